@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import aiohttp
 import zmq.asyncio
@@ -35,7 +36,7 @@ from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
-from router.fleet.upstreams import WorkerTrust
+from router.fleet.upstreams import GrpcOpener, WorkerTrust, grpc_opener
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.registry import RouterMetrics
@@ -62,6 +63,9 @@ from router.tracing.export import exporter
 from router.tracing.trace import Tracer, below_of
 from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
+
+if TYPE_CHECKING:
+    from router.server.grpc_port import GrpcPort
 
 log = logging.getLogger(__name__)
 
@@ -103,6 +107,7 @@ class Router:
             trust=trust or WorkerTrust(config.workers_tls),
             relay=NativeRelay.wanted(config.relay),
         )
+        self._context.grpc = _grpc_opener(config, self._context)
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.roles = _roles(config, self.fleet, core)
         self.discovery = discovery_of(self.fleet, lambda: self.config)
@@ -127,8 +132,7 @@ class Router:
         self.replica = Replica(config, core, self.dispatcher.tell, use)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core)
-        latest = service.latest
-        admin = (self.dispatcher, service, self.fleet, self.inference, latest, self.metrics)
+        admin = (self.dispatcher, service, self.fleet, self.inference, service.latest, self.metrics)
         self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))
         self.admin.hosts = admin_hosts(config)
         self.admin.sources = self.discovery.shown
@@ -161,6 +165,15 @@ class Router:
         forwards = self.config.unknown_paths == "forward"
         kserve = KservePort(self.service, self.inference.tenants, self._context.http)
         return ClientPort(self.inference.handle, self.service, forwards, kserve)
+
+    def grpc_port(self) -> GrpcPort | None:
+        """What answers Triton's clients by gRPC, where that is wanted."""
+        if self.config.grpc_port < 0:
+            return None
+        from router.server.grpc_port import GrpcPort
+
+        kserve = KservePort(self.service, self.inference.tenants, self._context.http)
+        return GrpcPort(self.inference, self.service, kserve, lambda: self.config)
 
     async def relay_turn(self) -> None:
         """Return once the relay's thread has had a turn."""
@@ -278,6 +291,12 @@ class Router:
         member = self.fleet.members.get(worker_id)
         if member is not None and member.feed is not None:
             member.feed.resync(from_seq)
+
+
+def _grpc_opener(config: Config, context: FleetContext) -> GrpcOpener | None:
+    if config.grpc_port < 0:
+        return None
+    return grpc_opener(time.monotonic, config.workers_tls, lambda: context.terms.relay)
 
 
 def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:

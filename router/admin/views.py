@@ -58,6 +58,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "kind": member.recognized.kind,
         "models": facts.models,
         "lacks": sorted(facts.lacks),
+        "grpc": member.recognized.grpc,
         "role": facts.role,
         "group": facts.group,
         "block_size": facts.block_size,

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from router.assembly import Router
 from router.cli.process import Pulse, notify, notify_ready, release, reloading, settle
@@ -24,6 +25,9 @@ from router.restart.handover import added_by_hand, resume, workers_of
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.restart.sockets import cannot_listen, listening_at
 from router.server.listener import AdminListener, ClientListener, enough
+
+if TYPE_CHECKING:
+    from router.server.grpc_port import GrpcPort
 
 log = logging.getLogger(__name__)
 
@@ -87,6 +91,7 @@ class Server:
         self._successor = successor
         self._client = ClientListener(lambda: router.config, files)
         self._admin = AdminListener(lambda: router.config)
+        self._grpc: GrpcPort | None = None
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
         self._handover: HandoverServer | None = None
         self.pulse = Pulse(router.relay_turn, time.monotonic)
@@ -131,7 +136,8 @@ class Server:
             self._handover.start()
         notify_ready()
         self.pulse.serves = True
-        print(f"ready {client} admin={admin}", flush=True)
+        grpc = "" if self._grpc is None else f" grpc={self._grpc.address}"
+        print(f"ready {client} admin={admin}{grpc}", flush=True)
 
     async def leave(self) -> tuple[Handover, list[socket.socket]]:
         """What a router that follows gets."""
@@ -148,6 +154,8 @@ class Server:
         self._router.hand_over()
         self._client.accept_no_more()
         self._admin.accept_no_more()
+        if self._grpc is not None:
+            self._grpc.accept_no_more()
         self.stop.set()
 
     async def aclose(self) -> None:
@@ -164,7 +172,10 @@ class Server:
         # They have been sent nowhere yet: another router may take them at once.
         if held := router.dispatcher.turn_away_held("the router is shutting down"):
             log.info("turned away %d requests that waited for a worker", held)
-        await self._client.aclose()
+        closing = [self._client.aclose()]
+        if self._grpc is not None:
+            closing.append(self._grpc.aclose())
+        await asyncio.gather(*closing)
         await self._admin.aclose()  # last: it shows how the requests end
         if self._handover is not None:
             await self._handover.aclose()
@@ -173,6 +184,9 @@ class Server:
         """The URLs of clients' and of the admin port."""
         router = self._router
         client = await self._client.listen(router.client_port(), self._sockets[0])
+        self._grpc = router.grpc_port()
+        if self._grpc is not None:
+            await self._grpc.listen()
         admin = await self._admin.listen(router.admin, self._sockets[1])
         self._listens = True
         return client, admin
@@ -183,6 +197,8 @@ class Server:
             self._router.reopen_files()
             self._client.renew()
             self._admin.renew()
+            if self._grpc is not None:
+                self._grpc.renew()
             self._router.reload_keys()
             try:
                 refused = self._router.apply(self._read_config())

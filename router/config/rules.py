@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from itertools import combinations
 from pathlib import Path
@@ -33,7 +34,9 @@ _BUILT = "read once at start; restart the router"
 # Keys a reload cannot change, and why. Every other one takes effect with the next request.
 FIXED = MappingProxyType(
     {
-        **dict.fromkeys(("host", "port", "admin_host", "admin_port", "reuse_port"), _BOUND),
+        **dict.fromkeys(
+            ("host", "port", "admin_host", "admin_port", "grpc_port", "reuse_port"), _BOUND
+        ),
         **dict.fromkeys(
             (
                 "limits.workers",
@@ -192,11 +195,25 @@ def check_value(key: Key, value: Any) -> Any:
     return read
 
 
+def _check_grpc(config: Config) -> list[str]:
+    if config.grpc_port < 0:
+        return []
+    problems = []
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        problems.append("grpc_port: gRPC is not installed: pip install 'warmroute[grpc]'")
+    if config.grpc_port == config.port != 0:
+        problems.append(f"port and grpc_port are both {config.port}; they must differ")
+    if not config.grpc_port and (config.reuse_port or config.hot_restart is not None):
+        problems.append("grpc_port is 0: name the port, which another router is to share")
+    return problems
+
+
 def check_together(config: Config) -> list[str]:
     """What is wrong between keys that are right each by itself; empty when nothing is."""
     problems = []
     if config.port == config.admin_port != 0 and config.host == config.admin_host:
         problems.append(f"port and admin_port are both {config.port}; they must differ")
+    problems += _check_grpc(config)
     if config.reuse_port and not config.port:
         problems.append("reuse_port is true and port is 0: name the port that is to be shared")
     if not (config.admin_open or config.admin_keys_file or is_loopback(config.admin_host)):

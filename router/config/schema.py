@@ -377,6 +377,14 @@ class Config(_Section, frozen=True):
     admin_port: Annotated[
         int, Meta(ge=0, le=65_535, description="admin port; 0: the system chooses")
     ] = 8081
+    grpc_port: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=65_535,
+            description="port of KServe's gRPC, at `host`; 0: the system chooses; -1: none",
+        ),
+    ] = -1
     reuse_port: Annotated[
         bool, Meta(description="other routers may listen on the same client port (SO_REUSEPORT)")
     ] = False

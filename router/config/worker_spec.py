@@ -42,6 +42,7 @@ class WorkerSpec:
     replay: str | None = None  # ZMQ endpoint that replays them
     topic: str | None = None  # of its events: a prefix, or with "bind:" the whole of it
     metrics: str | None = None  # URL of its load figures, where it is not the usual one
+    grpc: str | None = None  # HOST:PORT of its gRPC where it is not its own port + 1, or "none"
     role: Role = "both"
     group: str | None = None  # whose workers take KV from each other; by default engine and version
     transfer: str | None = None  # one of TRANSFERS: how KV passes between vLLM workers
@@ -70,6 +71,7 @@ class WorkerSpec:
             "replay",
             "topic",
             "metrics",
+            "grpc",
             "server_name",
         ):
             if "," in (getattr(self, name) or ""):
@@ -78,6 +80,10 @@ class WorkerSpec:
             raise WorkerSpecError(f"rank is {self.rank}; allowed: 0..{MAX_RANK}")
         if self.metrics is not None:
             _check_url("metrics", self.metrics)
+        if self.grpc not in (None, "none"):
+            _check_address("grpc", self.grpc or "")
+            if self.insecure:
+                raise WorkerSpecError("grpc looks at certificates: it goes without insecure")
         self._check_tls()
         self._check_events()
         self._check_numbers()
@@ -228,6 +234,16 @@ def _coerce(key: str, value: object) -> str | int | float:
     if not number.is_integer():
         raise WorkerSpecError(f"{key} must be a whole number, got {number:g}")
     return int(number)
+
+
+def _check_address(name: str, address: str) -> None:
+    try:
+        parts = urlsplit(f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError as error:
+        raise WorkerSpecError(f"{name}: {error}") from error
+    if not host or not port or parts.netloc != address or "@" in address or not address.isascii():
+        raise WorkerSpecError(f"{name} {address!r} is not of the form HOST:PORT")
 
 
 def _check_url(name: str, url: str) -> None:

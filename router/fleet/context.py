@@ -14,7 +14,7 @@ import zmq.asyncio
 from policies.facts import LoadReport, Probed, WorkerChange
 from router.events.delivery import Borrow, Claim, FeedFact, SharedReaders
 from router.events.sources import NO_OTHERS, EventHosts
-from router.fleet.upstreams import WorkerTrust
+from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.upstream.native import NativeRelay
 from router.upstream.reply import RelayLimits
 
@@ -107,6 +107,8 @@ class FleetContext:
         default_factory=SharedReaders
     )  # of event addresses that members share
     trust: WorkerTrust = field(default_factory=WorkerTrust)
+    # Opens gRPC to a worker at an address; None: nobody asks for it here.
+    grpc: GrpcOpener | None = None
     # The number of the first batch that a worker's new feed asks for.
     first_seq: Callable[[int], int] = lambda worker_id: 0
     # Whether it takes a snapshot to know a worker's cache.

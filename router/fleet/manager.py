@@ -396,7 +396,7 @@ class FleetManager:
 async def _close(member: Member, task: asyncio.Task[None]) -> None:
     """Wait for its follower's end, and close its connections."""
     await asyncio.wait([task])
-    await member.upstream.aclose()
+    await member.close()
 
 
 def _shout(task: asyncio.Task[None]) -> None:

@@ -39,6 +39,7 @@ from router.fleet.recognize import (
 from router.fleet.upstreams import upstream_at
 from router.fleet.wanted import Leaving, NamedWorker, Turning
 from router.request.errors import out_of_files
+from router.upstream.reply import Sends
 
 log = logging.getLogger(__name__)
 
@@ -153,9 +154,16 @@ class Member:
         self._advice = ""  # as last given
         self._context = context
         self._fits = fits
+        self.grpc: Sends | None = None  # to where its engine speaks it
         self.upstream = upstream_at(
             spec, context.clock, context.trust, context.relay, context.terms.relay
         )
+
+    async def close(self) -> None:
+        """End its connections."""
+        await self.upstream.aclose()
+        if self.grpc is not None:
+            await self.grpc.aclose()
 
     @property
     def leaving(self) -> bool:
@@ -191,6 +199,8 @@ class Member:
         if self.recognized is not None and self._replaceable(self.recognized):
             self.abandoned += 1
             self.upstream.abandon_silent()
+            if self.grpc is not None:
+                self.grpc.abandon_silent()
 
     async def answer_probe(self, within_s: float | None) -> None:
         """Ask it at once whether it is well, and tell. No answer of before counts, nor another
@@ -296,6 +306,9 @@ class Member:
 
     def _know(self, recognized: Recognized) -> None:
         self.recognized, self.rank = recognized, recognized.address
+        open_grpc = self._context.grpc
+        if self.grpc is None and recognized.grpc is not None and open_grpc is not None:
+            self.grpc = open_grpc(recognized.grpc, self.spec)
 
     @property
     def ready(self) -> bool:

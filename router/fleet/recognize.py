@@ -83,6 +83,7 @@ class Recognized:
     door: Door | None = None  # where those that decode meet it, where both legs begin at once
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
+    grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
 
     def __str__(self) -> str:
         """One line for people."""
@@ -148,6 +149,7 @@ async def recognize(
         profile.door,
         profile.keeps_prefixes,
         profile.roles,
+        profile.grpc,
     )
     return with_role(with_thresholds(recognized, spec), spec)
 

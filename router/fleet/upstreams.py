@@ -14,7 +14,7 @@ from router.config.worker_spec import WorkerSpec
 from router.server.tls import worker_tls
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from router.upstream.reply import RelayLimits
+from router.upstream.reply import RelayLimits, Sends
 
 
 class WorkerTrust:
@@ -58,6 +58,27 @@ class WorkerTrust:
         if options is not None and request.is_ssl():
             request._ssl, request.server_hostname = options
         return await handler(request)
+
+
+GrpcOpener = Callable[[str, WorkerSpec], Sends]
+
+
+def grpc_opener(
+    clock: Callable[[], float], files: WorkerTls | None, limits: Callable[[], RelayLimits]
+) -> GrpcOpener:
+    """What opens gRPC to a worker's address. `files`: TLS towards workers whose URL is https.
+
+    Raises `router.server.tls.TlsError`, and ImportError without gRPC.
+    """
+    from router.upstream.grpc_upstream import GrpcUpstream, credentials_of
+
+    trusted = credentials_of(files or WorkerTls())
+
+    def open_at(address: str, spec: WorkerSpec) -> Sends:
+        secure = spec.url.startswith("https:")
+        return GrpcUpstream(address, clock, trusted if secure else None, spec.server_name, limits())
+
+    return open_at
 
 
 def upstream_at(

@@ -381,6 +381,7 @@ class Target(ABC):
             priority=content.priority,
             hold_s=content.hold_s,
             runs_on=content.runs_on,
+            stops=content.stop,
             routed_by="; ".join((content.why, *content.unread))[:512],
         )
 
@@ -464,7 +465,7 @@ def content_of(roles: Roles, inputs: Mapping[str, Input], parameters: Parameters
         max_output_tokens=most,
         stream=reader.flag(roles.stream),
         session=reader.key(roles.session),
-        sequence=_sequence(parameters),
+        sequence=sequence_in(parameters),
         adapter=_key(sampling.get("lora_name")) if adapter is None else adapter,
         media=reader.digest(roles.images),
         priority=_priority(parameters.get("priority"), *roles.levels),
@@ -476,8 +477,8 @@ def content_of(roles: Roles, inputs: Mapping[str, Input], parameters: Parameters
     )
 
 
-def _sequence(parameters: Parameters) -> Sequenced | None:
-    """A sequence's id is a number other than 0, or a text."""
+def sequence_in(parameters: Parameters) -> Sequenced | None:
+    """A request's place in a sequence, whose id is a number other than 0, or a text."""
     given = _key(parameters.get("sequence_id"))
     if given in (None, "0"):
         return None

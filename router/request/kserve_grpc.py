@@ -28,16 +28,20 @@ from router.request.kserve import (
     MAX_RANK,
     MAX_VALUES,
     SHARED_MEMORY,
+    USAGE_OUTPUTS,
     Buffer,
     Content,
     Input,
     Roles,
     Target,
     content_of,
+    sequence_in,
+    usage_of,
 )
 from router.request.kserve_http import NO_SUCH_MEMORY, unknown_model
-from router.request.paths import KSERVE
-from router.request.scan import LONG_BYTES, ScanLimits, Scanned
+from router.request.paths import KSERVE_GRPC
+from router.request.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
+from router.upstream.reply import Usage
 
 SERVICE = "inference.GRPCInferenceService"
 HEALTH = "grpc.health.v1.Health"
@@ -49,6 +53,7 @@ MAX_REASON_CHARS = 4_096  # of an error that is told on
 # A message's fields, numbered from 1 as they stand here; `map X`: by text.
 _TABLE: Mapping[str, str] = MappingProxyType(
     {
+        "HealthCheckRequest": "string service",
         "ServerLiveResponse": "bool live",
         "ServerReadyResponse": "bool ready",
         "ServerMetadataResponse": "string name, string version, repeated string extensions",
@@ -159,6 +164,7 @@ def _classes() -> dict[str, Any]:
 
 _CLASSES: Mapping[str, Any] = MappingProxyType(_classes())
 _Request, _Response = _CLASSES["ModelInferRequest"], _CLASSES["ModelStreamInferResponse"]
+_Whole = _CLASSES["ModelInferResponse"]
 
 # gRPC's codes are in grpc/grpc, `doc/statuscodes.md`.
 _OF_CLIENTS = {401: 16, 403: 7, 404: 5, 405: 12, 408: 4, 413: 8, 421: 7, 429: 8, 431: 8, 499: 1}
@@ -183,10 +189,7 @@ def http_status(code: int) -> int:
 
 # Inference.
 
-_UNARY = KSERVE["infer"]
-_STREAM = replace(_UNARY, streams=True)
-_FINAL = "triton_final_response"
-_WANTS_FINAL = "triton_enable_empty_final_response"
+_UNARY, _STREAM = (KSERVE_GRPC[f"/{SERVICE}/{rpc}"] for rpc in ("ModelInfer", "ModelStreamInfer"))
 # Tags: number << 3 | wire type 2.
 _INPUTS, _OUTPUTS, _RAW = 42, 50, 58
 _CONTENTS: Mapping[str, str] = MappingProxyType(
@@ -210,7 +213,7 @@ class GrpcTarget(Target):
     """What a ModelInferRequest asks of a model. Lifetime: request."""
 
     id: str = ""
-    wants_empty_final: bool = False  # told of the end by an answer of its own, if need be
+    sequence: Sequenced | None = None
 
     def scanner(
         self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
@@ -243,7 +246,7 @@ def target_of(message: bytes, streamed: bool = False) -> GrpcTarget:
         request.model_version or None,
         _STREAM if streamed else _UNARY,
         request.id,
-        _flag(request.parameters, _WANTS_FINAL),
+        sequence_in(_values(request.parameters)),
     )
 
 
@@ -251,14 +254,6 @@ def _check_length(name: str, value: str, most: int) -> None:
     if len(value) > most:
         why = f"`{name}` has more than {most} characters"
         raise ClientError(400, why, name, "string_too_long")
-
-
-_WISH: bytes = _Request(parameters={_WANTS_FINAL: {"bool_param": True}}).SerializeToString()
-
-
-def wanting_empty_final(message: bytes) -> bytes:
-    """The ModelInferRequest with the wish that its end be told, if need be by an empty answer."""
-    return message + _WISH  # of parameters of one name, the last one counts
 
 
 def infer_content(message: bytes, roles: Roles) -> Content:
@@ -308,10 +303,6 @@ def _values(parameters: Any) -> dict[str, Any]:
     """A map of InferParameters as plain values."""
     chosen = {name: (one, one.WhichOneof("parameter_choice")) for name, one in parameters.items()}
     return {name: getattr(one, kind) for name, (one, kind) in chosen.items() if kind}
-
-
-def _flag(parameters: Any, name: str) -> bool:
-    return name in parameters and parameters[name].bool_param
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
@@ -393,21 +384,10 @@ def _sound(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def stream_id(message: bytes) -> str:
-    """The id of the request that an answer is for. Raises WorkerError, as the others below do."""
-    id: str = _answer(message).infer_response.id
-    return id
-
-
 def stream_failure(message: bytes) -> str:
-    """What an answer says that went wrong; empty: nothing."""
+    """What an answer says that went wrong; empty: nothing. Raises WorkerError, as the next does."""
     failure: str = _answer(message).error_message
     return failure
-
-
-def is_last(message: bytes) -> bool:
-    """Whether an answer says that it is its request's last one."""
-    return _flag(_answer(message).infer_response.parameters, _FINAL)
 
 
 def has_outputs(message: bytes) -> bool:
@@ -422,6 +402,30 @@ def _answer(message: bytes) -> Any:
     except _BrokenError as error:
         why = f"it answered what is no ModelStreamInferResponse: {error}"
         raise WorkerError("garbage", why) from error
+
+
+def answer_usage(
+    message: bytes, streamed: bool, events: int, block_size: int | None
+) -> Usage | None:
+    """The tokens that the last message of an answer tells of; None: none. As of kserve_http's."""
+    if b"num_" not in message and b"kv_cache_" not in message:
+        return None
+    try:
+        told = _answer(message).infer_response if streamed else _parsed(_Whole, message)
+    except (_BrokenError, WorkerError):
+        return None
+    raw = told.raw_output_contents
+    if len(raw) != len(told.outputs):  # tensors are always bytes there
+        return None
+    outputs = {
+        one.name: Input(one.datatype, tuple(one.shape), data)
+        for one, data in zip(told.outputs, raw, strict=True)
+        if one.name in USAGE_OUTPUTS
+    }
+    usage = usage_of(outputs, block_size)
+    if usage is not None and streamed:
+        usage.completion_tokens = max(usage.completion_tokens or 0, events)
+    return usage
 
 
 # The other calls, as they are asked for over HTTP.
@@ -542,6 +546,12 @@ def _reason(status: int, body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError):
         error = None
     return error[:MAX_REASON_CHARS] if isinstance(error, str) else f"status {status}"
+
+
+def health_service(message: bytes) -> str:
+    """The service that a HealthCheckRequest names; empty: all of them. Raises ClientError."""
+    service: str = _asked("HealthCheck", message).service
+    return service
 
 
 def health(serving: bool) -> bytes:

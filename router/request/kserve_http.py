@@ -99,16 +99,24 @@ class _Refusal(msgspec.Struct):
     error: _OpenAi
 
 
-def tritons_error(body: bytes, path: str) -> bytes:
-    """An error of the router's own on `path`, in the form that KServe's clients read."""
+def tritons_error(body: bytes, model: str | None) -> bytes:
+    """An error of the router's own, in the form that KServe's clients read. `model`: asked for."""
     try:
         error = msgspec.json.decode(body, type=_Refusal).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body
-    message, target = said_by_triton(error.code, error.message), target_of(path)
-    if error.code == "model_not_found" and target is not None:
-        message = unknown_model(target.model)
+    message = said_by_triton(error.code, error.message)
+    if error.code == "model_not_found" and model is not None:
+        message = unknown_model(model)
     return msgspec.json.encode({"error": message})
+
+
+def error_in(body: bytes) -> str:
+    """What an error of Triton's says; empty: nothing that can be read."""
+    try:
+        return msgspec.json.decode(body, type=_Said).error
+    except _BAD:
+        return ""
 
 
 def unknown_model(name: str) -> str:
@@ -378,10 +386,7 @@ def says_busy(status: int, body: bytes) -> bool:
     """
     if status not in (400, 503) or len(body) > 4_096:
         return False
-    try:
-        error = msgspec.json.decode(body, type=_Said).error
-    except _BAD:
-        return False
+    error = error_in(body)
     return any(words in error for words in _BUSY)
 
 

@@ -89,6 +89,13 @@ KSERVE: Mapping[str, Path] = MappingProxyType(
         ),
     }
 )
+# The same by gRPC, which Triton alone speaks.
+_NO_GRPC = _NO_KSERVE | {"warmroute", "openai"}
+_INFER = _path("/inference.GRPCInferenceService/ModelInfer", "infer", _NO_GRPC)
+_STREAM = _path("/inference.GRPCInferenceService/ModelStreamInfer", "infer", _NO_GRPC)
+KSERVE_GRPC: Mapping[str, Path] = MappingProxyType(
+    {path.path: path for path in (_INFER, replace(_STREAM, streams=True))}
+)
 # What a server has not got that speaks KServe v2 alone.
 NOT_KSERVE = frozenset(path.needs for path in _TABLE if path.needs is not None)
 OTHER = Path("", "opaque")  # those that are passed on where the operator wants it
@@ -96,5 +103,5 @@ OTHER = Path("", "opaque")  # those that are passed on where the operator wants 
 
 def lacking(kind: str) -> frozenset[str]:
     """Paths that no engine of this kind has."""
-    every = (*_TABLE, *KSERVE.values())
+    every = (*_TABLE, *KSERVE.values(), *KSERVE_GRPC.values())
     return frozenset(path.path for path in every if kind in path.lacking)

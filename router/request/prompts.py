@@ -218,6 +218,7 @@ class Prompt:
     routed_by: str = ""  # for people, where that is not plain
     sequence: Sequenced | None = None  # all of which must meet one worker
     runs_on: bool = False  # at its worker, when its client has left
+    stops: bool = False  # it ends another request
 
 
 @record
@@ -439,9 +440,9 @@ def _prompt(
     return Prompt(total, longest, chains, approximate, encoded, *_asides(scanned))
 
 
-def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool]:
+def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:
     """What of a request is the same however its prompt is read."""
-    return scanned.routed_by, scanned.sequence, scanned.runs_on
+    return scanned.routed_by, scanned.sequence, scanned.runs_on, scanned.stops
 
 
 def _kept(tokens: Tokens, scanned: Scanned) -> Tokens:

@@ -295,8 +295,7 @@ class InferenceRequest(Ticket):
             attempt = self.beside
         now_s = service.clock()
         if outcome.kept:
-            told = answer_usage(outcome.kept, outcome.events, attempt.block_size)
-            outcome.usage = told or outcome.usage
+            outcome.usage = self.usage_of(outcome, attempt.block_size) or outcome.usage
         usage = outcome.usage
         if usage is not None and usage.cached_tokens is not None:
             own = is_own_hit(self.body, attempt.leg)
@@ -366,6 +365,10 @@ class InferenceRequest(Ticket):
         if cached is None or prompt is None or 2 * cached >= prompt:
             return cached
         return None if any(word in self.body for word in _COMPUTED_WHOLE) else cached
+
+    def usage_of(self, outcome: Outcome, block_size: int | None) -> Usage | None:
+        """The tokens that what was kept of a KServe answer tells of."""
+        return answer_usage(outcome.kept, outcome.events, block_size)
 
     # --- what its client gets -----------------------------------------------------------------
 

@@ -96,6 +96,7 @@ class Scanned:
     by_text: bool = False  # its tokens cannot be made here
     sequence: Sequenced | None = None
     runs_on: bool = False  # at its worker, when its client has left
+    stops: bool = False  # it ends another request
     routed_by: str = ""  # for people, where that is not plain
     options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 

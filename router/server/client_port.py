@@ -55,7 +55,8 @@ class ClientPort:
         """The answer, errors included. Raises OSError where the client left."""
         answer = await answered(self._handle, request, self.faulty)
         if isinstance(answer, Response) and answer.status >= 400 and is_kserve(request.path):
-            answer.body = tritons_error(answer.body, request.path)
+            target = target_of(request.path)
+            answer.body = tritons_error(answer.body, None if target is None else target.model)
         return answer
 
     async def _handle(self, request: Request) -> Answer:

@@ -81,6 +81,13 @@ class KservePort:
             raise ClientError(404, "Not Found")
         return await self._any(members, asked)
 
+    def servers_of(self, model: str, request: Request) -> list[Member]:
+        """Those of a model that the client's key is for. Raises ClientError for none."""
+        check_model(self._tenants.key_of(request).terms, model)
+        if not (members := self._members(model)):
+            raise _absent(model, None)
+        return members
+
     def _members(self, model: str | None) -> list[Member]:
         """Servers that are known and speak KServe, those that take requests first."""
         found = [

@@ -156,5 +156,5 @@ async def triton(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Async
     environment = Environment("triton", NEWEST_TRITON)
     folder = tmp_path_factory.mktemp("triton")
     servers = [TritonServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
-    async with _pool(list(servers), folder) as pool:
+    async with _pool(list(servers), folder, "--grpc-port", "0") as pool:
         yield pool

@@ -78,14 +78,14 @@ def chain_of(block: Block, server: Server) -> int:
 
 @asynccontextmanager
 async def routed(
-    vllm: Pool, *specs: str, servers: tuple[Server, ...] = (), policy: str | None = None
+    vllm: Pool, *specs: str, servers: tuple[Server, ...] = (), more: tuple[str, ...] = ()
 ) -> AsyncIterator[Pool]:
-    """A router of its own before these workers."""
+    """A router of its own before these workers. `more`: arguments of it."""
     programs, name = vllm.router.programs, f"router-{next(SERIALS)}"
     log = vllm.access_log.with_name(f"{name}.jsonl")
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--tokenizer", str(vllm.model)]
     arguments += ["--access-log", str(log), "--intervals-health-s", "0.5"]
-    arguments += ["--policy", policy] if policy else []
+    arguments += more
     for spec in specs or [server.spec for server in servers]:
         arguments += ["--worker", spec]
     program = await programs.start(name, "router", arguments)

@@ -282,7 +282,7 @@ async def test_the_commands_of_the_page_show_the_whole_way(pair: Pair) -> None:
         pytest.skip("curl is not installed (Debian package: curl)")
     page = PAGE.read_text().split("## Our engine inside Triton")[1]
     block = page.split("```sh\n")[1].partition("```")[0]
-    ports = {"8000": pair.triton.port, "8002": pair.triton.events[0]}
+    ports = {"8000": pair.triton.port, "8001": pair.triton.events[0], "8002": pair.triton.events[1]}
     ports["8101"] = int(pair.engine.url.rpartition(":")[2])
     said = []
     for line in block.splitlines():

@@ -130,7 +130,7 @@ async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
     async with started(seat, block_size=OTHER_SIZE, blocks=BLOCKS // 4) as coarse:
         # The default policy would fill the new server's empty cache first.
         servers = (seat.servers[0], coarse)
-        async with routed(seat, servers=servers, policy="round_robin") as pool:
+        async with routed(seat, servers=servers, more=("--policy", "round_robin")) as pool:
             await until_row(pool, 0, "ready", ready)
             await until_row(pool, 1, "ready", ready)
             assert [row["block_size"] for row in await pool.router.rows()] == [

@@ -66,6 +66,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self._decoupled = config["model_transaction_policy"]["decoupled"]
         sizes = {k: int(v["string_value"]) for k, v in config["parameters"].items()}
+        self._stopped: dict[str, threading.Event] = {}  # requests that run, by id
         self._gauges = Gauges(args["model_name"], **sizes) if self._decoupled else None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
@@ -73,6 +74,17 @@ class TritonPythonModel:
         if not self._decoupled:
             return [response(" ".join(words(*prompt_of(request)))) for request in requests]
         for request in requests:
+            if tensor(request, "stop", False):  # as of TensorRT-LLM: the one of this id
+                if (running := self._stopped.get(request.request_id())) is not None:
+                    running.set()
+                sender = request.get_response_sender()
+                sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
+            if prompt_of(request)[0] == "fail":
+                failed = pb_utils.InferenceResponse(error=pb_utils.TritonError("as asked"))
+                sender = request.get_response_sender()
+                sender.send(failed, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                continue
             asked = (*prompt_of(request), bool(tensor(request, "stream", False)))
             # A thread that is still at it when Triton ends would wait for an answer of Triton's.
             threading.Thread(target=self._answer, args=(request, *asked), daemon=True).start()
@@ -82,10 +94,11 @@ class TritonPythonModel:
         sender = request.get_response_sender()
         tokens = len(prompt.split()) + max_tokens
         self._gauges.add(1, tokens)
+        stopped = self._stopped[request.request_id()] = threading.Event()
         said = []
         for word in words(prompt, max_tokens):
             time.sleep(STEP_S)
-            if sender.is_cancelled():
+            if stopped.is_set() or sender.is_cancelled():
                 break
             said.append(word)
             if stream:

@@ -25,7 +25,8 @@ model_transaction_policy { decoupled: %s }
 input [
   { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] },
   { name: "max_tokens" data_type: TYPE_INT32 dims: [ 1 ] optional: true },
-  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
+  { name: "stream" data_type: TYPE_BOOL dims: [ 1 ] optional: true },
+  { name: "stop" data_type: TYPE_BOOL dims: [ 1 ] optional: true }
 ]
 output [ { name: "text_output" data_type: TYPE_STRING dims: [ 1 ] } ]
 instance_group [ { kind: KIND_CPU count: 1 } ]
@@ -80,12 +81,19 @@ class TritonServer(Server):
 
     def spec_at(self, url: str) -> str:
         """The same, with something else at `url` before it."""
-        return f"{url},metrics={self.metrics_url}"
+        beside = self.grpc == f"127.0.0.1:{self.port + 1}" and url == self.url
+        found = "" if beside else f",grpc={self.grpc}"
+        return f"{url},metrics={self.metrics_url}{found}"
 
     @property
     def metrics_url(self) -> str:
         """Its metrics have a port of their own."""
-        return f"http://127.0.0.1:{self.events[0]}/metrics"
+        return f"http://127.0.0.1:{self.events[1]}/metrics"
+
+    @property
+    def grpc(self) -> str:
+        """Where its gRPC is: beside its own port, as Triton has it, where that was free."""
+        return f"127.0.0.1:{self.events[0]}"
 
     @property
     def log(self) -> Path:
@@ -131,8 +139,9 @@ class TritonServer(Server):
             *("--backend-directory", str(packages / "pytriton" / "tritonserver" / "backends")),
             *("--backend-config", f"python,shm-region-prefix-name={self._memory}"),
             *("--http-address", "127.0.0.1", "--http-port", str(self.port)),
-            *("--metrics-port", str(self.events[0]), "--metrics-interval-ms", "100"),
-            *("--allow-grpc", "false", "--allow-gpu-metrics", "false"),
+            *("--grpc-address", "127.0.0.1", "--grpc-port", str(self.events[0])),
+            *("--metrics-port", str(self.events[1]), "--metrics-interval-ms", "100"),
+            *("--allow-gpu-metrics", "false"),
             *self.flags,
         ]
 

@@ -25,24 +25,23 @@ from router.request.kserve_grpc import (
     MAX_READ_BYTES,
     RPCS,
     STATUS_OF,
+    answer_usage,
     answered,
     asked,
     has_outputs,
     health,
+    health_service,
     http_status,
     infer_content,
-    is_last,
     model_of,
     stream_error,
     stream_failure,
-    stream_id,
     target_of,
-    wanting_empty_final,
 )
 from router.request.kserve_http import infer_content as http_content
 from router.request.kserve_http import is_kserve
 from router.request.scan import LONG_BYTES, ScanLimits
-from router.upstream.reply import RETRYABLE_STATUSES
+from router.upstream.reply import RETRYABLE_STATUSES, Usage
 from tests.effort import QUICK
 
 ROLES = Roles(
@@ -67,6 +66,8 @@ def parts(field: FieldDescriptor) -> tuple[Any, ...]:
 
 def test_each_message_has_the_fields_that_it_has_in_triton() -> None:
     for name, ours in kserve_grpc._CLASSES.items():
+        if name == "HealthCheckRequest":  # of another file, and its only field is the first
+            continue
         theirs = oracle.DESCRIPTOR.pool.FindMessageTypeByName(f"inference.{name}")
         assert list(map(parts, ours.DESCRIPTOR.fields)) == list(map(parts, theirs.fields)), name
     service = oracle.DESCRIPTOR.services_by_name["GRPCInferenceService"]
@@ -211,6 +212,7 @@ def test_fields_may_come_in_any_order(order: list[int], long: bool) -> None:
     content, target = infer_content(message, ROLES), target_of(message)
     assert (content.texts, content.max_output_tokens) == (("a",), 5)
     assert (target.model, target.id, content.sequence) == ("m", "7", Sequenced("3"))
+    assert target.sequence == content.sequence
 
 
 @pytest.mark.parametrize("size", [1, LONG_BYTES])
@@ -219,21 +221,11 @@ def test_what_it_is_sent_to_and_what_is_scanned_of_it(size: int) -> None:
     message = request.SerializeToString()
     target = target_of(message)
     assert (target.model, target.version, target.id) == ("m", "3", "7")
-    assert not target.wants_empty_final
     scanned = target.scanner(ROLES, {}.get, "m")(message, ScanLimits())
     assert (scanned.model, scanned.stream, scanned.prompts) == ("m", False, ("a" * size,))
     assert (scanned.cache_salt, scanned.routed_by) == ("model=m version=3", "T")
     streamed = target_of(message, streamed=True)
     assert streamed.scanner(ROLES, {}.get)(message, ScanLimits()).stream
-
-    wanting = wanting_empty_final(message)
-    request.parameters["triton_enable_empty_final_response"].bool_param = True
-    assert oracle.ModelInferRequest.FromString(wanting) == request
-    assert target_of(wanting).wants_empty_final
-    request.parameters["triton_enable_empty_final_response"].bool_param = False
-    refused = request.SerializeToString()
-    assert not target_of(refused).wants_empty_final
-    assert target_of(wanting_empty_final(refused)).wants_empty_final
 
 
 @pytest.mark.parametrize("field", ["model_name", "model_version", "id"])
@@ -319,16 +311,38 @@ def test_statuses_of_both_protocols() -> None:
         assert http_status(STATUS_OF[status]) == status
 
 
+def test_the_service_whose_health_is_asked_for() -> None:
+    assert health_service(b"") == ""
+    assert health_service(b"\x0a\x03abc") == "abc"
+    with pytest.raises(ClientError, match="HealthCheckRequest"):
+        health_service(b"\x0a\x03ab")
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_tokens_that_an_answer_tells(streamed: bool) -> None:
+    answer = oracle.ModelStreamInferResponse()
+    told = answer.infer_response
+    for name, kind, value in (
+        ("num_input_tokens", "INT32", 100),
+        ("kv_cache_reused_blocks", "INT64", 3),
+    ):
+        told.outputs.add(name=name, datatype=kind, shape=[1])
+        told.raw_output_contents.append(value.to_bytes(4 if kind == "INT32" else 8, "little"))
+    message = answer.SerializeToString() if streamed else told.SerializeToString()
+    usage = answer_usage(message, streamed, 7, 16)
+    assert usage == Usage(100, 7 if streamed else None, 48)
+    assert answer_usage(message[:-1], streamed, 7, 16) is None
+    told.outputs.add(name="text", datatype="BYTES", shape=[1])  # one more than contents
+    message = answer.SerializeToString() if streamed else told.SerializeToString()
+    assert answer_usage(message, streamed, 7, 16) is None
+    assert answer_usage(b"", streamed, 7, 16) is None
+
+
 def test_answers_of_a_stream() -> None:
     answer = oracle.ModelStreamInferResponse()
     answer.infer_response.id = "é"
     data = answer.SerializeToString
-    assert (stream_id(data()), stream_failure(data())) == ("é", "")
-    assert (is_last(data()), has_outputs(data())) == (False, False)
-    answer.infer_response.parameters["triton_final_response"].bool_param = False
-    assert not is_last(data())
-    answer.infer_response.parameters["triton_final_response"].bool_param = True
-    assert is_last(data())
+    assert (stream_failure(data()), has_outputs(data())) == ("", False)
     answer.infer_response.outputs.add(name="o")
     assert has_outputs(data())
     for id in ("7", ""):
@@ -336,7 +350,7 @@ def test_answers_of_a_stream() -> None:
         assert (failed.error_message, failed.infer_response.id) == ("no?", id)
         assert failed.HasField("infer_response") == bool(id)
         assert stream_failure(stream_error("no", id)) == "no"
-    for read in (stream_id, stream_failure, is_last, has_outputs):
+    for read in (stream_failure, has_outputs):
         with pytest.raises(WorkerError, match="no ModelStreamInferResponse"):
             read(b"\xff")
 
@@ -581,7 +595,7 @@ def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
                 else is_kserve(call[1])
             )
         torn, body = mutated(draw, answer.SerializeToString()), mutated(draw, told.encode())
-        found = [outcome(read, torn) for read in (stream_id, stream_failure, is_last, has_outputs)]
+        found = [outcome(read, torn) for read in (stream_failure, has_outputs)]
         for rpc in ("ModelStatistics", "RepositoryIndex", "ModelMetadata"):
             found.append(outcome(answered, rpc, 200, body))
         assert {one.kind for one in found if isinstance(one, WorkerError)} <= {"garbage"}

@@ -189,9 +189,9 @@ def test_a_full_queue_is_no_fault_of_the_client_or_the_worker(
 
 def test_errors_of_our_own_get_tritons_form() -> None:
     ours = b'{"error":{"message":"no","type":"x","param":null,"code":"model_not_found"}}'
-    assert tritons_error(ours, "/v2/models") == b'{"error":"no"}'
-    assert b"unknown model: 'm' is not found" in tritons_error(ours, INFER)
-    assert tritons_error(b'{"error":"theirs"}', INFER) == b'{"error":"theirs"}'
+    assert tritons_error(ours, None) == b'{"error":"no"}'
+    assert b"unknown model: 'm' is not found" in tritons_error(ours, "m")
+    assert tritons_error(b'{"error":"theirs"}', "m") == b'{"error":"theirs"}'
 
 
 def test_a_sequence_is_known_until_it_ends_or_too_many_came() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.request.errors import ClientError
-from router.request.paths import OTHER, PATHS, lacking
+from router.request.paths import KSERVE_GRPC, OTHER, PATHS, lacking
 from router.request.scan import SHAPES, ScanLimits, Scanned
 from tests.router.property_support import patient
 
@@ -181,5 +181,6 @@ def test_what_each_kind_lacks() -> None:
     assert "/generate" in lacking("vllm")
     assert "/generate" not in lacking("sglang")
     assert {"/tokenize", "/detokenize"}.isdisjoint(lacking("warmroute"))
-    assert not lacking("openai")  # nobody knows what it is: it is asked
+    # Nobody knows what it is: it is asked; but not by gRPC, of which no address is known.
+    assert lacking("openai") == KSERVE_GRPC.keys()
     assert not {p.path for p in PATHS.values() if p.needs is None} & lacking("trtllm")

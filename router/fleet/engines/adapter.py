@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -62,6 +63,10 @@ def decoded(body: bytes | str, kind: type[T], what: str) -> T:
         raise WireError(f"{what}: {error}") from error
 
 
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+_SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame without any
+
+
 class Interview:
     """One worker's answers while it is being recognized; each path is asked for once.
 
@@ -103,6 +108,23 @@ class Interview:
             timeout = aiohttp.ClientTimeout(total=max(self._timeout.total or 0.0, POST_S))
             self._replies[key] = await ask(self._http, url, timeout, MAX_METRICS_BYTES, "POST")
         return self._replies[key]
+
+    async def speaks_http2(self, host: str, port: int) -> bool:
+        """Whether somebody there answers as servers of gRPC do, in plain text: to the preface of
+        HTTP/2 with settings (RFC 9113, section 3.4).
+        """
+        writer = None
+        try:
+            async with asyncio.timeout(self._timeout.total):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(_PREFACE + _SETTINGS)
+                head = await reader.readexactly(9)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError):
+            return False
+        finally:
+            if writer is not None:
+                writer.close()
+        return head[3] == _SETTINGS[3]
 
     async def metrics(self) -> str:
         """Its metrics as text; empty where it has none that we would read."""
@@ -240,6 +262,7 @@ class Profile:
     pause_url: str | None = None  # tells by JSON whether it `is_paused`; None: it cannot be
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     lacks: frozenset[str] = frozenset()  # paths, besides those that its kind has never
+    grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from router.fleet.engines.adapter import (
     total,
 )
 from router.request.kserve import ModelConfig, Roles, config_of, roles_of
-from router.request.paths import NOT_KSERVE
+from router.request.paths import KSERVE_GRPC, NOT_KSERVE
 
 _CONFIGS = 128  # models whose configurations are read
 _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
@@ -83,6 +83,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in told]
     blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in told]
     capacity = sum(map(int.__mul__, sizes, blocks))
+    grpc = await _grpc(talk) if own else None
     return Profile(
         block_size=next(filter(None, sizes), None),
         usual_block_size=_BLOCK_SIZE,
@@ -93,8 +94,25 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         if told or (own and text)
         else "no load figures: give metrics=http://HOST:8002/metrics",
         roles=await _roles(talk, own),
-        lacks=NOT_KSERVE if own else frozenset(),
+        lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
+        grpc=grpc,
     )
+
+
+async def _grpc(talk: Interview) -> str | None:
+    """Where its gRPC is: as the operator says, else at the port after its own if it speaks there.
+
+    Behind https nothing is looked for: the operator has to name it.
+    """
+    given, parts = talk.spec.grpc, urlsplit(talk.spec.url)
+    if given is not None:
+        return None if given == "none" else given
+    if parts.scheme == "https":
+        return None
+    host, port = parts.hostname or "", (parts.port or 80) + 1
+    if not await talk.speaks_http2(host, port):
+        return None
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Entry(msgspec.Struct):

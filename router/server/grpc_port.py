@@ -1,0 +1,566 @@
+"""KServe v2 over gRPC for Triton's clients, each request decided by itself and carried as any.
+
+After triton-inference-server/server, `src/grpc` (unary and stream handlers): answers of models that
+are not decoupled come in the order of their requests, those of others as they are made; an error is
+a message of the stream, which goes on, but for a model's own where the client asks for
+`triton_grpc_error`. One stream's requests go to as many workers as the policy finds best, but those
+of one sequence go one after another to the one that has it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from router.config.schema import Config, Tls
+from router.request.errors import ClientError, WorkerError
+from router.request.grpc_request import GrpcInference, GrpcReply, Named
+from router.request.inference import Inference
+from router.request.kserve_grpc import (
+    HEALTH,
+    RPCS,
+    SERVICE,
+    STATUS_OF,
+    GrpcTarget,
+    asked,
+    health,
+    health_service,
+    model_of,
+    stream_error,
+    target_of,
+)
+from router.request.kserve_grpc import answered as grpc_answer
+from router.request.kserve_http import error_in, tritons_error
+from router.request.paths import KSERVE_GRPC
+from router.request.service import Service
+from router.server.client_port import answered
+from router.server.kserve_port import KservePort
+from router.server.messages import Answer, Request, Response, error_response
+from router.server.parser import Fields, Head
+from router.server.tls import TlsError
+from router.upstream.client_reply import CollectedReply
+from router.upstream.grpc_upstream import STREAM
+from router.upstream.reply import (
+    Header,
+    Timeouts,
+    UpstreamRequest,
+)
+
+_AT_ONCE = 1_024  # requests of one stream that are under way; then no more of it is read
+_MESSAGE_CHARS = 4_096  # of a refusal
+_ASKED_BYTES = 16 << 20  # an answer that is passed on
+_WATCH_S = 0.5  # between two looks of a health watch
+_ERRORS_END = "triton_grpc_error"  # metadata: an error ends the stream
+
+log = logging.getLogger(__name__)
+
+
+class _Peer:
+    """As much of a connection as a request needs. Lifetime: call."""
+
+    transport = None
+    goes_on = True
+
+    def __init__(self, address: str) -> None:
+        """`address`: as gRPC has it, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`, quoted."""
+        kind, _, rest = address.partition(":")
+        host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
+        self.host = host.strip("[]") if kind in ("ipv4", "ipv6") else ""
+
+
+class Caller:
+    """Who calls, and with which metadata. Lifetime: call."""
+
+    def __init__(self, context: Any, deadline_header: str) -> None:
+        pairs = context.invocation_metadata() or ()
+        lines = []
+        for name, value in pairs:
+            if not (name.startswith(("x-warmroute-internal-", "grpc-")) or name.endswith("-bin")):
+                lines.append(f"{name}: {value}")
+        left_s = context.time_remaining()
+        if left_s is not None and not any(name == deadline_header for name, _ in pairs):
+            lines.append(f"{deadline_header}: {min(max(int(left_s * 1e3), 1), 86_400_000)}")
+        text = "\r\n".join(("POST / HTTP/1.1", *lines)).encode("latin-1", "replace")
+        self.fields = Fields(text + b"\r\n\r\n")
+        self.peer = _Peer(context.peer())
+
+    def request(self, path: str, body: bytes, method: str = "POST") -> Request:
+        """A request of this call's."""
+        head = Head(b"", len(body), method, path, self.fields, False)
+        return Request(self.peer, head, body)  # type: ignore[arg-type]
+
+
+class StreamReply(GrpcReply):
+    """A worker's answer to a request of a stream: its messages as they come. Lifetime: dispatch."""
+
+    def __init__(
+        self, http: Request, headers: tuple[Header, ...], stream: ClientStream, in_order: bool
+    ) -> None:
+        """`in_order`: what comes is kept until it is its turn."""
+        super().__init__(http, headers)
+        self._stream = stream
+        self._in_order = in_order
+
+    @property
+    def begun(self) -> bool:
+        return self.body_length > 0
+
+    @property
+    def congested(self) -> bool:  # type: ignore[override]
+        return not self._in_order and self._stream.congested
+
+    def data(self, data: bytes) -> None:
+        self.body_length += len(data) or 1
+        self._http.written_bytes = self.body_length
+        if self._in_order or self.error is not None:
+            self._parts.append(data)
+        else:
+            self._stream.put(data)
+
+    async def drain(self) -> None:
+        await self._stream.drained()
+
+    def release(self) -> None:
+        """Its turn has come."""
+        if self._in_order and self.error is None:
+            for message in self._parts:
+                self._stream.put(message)
+
+
+class GrpcPort:
+    """Answers all calls of the service. Lifetime: process."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        service: Service,
+        kserve: KservePort,
+        config: Callable[[], Config],
+    ) -> None:
+        self._inference = inference
+        self._service = service
+        self._kserve = kserve
+        self._config = config
+        self._running: dict[Named, int] = {}
+        self.address = ""  # host and port, once it listens
+        self._server: aio.Server | None = None
+        self._stopping: asyncio.Task[None] | None = None
+        self._credentials: grpc.ServerCertificateConfiguration | None = None
+
+    # --- where it listens ---------------------------------------------------------------------
+
+    async def listen(self) -> None:
+        """Serve at `address`. Raises OSError, TlsError."""
+        config = self._config()
+        host = f"[{config.host}]" if ":" in config.host else config.host
+        place = f"{host}:{config.grpc_port}"
+        limits, server = config.limits, config.server
+        shared = config.reuse_port or config.hot_restart is not None
+        self._server = aio.server(
+            options=(
+                ("grpc.so_reuseport", int(shared)),
+                ("grpc.max_receive_message_length", limits.body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", limits.header_bytes),
+                ("grpc.server_handshake_timeout_ms", int(server.head_s * 1e3)),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.keepalive_time_ms", 60_000),  # a client that is gone without a word
+                ("grpc.keepalive_timeout_ms", 20_000),
+            ),
+            maximum_concurrent_rpcs=server.connections,
+        )
+        self._server.add_generic_rpc_handlers((_Handlers(self._handler),))
+        try:
+            self.renew()
+            if self._credentials is None:
+                port = self._server.add_insecure_port(place)
+            else:
+                port = self._server.add_secure_port(place, self._secure(config.tls))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}, port {config.grpc_port}: in use?") from error
+        await self._server.start()
+        self.address = f"{host}:{port}"
+
+    def renew(self) -> None:
+        """Read the files of TLS anew. Raises TlsError; nothing has changed then."""
+        tls = self._config().tls
+        if tls.cert is None:
+            return
+        key, cert, ca = _read(tls.key or tls.cert), _read(tls.cert), None
+        if tls.client_ca is not None:
+            ca = _read(tls.client_ca)
+        self._credentials = grpc.ssl_server_certificate_configuration([(key, cert)], ca)
+
+    def _secure(self, tls: Tls) -> grpc.ServerCredentials:
+        """Credentials that are asked for at each handshake."""
+        assert self._credentials is not None, "read"
+        return grpc.dynamic_ssl_server_credentials(
+            self._credentials, lambda: self._credentials, tls.client_ca is not None
+        )
+
+    def accept_no_more(self) -> None:
+        """Take no more calls; running ones may end, and what is left is cut off."""
+        if self._server is not None and self._stopping is None:
+            stopping = self._server.stop(self._config().timeouts.shutdown_s)
+            self._stopping = asyncio.create_task(stopping)
+
+    async def aclose(self) -> None:
+        """As `accept_no_more`; returns once nothing is left."""
+        self.accept_no_more()
+        if self._stopping is not None:
+            await self._stopping
+
+    def _handler(self, method: str) -> Any:
+        """What answers a method; None: nobody does."""
+        service, _, rpc = method.removeprefix("/").partition("/")
+        if method == STREAM:
+            return grpc.stream_stream_rpc_method_handler(self._stream)
+        if service == HEALTH and rpc == "Check":
+            return grpc.unary_unary_rpc_method_handler(self._check)
+        if service == HEALTH and rpc == "Watch":
+            return grpc.unary_stream_rpc_method_handler(self._watch)
+        if method in KSERVE_GRPC:
+            return grpc.unary_unary_rpc_method_handler(self._infer)
+        if service == SERVICE and rpc in RPCS:
+            return grpc.unary_unary_rpc_method_handler(partial(self._ask, rpc))
+        return None
+
+    # --- inference ----------------------------------------------------------------------------
+
+    def caller(self, context: Any) -> Caller:
+        """Who calls."""
+        return Caller(context, self._inference.terms.deadlines.deadline_header)
+
+    async def _infer(self, message: bytes, context: Any) -> bytes:
+        """ModelInfer."""
+        http = self.caller(context).request(f"/{SERVICE}/ModelInfer", message)
+        target: list[GrpcTarget] = []
+        answer = await self.answer(http, GrpcReply, target)
+        if isinstance(answer, GrpcReply):
+            context.set_trailing_metadata(_metadata(answer.headers))
+            if answer.status < 300:
+                return answer.body
+        elif isinstance(answer, Response):
+            fields = ((k.encode(), v.encode("latin-1")) for k, v in answer.headers.items())
+            context.set_trailing_metadata(_metadata(tuple(fields)))
+        code, why = _refusal(answer, target[0].model if target else None)
+        context.set_code(code)
+        context.set_details(why)
+        return b""
+
+    async def answer(
+        self,
+        http: Request,
+        make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
+        known: list[GrpcTarget],
+    ) -> Answer:
+        """The answer to one request, errors included; `known` gets what it asks for."""
+
+        async def handle(http: Request) -> Answer:
+            if not known:
+                known.append(target_of(http.body))
+            made = (self._service, http, known[0], make_reply, self._running)
+            with GrpcInference(*made) as request:
+                return await self._inference.answer(request, known[0])
+
+        return await answered(handle, http, self._service.faulty)
+
+    async def _stream(self, _: object, context: Any) -> None:
+        """ModelStreamInfer."""
+        await ClientStream(self, context, self._inference.attempts.terms.client_buffer_bytes).run()
+
+    def decoupled(self, model: str) -> bool:
+        """Whether a model's answers come as they are made."""
+        return self._service.kserve_roles(model).decoupled
+
+    # --- all else -----------------------------------------------------------------------------
+
+    async def _ask(self, rpc: str, message: bytes, context: Any) -> bytes:
+        """One of the service's other calls."""
+        caller = self.caller(context)
+
+        async def handle(http: Request) -> Answer:
+            if RPCS[rpc] == "passed_on":
+                return await self._passed_on(rpc, http)
+            method, path, body = asked(rpc, message)
+            answer = await self._kserve.answer(caller.request(path, body, method))
+            assert answer is not None, "a path of KServe's"
+            try:
+                return Response(200, grpc_answer(rpc, answer.status, answer.body))
+            except WorkerError as error:
+                return error_response(502, error.message)
+
+        answer = await answered(handle, caller.request(f"/{SERVICE}/{rpc}", message), _nobody)
+        if isinstance(answer, Response) and answer.status < 300:
+            return answer.body
+        code, why = _refusal(answer, None)
+        context.set_code(code)
+        context.set_details(why)
+        return b""
+
+    async def _passed_on(self, rpc: str, http: Request) -> Answer:
+        """What any server that has the model answers, as it came. Raises ClientError."""
+        last: Response | None = None
+        for member in self._kserve.servers_of(model_of(rpc, http.body)[0], http):
+            if member.grpc is None:
+                continue
+            collected = CollectedReply(_ASKED_BYTES)
+            sent = UpstreamRequest("POST", f"/{SERVICE}/{rpc}", body=http.body)
+            outcome = await member.grpc.send(sent, collected, Timeouts(first_byte_s=5.0))
+            if outcome.error is None and collected.held is not None:
+                last = Response(collected.held.head.status, collected.body)
+                if last.status < 300:
+                    return last
+        return last or Response(503, b'{"error":"no server answered"}')
+
+    async def _check(self, message: bytes, context: Any) -> bytes:
+        """grpc.health.v1.Health/Check."""
+        if health_service(message) not in ("", SERVICE):
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details(f"the services here are {SERVICE} and the empty name")
+            return b""
+        return health(self._service.ready_workers() > 0)
+
+    async def _watch(self, message: bytes, context: Any) -> AsyncIterator[bytes]:
+        """grpc.health.v1.Health/Watch."""
+        told: bool | None = None
+        while True:
+            well = self._service.ready_workers() > 0
+            if well is not told:
+                told = well
+                yield health(well)
+            await asyncio.sleep(_WATCH_S)
+
+
+class ClientStream:
+    """One client's stream: its requests, each carried by itself, and their answers in one.
+
+    Lifetime: call.
+    """
+
+    def __init__(self, port: GrpcPort, context: Any, buffer_bytes: int) -> None:
+        """`buffer_bytes`: unread by the client before workers are paused."""
+        self._port = port
+        self._context = context
+        self._caller = port.caller(context)
+        self._errors_end = self._caller.fields.get(_ERRORS_END) == "true"
+        self._buffer_bytes = buffer_bytes
+        self._out: deque[bytes] = deque()
+        self._out_bytes = 0
+        self._changed = asyncio.Event()  # something is to be written, or nothing more will be
+        self._room = asyncio.Event()
+        self._room.set()
+        self._done = False
+        self._slots = asyncio.Semaphore(_AT_ONCE)
+        self._sequences: dict[tuple[str, str], asyncio.Event] = {}  # the latest request of each
+
+    @property
+    def congested(self) -> bool:
+        """More than `buffer_bytes` wait for the client."""
+        return not self._room.is_set()
+
+    def put(self, message: bytes) -> None:
+        """Write it when those before it are written."""
+        self._out.append(message)
+        self._out_bytes += len(message)
+        if self._out_bytes > self._buffer_bytes:
+            self._room.clear()
+        self._changed.set()
+
+    async def drained(self) -> None:
+        """Return once the client has taken what was written."""
+        await self._room.wait()
+
+    async def run(self) -> None:
+        """Answer all of it. Ends with the stream's status told; cancelled where the client left."""
+        async with _Beside(self._write()) as writing:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    await self._read(group)
+            except* _EndedError as ended:
+                code, why = ended.exceptions[0].args
+                self._context.set_code(code)
+                self._context.set_details(why)
+            self._done = True
+            self._changed.set()
+            await writing
+
+    async def _read(self, group: asyncio.TaskGroup) -> None:
+        turn = asyncio.Event()  # of the request that is answered next of those that are in order
+        turn.set()
+        while (message := await self._context.read()) is not aio.EOF:
+            await self._slots.acquire()
+            http = self._caller.request(STREAM, message)
+            known: list[GrpcTarget] = []
+            why: ClientError | None = None
+            try:
+                known.append(target_of(message, streamed=True))
+            except ClientError as error:
+                why = error
+            before = after = None
+            if not known or not self._port.decoupled(known[0].model):
+                before, turn = turn, asyncio.Event()
+                after = turn
+            group.create_task(self._one(http, known, why, before, after))
+
+    async def _one(
+        self,
+        http: Request,
+        known: list[GrpcTarget],
+        garbage: ClientError | None,
+        before: asyncio.Event | None,
+        after: asyncio.Event | None,
+    ) -> None:
+        """One request; its answer waits for `before`, and `after` is set then."""
+        try:
+            async with self._in_sequence(known[0] if known else None):
+                if garbage is not None:
+                    answer: Answer = Response(garbage.status, garbage.body())
+                else:
+                    reply = partial(StreamReply, stream=self, in_order=before is not None)
+                    answer = await self._port.answer(http, reply, known)
+            if before is not None:
+                await before.wait()
+            self._end(answer, known[0] if known else None)
+        finally:
+            self._slots.release()
+            if after is not None:
+                after.set()
+
+    def _end(self, answer: Answer, target: GrpcTarget | None) -> None:
+        """Say what is left to say of an answer. Raises _EndedError where it ends the stream."""
+        if isinstance(answer, StreamReply):
+            answer.release()
+            if answer.error is None:
+                return
+        code, why = _refusal(answer, None if target is None else target.model)
+        if self._errors_end and isinstance(answer, StreamReply):
+            raise _EndedError(code, why)
+        self.put(stream_error(why, "" if target is None else target.id))
+
+    def _in_sequence(self, target: GrpcTarget | None) -> _Turn:
+        """Requests of one sequence are computed one after another, as they came."""
+        if target is None or target.sequence is None:
+            return _Turn(None, None, lambda: None)
+        key, mine = (target.model, target.sequence.id), asyncio.Event()
+        before, self._sequences[key] = self._sequences.get(key), mine
+
+        def forget() -> None:
+            if self._sequences.get(key) is mine:
+                del self._sequences[key]
+
+        return _Turn(before, mine, forget)
+
+    async def _write(self) -> None:
+        while True:
+            while self._out:
+                message = self._out.popleft()
+                await self._context.write(message)
+                self._out_bytes -= len(message)
+                if 2 * self._out_bytes <= self._buffer_bytes:
+                    self._room.set()
+            if self._done:
+                return
+            self._changed.clear()
+            await self._changed.wait()
+
+
+class _EndedError(Exception):
+    """An error ends the stream: code and message."""
+
+
+class _Turn:
+    """Waits for the one before, and lets the next go on. Lifetime: request."""
+
+    def __init__(
+        self, before: asyncio.Event | None, mine: asyncio.Event | None, forget: Callable[[], None]
+    ) -> None:
+        self._before, self._mine, self._forget = before, mine, forget
+
+    async def __aenter__(self) -> None:
+        if self._before is not None:
+            try:
+                await self._before.wait()
+            except BaseException:
+                self._end()
+                raise
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._end()
+
+    def _end(self) -> None:
+        if self._mine is not None:
+            self._mine.set()
+        self._forget()
+
+
+class _Beside:
+    """Runs something beside a block, and stops it after. Lifetime: call."""
+
+    def __init__(self, what: Any) -> None:
+        self._task: asyncio.Task[None] = asyncio.ensure_future(what)
+
+    async def __aenter__(self) -> asyncio.Task[None]:
+        return self._task
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.wait((self._task,))
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a call. Lifetime: process."""
+
+    def __init__(self, find: Callable[[str], Any]) -> None:
+        self._find = find
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """As of the library."""
+        return self._find(details.method)
+
+
+def _refusal(answer: Answer, model: str | None) -> tuple[grpc.StatusCode, str]:
+    """The code and message of an answer that is none."""
+    if isinstance(answer, GrpcReply) and answer.error is not None:
+        number, why = answer.error
+        return _CODES.get(number, grpc.StatusCode.UNKNOWN), why[:_MESSAGE_CHARS]
+    body = answer.body if isinstance(answer, Response | GrpcReply) else b""
+    why = error_in(tritons_error(body, model)) or "the request was refused"
+    number = STATUS_OF.get(answer.status, grpc.StatusCode.UNKNOWN.value[0])
+    return _CODES[number], why[:_MESSAGE_CHARS]
+
+
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
+
+
+def _metadata(headers: tuple[Header, ...]) -> aio.Metadata:
+    """The router's own headers, as a call's last metadata."""
+    found = ((name.decode("latin-1").lower(), value) for name, value in headers)
+    plain = ((name, value.decode("latin-1")) for name, value in found if value.isascii())
+    return aio.Metadata(*((n, v) for n, v in plain if v.isprintable() and n != "content-type"))
+
+
+def _read(path: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise TlsError(f"{path}: {error.strerror}") from error
+
+
+def _nobody(status: int) -> None:
+    """It is no request for inference."""

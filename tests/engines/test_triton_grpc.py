@@ -1,0 +1,260 @@
+"""Triton's clients by gRPC, through the router, before real Triton servers."""
+
+from __future__ import annotations
+
+import asyncio
+import zlib
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
+
+from tests.engines.pool import SERIALS, Pool, routed
+from tests.engines.test_triton import gauges_of
+from tests.engines.triton_server import KEPT, WHOLE, TritonServer
+from tests.engines.vllm_server import MODEL
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MANY = 8_000  # tokens, of 5 ms each: for longer than a test waits
+TOKENS = 12
+REQUESTS = 200  # of one stream
+WORDS = ("worker", "pool", "block", "prefix", "router", "cache", "token", "prompt")
+FAULTS = 100  # streams, and as many unary calls
+
+
+def asked(model: str, id: str, prompt: str, tokens: int, **flags: bool) -> pb.ModelInferRequest:
+    """A request for text. `flags`: more inputs, such as `stream` and `stop`."""
+    request = pb.ModelInferRequest(model_name=model, id=id)
+    text = len(prompt).to_bytes(4, "little") + prompt.encode()
+    inputs = [("text_input", "BYTES", text), ("max_tokens", "INT32", tokens.to_bytes(4, "little"))]
+    inputs += [(name, "BOOL", bytes([value])) for name, value in flags.items()]
+    for name, kind, raw in inputs:
+        request.inputs.add(name=name, datatype=kind, shape=[1])
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def words(prompt: str, count: int) -> list[str]:
+    """What the model answers (`triton_model.py`, which only Triton can import)."""
+    return [WORDS[zlib.crc32(f"{prompt} {n}".encode()) % len(WORDS)] for n in range(count)]
+
+
+def with_end(request: pb.ModelInferRequest) -> pb.ModelInferRequest:
+    """The same; its end is told by an answer of its own."""
+    request.parameters["triton_enable_empty_final_response"].bool_param = True
+    return request
+
+
+def text_of(answer: pb.ModelInferResponse) -> str:
+    """The text that it holds."""
+    return b"".join(raw[4:] for raw in answer.raw_output_contents).decode()
+
+
+@asynccontextmanager
+async def stub_of(pool: Pool) -> AsyncIterator[Stub]:
+    """Calls through the router."""
+    async with grpc.aio.insecure_channel(pool.router.router.facts["grpc"]) as channel:
+        yield Stub(channel)
+
+
+async def idle(pool: Pool) -> None:
+    """Until the router counts nothing at any worker."""
+
+    async def nothing() -> bool:
+        rows = await pool.router.rows()
+        return not any(row["inflight_requests"] for row in rows)
+
+    await until(nothing, "no request counted at any worker")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def three(triton: Pool) -> AsyncIterator[Pool]:
+    """Three servers and a router."""
+    folder = triton.servers[0].folder.with_name(f"server-{next(SERIALS)}")
+    third = TritonServer(triton.environment, triton.model, folder)
+    await third.start()
+    try:
+        await third.until_healthy()
+        servers = (*triton.servers, third)
+        async with routed(triton, servers=servers, more=("--grpc-port", "0")) as pool:
+            for worker_id in range(len(servers)):
+                await pool.router.until_state(worker_id, "ready")
+            yield pool
+    finally:
+        await third.stop()
+
+
+async def streamed(stub: Stub, requests: Iterable[pb.ModelInferRequest], **more: Any) -> list[Any]:
+    """All answers of one stream."""
+
+    async def each() -> AsyncIterator[pb.ModelInferRequest]:
+        for request in requests:
+            yield request
+
+    return [answer async for answer in stub.ModelStreamInfer(each(), **more)]
+
+
+async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> None:
+    """A third of them is ended by its client: none is lost, and each one's words are in order."""
+    ended = {n for n in range(REQUESTS) if n % 10 in (1, 4, 7)}
+    whole: dict[str, list[str]] = {}
+    ends: Counter[str] = Counter()
+    async with stub_of(three) as stub:
+        call = stub.ModelStreamInfer()
+        for n in range(REQUESTS):
+            tokens = MANY if n in ended else TOKENS
+            request = asked(MODEL, str(n), f"prompt {n}", tokens, stream=True)
+            await call.write(with_end(request))
+        while len(ends) < REQUESTS:
+            answer = await call.read()
+            assert answer is not grpc.aio.EOF
+            assert not answer.error_message
+            said = answer.infer_response
+            if said.parameters["triton_final_response"].bool_param:
+                ends[said.id] += 1
+                continue
+            first = said.id not in whole
+            whole.setdefault(said.id, []).append(text_of(said).strip())
+            if first and int(said.id) in ended:
+                await call.write(asked(MODEL, said.id, "", 1, stop=True))
+        await call.done_writing()
+        assert await call.read() is grpc.aio.EOF
+    assert ends == {str(n): 1 for n in range(REQUESTS)}
+    for n in range(REQUESTS):
+        expected = words(f"prompt {n}", MANY if n in ended else TOKENS)
+        got = whole[str(n)]
+        assert got == expected[: len(got)], n
+        assert len(got) < MANY if n in ended else len(got) == TOKENS, n
+    assert {line["worker"] for line in three.logged()} == {0, 1, 2}
+    await idle(three)
+
+
+async def test_answers_of_a_model_that_is_not_decoupled_come_in_order(three: Pool) -> None:
+    requests = [asked(WHOLE, str(n), f"order {n}", 40 if n % 3 == 0 else 1) for n in range(12)]
+    requests.insert(5, asked("nobody", "wrong", "x", 1))
+    async with stub_of(three) as stub:
+        answers = await streamed(stub, requests)
+    ids = [one.infer_response.id for one in answers]
+    assert ids == [request.id for request in requests]
+    failed = [one.error_message for one in answers if one.error_message]
+    assert failed == ["Request for unknown model: 'nobody' is not found"]
+
+
+async def test_an_error_ends_the_stream_where_its_client_asks_for_that(three: Pool) -> None:
+    """As a server does itself: what is wrong with a request is a message all the same."""
+    wrong, failing = asked(MODEL, "1", "x", 1), asked(MODEL, "3", "fail", 1)
+    wrong.inputs[0].shape[0] = 7
+    requests = [wrong, asked("nobody", "2", "x", 1), failing]
+    ends = {"metadata": (("triton_grpc_error", "true"),)}
+    async with grpc.aio.insecure_channel(three.servers[0].grpc) as channel:
+        found = []
+        async with stub_of(three) as routed_stub:
+            for stub in (Stub(channel), routed_stub):
+                told = await streamed(stub, requests)
+                same = await streamed(stub, requests[:2], **ends)
+                with pytest.raises(grpc.aio.AioRpcError) as failed:
+                    await streamed(stub, [failing], **ends)
+                status = failed.value.code(), failed.value.details()
+                found.append([sorted(map(str, told)), sorted(map(str, same)), status])
+    assert found[0] == found[1]
+    assert len(found[0][0]) == 3
+
+
+async def test_requests_of_a_sequence_meet_one_server_in_their_order(three: Pool) -> None:
+    requests, sums = [], {}
+    for step in range(6):
+        for sequence in range(1, 9):
+            request = pb.ModelInferRequest(model_name=KEPT, id=f"{sequence}.{step}")
+            request.parameters["sequence_id"].int64_param = sequence
+            request.parameters["sequence_start"].bool_param = step == 0
+            request.parameters["sequence_end"].bool_param = step == 5
+            request.inputs.add(name="VALUE", datatype="INT32", shape=[1, 1])
+            request.raw_input_contents.append((10**step).to_bytes(4, "little"))
+            requests.append(request)
+    async with stub_of(three) as stub:
+        for one in await streamed(stub, requests):
+            assert not one.error_message
+            answer = one.infer_response
+            sums[answer.id] = int.from_bytes(answer.raw_output_contents[0], "little")
+    expected = {
+        f"{sequence}.{step}": int("1" * (step + 1)) for sequence in range(1, 9) for step in range(6)
+    }
+    assert sums == expected
+
+
+@pytest.mark.parametrize("how", ["stream", "unary"])
+async def test_a_client_that_leaves_ends_its_request_at_the_server(three: Pool, how: str) -> None:
+    async with stub_of(three) as stub:
+        if how == "stream":
+            call = stub.ModelStreamInfer()
+            await call.write(asked(MODEL, "1", "left", MANY, stream=True))
+            assert not (await call.read()).error_message
+        else:
+            call = stub.ModelInfer(asked(WHOLE, "1", "left", 1))
+            await until_counted(three)
+        call.cancel()
+        await idle(three)
+        for server in three.servers:
+            assert isinstance(server, TritonServer)
+
+            async def still(server: TritonServer = server) -> bool:
+                return await gauges_of(server, "active") == 0
+
+            await until(still, "nothing runs at the server")
+
+
+async def until_counted(pool: Pool) -> None:
+    """Until a request is counted at a worker, or was."""
+    await pool.router.rows()
+
+
+async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
+    """No unary call fails; of the streams only those whose client has seen a part of the answer."""
+    async with stub_of(three) as stub:
+        begun: asyncio.Queue[int] = asyncio.Queue()
+
+        async def stream(n: int) -> tuple[bool, str, int]:
+            """(whether some of it had come, its error, words)."""
+            call, seen = stub.ModelStreamInfer(), 0
+            request = asked(MODEL, str(n), f"kill {n}", 200, stream=n % 2 == 0)
+            await call.write(with_end(request))
+            await call.done_writing()
+            failed = ""
+            while (answer := await call.read()) is not grpc.aio.EOF:
+                seen += bool(answer.infer_response.outputs)
+                failed = failed or answer.error_message
+                begun.put_nowait(n)
+            return n % 2 == 0, failed, seen
+
+        async def unary(n: int) -> str:
+            request = asked(WHOLE, str(n), f"unary {n}", 8)
+            return text_of(await stub.ModelInfer(request, wait_for_ready=True))
+
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(stream(n)) for n in range(FAULTS)]
+        calls = [asyncio.create_task(unary(n)) for n in range(FAULTS)]
+        for _ in range(FAULTS):
+            await begun.get()
+        victim = three.servers[1]
+        await victim.kill()
+        try:
+            ended = await asyncio.gather(*tasks)
+            answers = await asyncio.gather(*calls)
+        finally:
+            await victim.start()
+            await victim.until_healthy()
+    assert answers == [" ".join(words(f"unary {n}", 8)) for n in range(FAULTS)]
+    assert [one for one in ended if not one[0] and (one[1] or one[2] != 1)] == []
+    broken = [one for one in ended if one[1]]
+    assert 0 < len(broken) < FAULTS // 2
+    assert {one[1] for one in broken} == {"the worker failed in the middle of its answer"}
+    assert all(one[2] == 200 for one in ended if one[0] and not one[1])
+    await idle(three)
+    await three.router.until_state(1, "ready")
