@@ -1,0 +1,141 @@
+"""What looks like Triton with one model, and does by gRPC what a request's id says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from aiohttp import web
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import (
+    GRPCInferenceServiceServicer,
+    add_GRPCInferenceServiceServicer_to_server,
+)
+
+from tests.served_app import served_by
+
+MODEL = "small"
+BIG_BYTES = 1 << 20
+BIG = 64  # messages of that size
+
+
+def asked(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferRequest:
+    """A request; its id says how it is answered."""
+    request = pb.ModelInferRequest(model_name=model, id=id)
+    request.inputs.add(name="T", datatype="BYTES", shape=[1])
+    request.raw_input_contents.append(len(text).to_bytes(4, "little") + text)
+    return request
+
+
+def answer_to(request: pb.ModelInferRequest, data: bytes = b"answer") -> pb.ModelInferResponse:
+    """One answer to it."""
+    answer = pb.ModelInferResponse(model_name=request.model_name, id=request.id)
+    answer.outputs.add(name="O", datatype="UINT8", shape=[len(data)])
+    answer.raw_output_contents.append(data)
+    return answer
+
+
+@dataclass
+class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """By a request's id before a dash. Lifetime: test.
+
+    Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
+    none (no answer), full, cut (one answer, then the stream breaks), garbage, hang, flood.
+    """
+
+    url: str = ""
+    address: str = ""
+    seen: Counter[str] = field(default_factory=Counter)  # by id
+    left: Counter[str] = field(default_factory=Counter)  # those cancelled
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    full: bool = False  # `full` is said by this one
+
+    async def ModelInfer(self, request: Any, context: Any) -> Any:
+        """One answer."""
+        self.seen[request.id] += 1
+        self.metadata.append(dict(context.invocation_metadata()))
+        match request.id.partition("-")[0]:
+            case "full" if self.full:
+                await context.abort(grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+            case "internal":
+                await context.abort(grpc.StatusCode.INTERNAL, "out of memory")
+            case "slow":
+                await asyncio.sleep(0.1)
+            case "hang":
+                await self._hang(request.id)
+        return answer_to(request)
+
+    async def ModelStreamInfer(self, requests: Any, context: Any) -> AsyncIterator[Any]:
+        """As many as it likes."""
+        async for request in requests:
+            self.seen[request.id] += 1
+            match request.id.partition("-")[0]:
+                case "full" if self.full:
+                    yield pb.ModelStreamInferResponse(error_message="Exceeds maximum queue size")
+                case "none":
+                    pass
+                case "cut":
+                    yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
+                    await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
+                case "hang":
+                    await self._hang(request.id)
+                case "flood":
+                    for _ in range(BIG):
+                        big = answer_to(request, bytes(BIG_BYTES))
+                        yield pb.ModelStreamInferResponse(infer_response=big)
+                        self.seen["flooded"] += 1
+                case _:
+                    for _ in range(3):
+                        yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
+
+    async def _hang(self, id: str) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left[id] += 1
+
+
+def _pages(decoupled: bool) -> dict[str, Any]:
+    config = {
+        "name": MODEL,
+        "backend": "python",
+        "input": [{"name": "T", "data_type": "TYPE_STRING"}],
+        "model_transaction_policy": {"decoupled": decoupled},
+    }
+    return {
+        "/v2": {"name": "triton", "extensions": []},
+        "/v2/repository/index": [{"name": MODEL, "version": "1", "state": "READY"}],
+        f"/v2/models/{MODEL}/config": config,
+        f"/v2/models/{MODEL}/ready": {},
+    }
+
+
+@asynccontextmanager
+async def grpc_worker(
+    decoupled: bool = True, credentials: Any = None, **flags: bool
+) -> AsyncIterator[GrpcWorker]:
+    """Such a worker."""
+    worker, pages = GrpcWorker(**flags), _pages(decoupled)
+
+    async def page(request: web.Request) -> web.Response:
+        status = 200 if request.path in pages else 404
+        return web.json_response(pages.get(request.path, {"error": "Not Found"}), status=status)
+
+    server = grpc.aio.server(options=(("grpc.max_receive_message_length", -1),))
+    add_GRPCInferenceServiceServicer_to_server(worker, server)
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    await server.start()
+    try:
+        async with served_by(page) as worker.url:
+            worker.address = f"127.0.0.1:{port}"
+            yield worker
+    finally:
+        await server.stop(0)

@@ -1,0 +1,312 @@
+"""KServe's gRPC through the router: faults of workers, of clients, and what is no gRPC at all."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+from tritonclient.grpc import service_pb2 as pb
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
+
+from tests.live.grpc_worker import BIG, MODEL, GrpcWorker, asked, grpc_worker
+from tests.live.stack import Stack, running, until
+from tests.server.certs import Authority
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BODY_BYTES = 1 << 20
+ROUTER = ("--grpc-port", "0", "--limits-body-bytes", str(BODY_BYTES), "--unknown-paths", "refuse")
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+Pair = tuple[Stack, GrpcWorker, GrpcWorker]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def stack(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Stack]:
+    async with running(tmp_path_factory.mktemp("logs"), workers=0, router=ROUTER) as stack:
+        yield stack
+
+
+@asynccontextmanager
+async def behind(stack: Stack, *workers: GrpcWorker) -> AsyncIterator[list[int]]:
+    """The workers, known to the router; none of them is charged with anything in the end."""
+    ids = [await stack.add(f"{one.url},grpc={one.address}") for one in workers]
+    try:
+        yield ids
+        await stack.assert_idle()
+    finally:
+        for worker_id in ids:
+            await stack.remove(worker_id)
+
+
+@asynccontextmanager
+async def stub_of(stack: Stack) -> AsyncIterator[Stub]:
+    options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+    async with grpc.aio.insecure_channel(stack.router.facts["grpc"], options) as channel:
+        yield Stub(channel)
+
+
+async def streamed(stub: Stub, requests: Iterable[Any], **more: Any) -> list[Any]:
+    async def each() -> AsyncIterator[Any]:
+        for request in requests:
+            yield request
+
+    return [answer async for answer in stub.ModelStreamInfer(each(), **more)]
+
+
+async def failed(call: Any) -> tuple[grpc.StatusCode, str]:
+    """The code and the message of a call that fails."""
+    with pytest.raises(grpc.aio.AioRpcError) as error:
+        await call
+    return error.value.code(), error.value.details() or ""
+
+
+def bytes_of(path: str) -> bytes:
+    return Path(path).read_bytes()
+
+
+async def test_a_call_goes_to_a_worker_and_its_answer_back(stack: Stack) -> None:
+    async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
+        call = stub.ModelInfer(asked("ok"), metadata=(("x-request-id", "7"), ("mine", "a")))
+        answer = await call
+        assert (answer.id, answer.raw_output_contents) == ("ok", [b"answer"])
+        told = dict(await call.trailing_metadata())
+        assert told["x-warmroute-worker"].isdigit()
+        assert one.metadata[0]["mine"] == "a"
+        assert one.metadata[0]["x-request-id"] == "7"
+
+
+async def test_a_full_queue_and_a_failing_worker_mean_another_one(stack: Stack) -> None:
+    async with grpc_worker(full=True) as full, grpc_worker() as free, stub_of(stack) as stub:
+        async with behind(stack, full, free) as ids:
+            for n in range(8):
+                assert (await stub.ModelInfer(asked(f"full-{n}"))).id == f"full-{n}"
+                answers = await streamed(stub, [asked(f"full-s{n}")])
+                assert [one.infer_response.id for one in answers] == [f"full-s{n}"] * 3
+            assert sum(full.seen.values()) > 0
+            assert (await stack.row(ids[0]))["failures"] == 0
+            code = await failed(stub.ModelInfer(asked("internal")))
+            assert code == (grpc.StatusCode.INTERNAL, "out of memory"), "its own word at last"
+            assert full.seen["internal"] + free.seen["internal"] > 1
+        async with behind(stack, full):
+            code = await failed(stub.ModelInfer(asked("full")))
+            assert code == (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size")
+            (answer,) = await streamed(stub, [asked("full-2")])
+            assert answer.error_message == "Exceeds maximum queue size"
+            assert answer.infer_response.id == "full-2"
+
+
+async def test_a_stream_that_breaks_off_ends_with_one_error_and_the_others_go_on(
+    stack: Stack,
+) -> None:
+    async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
+        answers = await streamed(stub, [asked("cut"), asked("ok"), asked("none")])
+        of: dict[str, list[str]] = {"cut": [], "ok": []}
+        for answer in answers:
+            of[answer.infer_response.id].append(answer.error_message)
+        broken = "the worker failed in the middle of its answer"
+        assert of == {"cut": ["", broken], "ok": ["", "", ""]}
+        ends = (("triton_grpc_error", "true"),)
+        code = await failed(streamed(stub, [asked("cut")], metadata=ends))
+        assert code == (grpc.StatusCode.UNAVAILABLE, broken)
+
+
+async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> None:
+    async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
+
+        async def gone(id: str) -> None:
+            async def left() -> bool:
+                return one.left[id] == 1
+
+            await until(left, f"{id} to be ended at the worker")
+            await stack.assert_idle()
+
+        async def begun(id: str) -> None:
+            async def seen() -> bool:
+                return one.seen[id] == 1
+
+            await until(seen, f"{id} at the worker")
+
+        call = stub.ModelInfer(asked("hang-1"))
+        waiting = asyncio.ensure_future(call)
+        await begun("hang-1")
+        call.cancel()
+        await asyncio.wait((waiting,))
+        await gone("hang-1")
+        code, _ = await failed(stub.ModelInfer(asked("hang-2"), timeout=0.3))
+        assert code is grpc.StatusCode.DEADLINE_EXCEEDED
+        await gone("hang-2")
+        stream = stub.ModelStreamInfer()
+        await stream.write(asked("hang-3"))
+        await stream.write(asked("ok"))
+        assert [(await stream.read()).infer_response.id for _ in range(3)] == ["ok"] * 3
+        await begun("hang-3")
+        stream.cancel()
+        await gone("hang-3")
+
+
+async def test_a_slow_reader_pauses_its_worker_and_nobody_else(stack: Stack) -> None:
+    async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
+        stream = stub.ModelStreamInfer()
+        await stream.write(asked("flood"))
+        await stream.done_writing()
+        assert (await stream.read()).infer_response.id == "flood"
+        for n in range(20):  # meanwhile
+            assert (await stub.ModelInfer(asked(f"slow-{n}"))).id == f"slow-{n}"
+        assert one.seen["flooded"] < BIG, "it waits for its reader"
+        count = 1
+        while await stream.read() is not grpc.aio.EOF:
+            count += 1
+        assert count == BIG
+
+
+async def test_messages_that_are_none_and_calls_that_are_unknown(stack: Stack) -> None:
+    address = stack.router.facts["grpc"]
+    async with grpc_worker() as one, behind(stack, one):
+        async with grpc.aio.insecure_channel(address) as channel:
+            infer = channel.unary_unary(INFER)
+            for message in (b"\xff\xff", b"\x0a\x05a", b"\x3a\xff\xff\xff\xff\x0f"):
+                code, why = await failed(infer(message))
+                assert code is grpc.StatusCode.INVALID_ARGUMENT
+                assert "no ModelInferRequest" in why
+            code, why = await failed(infer(asked("x", model="nobody").SerializeToString()))
+            assert (code, why) == (
+                grpc.StatusCode.NOT_FOUND,
+                "Request for unknown model: 'nobody' is not found",
+            )
+            for method in ("Nothing", "ModelInferAgain"):
+                code, _ = await failed(
+                    channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"")
+                )
+                assert code is grpc.StatusCode.UNIMPLEMENTED
+            shared = asked("x")
+            shared.inputs[0].parameters["shared_memory_region"].string_param = "a"
+            code, why = await failed(infer(shared.SerializeToString()))
+            assert (code, "shared memory" in why) == (grpc.StatusCode.INVALID_ARGUMENT, True)
+            big = asked("x", text=bytes(2 * BODY_BYTES)).SerializeToString()
+            code, _ = await failed(infer(big))
+            assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+        async with stub_of(stack) as stub:
+            (answer,) = await streamed(stub, [asked("x", model="nobody")])
+            assert "unknown model" in answer.error_message
+            for call in ("CudaSharedMemoryStatus", "LogSettings", "TraceSetting"):
+                request = getattr(pb, f"{call}Request")()
+                code, why = await failed(getattr(stub, call)(request))
+                assert code is grpc.StatusCode.INVALID_ARGUMENT, why
+        assert one.seen == {}
+
+
+async def test_bytes_that_are_no_grpc_hurt_nobody(stack: Stack) -> None:
+    draw = random.Random(5)
+    host, _, port = stack.router.facts["grpc"].rpartition(":")
+    preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+    async def send(data: bytes) -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        try:
+            writer.write(data)
+            writer.write_eof()
+            async with asyncio.timeout(10):
+                while await reader.read(65_536):
+                    pass
+        except ConnectionError:
+            pass
+        finally:
+            writer.close()
+
+    async with grpc_worker() as one, behind(stack, one), stub_of(stack) as stub:
+        rubbish = [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00" * 20]
+        rubbish += [preface + draw.randbytes(draw.randrange(200)) for _ in range(100)]
+        rubbish += [draw.randbytes(500) for _ in range(20)]
+        await asyncio.gather(*map(send, rubbish))
+        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+
+
+async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
+    async with grpc_worker() as one, stub_of(stack) as stub:
+        worker_id = await stack.add(f"{one.url},grpc=none")
+        row = await stack.row(worker_id)
+        assert row["grpc"] is None
+        assert INFER in row["lacks"]
+        code, why = await failed(stub.ModelInfer(asked("ok")))
+        assert code is grpc.StatusCode.NOT_FOUND, why
+        assert INFER in why
+        await stack.remove(worker_id)
+        async with behind(stack, one) as ids:
+            assert (await stack.row(ids[0]))["grpc"] == one.address
+
+
+async def test_health_is_that_of_the_pool(stack: Stack) -> None:
+    from grpc import aio
+
+    async with aio.insecure_channel(stack.router.facts["grpc"]) as channel:
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await check(b"") == b"\x08\x02"
+        watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+        assert await watch.read() == b"\x08\x02"
+        async with grpc_worker() as one, behind(stack, one):
+            assert await check(b"") == b"\x08\x01"
+            assert await check(b"\x0a\x1einference.GRPCInferenceService") == b"\x08\x01"
+            assert await watch.read() == b"\x08\x01"
+            code, _ = await failed(check(b"\x0a\x03abc"))
+            assert code is grpc.StatusCode.NOT_FOUND
+        assert await watch.read() == b"\x08\x02"
+        watch.cancel()
+
+
+async def test_keys_are_asked_for_and_tls_is_spoken(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("secure")
+    authority, keys = Authority(folder), folder / "keys"
+    pair = authority.signed("router")
+    keys.write_text("secret tenant\n")
+    keys.chmod(0o600)
+    files = ("--tls-cert", pair.cert, "--tls-key", pair.key, "--api-keys-file", str(keys))
+    trusted = grpc.ssl_channel_credentials(bytes_of(authority.pair.cert))
+    async with running(folder, workers=0, router=(*ROUTER, *files)) as stack:
+        address = stack.router.facts["grpc"]
+        async with grpc_worker() as one, grpc.aio.secure_channel(address, trusted) as channel:
+            await stack.add(f"{one.url},grpc={one.address}")
+            stub = Stub(channel)
+            for wrong in ((), (("authorization", "Bearer guess"),)):
+                code, why = await failed(stub.ModelInfer(asked("ok"), metadata=wrong))
+                assert (code, why) == (
+                    grpc.StatusCode.UNAUTHENTICATED,
+                    "the API key is missing or wrong",
+                )
+                code, _ = await failed(stub.ModelConfig(pb.ModelConfigRequest(name=MODEL)))
+                assert code is grpc.StatusCode.UNAUTHENTICATED
+            right = (("authorization", "Bearer secret"),)
+            assert (await stub.ModelInfer(asked("ok"), metadata=right)).id == "ok"
+            assert "authorization" not in one.metadata[0]
+            assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+        async with grpc.aio.insecure_channel(address) as plain:
+            code, _ = await failed(Stub(plain).ServerLive(pb.ServerLiveRequest(), timeout=10))
+            assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_what_runs_ends_before_the_router_does(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("stopped")
+    async with running(folder, workers=0, router=ROUTER) as stack, grpc_worker() as one:
+        await stack.add(f"{one.url},grpc={one.address}")
+        async with stub_of(stack) as stub:
+            calls = [asyncio.ensure_future(stub.ModelInfer(asked(f"slow-{n}"))) for n in range(5)]
+
+            async def begun() -> bool:
+                return sum(one.seen.values()) == 5
+
+            await until(begun, "all of them at the worker")
+            stack.router.process.terminate()
+            assert [answer.id for answer in await asyncio.gather(*calls)] == [
+                f"slow-{n}" for n in range(5)
+            ]
+            assert await stack.router.process.wait() == 0
