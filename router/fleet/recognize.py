@@ -84,6 +84,7 @@ class Recognized:
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
+    kv_block_tokens: int | None = None  # of its own blocks, which ours may be several of
 
     def __str__(self) -> str:
         """One line for people."""
@@ -150,6 +151,7 @@ async def recognize(
         profile.keeps_prefixes,
         profile.roles,
         profile.grpc,
+        _own_block_size(spec, profile),
     )
     return with_role(with_thresholds(recognized, spec), spec)
 
@@ -208,12 +210,16 @@ def _block_size(spec: WorkerSpec, profile: Profile, has_events: bool) -> int:
     Where no events name its blocks, only our own guesses are kept of its cache: blocks of at least
     64 tokens make these as good and take a quarter of the time and memory.
     """
-    size = spec.block_size or profile.block_size or profile.usual_block_size
+    size = _own_block_size(spec, profile)
     if size not in BLOCK_SIZES:
         raise UnrecognizedError(f"it says that its blocks have {size} tokens; allowed: 1..4096")
     if has_events or spec.block_size is not None:
         return size
     return size * -(-_GUESSED_BLOCK // size)
+
+
+def _own_block_size(spec: WorkerSpec, profile: Profile) -> int:
+    return spec.block_size or profile.block_size or profile.usual_block_size
 
 
 async def _profile(talk: Interview, named: str | None) -> tuple[str, Profile]:

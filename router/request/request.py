@@ -295,7 +295,7 @@ class InferenceRequest(Ticket):
             attempt = self.beside
         now_s = service.clock()
         if outcome.kept:
-            outcome.usage = self.usage_of(outcome, attempt.block_size) or outcome.usage
+            outcome.usage = self._told(outcome, attempt) or outcome.usage
         usage = outcome.usage
         if usage is not None and usage.cached_tokens is not None:
             own = is_own_hit(self.body, attempt.leg)
@@ -312,6 +312,13 @@ class InferenceRequest(Ticket):
         else:
             self._use(outcome)
         return follows
+
+    def _told(self, outcome: Outcome, attempt: Attempt) -> Usage | None:
+        """What an answer of KServe's tells of its tokens."""
+        member = self._service.fleet.members.get(attempt.worker_id)
+        known = None if member is None else member.recognized
+        size = None if known is None else known.kv_block_tokens
+        return self.usage_of(outcome, size)
 
     def _ask_s(self) -> None:
         if self.traced:
