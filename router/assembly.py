@@ -220,6 +220,7 @@ class Router:
         self.admin.hosts = admin_hosts(config)
         self.inference.terms = inference_terms(config)
         self.service.triton_inputs = given_roles(config.triton_inputs)
+        self.service.triton_loads = config.triton_admin == "load"
         self.dispatcher.set_model_limits(config.model_limits)
         attempts.terms = attempt_terms(config)
         if attempts.migrations is not None:
@@ -313,6 +314,7 @@ def _inference(
 ) -> Inference:
     """The handler of inference paths; `keys` are clients' API keys."""
     service.triton_inputs = given_roles(config.triton_inputs)
+    service.triton_loads = config.triton_admin == "load"
     service.dispatcher.set_model_limits(config.model_limits)
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)

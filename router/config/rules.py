@@ -222,6 +222,11 @@ def check_together(config: Config) -> list[str]:
             "port controls the router: give admin_keys_file, or admin_open: true where a network "
             "policy guards it"
         )
+    if config.triton_admin != "off" and config.api_keys_file is None:
+        problems.append(
+            f"triton_admin is {config.triton_admin}, and whoever reaches the client port could "
+            "load and unload models: give api_keys_file"
+        )
     if sum(source.startswith("trtllm:") for source in config.discovery) > 1:
         problems.append("discovery has more than one trtllm:, whose keys would differ: merge them")
     if "redis" in config.discovery and config.state is None:

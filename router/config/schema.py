@@ -526,6 +526,10 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(description="MODEL:ROLE=INPUT, what Triton models' inputs are; else by their config"),
     ] = ()
+    triton_admin: Annotated[
+        Literal["off", "load"],
+        Meta(description="load: keys for all models may load and unload models at all Tritons"),
+    ] = "off"
     explain: Annotated[
         bool, Meta(description="clients may ask x-warmroute-explain: 1, or full, for the decision")
     ] = True

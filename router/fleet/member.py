@@ -33,6 +33,7 @@ from router.fleet.recognize import (
     NoSuchRankError,
     Recognized,
     recognize,
+    with_models,
     with_role,
     with_thresholds,
 )
@@ -285,6 +286,18 @@ class Member:
                 self._context.http, spec, terms.probe_s, terms.event_hosts
             )
         self.turn(role, by)
+
+    async def look_again(self) -> None:
+        """Learn which models it has now, which somebody changed. Where it does not say so, it is
+        followed as it is known.
+        """
+        known, http = self.recognized, self._context.http
+        if known is None:
+            return
+        with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
+            found = await with_models(http, known, self.spec, self._context.terms.probe_s)
+            if self.recognized is known:
+                self.amend(found)
 
     async def switch_engine(self, path: str, role: Role) -> str:
         """Tell the engine its new role (SGLang's `/pd_role_switch`); returns why it refused."""

@@ -169,6 +169,21 @@ async def _models(talk: Interview) -> tuple[list[Card], str | None]:
         raise
 
 
+async def with_models(
+    http: aiohttp.ClientSession, recognized: Recognized, spec: WorkerSpec, timeout_s: float
+) -> Recognized:
+    """The same Triton with the models that it has now, ready or not as a whole.
+
+    Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
+    """
+    talk = Interview(http, spec, timeout_s)
+    names = [] if spec.model else await triton.models(talk)
+    if not names:  # one that has none is not served, which its probes show
+        return recognized
+    facts = replace(recognized.facts, models=tuple(names))
+    return replace(recognized, facts=facts, roles=await triton.roles(talk, names))
+
+
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
     """The same worker with the thresholds and the weight that `spec` has now."""
     facts = replace(

@@ -445,8 +445,8 @@ _FIXED_PATHS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "ServerLive": ("GET", "/v2/health/live"),
         "ServerReady": ("GET", "/v2/health/ready"),
         "ServerMetadata": ("GET", "/v2"),
-        "RepositoryModelLoad": ("POST", "/v2/repository/models/any/load"),
-        "RepositoryModelUnload": ("POST", "/v2/repository/models/any/unload"),
+        "RepositoryModelLoad": ("POST", "/v2/repository/models/load"),
+        "RepositoryModelUnload": ("POST", "/v2/repository/models/unload"),
         "TraceSetting": ("POST", "/v2/trace/setting"),
         "LogSettings": ("POST", "/v2/logging"),
         **{

@@ -46,8 +46,14 @@ class Tenants:
             named = request.headers.get(self._tenant_header)
             if named:
                 return self._named(named)
+        return self._anybody if self._keys is None else self.presented(request)
+
+    def presented(self, request: Request) -> Key:
+        """The key that the client itself presents, whatever a peer names. Raises ClientError(401)
+        where there is none, or none is known.
+        """
         if self._keys is None:
-            return self._anybody
+            return _checked(None)
         presented = request.headers.get(ANTHROPIC_HEADER)
         if presented is None or request.headers.get("Authorization") is not None:
             return bearer_key(request.headers.get("Authorization"), self._keys)

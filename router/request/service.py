@@ -52,6 +52,7 @@ class Service:
         self.latest = LatestAttempts()
         self.sequences = Sequences()
         self.triton_inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
+        self.triton_loads = False  # some keys may load and unload models
         self.counts = TenantCounts()
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end

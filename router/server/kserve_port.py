@@ -2,12 +2,13 @@
 
 After triton-inference-server/server, `docs/protocol` (statistics, model repository). What is the
 same everywhere any server of the model answers; numbers are summed; what would change or read one
-host is refused.
+host is refused, but for loads where the operator wants them: these are for all servers.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -27,16 +28,22 @@ from router.request.service import Service
 from router.server.messages import Request, Response, json_response
 
 _ASKED_S = 5.0  # a server's answer may take
+_LOAD_S = 1_800.0  # the same of a model that is loaded
 _AT_ONCE = 16  # servers that are asked
 _KINDS = frozenset({"triton", "warmroute"})
 _MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]{1,1024})(?P<version>/versions/[0-9]{1,20})?(?P<what>/[a-z]+)?"
 )
 _INDEX = re.compile(r"/v2/repository(/[^/]+)?/index")
-_LOADS = re.compile(r"/v2/repository(/[^/]+)?/models/[^/]+/(un)?load")
+_LOAD = re.compile(r"/v2/repository/models/(?P<model>[^/]{1,1024})/(?P<verb>load|unload)")
+_LOADS = re.compile(r"/v2/repository/.*load")
 _NEWEST = frozenset({"last_inference"})  # of statistics: not a sum
 _OF_ONE_HOST = "shared memory is of one host, and this address stands for several servers"
+_WHY_CHARS, _NAMED = 300, 16  # of a server's refusal; servers whose refusals are told
 _OFF = "this router passes on no settings; send this to each server itself"
+
+
+log = logging.getLogger(__name__)
 
 
 class KservePort:
@@ -46,6 +53,7 @@ class KservePort:
         self._service = service
         self._tenants = tenants
         self._http = http
+        self._changes: set[asyncio.Task[Response]] = set()  # loads that go on, whoever waits
 
     async def answer(self, request: Request) -> Response | None:
         """The answer; None: the path is none of KServe's. Raises ClientError."""
@@ -58,6 +66,8 @@ class KservePort:
         terms = self._tenants.key_of(request).terms
         if path.startswith(("/v2/systemsharedmemory", "/v2/cudasharedmemory")):
             raise ClientError(400, _OF_ONE_HOST)
+        if self._service.triton_loads and (load := _LOAD.fullmatch(path)) is not None:
+            return await self._change(request, load["model"].replace("%2F", "/"), load["verb"])
         if _LOADS.fullmatch(path) or "/trace/" in path or path == "/v2/logging":
             raise ClientError(400, _OFF)
         if path == PREFIX:
@@ -116,9 +126,14 @@ class KservePort:
         return Response(last.status, last.body, content_type=kind)
 
     async def _ask(
-        self, member: Member, path: str, method: str = "GET", data: bytes | None = None
+        self,
+        member: Member,
+        path: str,
+        method: str = "GET",
+        data: bytes | None = None,
+        within_s: float = _ASKED_S,
     ) -> Reply:
-        timeout = aiohttp.ClientTimeout(total=_ASKED_S)
+        timeout = aiohttp.ClientTimeout(total=within_s)
         url = f"{member.spec.url}{path}"
         return await ask(self._http, url, timeout, MAX_METRICS_BYTES, method, data)
 
@@ -139,13 +154,69 @@ class KservePort:
         answers = await asyncio.gather(*map(one, members))
         return [answer for answer in answers if isinstance(answer, dict | list)]
 
+    async def _change(self, request: Request, model: str, verb: str) -> Response:
+        """Load or unload a model at all Tritons; once begun it goes on though its client leaves.
+        Raises ClientError.
+        """
+        if request.method != "POST":
+            raise ClientError(405, f"{request.path} takes POST, not {request.method}")
+        terms = self._tenants.presented(request).terms  # not what a peer says of its client
+        if terms.models:
+            why = f"this API key is for some models only, and {verb} is for all servers"
+            raise ClientError(403, why, code="model_not_allowed")
+        members = {
+            member.spec.url: member
+            for member in self._service.fleet.members.values()
+            if (member.kind or member.spec.kind or "triton") == "triton"
+        }
+        if not members:
+            raise ClientError(400, "no Triton is known here")
+        log.info("%s of %r at %d servers, by key %r", verb, model, len(members), terms.name)
+        path = f"/v2/repository/models/{quote(model, safe='')}/{verb}"
+        task = asyncio.create_task(self._changed(list(members.values()), path, request.body, model))
+        self._changes.add(task)
+        task.add_done_callback(self._changes.discard)
+        return await asyncio.shield(task)
+
+    async def _changed(
+        self, members: Sequence[Member], path: str, body: bytes, model: str
+    ) -> Response:
+        """What became of it: 200 where all have done it."""
+        few = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(member: Member) -> tuple[int, str]:
+            async with few:
+                try:
+                    reply = await self._ask(member, path, "POST", body or b"{}", _LOAD_S)
+                except (WireError, aiohttp.ClientError, TimeoutError) as error:
+                    return 500, str(error) or type(error).__name__
+            await member.look_again()
+            return reply.status, _reason(reply)
+
+        ends = await asyncio.gather(*map(one, members))
+        failed = [
+            (status, f"{member.spec.url}: {why[:_WHY_CHARS]}")
+            for member, (status, why) in zip(members, ends, strict=True)
+            if status != 200
+        ]
+        if not failed:
+            return Response(200)
+        verb = path.rpartition("/")[2]
+        told = "; ".join(why for _, why in failed[:_NAMED])
+        more = ", and others" if len(failed) > _NAMED else ""
+        why = f"{verb} of {model[:200]!r} failed at {len(failed)} of {len(members)} servers: {told}"
+        log.error("%s%s", why, more)
+        clients = all(400 <= status < 500 for status, _ in failed)
+        return json_response({"error": f"{why}{more}"}, 400 if clients else 500)
+
     async def _server(self) -> dict[str, Any]:
         """What all servers have in common."""
         told = _objects(await self._each(self._members(None), PREFIX))
         lists = [one["extensions"] for one in told if isinstance(one.get("extensions"), list)]
         common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
         # Those are of one host, or off here.
-        off = ("shared_memory", "trace", "logging", "model_repository(")
+        off = ["shared_memory", "trace", "logging"]
+        off += [] if self._service.triton_loads else ["model_repository("]
         kept = [name for name in common if isinstance(name, str) and not _has(name, off)]
         return {"name": "warmroute", "version": "2", "extensions": kept}
 
@@ -170,6 +241,18 @@ class KservePort:
                     if known.get("state") != "READY" and one.get("state") == "READY":
                         found[key] = one
         return json_response(list(found.values()))
+
+
+def _reason(reply: Reply) -> str:
+    """What a server says of a call that it refused."""
+    try:
+        return msgspec.json.decode(reply.body, type=_Said).error
+    except _BAD:
+        return f"status {reply.status}"
+
+
+class _Said(msgspec.Struct):
+    error: str
 
 
 def _absent(model: str, what: str | None) -> ClientError:

@@ -1,7 +1,10 @@
-"""Caches behind a real Triton: the mirror is put right by what answers tell."""
+"""Behind real Tritons: the mirror is put right by what answers tell, models are loaded and
+unloaded at all of them, and what becomes of sequences.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import random
 import shutil
@@ -19,14 +22,18 @@ import pytest_asyncio
 from simulator.live.processes import Programs
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.test_triton_routing import MODELS, NUMBER, SOURCE, WHOLE, Models, config_of
-from tests.engines.triton_server import TritonServer
-from tests.live.stack import Stack
+from tests.engines.triton_server import KEPT, TENSOR_CONFIGS, TENSORS, TritonServer
+from tests.live.stack import Stack, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BLOCK, BLOCKS = 32, 100  # tokens; of the cache
 PROMPT = 20 * BLOCK + 5  # words, or ids
 ANSWER = 4
+SERVERS = 2
+ALL, SOME = "sk-all-aaaaaaaa", "sk-some-bbbbbbbb"  # models that keys are for
+IDLE_S = 2.0  # after which Triton ends a sequence
+SLOTS = 2  # sequences at once
 TOLD = dict.fromkeys(("kv_cache_reused_blocks", "num_input_tokens", "num_output_tokens"), NUMBER)
 TELLING: Models = {
     name: (inputs, outputs | TOLD if name in ("ensemble", "tensorrt_llm") else outputs)
@@ -47,15 +54,30 @@ class Telling(TritonServer):
             (models / name / "config.pbtxt").write_text(config_of(name, TELLING, BLOCKS))
             if name != "ensemble":
                 shutil.copy(SOURCE, version / "model.py")
+        kept = models / KEPT / "1"
+        kept.mkdir(parents=True, exist_ok=True)
+        config = TENSOR_CONFIGS[KEPT].replace(": 60000000", f": {IDLE_S * 1e6:.0f}")
+        config = config.replace("sequences: 64", f"sequences: {SLOTS}")
+        (models / KEPT / "config.pbtxt").write_text(config)
+        shutil.copy(TENSORS, kept / "model.py")
         return models
 
 
 @dataclass(slots=True)
 class Routed:
-    """A server and a router that reads texts as texts. Lifetime: module."""
+    """The servers; a router that reads texts as texts before the first one, and one before both
+    that loads models. Lifetime: module.
+    """
 
-    server: Telling
+    servers: list[Telling]
     stack: Stack
+    both: Stack
+    access_log: Path  # of the former
+
+    @property
+    def server(self) -> Telling:
+        """The first."""
+        return self.servers[0]
 
     async def ask(self, form: str, prompt: list[int]) -> tuple[int, int]:
         """(hit tokens that the router expected, those that the worker told)."""
@@ -66,7 +88,17 @@ class Routed:
             answer = await reply.read()
             assert reply.status == 200, answer
             why = json.loads(reply.headers["x-warmroute-explain"])
-        return why["expected_hit_tokens"], told_in(answer)
+            number = reply.headers["x-request-id"]
+        told = told_in(answer)
+
+        async def logged() -> bool:
+            return number in self.access_log.read_text()
+
+        await until(logged, "its line")
+        lines = map(json.loads, self.access_log.read_text().splitlines())
+        line = next(one for one in lines if one["id"] == number)
+        assert (line["cached_tokens"], line["output_tokens"]) == (told, ANSWER)
+        return why["expected_hit_tokens"], told
 
     async def evict(self, prompt: list[int]) -> None:
         """Ask the server past the router, until nothing else is left in its caches."""
@@ -138,29 +170,50 @@ FORMS = {
 
 
 @asynccontextmanager
-async def started(folder: Path) -> AsyncIterator[Telling]:
+async def started(folder: Path) -> AsyncIterator[list[Telling]]:
     environment = Environment("triton", NEWEST_TRITON)
     if not environment.installed:
         pytest.skip(f"{environment} is not installed: make test-engines")
-    server = Telling(environment, folder, folder / "triton")
-    await server.start()
+    # Else a server is not ready, for all its models, while one of them comes or goes.
+    flags = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
+    folders = [folder / f"triton-{number}" for number in range(SERVERS)]
+    servers = [Telling(environment, folder, one, flags=flags) for one in folders]
     try:
-        await server.until_healthy()
-        yield server
+        for server in servers:
+            await server.start()
+        for server in servers:
+            await server.until_healthy()
+        yield servers
     finally:
-        await server.stop()
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def routed(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Routed]:
     folder = tmp_path_factory.mktemp("flow")
-    async with started(folder) as server, Programs(folder / "logs") as programs:
-        arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", server.spec]
-        router = await programs.start("router", "router", arguments)
-        async with aiohttp.ClientSession() as http:
-            stack = Stack(programs, router, [], http)
-            await stack.until_state(0, "ready")
-            yield Routed(server, stack)
+    keys = folder / "keys"
+    keys.write_text(f"{ALL} operators\n{SOME} others models={WHOLE}\n")
+    async with (
+        started(folder) as servers,
+        Programs(folder / "logs") as programs,
+        aiohttp.ClientSession() as http,
+    ):
+
+        async def router(name: str, those: list[Telling], *more: str) -> Stack:
+            arguments = ["serve", "--port", "0", "--admin-port", "0", *more]
+            for server in those:
+                arguments += ["--worker", server.spec]
+            stack = Stack(programs, await programs.start(name, "router", arguments), [], http)
+            for number in range(len(those)):
+                await stack.until_state(number, "ready")
+            return stack
+
+        terms = ("--api-keys-file", str(keys), "--triton-admin", "load")
+        access_log = folder / "access.jsonl"
+        one = await router("one", servers[:1], "--access-log", str(access_log))
+        both = await router("both", servers, *terms, "--intervals-health-s", "0.5")
+        yield Routed(servers, one, both, access_log)
+        for stack in (one, both):
             await stack.assert_idle()
 
 
@@ -179,3 +232,132 @@ async def test_what_an_answer_tells_puts_the_mirror_right(routed: Routed, form: 
     assert await routed.ask(form, one) == (expected, 0), "nobody told it"
     assert await routed.ask(form, other) == (0, 0), "the answer told it"
     assert await routed.ask(form, one) == (expected, whole)
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def told(stack: Stack, path: str, body: Any, key: str = ALL) -> tuple[int, str]:
+    """(status, error) of a question in Triton's form."""
+    async with stack.http.post(f"{stack.url}{path}", json=body, headers=bearer(key)) as reply:
+        text = await reply.text()
+        found = json.loads(text) if text else {}
+        assert set(found) >= {"error"} or reply.status == 200
+        return reply.status, found.get("error", "")
+
+
+async def ready_at(server: Telling, model: str) -> bool:
+    """Whether the server itself has the model."""
+    async with aiohttp.request("GET", f"{server.url}/v2/models/{model}/ready") as reply:
+        return reply.status == 200
+
+
+async def test_models_are_loaded_and_unloaded_at_all_servers_or_it_is_said_where_not(
+    routed: Routed,
+) -> None:
+    servers, stack = routed.servers, routed.both
+    load, unload = (f"/v2/repository/models/{WHOLE}/{verb}" for verb in ("load", "unload"))
+    infer = (f"/v2/models/{WHOLE}/infer", {"inputs": listed([1, 2, 3])})
+    assert await told(routed.stack, unload, {}) == (
+        400,
+        "this router passes on no settings; send this to each server itself",
+    )
+    assert (await told(stack, unload, {}, "sk-nobody"))[0] == 401
+    status, error = await told(stack, unload, {}, SOME)
+    assert (status, "for some models only" in error) == (403, True)
+    assert (await told(stack, *infer))[0] == 200
+
+    assert await told(stack, unload, {}) == (200, "")
+    assert [await ready_at(server, WHOLE) for server in servers] == [False, False]
+    status, error = await told(stack, *infer)  # the router knows it at once
+    assert (status, error) == (404, f"Request for unknown model: '{WHOLE}' is not found")
+
+    broken = servers[1].folder / "models" / WHOLE / "1" / "model.py"
+    broken.write_text("")
+    status, error = await told(stack, load, {"parameters": {}})
+    assert 400 <= status <= 500
+    assert f"load of '{WHOLE}' failed at 1 of 2 servers: {servers[1].url}: " in error
+    assert servers[0].url not in error
+    assert [await ready_at(server, WHOLE) for server in servers] == [True, False]
+    for _ in range(4):
+        assert (await told(stack, *infer))[0] == 200, "where it was loaded"
+
+    shutil.copy(SOURCE, broken)
+    assert await told(stack, load, {}) == (200, "")
+    assert [await ready_at(server, WHOLE) for server in servers] == [True, True]
+    async with stack.http.get(f"{stack.url}/v2", headers=bearer(ALL)) as reply:
+        assert any("model_repository(" in one for one in (await reply.json())["extensions"])
+    status, error = await told(stack, "/v2/repository/models/nobody/load", {})
+    assert (status >= 400, "failed at 2 of 2 servers" in error) == (True, True)
+
+
+async def summed(stack: Stack, sequence: int, **flags: bool) -> tuple[int, str]:
+    """(status, error) of one request of a sequence."""
+    one = {"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}
+    parameters = {"sequence_id": sequence, **flags}
+    return await told(
+        stack, f"/v2/models/{KEPT}/infer", {"inputs": [one], "parameters": parameters}
+    )
+
+
+async def test_a_sequence_that_idled_too_long_is_over_and_triton_says_so(routed: Routed) -> None:
+    pause_s = IDLE_S
+    while True:  # Triton looks for idle ones by a clock of its own
+        assert (await summed(routed.both, 7, sequence_start=True))[0] == 200
+        await asyncio.sleep(pause_s)
+        status, error = await summed(routed.both, 7)
+        if status != 200:
+            break
+        pause_s *= 1.5
+        assert pause_s < 60, "it never ended"
+    assert status == 400
+    assert "must specify the START flag on the first request of the sequence" in error
+
+
+async def test_sequences_beyond_the_slots_wait_for_one_that_ends(routed: Routed) -> None:
+    """At one server, which has two slots: the third begins when one of them has ended."""
+    for sequence in (11, 12):
+        assert (await summed(routed.stack, sequence, sequence_start=True))[0] == 200
+    third = asyncio.create_task(summed(routed.stack, 13, sequence_start=True))
+
+    async def charged() -> bool:
+        return bool((await routed.stack.row(0))["inflight_requests"] == 1)
+
+    await until(charged, "the third to be there")
+    while not third.done():  # keeps them from idling
+        for sequence in (11, 12):
+            last = {"sequence_end": True} if sequence == 12 else {}
+            if (await summed(routed.stack, sequence, **last))[0] != 200:
+                break
+    assert (await third)[0] == 200
+    for sequence in (11, 13):
+        await summed(routed.stack, sequence, sequence_end=True)
+
+
+async def test_a_sequence_whose_server_died_is_refused_until_it_begins_anew(
+    routed: Routed,
+) -> None:
+    """Never another server, and never the one that came back as if it knew it."""
+    stack = routed.both
+    body = {"inputs": [{"name": "VALUE", "datatype": "INT32", "shape": [1, 1], "data": [[1]]}]}
+    body["parameters"] = {"sequence_id": 21, "sequence_start": True}  # type: ignore[assignment]
+    url = f"{stack.url}/v2/models/{KEPT}/infer"
+    async with stack.http.post(url, json=body, headers=bearer(ALL)) as reply:
+        assert reply.status == 200
+        worker = int(reply.headers["x-warmroute-worker"])
+    victim = routed.servers[worker]
+    await victim.kill()
+    seen = {(await summed(stack, 21))[0] for _ in range(3)}
+    assert seen <= {502, 503}
+    await stack.until_state(worker, "down")
+    status, error = await summed(stack, 21)
+    assert (status, "are down" in error) == (503, True)
+    assert (await summed(stack, 22, sequence_start=True))[0] == 200, "others go on"
+    await victim.start()
+    await victim.until_healthy()
+    await stack.until_state(worker, "ready")
+    status, error = await summed(stack, 21)
+    assert (status, "must specify the START flag" in error) == (400, True)
+    assert (await summed(stack, 21, sequence_start=True, sequence_end=True))[0] == 200
+    await routed.stack.until_state(0, "ready")

@@ -36,6 +36,7 @@ def another_value(path: str, folder: Path) -> object:
         "replicas.flush_s": 0.02,
         "explain": False,
         "model_limits": ("mine:max_requests=8", "other:max_queued_tokens=9,max_requests=2"),
+        "triton_admin": "load",
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "drain_refuses": True,
         "forward_token_ids": True,

@@ -52,6 +52,16 @@ def test_a_shared_port_has_a_number():
     assert "name the port" in problems_of("--reuse-port", "true", "--port", "0")
 
 
+def test_models_are_loaded_for_keys_only():
+    assert "give api_keys_file" in problems_of("--triton-admin", "load")
+
+
+def test_a_models_limits_are_checked():
+    told = problems_of("--model-limits", "m:max_request=3")
+    assert "flag --model-limits: model_limits" in told
+    assert "keys, each once: max_requests, max_queued_tokens" in told
+
+
 def test_nothing_given_is_the_defaults():
     result = loaded()
     assert result.config == Config()

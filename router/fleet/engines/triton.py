@@ -93,7 +93,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         advice=""
         if told or (own and text)
         else "no load figures: give metrics=http://HOST:8002/metrics",
-        roles=await _roles(talk, own),
+        roles=await roles(talk, own),
         lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
         grpc=grpc,
     )
@@ -173,7 +173,8 @@ async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConf
     return found
 
 
-async def _roles(talk: Interview, names: list[str]) -> dict[str, Roles]:
+async def roles(talk: Interview, names: list[str]) -> dict[str, Roles]:
+    """Which inputs of these models are what, as far as their configurations can be read."""
     configs = await _configs(talk, names)
     return {name: roles_of(config, configs) for name, config in configs.items()}
 
