@@ -68,3 +68,9 @@ def another_value(path: str, folder: Path) -> object:
     if "tls." in path:
         return str(folder / "tokenizer.json")
     return special[path] if path in special else default + 1
+
+
+def flags_beside(path: str, folder: Path) -> tuple[str, ...]:
+    """What else must be given where the key has that value."""
+    keys = ("--api-keys-file", str(folder / "tokenizer.json"))
+    return {"triton_admin": keys}.get(path, ())

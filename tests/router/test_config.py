@@ -12,7 +12,7 @@ from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
 from router.config.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
 from router.config.rules import FIXED, REMOVED
 from router.config.schema import Config
-from tests.router.config_values import WORKER, another_value
+from tests.router.config_values import WORKER, another_value, flags_beside
 
 
 def loaded(*flags: str, file: str | None = None, env=None, tmp_path: Path | None = None) -> Loaded:
@@ -90,12 +90,13 @@ def test_every_key_can_be_given_as_flag_variable_and_line(tmp_path):
         changed = another_value(key.path, tmp_path)
         texts = changed if isinstance(changed, tuple) else (text_of(changed),)
         flags = [part for text in texts for part in (key.flag, text)]
-        by_flag = loaded(*flags).config
-        by_variable = loaded(env={key.variable: " ".join(texts)}).config
+        beside = flags_beside(key.path, tmp_path)
+        by_flag = loaded(*flags, *beside).config
+        by_variable = loaded(*beside, env={key.variable: " ".join(texts)}).config
         section, _, name = key.path.rpartition(".")
         value = "[" + ", ".join(f"{t!r}" for t in texts) + "]" if key.is_list else texts[0]
         line = f"{section}:\n  {name}: {value}\n" if section else f"{name}: {value}\n"
-        by_file = loaded(file=line, tmp_path=tmp_path).config
+        by_file = loaded(*beside, file=line, tmp_path=tmp_path).config
         for config in (by_flag, by_variable, by_file):
             assert value_at(config, key.path) == changed, key.path
             assert config != Config()
