@@ -296,6 +296,7 @@ class InferenceRequest(Ticket):
         now_s = service.clock()
         if outcome.kept:
             outcome.usage = self._told(outcome, attempt) or outcome.usage
+            outcome.kept = b""  # else its text would live as long as its attempt is remembered
         usage = outcome.usage
         if usage is not None and usage.cached_tokens is not None:
             own = is_own_hit(self.body, attempt.leg)
