@@ -61,6 +61,11 @@ class World:
         for worker_id in range(workers):
             self.join(worker_id)
 
+    @property
+    def next_id(self) -> int:
+        """Of the next arrival."""
+        return self._request_id + 1
+
     def join(self, worker_id: int, **facts: object) -> None:
         known = {"name": f"w{worker_id}", "models": ("m",), "block_size": BLOCK} | facts
         spec = WorkerFacts(**known)  # type: ignore[arg-type]

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Tick, WorkerChange
-from router.core.actions import Action, Dispatch, Hold, Reject
+from router.core.actions import Action, Cancel, Dispatch, Hold, Reject
 from router.core.admission import ModelLimit, model_limits
 from router.core.chooser import Withheld
 from router.request.explain import withheld
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World
 from tests.router.random_world import MODELS, RandomWorld
-from tests.router.test_split import LONG, ask, assert_empty, legs, pool, prefilled
+from tests.router.test_split import ENDS, LONG, SLOW, ask, assert_empty, legs, pool, prefilled
 
 PROMPT_MAX = 700  # tokens of `RandomWorld`
 
@@ -168,6 +168,70 @@ def test_limits_hold_over_random_lives_and_each_request_ends_once(
         world.leave(number)
     assert not any(world.core.model_limits.requests(model) for model in MODELS)
     assert world.core.admission.drain.queued_tokens == 0
+
+
+@given(
+    roles=st.lists(st.sampled_from(["prefill", "decode", "both"]), min_size=2, max_size=5),
+    at_once=st.booleans(),
+    most=st.integers(1, 4),
+    steps=st.lists(st.tuples(st.sampled_from(ENDS), st.integers(0, 7)), max_size=60),
+)
+@settings(max_examples=examples(500), deadline=None)
+def test_the_limit_holds_in_split_pools_whatever_happens(
+    roles: list[str], at_once: bool, most: int, steps: list[tuple[str, int]]
+) -> None:
+    world = pool(*roles, concurrent=at_once)
+    core, at, open_requests, next_worker = world.core, set[int](), list[int](), len(roles)
+    core.model_limits.limits = {"m": ModelLimit(most)}
+
+    def noted(actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Dispatch):
+                at.add(action.request_id)
+            elif isinstance(action, Cancel | Reject):
+                at.discard(action.request_id)
+            if isinstance(action, Reject):
+                open_requests.remove(action.request_id)
+        for action in actions:  # as who carries it to its worker does
+            if isinstance(action, Cancel):
+                noted(core.on_failure(Failure(world.now_s, action.request_id, "busy", retry=True)))
+
+    def heard(actions: list[Action]) -> None:
+        noted(actions)
+        assert core.model_limits.requests("m") == len(at) <= most
+
+    for what, which in steps:
+        world.now_s += 0.05
+        open_requests.append(world.next_id)
+        heard(ask(world, list(range(which * 40, which * 40 + 60)))[1])
+        number = open_requests[which % len(open_requests)] if open_requests else -1
+        waits = number in core.held.requests()
+        if what == "prefilled" and not waits:
+            heard(prefilled(world, number))
+        elif what == "first":
+            heard(core.on_first_token(FirstToken(world.now_s, number)))
+        elif what == "finish" and number in at:
+            at.discard(number)
+            open_requests.remove(number)
+            heard(core.on_finish(Finish(world.now_s, number, None, None, 3)))
+        elif what == "fail" and number in at:
+            at.discard(number)
+            fact = Failure(world.now_s, number, "worker", retry=True, reason="early_close")
+            heard(core.on_failure(fact))
+        elif what == "leave" and open_requests:
+            at.discard(number)
+            open_requests.remove(number)
+            heard(core.on_failure(Failure(world.now_s, number, "client")))
+        elif what == "gone" and core.workers.get(which) is not None:
+            heard(core.on_worker(WorkerChange(world.now_s, which, "gone")))
+        elif what == "join" and next_worker < 8 and len(core.workers) < 8:
+            world.join(next_worker, role=roles[which % len(roles)], **SLOW)
+            next_worker += 1
+    for number in list(open_requests):
+        at.discard(number)
+        open_requests.remove(number)
+        heard(core.on_failure(Failure(world.now_s, number, "client")))
+    assert_empty(world)
 
 
 @pytest.mark.parametrize(
