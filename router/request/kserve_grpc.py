@@ -478,7 +478,8 @@ def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
     version: str = request.version
     if version and not (version.isascii() and version.isdigit() and len(version) <= 20):
         why = f"failed to get model version from specified version string '{version[:64]}'"
-        raise ClientError(400, f"{why}, version should be an integral value > 0", "version")
+        why += " (details: stol), version should be an integral value > 0"  # to the letter
+        raise ClientError(400, why, "version")
     return request.name, version or None
 
 

@@ -293,8 +293,11 @@ class GrpcPort:
             if RPCS[rpc] == "passed_on":
                 return await self._passed_on(rpc, http)
             method, path, body = asked(rpc, message)
-            answer = await self._kserve.answer(caller.request(path, body, method))
-            assert answer is not None, "a path of KServe's"
+            try:
+                answer = await self._kserve.answer(caller.request(path, body, method))
+                assert answer is not None, "a path of KServe's"
+            except ClientError as error:
+                answer = Response(error.status, error.body())
             try:
                 return Response(200, grpc_answer(rpc, answer.status, answer.body))
             except WorkerError as error:

@@ -513,7 +513,10 @@ def test_each_call_has_a_path_of_kserve() -> None:
 def test_calls_with_names_that_are_none_are_refused() -> None:
     for fields, why in (
         ({"name": "x" * 1_025}, "more than 1024"),
-        ({"name": "m", "version": "x"}, "'x', version should be an integral value"),
+        (
+            {"name": "m", "version": "x"},
+            r"'x' \(details: stol\), version should be an integral value",
+        ),
         ({"name": "m", "version": "١"}, "version should be an integral value"),
         ({}, "unknown model"),
     ):
