@@ -310,3 +310,45 @@ async def test_what_runs_ends_before_the_router_does(
                 f"slow-{n}" for n in range(5)
             ]
             assert await stack.router.process.wait() == 0
+
+
+async def test_what_waits_for_a_models_limit_is_refused_as_by_a_full_triton(tmp_path: Path) -> None:
+    """And in the order of Triton's priorities, within the time that a request gives."""
+    limits = ("--model-limits", f"{MODEL}:max_requests=1", "--limits-hold-requests", "2")
+    async with (
+        running(tmp_path, workers=0, router=(*ROUTER, *limits)) as stack,
+        grpc_worker() as one,
+        behind(stack, one),
+        stub_of(stack) as stub,
+    ):
+
+        async def held(count: int) -> None:
+            async def reached() -> bool:
+                return await stack.metric("warmroute_held_requests") == count
+
+            await until(reached, f"{count} requests to be held")
+
+        async def sent() -> bool:
+            return one.seen["hang-9"] == 1
+
+        hanging = stub.ModelInfer(asked("hang-9"))
+        await until(sent, "the first one to be there")
+        brief = asked("brief")
+        brief.parameters["timeout"].int64_param = 200_000
+        code, why = await failed(stub.ModelInfer(brief))
+        assert code == grpc.StatusCode.UNAVAILABLE
+        assert why.startswith("Request timeout expired: ")
+        assert why.endswith("the model's limit of 1 requests is reached")
+        late = asyncio.ensure_future(stub.ModelInfer(asked("late")))
+        await held(1)
+        first = asked("first")
+        first.parameters["priority"].uint64_param = 1
+        soon = asyncio.ensure_future(stub.ModelInfer(first))
+        await held(2)
+        call = stub.ModelInfer(asked("beyond"))
+        code, why = await failed(call)
+        assert (code, why[:28]) == (grpc.StatusCode.UNAVAILABLE, "Exceeds maximum queue size: ")
+        assert int(dict(await call.trailing_metadata())["retry-after"]) >= 1
+        hanging.cancel()
+        await asyncio.gather(soon, late)
+        assert list(one.seen) == ["hang-9", "first", "late"]
