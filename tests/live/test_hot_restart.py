@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
 import pytest
+from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from simulator.live.processes import Program, Programs
 from tests.frozen import runs
+from tests.live.grpc_worker import asked, grpc_worker
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 
@@ -138,6 +141,44 @@ async def test_a_router_that_follows_loses_no_request_and_cuts_no_stream(
         assert status == 200
         assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == len(PREFIX)
         await stack.assert_idle()
+
+
+async def test_calls_by_grpc_go_on_when_a_router_follows(tmp_path: Path) -> None:
+    grpc_port = str(lasting_port())
+    ends: Counter[str] = Counter()
+    stop = asyncio.Event()
+
+    async def call(stub: Stub) -> None:
+        try:
+            ends["ok" if (await stub.ModelInfer(asked("slow"))).id == "slow" else "wrong"] += 1
+        except grpc.aio.AioRpcError as error:
+            ends[f"{error.code()}: {error.details()}"] += 1
+
+    async def calls() -> None:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{grpc_port}") as channel:
+            while not stop.is_set():
+                await call(Stub(channel))
+
+    async def answered(count: int) -> None:
+        async def reached() -> bool:
+            return ends["ok"] >= count
+
+        await until(reached, f"{count} answers ({ends})")
+
+    async with stage(tmp_path) as (routers, http), grpc_worker() as one:
+        routers.workers.clear()
+        flags = ("--grpc-port", grpc_port, "--worker", f"{one.url},grpc={one.address}")
+        before = await routers.start("before", *flags)
+        await Stack(routers.programs, before, [], http).until_state(0, "ready")
+        tasks = [asyncio.ensure_future(calls()) for _ in range(4)]
+        await answered(8)
+        after = await routers.start("after", *flags)
+        assert await asyncio.wait_for(before.process.wait(), 40) == 0
+        await answered(ends["ok"] + 8)
+        stop.set()
+        await asyncio.gather(*tasks)
+        assert set(ends) == {"ok"}, ends
+        await Stack(routers.programs, after, [], http).assert_idle()
 
 
 async def enough(load: Load, count: int) -> None:
