@@ -249,6 +249,21 @@ async def test_perf_metrics_say_what_was_cached(pair: Pair) -> None:
     assert (again["num_input_tokens"], again["num_output_tokens"]) == (48, 2)
 
 
+async def test_the_ensemble_passes_them_on_where_they_are_asked_for(pair: Pair) -> None:
+    words = " ".join(f"t{n}" for n in range(2000, 2048))
+    ask, body = "/v2/models/ensemble/generate", {"text_input": words, "max_tokens": 2}
+    reused = []
+    for _ in range(2):
+        url = f"{pair.triton.url}{ask}"
+        async with pair.http.post(url, json=body | {"return_perf_metrics": True}) as reply:
+            told = await reply.json()
+            reused.append(told["kv_cache_reused_blocks"])
+            assert (told["num_input_tokens"], told["num_output_tokens"]) == (48, 2)
+    assert reused == [0, 2]
+    async with pair.http.post(f"{pair.triton.url}{ask}", json=body) as reply:
+        assert "num_input_tokens" not in await reply.json()
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [
