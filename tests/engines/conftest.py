@@ -96,12 +96,13 @@ async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterat
     environment, model = servers[0].environment, servers[0].model
     if environment.unavailable:
         pytest.skip(environment.unavailable)
-    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
-        try:
-            for server in servers:
-                await server.start()
-            for server in servers:
-                await server.until_healthy()
+    try:
+        for server in servers:
+            await server.start()
+        for server in servers:
+            await server.until_healthy()
+        # The router ends first: Triton ends when its last client has left, or after 20 s.
+        async with Programs(folder) as programs, aiohttp.ClientSession() as http:
             arguments = ["serve", "--port", "0", "--admin-port", "0", "--tokenizer", str(model)]
             arguments += ["--access-log", str(folder / "access.jsonl"), *ROUTER, *flags]
             for server in servers:
@@ -110,8 +111,8 @@ async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterat
             for worker_id in range(len(servers)):
                 await router.until_state(worker_id, "ready")
             yield Pool(environment, model, servers, router, folder / "access.jsonl")
-        finally:
-            await asyncio.gather(*(server.stop() for server in servers))
+    finally:
+        await asyncio.gather(*(server.stop() for server in servers))
 
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")

@@ -22,10 +22,10 @@ ENDS_S = 100.0
 LEAST = 200  # results
 
 
-async def results(url: str, grpc: str) -> dict[str, Any]:
+async def results(url: str, grpc: str, *more: str) -> dict[str, Any]:
     """What the script got, by name."""
     program = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", SCRIPT, url.removeprefix("http://"), grpc),
+        *(sys.executable, "-m", SCRIPT, url.removeprefix("http://"), grpc, *more),
         cwd=CHECKOUT,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
@@ -48,9 +48,14 @@ async def test_each_call_gives_what_the_server_itself_gives(triton: Pool) -> Non
     server = triton.servers[0]
     assert isinstance(server, TritonServer)
     direct = await results(server.url, server.grpc)
-    routed = await results(triton.router.url, triton.router.router.facts["grpc"])
+    router = triton.router.url, triton.router.router.facts["grpc"]
+    routed = await results(*router)
     assert list(routed) == list(direct)
     assert len(direct) > LEAST
     unlike = [name for name in direct if routed[name] != direct[name]]
     assert not unlike, "\n".join(f"{one}: {routed[one]} != {direct[one]}" for one in unlike)
     assert await triton.router.metric("warmroute_inflight_requests") == 0
+
+    # What Triton itself cannot have on one stream the router can: each request has its own there.
+    each = direct["grpc: stream, many at once"] | direct["grpc: stream, whole at once"]
+    assert await results(*router, "mixed") == each

@@ -1,10 +1,11 @@
 """Triton's own clients before a server: a program that prints what each call gave, by its name.
 
-    python -m tests.engines.triton_clients_script HTTP_ADDRESS GRPC_ADDRESS
+    python -m tests.engines.triton_clients_script HTTP_ADDRESS GRPC_ADDRESS [mixed]
 
-Addresses are `host:port`. What it prints is the same before any server of the models of
-`triton_server.py`, and before whatever claims to be one: ids are given, times are left out. A
-process of its own, for gevent, gRPC's threads and asyncio do not go well with a test's.
+With `mixed`, what `mixed` gets is printed instead. Addresses are `host:port`. What it prints is the
+same before any server of the models of `triton_server.py`, and before whatever claims to be one:
+ids are given, times are left out. A process of its own, for gevent, gRPC's threads and asyncio do
+not go well with a test's.
 """
 
 from __future__ import annotations
@@ -328,7 +329,7 @@ def streams(tried: Tried) -> None:
         stream.send(ECHO, tried.echoed(), "")
         tried.note("stream, no id", stream.until(is_final))
         for serial in range(12):
-            stream.send(WHOLE, tried.text(f"Prompt {serial}"), f"{serial:02}")
+            stream.send(WHOLE, tried.text(f"Prompt {serial}"), f"whole {serial:02}")
         tried.note("stream, whole at once", by_request(stream.until(is_final, 12)))
         for values, flags in numbers(tried):  # none waits for the one before
             stream.send(KEPT, values, "sequence", sequence_id=77, **flags)
@@ -360,7 +361,12 @@ def ended(tried: Tried) -> None:
     with Streamed(tried, headers={"triton_grpc_error": "true"}) as stream:
         stream.send("absent", tried.echoed(), "i")
         stream.send(ECHO, tried.echoed(), "j")
-        tried.note("stream, errors as status", [stream.take(), stream.take()])
+        tried.note("stream, refusals are no status", [stream.take(), stream.take()])
+    wrong = tried.given("text_input", np.array([b"\xff"], dtype=np.object_), "BYTES")
+    for headers in ({}, {"triton_grpc_error": "true"}):
+        with Streamed(tried, headers=headers) as stream:
+            stream.send(WHOLE, [wrong], "k")  # what is said of it names a file of the server's
+            tried.note(f"stream, model's error {len(headers)}", str(stream.take().status()))
 
 
 async def aio_streams(tried: Tried) -> None:
@@ -447,6 +453,21 @@ def _put(answers: queue.Queue[Any]) -> Callable[[Any, Any], None]:
     return lambda result, error: answers.put(result if error is None else error)
 
 
+def mixed(grpc_address: str) -> dict[str, list[Any]]:
+    """What requests of decoupled and of other models get on one stream, by their ids.
+
+    Of the router alone: see `streams`.
+    """
+    with over_grpc.InferenceServerClient(grpc_address) as client:
+        tried = Tried("grpc", over_grpc, client)
+        with Streamed(tried) as stream:
+            for serial in range(12):
+                text = tried.text(f"Prompt {serial}", serial + 1, stream=True)
+                stream.send(DECOUPLED, text, f"{serial:02}", enable_empty_final_response=True)
+                stream.send(WHOLE, tried.text(f"Prompt {serial}"), f"whole {serial:02}")
+            return by_request(stream.until(is_final, 24))
+
+
 async def tried_all(http: str, grpc_address: str) -> Results:
     """What all clients got."""
     results: Results = []
@@ -475,4 +496,8 @@ async def tried_all(http: str, grpc_address: str) -> Results:
 
 
 if __name__ == "__main__":
-    print(json.dumps(asyncio.run(tried_all(*sys.argv[1:]))))
+    http_address, grpc_at, *more = sys.argv[1:]
+    got: Any = (
+        list(mixed(grpc_at).items()) if more else asyncio.run(tried_all(http_address, grpc_at))
+    )
+    print(json.dumps(got))
