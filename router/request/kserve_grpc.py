@@ -235,7 +235,7 @@ def target_of(message: bytes, streamed: bool = False) -> GrpcTarget:
         head, _ = _cut(message, frozenset({_INPUTS, _OUTPUTS, _RAW}))
         request = _parsed(_Request, head)
     except _BrokenError as error:
-        raise ClientError(400, f"the message is no ModelInferRequest: {error}") from error
+        raise _no_request(error) from error
     _check_length("model_name", request.model_name, MAX_KEY_CHARS)
     _check_length("model_version", request.model_version, MAX_VERSION_CHARS)
     _check_length("id", request.id, MAX_KEY_CHARS)
@@ -250,6 +250,10 @@ def target_of(message: bytes, streamed: bool = False) -> GrpcTarget:
     )
 
 
+def _no_request(error: _BrokenError) -> ClientError:
+    return ClientError(400, f"the message is no ModelInferRequest: {error}", code="invalid_message")
+
+
 def _check_length(name: str, value: str, most: int) -> None:
     if len(value) > most:
         why = f"`{name}` has more than {most} characters"
@@ -257,7 +261,9 @@ def _check_length(name: str, value: str, most: int) -> None:
 
 
 def infer_content(message: bytes, roles: Roles) -> Content:
-    """What a ModelInferRequest holds. Raises ClientError for tensors in shared memory."""
+    """What a ModelInferRequest holds. Raises ClientError for tensors in shared memory, and for what
+    is none: no worker could read it either, and some would say nothing at all on a stream.
+    """
     try:
         head, cut = _cut(message, frozenset({_RAW}))
         if len(head) > MAX_READ_BYTES:
@@ -267,7 +273,7 @@ def infer_content(message: bytes, roles: Roles) -> Content:
             return Content(unread=(why,))
         request = _parsed(_Request, head)
     except _BrokenError as error:
-        return Content(unread=(f"the message: {error}",))
+        raise _no_request(error) from error
     if any(SHARED_MEMORY in one.parameters for one in (*request.inputs, *request.outputs)):
         raise ClientError(400, NO_SUCH_MEMORY, code="shared_memory")
     unread: list[str] = []
@@ -513,16 +519,16 @@ def answered(rpc: str, status: int, body: bytes) -> bytes:
 
     Raises ClientError or WorkerError for one that is none; what is not ready is no error.
     """
-    answer = _CLASSES[f"{rpc}Response"]
     if rpc in _READY and status not in (401, 403, 429):
-        serialized: bytes = answer(**{_READY[rpc]: status == 200}).SerializeToString()
+        ready = _CLASSES[f"{rpc}Response"](**{_READY[rpc]: status == 200})
+        serialized: bytes = ready.SerializeToString()
         return serialized
-    if status != 200:
+    if status != 200:  # always so of calls whose answers are not in the table
         reason = _reason(status, body)
         if 400 <= status < 500:
             raise ClientError(status, reason)
         raise WorkerError("status_5xx", reason)
-    listed = rpc == "RepositoryIndex"
+    answer, listed = _CLASSES[f"{rpc}Response"], rpc == "RepositoryIndex"
     try:
         told: Any = msgspec.json.decode(body, type=list[Any] if listed else dict[str, Any])
         fields = {"models": told} if listed else told

@@ -328,7 +328,13 @@ class GrpcPort:
 
     async def _check(self, message: bytes, context: Any) -> bytes:
         """grpc.health.v1.Health/Check."""
-        if health_service(message) not in ("", SERVICE):
+        try:
+            service = health_service(message)
+        except ClientError as error:
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details(error.message)
+            return b""
+        if service not in ("", SERVICE):
             context.set_code(grpc.StatusCode.NOT_FOUND)
             context.set_details(f"the services here are {SERVICE} and the empty name")
             return b""

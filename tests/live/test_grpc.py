@@ -15,6 +15,7 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
+from router.request.scan import LONG_BYTES
 from tests.live.grpc_worker import BIG, MODEL, GrpcWorker, asked, grpc_worker
 from tests.live.stack import Stack, running, until
 from tests.server.certs import Authority
@@ -65,6 +66,12 @@ async def failed(call: Any) -> tuple[grpc.StatusCode, str]:
     with pytest.raises(grpc.aio.AioRpcError) as error:
         await call
     return error.value.code(), error.value.details() or ""
+
+
+def bytes_field(count: int) -> bytes:
+    """A raw tensor of so many bytes, as a message has it."""
+    field: bytes = pb.ModelInferRequest(raw_input_contents=[bytes(count)]).SerializeToString()
+    return field
 
 
 def bytes_of(path: str) -> bytes:
@@ -175,6 +182,13 @@ async def test_messages_that_are_none_and_calls_that_are_unknown(stack: Stack) -
                 code, why = await failed(infer(message))
                 assert code is grpc.StatusCode.INVALID_ARGUMENT
                 assert "no ModelInferRequest" in why
+            torn = b"\x2a\x03\xff\xff\xff"  # an input, behind what it is routed by
+            for more in (b"", bytes_field(LONG_BYTES)):
+                code, why = await failed(infer(asked("x").SerializeToString() + torn + more))
+                assert (code, "no ModelInferRequest" in why) == (
+                    grpc.StatusCode.INVALID_ARGUMENT,
+                    True,
+                )
             code, why = await failed(infer(asked("x", model="nobody").SerializeToString()))
             assert (code, why) == (
                 grpc.StatusCode.NOT_FOUND,
@@ -256,6 +270,8 @@ async def test_health_is_that_of_the_pool(stack: Stack) -> None:
             assert await watch.read() == b"\x08\x01"
             code, _ = await failed(check(b"\x0a\x03abc"))
             assert code is grpc.StatusCode.NOT_FOUND
+            code, _ = await failed(check(b"\xff"))
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
         assert await watch.read() == b"\x08\x02"
         watch.cancel()
 

@@ -269,15 +269,26 @@ def test_what_cannot_be_read_is_left_to_the_worker() -> None:
         (of(lambda one: [one.inputs.add() for _ in range(MAX_INPUTS)]), "over 256 inputs"),
         (of(lambda one: one.inputs[0].contents.bytes_contents.append(large)), "over 4194304"),
         (of(lambda one: setattr(one.inputs[0], "datatype", "INT32")), "text_input: is INT32"),
-        (b"\x0a\x05m", "the message: "),
-        (b"\x0a\x01m" + b"\x22\0" * LONG_BYTES, "over 4096 fields"),
-        (b"\x0a\x01m\x0b" + bytes(LONG_BYTES), "wire type 3"),
-        (b"\x0a\x01m" + b"\xff" * LONG_BYTES, "no number"),
-        (b"\x0a\x01m\x3a\xff\xff\xff\x0f" + bytes(LONG_BYTES), "longer than the message"),
     ):
         found = infer_content(message, ROLES)
         assert not found.texts
         assert why in found.unread[0]
+
+
+def test_what_no_worker_can_read_is_refused() -> None:
+    torn = request_of([("text_input", "BYTES", [["a"]])], {}, True).SerializeToString()
+    for message, why in (
+        (b"\x0a\x05m", "no ModelInferRequest: "),
+        (b"\x0a\x01m" + b"\x22\0" * LONG_BYTES, "over 4096 fields"),
+        (b"\x0a\x01m\x0b" + bytes(LONG_BYTES), "wire type 3"),
+        (b"\x0a\x01m" + b"\xff" * LONG_BYTES, "no number"),
+        (b"\x0a\x01m\x3a\xff\xff\xff\x0f" + bytes(LONG_BYTES), "longer than the message"),
+        (torn + b"\x2a\x03\xff\xff\xff", "no ModelInferRequest: "),
+        (torn + b"\x2a\x03\xff\xff\xff\x3a\x80\x80\x02" + bytes(LONG_BYTES), "Request: "),
+    ):
+        with pytest.raises(ClientError, match=why) as refused:
+            infer_content(message, ROLES)
+        assert refused.value.status == 400
 
 
 def test_statuses_of_both_protocols() -> None:
@@ -458,6 +469,10 @@ def test_refusals_and_failures_are_told() -> None:
         with pytest.raises(ClientError, match=why) as refused:
             answered("ModelMetadata", status, body)
         assert refused.value.status == status
+    for rpc in RPCS:  # of those that are always refused, too
+        if rpc not in ("ModelInfer", "ModelConfig", "ServerLive", "ServerReady", "ModelReady"):
+            with pytest.raises(ClientError, match="not here"):
+                answered(rpc, 400, b'{"error":"not here"}')
     with pytest.raises(WorkerError, match="no server answered") as failed:
         answered("ModelMetadata", 503, b'{"error":"no server answered"}')
     assert failed.value.kind == "status_5xx"
@@ -585,7 +600,7 @@ def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
         if isinstance(content, Content):
             read_well += bool(content.texts or content.ids)
         else:
-            assert content.code == "shared_memory"
+            assert content.code in ("shared_memory", "invalid_message")
         target = outcome(target_of, message, draw.random() < 0.5)
         if not isinstance(target, ClientError):
             assert 0 < len(target.model) <= MAX_KEY_CHARS
@@ -617,9 +632,9 @@ def outcome(read: Callable[..., Any], *given: Any) -> Any:
 
 @given(st.binary())
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
-    infer_content(data, ROLES)
-    infer_content(data + b"\x3a\x80\x80\x02" + bytes(LONG_BYTES), ROLES)
-    outcome(target_of, data)
+    for message in (data, data + b"\x3a\x80\x80\x02" + bytes(LONG_BYTES)):
+        outcome(infer_content, message, ROLES)
+        outcome(target_of, message)
 
 
 # Protobuf makes up to 40 bytes of one: each is read by a process of its own, which tells its peak.
