@@ -45,7 +45,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     """By a request's id before a dash. Lifetime: test.
 
     Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
-    none (no answer), full, cut (one answer, then the stream breaks), garbage, hang, flood.
+    none (no answer), full, refused (by the stream's status), cut (one answer, then the stream breaks), garbage, hang, flood.
     """
 
     url: str = ""
@@ -79,6 +79,8 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
                     yield pb.ModelStreamInferResponse(error_message="Exceeds maximum queue size")
                 case "none":
                     pass
+                case "refused":
+                    await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "as asked")
                 case "cut":
                     yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")

@@ -120,6 +120,10 @@ async def test_a_stream_that_breaks_off_ends_with_one_error_and_the_others_go_on
         broken = "the worker failed in the middle of its answer"
         assert of == {"cut": ["", broken], "ok": ["", "", ""]}
         ends = (("triton_grpc_error", "true"),)
+        code = await failed(streamed(stub, [asked("refused")], metadata=ends))
+        assert code == (grpc.StatusCode.INVALID_ARGUMENT, "as asked")
+        (answer,) = await streamed(stub, [asked("refused")])
+        assert answer.error_message == "as asked"
         code = await failed(streamed(stub, [asked("cut")], metadata=ends))
         assert code == (grpc.StatusCode.UNAVAILABLE, broken)
 
