@@ -70,6 +70,7 @@ async def serve(
                 task.cancel()
             await asyncio.wait([ticking, checking, beating])
             await router.aclose()
+            server.obey_no_more()
             router.hang_watch.stop()
             release()
 
@@ -107,6 +108,14 @@ class Server:
             loop.add_signal_handler(number, self.stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
         loop.add_signal_handler(signal.SIGUSR2, self._successor.start)
+
+    def obey_no_more(self) -> None:
+        """Ignore what asks for more than to stop. gRPC never lets go of the loop, which would keep
+        the router and its native objects until after the interpreter's end.
+        """
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGHUP, signal.SIGUSR2):
+            loop.add_signal_handler(number, _nothing)
 
     async def start(self, before: Predecessor | None) -> None:
         """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
@@ -252,6 +261,10 @@ async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
     for task in lasting:
         if task.done():
             task.result()
+
+
+def _nothing() -> None:
+    """Nobody is there any more."""
 
 
 def _warn_of_exposure(config: Config) -> None:

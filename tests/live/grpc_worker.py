@@ -45,7 +45,8 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     """By a request's id before a dash. Lifetime: test.
 
     Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
-    none (no answer), full, refused (by the stream's status), cut (one answer, then the stream breaks), garbage, hang, flood.
+    none (no answer), full, refused (by the stream's status), cut (one answer, then the stream
+    breaks), hang, flood.
     """
 
     url: str = ""

@@ -330,6 +330,7 @@ async def test_what_runs_ends_before_the_router_does(
                 f"slow-{n}" for n in range(5)
             ]
             assert await stack.router.process.wait() == 0
+        assert "leaked" not in stack.router.log.read_text(), "by the native objects' own account"
 
 
 async def test_what_waits_for_a_models_limit_is_refused_as_by_a_full_triton(tmp_path: Path) -> None:
