@@ -414,7 +414,8 @@ async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
         body = asked(0, 1600)
         params = await prefilled(one, body)
         leg = asyncio.create_task(other.post(PATH, body | {"kv_transfer_params": params}))
-        await eventually(lambda: other.worker.runner.scheduler.reading == 1, "it reads")
+        exporter = one.worker.transfers.exporter
+        await eventually(lambda: len(exporter._lent) == 1, "it is read")
         name = {
             "request_id": params["remote_request_id"],
             "generation": params["remote_registration_generation"],
@@ -423,7 +424,7 @@ async def test_a_read_that_outlives_its_lease_is_told_so() -> None:
         status, answer = await leg
         assert (status, ids(answer)) == (200, continuation(body["prompt"], 6, VOCAB))
         assert failures(other) == {"late": 1}
-        assert one.worker.transfers.exporter.late_total == 1
+        assert exporter.late_total == 1
         await at_rest(one, other)
 
 
