@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -153,6 +154,7 @@ class GrpcPort:
         self._running: dict[Named, int] = {}
         self.address = ""  # host and port, once it listens
         self._server: aio.Server | None = None
+        self.stopping = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._credentials: grpc.ServerCertificateConfiguration | None = None
 
@@ -210,6 +212,7 @@ class GrpcPort:
 
     def accept_no_more(self) -> None:
         """Take no more calls; running ones may end, and what is left is cut off."""
+        self.stopping.set()
         if self._server is not None and self._stopping is None:
             stopping = self._server.stop(self._config().timeouts.shutdown_s)
             self._stopping = asyncio.create_task(stopping)
@@ -338,17 +341,24 @@ class GrpcPort:
             context.set_code(grpc.StatusCode.NOT_FOUND)
             context.set_details(f"the services here are {SERVICE} and the empty name")
             return b""
-        return health(self._service.ready_workers() > 0)
+        return health(self._serves())
 
     async def _watch(self, message: bytes, context: Any) -> AsyncIterator[bytes]:
-        """grpc.health.v1.Health/Watch."""
+        """grpc.health.v1.Health/Watch. Ends with the router."""
         told: bool | None = None
-        while True:
-            well = self._service.ready_workers() > 0
+        while told is None or not self.stopping.is_set():
+            well = self._serves()
             if well is not told:
                 told = well
                 yield health(well)
-            await asyncio.sleep(_WATCH_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await self.stopping.wait()
+        if told:
+            yield health(False)
+
+    def _serves(self) -> bool:
+        return not self._service.reasons() and self._service.ready_workers() > 0
 
 
 class ClientStream:
@@ -370,6 +380,7 @@ class ClientStream:
         self._room = asyncio.Event()
         self._room.set()
         self._done = False
+        self._cut = False  # there was more to read
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._sequences: dict[tuple[str, str], asyncio.Event] = {}  # the latest request of each
 
@@ -392,10 +403,14 @@ class ClientStream:
 
     async def run(self) -> None:
         """Answer all of it. Ends with the stream's status told; cancelled where the client left."""
-        async with _Beside(self._write()) as writing:
+        stopping = _Beside(self._port.stopping.wait())
+        async with _Beside(self._write()) as writing, stopping as stops:
             try:
                 async with asyncio.TaskGroup() as group:
-                    await self._read(group)
+                    await self._read(group, stops)
+                if self._cut:  # its client sees that what it sends now is not answered
+                    self._context.set_code(grpc.StatusCode.UNAVAILABLE)
+                    self._context.set_details("the router is stopping")
             except* _EndedError as ended:
                 code, why = ended.exceptions[0].args
                 self._context.set_code(code)
@@ -404,10 +419,17 @@ class ClientStream:
             self._changed.set()
             await writing
 
-    async def _read(self, group: asyncio.TaskGroup) -> None:
+    async def _message(self, stops: asyncio.Task[Any]) -> Any:
+        """The next one; EOF, too, where the router stops."""
+        async with _Beside(self._context.read()) as reading:
+            await asyncio.wait((reading, stops), return_when=asyncio.FIRST_COMPLETED)
+            self._cut = not reading.done()
+            return aio.EOF if self._cut else await reading
+
+    async def _read(self, group: asyncio.TaskGroup, stops: asyncio.Task[Any]) -> None:
         turn = asyncio.Event()  # of the request that is answered next of those that are in order
         turn.set()
-        while (message := await self._context.read()) is not aio.EOF:
+        while (message := await self._message(stops)) is not aio.EOF:
             await self._slots.acquire()
             http = self._caller.request(STREAM, message)
             known: list[GrpcTarget] = []
@@ -522,14 +544,15 @@ class _Beside:
     """Runs something beside a block, and stops it after. Lifetime: call."""
 
     def __init__(self, what: Any) -> None:
-        self._task: asyncio.Task[None] = asyncio.ensure_future(what)
+        self._task: asyncio.Task[Any] = asyncio.ensure_future(what)
 
-    async def __aenter__(self) -> asyncio.Task[None]:
+    async def __aenter__(self) -> asyncio.Task[Any]:
         return self._task
 
     async def __aexit__(self, *_: object) -> None:
-        self._task.cancel()
-        await asyncio.wait((self._task,))
+        if not self._task.done():
+            self._task.cancel()
+            await asyncio.wait((self._task,))
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]

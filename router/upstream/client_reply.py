@@ -4,7 +4,7 @@ For the relay's thread a reply lends its client's socket. Where it cannot, a wor
 fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
 (bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: its answer
 may have to be asked for elsewhere), `moved` (a stream goes on at another worker), `ids` (its client
-sees token ids), `worker_gone`.
+sees token ids), `worker_gone`; of calls by gRPC it is `grpc`.
 """
 
 from __future__ import annotations

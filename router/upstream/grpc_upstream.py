@@ -211,6 +211,7 @@ class _Exchange:
             events=self._events,
             kept=self._kept,
             held=self._held,
+            fallback_reason="grpc",
         )
 
     async def run(self, method: Any, request: UpstreamRequest, *, streams: bool) -> None:

@@ -46,7 +46,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
     none (no answer), full, refused (by the stream's status), cut (one answer, then the stream
-    breaks), hang, flood.
+    breaks), hang, slow, flood.
     """
 
     url: str = ""
@@ -55,6 +55,22 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     left: Counter[str] = field(default_factory=Counter)  # those cancelled
     metadata: list[dict[str, str]] = field(default_factory=list)
     full: bool = False  # `full` is said by this one
+    well: bool = True  # by HTTP
+    port: int = 0
+    server: Any = None
+
+    async def start_grpc(self) -> None:
+        """Listen."""
+        options = (("grpc.max_receive_message_length", -1), ("grpc.so_reuseport", 0))
+        self.server = grpc.aio.server(options=options)
+        add_GRPCInferenceServiceServicer_to_server(self, self.server)
+        self.port = self.server.add_insecure_port(f"127.0.0.1:{self.port}")
+        self.address = f"127.0.0.1:{self.port}"
+        await self.server.start()
+
+    async def stop_grpc(self) -> None:
+        """End all calls, and listen no more."""
+        await self.server.stop(0)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:
         """One answer."""
@@ -87,6 +103,9 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
                 case "hang":
                     await self._hang(request.id)
+                case "slow":
+                    await asyncio.sleep(0.1)
+                    yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
                 case "flood":
                     for _ in range(BIG):
                         big = answer_to(request, bytes(BIG_BYTES))
@@ -119,26 +138,17 @@ def _pages(decoupled: bool) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def grpc_worker(
-    decoupled: bool = True, credentials: Any = None, **flags: bool
-) -> AsyncIterator[GrpcWorker]:
-    """Such a worker."""
-    worker, pages = GrpcWorker(**flags), _pages(decoupled)
+async def grpc_worker(decoupled: bool = True, port: int = 0, **flags: bool) -> AsyncIterator[Any]:
+    """Such a worker; its gRPC is at `port`."""
+    worker, pages = GrpcWorker(port=port, **flags), _pages(decoupled)
 
     async def page(request: web.Request) -> web.Response:
-        status = 200 if request.path in pages else 404
+        status = (200 if request.path in pages else 404) if worker.well else 400
         return web.json_response(pages.get(request.path, {"error": "Not Found"}), status=status)
 
-    server = grpc.aio.server(options=(("grpc.max_receive_message_length", -1),))
-    add_GRPCInferenceServiceServicer_to_server(worker, server)
-    if credentials is None:
-        port = server.add_insecure_port("127.0.0.1:0")
-    else:
-        port = server.add_secure_port("127.0.0.1:0", credentials)
-    await server.start()
+    await worker.start_grpc()
     try:
         async with served_by(page) as worker.url:
-            worker.address = f"127.0.0.1:{port}"
             yield worker
     finally:
-        await server.stop(0)
+        await worker.stop_grpc()

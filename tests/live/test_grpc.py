@@ -17,6 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from router.request.scan import LONG_BYTES
 from tests.live.grpc_worker import BIG, MODEL, GrpcWorker, asked, grpc_worker
+from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.server.certs import Authority
 
@@ -310,6 +311,52 @@ async def test_keys_are_asked_for_and_tls_is_spoken(
         async with grpc.aio.insecure_channel(address) as plain:
             code, _ = await failed(Stub(plain).ServerLive(pb.ServerLiveRequest(), timeout=10))
             assert code is grpc.StatusCode.UNAVAILABLE
+
+
+async def test_who_only_listens_does_not_keep_the_router_from_its_end(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    folder = tmp_path_factory.mktemp("listened")
+    lasting = (*ROUTER, "--timeouts-shutdown-s", "300")
+    async with running(folder, workers=0, router=lasting) as stack, grpc_worker() as one:
+        await stack.add(f"{one.url},grpc={one.address}")
+        async with grpc.aio.insecure_channel(stack.router.facts["grpc"]) as channel:
+            watch = channel.unary_stream("/grpc.health.v1.Health/Watch")(b"")
+            assert await watch.read() == b"\x08\x01"
+            idle, busy = Stub(channel).ModelStreamInfer(), Stub(channel).ModelStreamInfer()
+            await idle.write(asked("ok-1"))
+            assert [(await idle.read()).infer_response.id for _ in range(3)] == ["ok-1"] * 3
+            await busy.write(asked("slow-1"))
+            await busy.done_writing()
+            stack.router.process.terminate()
+            assert await watch.read() == b"\x08\x02"
+            assert await watch.read() is grpc.aio.EOF
+            assert await failed(idle.read()) == (
+                grpc.StatusCode.UNAVAILABLE,
+                "the router is stopping",
+            )
+            while await busy.read() is not grpc.aio.EOF:
+                pass
+            assert await busy.code() is grpc.StatusCode.OK
+            assert await asyncio.wait_for(stack.router.process.wait(), 60) == 0
+
+
+async def test_a_worker_that_is_back_is_asked_again(stack: Stack) -> None:
+    port = lasting_port()
+    async with grpc_worker(port=port) as one, stub_of(stack) as stub:
+        worker_id = await stack.add(f"{one.url},grpc={one.address}")
+        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+        await one.stop_grpc()
+        one.well = False
+        await stack.until_state(worker_id, "down")
+        for _ in range(3):
+            code, _ = await failed(stub.ModelInfer(asked("ok")))
+            assert code is grpc.StatusCode.UNAVAILABLE
+        await one.start_grpc()
+        one.well = True
+        await stack.until_state(worker_id, "ready")
+        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+        await stack.remove(worker_id)
 
 
 async def test_what_runs_ends_before_the_router_does(
