@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
@@ -15,11 +16,12 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
+from simulator import CHECKOUT
 from tests.engines.pool import SERIALS, Pool, routed
 from tests.engines.test_triton import gauges_of
 from tests.engines.triton_server import KEPT, WHOLE, TritonServer
 from tests.engines.vllm_server import MODEL
-from tests.live.stack import until
+from tests.live.stack import Stack, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -100,6 +102,27 @@ async def streamed(stub: Stub, requests: Iterable[pb.ModelInferRequest], **more:
             yield request
 
     return [answer async for answer in stub.ModelStreamInfer(each(), **more)]
+
+
+async def test_the_command_in_the_docs_finds_grpc_beside_http(three: Pool) -> None:
+    page = (CHECKOUT / "docs" / "triton.md").read_text()
+    (line,) = re.findall(r"\$ warmroute (serve .*--grpc-port.*)", page)
+    for port in ("--port 8000", "--grpc-port 8001"):
+        line = line.replace(port, f"{port.split()[0]} 0")
+    for n, server in enumerate(three.servers[:2], 1):
+        line = line.replace(f"http://gpu{n}:8000", server.url)
+    programs = three.router.programs
+    program = await programs.start("docs", "router", [*line.split(), "--admin-port", "0"])
+    stack = Stack(programs, program, [], three.router.http)
+    for worker_id, server in enumerate(three.servers[:2]):
+        await stack.until_state(worker_id, "ready")
+        assert isinstance(server, TritonServer)
+        beside = server.grpc == f"127.0.0.1:{server.port + 1}"  # where that port was free
+        assert (await stack.row(worker_id))["grpc"] == (server.grpc if beside else None)
+    async with grpc.aio.insecure_channel(program.facts["grpc"]) as channel:
+        assert text_of(await Stub(channel).ModelInfer(asked(WHOLE, "1", "docs", 3)))
+    program.process.terminate()
+    await program.process.wait()
 
 
 async def test_one_stream_of_200_requests_over_three_servers(three: Pool) -> None:
