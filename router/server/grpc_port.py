@@ -47,7 +47,7 @@ from router.server.client_port import answered
 from router.server.kserve_port import KservePort
 from router.server.messages import Answer, Request, Response, error_response
 from router.server.parser import Fields, Head
-from router.server.tls import TlsError
+from router.server.tls import TlsError, server_tls
 from router.upstream.client_reply import CollectedReply
 from router.upstream.grpc_upstream import STREAM
 from router.upstream.reply import (
@@ -183,7 +183,7 @@ class GrpcPort:
         )
         self._server.add_generic_rpc_handlers((_Handlers(self._handler),))
         try:
-            self.renew()
+            self._read_files()
             if self._credentials is None:
                 port = self._server.add_insecure_port(place)
             else:
@@ -194,10 +194,18 @@ class GrpcPort:
         self.address = f"{host}:{port}"
 
     def renew(self) -> None:
-        """Read the files of TLS anew. Raises TlsError; nothing has changed then."""
+        """Read the files of TLS anew. Those that cannot be used change nothing."""
+        try:
+            self._read_files()
+        except TlsError as error:
+            log.error("TLS files not read anew for gRPC, the old ones stay: %s", error)
+
+    def _read_files(self) -> None:
+        """Raises TlsError."""
         tls = self._config().tls
         if tls.cert is None:
             return
+        server_tls(tls)  # says what is wrong with them
         key, cert, ca = _read(tls.key or tls.cert), _read(tls.cert), None
         if tls.client_ca is not None:
             ca = _read(tls.client_ca)

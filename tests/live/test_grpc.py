@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import signal
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -73,6 +74,10 @@ def bytes_field(count: int) -> bytes:
     """A raw tensor of so many bytes, as a message has it."""
     field: bytes = pb.ModelInferRequest(raw_input_contents=[bytes(count)]).SerializeToString()
     return field
+
+
+def spoil(path: str) -> None:
+    Path(path).write_text("no certificate")
 
 
 def bytes_of(path: str) -> bytes:
@@ -308,6 +313,15 @@ async def test_keys_are_asked_for_and_tls_is_spoken(
             assert (await stub.ModelInfer(asked("ok"), metadata=right)).id == "ok"
             assert "authorization" not in one.metadata[0]
             assert (await stub.ServerLive(pb.ServerLiveRequest())).live
+            spoil(pair.cert)
+            stack.router.process.send_signal(signal.SIGHUP)
+
+            async def said() -> bool:
+                return "not read anew for gRPC" in stack.router.log.read_text()
+
+            await until(said, "the router to say that it cannot read the file")
+        async with grpc.aio.secure_channel(address, trusted) as anew:
+            assert (await Stub(anew).ServerLive(pb.ServerLiveRequest())).live
         async with grpc.aio.insecure_channel(address) as plain:
             code, _ = await failed(Stub(plain).ServerLive(pb.ServerLiveRequest(), timeout=10))
             assert code is grpc.StatusCode.UNAVAILABLE
