@@ -27,7 +27,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.kserve_http import says_busy
+from router.request.kserve_http import BROKEN, says_busy, says_unreadable
 from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
@@ -204,6 +204,11 @@ class _Denial(msgspec.Struct):
 _DENIAL = msgspec.json.Decoder(_Denial)
 
 
+# As a model's own error within a stream, and the end of its chunks.
+_LAST_WORDS = b'data: {"error":"%b"}\n\n' % BROKEN.encode()
+_LAST_EVENT = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_LAST_WORDS), _LAST_WORDS)
+
+
 class Sieve:
     """A `ReplySink` before the client's: it keeps back what says that there is no such path.
 
@@ -213,6 +218,9 @@ class Sieve:
     def __init__(self, reply: ReplySink, kserve: bool = False) -> None:
         """`kserve`: 400 may mean that a queue is full, and another worker's is not."""
         self._reply = reply
+        self._kserve = kserve
+        self._events: Body | None = None  # of KServe's, as far as they have come
+        self._events_end = b"\n\n"
         self._kept = _STATUSES | {400} if kserve else _STATUSES
         self._head: ReplyHead | None = None  # kept back
         self._body: Body
@@ -240,11 +248,15 @@ class Sieve:
         if head.status in self._kept:
             self._head = head
             self._body = follow(head, _FRAMING)
-        else:
-            self._reply.head(head)
+            return
+        if self._kserve and head.event_stream and not self.dechunk:
+            self._events = follow(head, _FRAMING)
+        self._reply.head(head)
 
     def data(self, data: bytes) -> None:
         if self._head is None:
+            if self._events is not None:
+                self._events_end = (self._events_end + self._events.feed(data))[-2:]
             self._reply.data(data)
             return
         self._data.append(data)
@@ -271,10 +283,14 @@ class Sieve:
             held.deliver(self._reply)
 
     def abort(self) -> None:
-        if self._head is None:
+        """As of `ReplySink`; KServe's events end with one that says so, where there is room."""
+        if self._head is not None:
+            self._broken = True
+        elif self._events is None or not self._events.between_chunks or self._events_end != b"\n\n":
             self._reply.abort()
         else:
-            self._broken = True
+            self._reply.data(_LAST_EVENT)
+            self._reply.finish()
 
     def left(self) -> None:
         """The client is gone: what comes is dropped."""
@@ -307,26 +323,6 @@ def says_absent(status: int, body: bytes) -> bool:
     if isinstance(denial.error, _Error):
         return denial.error.message.startswith((_OURS, _LLAMA_CPP))
     return isinstance(detail, str) and detail in _DETAILS
-
-
-# How what Triton's parser says of a request's body begins; 2.51 says it with 500.
-_TRITONS_PARSER = (
-    *("failed to parse the request JSON", "failed to get request params"),
-    *("Unable to parse ", "attempt to access ", "attempt to get "),
-)
-
-
-def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
-    """Whether an error of a worker means that the request's body cannot be read, though its
-    status blames the worker.
-    """
-    if kind != "triton" or status != 500:
-        return False
-    try:
-        error = _DENIAL.decode(body).error
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return False
-    return isinstance(error, str) and error.startswith(_TRITONS_PARSER)
 
 
 _UNCHANGED_EVERY = 64  # requests: one goes as text where ids are forwarded, to be checked

@@ -12,6 +12,7 @@ from router.fleet.member import Member
 from router.record.request_record import Attempt
 from router.request.explain import Asked
 from router.request.kserve_grpc import STATUS_OF, GrpcTarget, answer_usage
+from router.request.kserve_http import BROKEN
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
 from router.request.service import Service
@@ -20,7 +21,6 @@ from router.upstream.grpc_upstream import grpc_error
 from router.upstream.reply import Header, Outcome, ReplyHead, Sends, Usage
 
 Named = tuple[str, str | None, str]  # a request: model, tenant, its client's id
-_BROKEN = "the worker failed in the middle of its answer"
 
 
 class GrpcReply:
@@ -65,7 +65,7 @@ class GrpcReply:
         return
 
     def abort(self) -> None:
-        self.status, self.error = 503, (STATUS_OF[503], _BROKEN)
+        self.status, self.error = 503, (STATUS_OF[503], BROKEN)
 
 
 class GrpcInference(InferenceRequest):

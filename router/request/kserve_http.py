@@ -42,6 +42,7 @@ from router.upstream.reply import Usage
 PREFIX = "/v2"
 LENGTH_HEADER = "Inference-Header-Content-Length"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
+BROKEN = "the worker failed in the middle of its answer"  # what the client of a stream is told
 _PATH = re.compile(
     r"/v2/models/(?P<model>[^/]{1,1024})(?:/versions/(?P<version>[^/]{1,64}))?/(?P<verb>[a-z_]+)"
 )
@@ -392,3 +393,17 @@ def says_busy(status: int, body: bytes) -> bool:
 
 class _Said(msgspec.Struct):
     error: str
+
+
+# How what Triton's parser says of a request's body begins; 2.51 says it with 500.
+_PARSER = (
+    *("failed to parse the request JSON", "failed to get request params"),
+    *("Unable to parse ", "attempt to access ", "attempt to get "),
+)
+
+
+def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
+    """Whether an error of a worker means that the request's body cannot be read, though its
+    status blames the worker.
+    """
+    return kind == "triton" and status == 500 and error_in(body).startswith(_PARSER)

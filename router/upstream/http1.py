@@ -151,6 +151,10 @@ class Body(Protocol):
     taken: int  # bytes of the last `feed` that belong to this body
     done: bool
 
+    @property
+    def between_chunks(self) -> bool:
+        """One more chunk may be put in here."""
+
     def feed(self, data: bytes) -> bytes:
         """The payload within `data`. Raises WorkerError("garbage") for broken framing."""
 
@@ -162,6 +166,11 @@ class LengthBody:
         self.taken = 0
         self._left = length
         self.done = length == 0
+
+    @property
+    def between_chunks(self) -> bool:
+        """It has none."""
+        return False
 
     def feed(self, data: bytes) -> bytes:
         size = len(data)
@@ -180,6 +189,11 @@ class CloseBody:
     def __init__(self) -> None:
         self.taken = 0
         self.done = False
+
+    @property
+    def between_chunks(self) -> bool:
+        """It has none."""
+        return False
 
     def feed(self, data: bytes) -> bytes:
         self.taken = len(data)
@@ -201,6 +215,11 @@ class ChunkedBody:
         self._left = 0  # bytes of the present chunk's data still to come, its CRLF included
         self._line = b""  # a size line or trailer of which only the beginning has come
         self._in_trailers = False
+
+    @property
+    def between_chunks(self) -> bool:
+        """The last one is whole, and no other has begun."""
+        return not (self._left or self._line or self._in_trailers or self.done)
 
     def feed(self, data: bytes) -> bytes:
         pieces: list[bytes] = []

@@ -27,7 +27,9 @@ from router.doctor.report import Finding, Report
 from simulator import CHECKOUT
 from simulator.capacity.batches import fit, read_measured
 from tests.engines.environment import NEWEST_TRITON, Environment
+from tests.engines.test_triton import gauges_of
 from tests.engines.triton_server import TritonServer
+from tests.live.stack import until
 from tests.router.engine_pages import engine as mock
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -417,8 +419,15 @@ async def test_an_engine_that_batches_few(
     async with loaded(server, 8, asked(words, longest), GENERATE):
         report = await watched(server, **told)
     assert says in first(report, number).found.evidence
+    before = await gauges_of(server, "max")
     await server.load(llm(kv_tokens=65_536, **well))
+
+    async def its_own() -> bool:
+        return await gauges_of(server, "max") > before
+
     async with loaded(server, 8, asked(words, longest), GENERATE):
+        # Triton shows the gauges of the model that was unloaded until the new one has its first.
+        await until(its_own, "the gauges of the larger cache and batch")
         assert (await watched(server, **told)).findings == ()
 
 

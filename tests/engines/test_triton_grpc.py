@@ -289,3 +289,48 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
     assert all(0 < seen < MANY for _, seen in word_by_word)
     await idle(three)
     await three.router.until_state(1, "ready")
+
+
+async def test_kill_9_under_streams_and_unary_requests_over_http(three: Pool) -> None:
+    """The same, over HTTP."""
+    url, broken = f"{three.router.url}/v2/models", b"the worker failed in the middle of its answer"
+    begun: asyncio.Queue[int] = asyncio.Queue()
+    http = three.router.http
+
+    async def stream(n: int) -> bytes:
+        """All of it; the even ones come word by word, the odd ones at once, after a second."""
+        by_word = n % 2 == 0
+        body = {"text_input": f"kill {n}", "max_tokens": 600 if by_word else 200, "stream": by_word}
+        async with http.post(f"{url}/{MODEL}/generate_stream", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            first = await reply.content.readline()
+            if by_word:
+                begun.put_nowait(n)
+            return first + await reply.read()
+
+    async def unary(n: int) -> str:
+        body = {"text_input": f"unary {n}", "max_tokens": 8}
+        async with http.post(f"{url}/{WHOLE}/generate", json=body) as reply:
+            assert reply.status == 200, await reply.text()
+            return str((await reply.json())["text_output"])
+
+    tasks = [asyncio.create_task(stream(n)) for n in range(FAULTS)]
+    calls = [asyncio.create_task(unary(n)) for n in range(FAULTS)]
+    for _ in range(FAULTS // 2):
+        await begun.get()
+    victim = three.servers[1]
+    await victim.kill()
+    try:
+        answers, texts = await asyncio.gather(*calls), await asyncio.gather(*tasks)
+    finally:
+        await victim.start()
+        await victim.until_healthy()
+    assert answers == [" ".join(words(f"unary {n}", 8)) for n in range(FAULTS)]
+    assert [text.count(b"data: {") for text in texts[1::2]] == [1] * (FAULTS // 2)
+    assert not any(broken in text for text in texts[1::2])
+    ended = [text for text in texts[::2] if broken in text]
+    assert 0 < len(ended) < FAULTS // 2
+    assert all(text.endswith(b'data: {"error":"%b"}\n\n' % broken) for text in ended)
+    assert all(text.count(b"data: {") == 600 for text in texts[::2] if broken not in text)
+    await idle(three)
+    await three.router.until_state(1, "ready")

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 import pytest_asyncio
@@ -161,6 +162,38 @@ async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
             await client.get_model_config("nobody")
 
 
+async def broken_off(request: web.Request, end: bytes) -> web.StreamResponse:
+    """Two events, and `end` as it is; then the connection ends."""
+    reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+    await reply.prepare(request)
+    for number in range(2):
+        await reply.write(b'data: {"n":%d}\n\n' % number)
+    assert request.transport is not None
+    request.transport.write(end)
+    request.transport.close()
+    return reply
+
+
+@pytest.mark.parametrize(("end", "told"), [("", True), ("9\r\ndata", False), ("5", False)])
+async def test_a_stream_that_breaks_off_ends_with_an_error_where_one_can_stand(
+    stack, end: str, told: bool
+) -> None:
+    async with small_triton(end, 200) as url:
+        worker_id = await stack.add(url)
+        path = f"{stack.url}/v2/models/small/generate_stream"
+        async with stack.http.post(path, json={"T": "x"}) as reply:
+            if told:
+                events = (await reply.read()).split(b"\n\n")
+                assert events[:2] == [b'data: {"n":0}', b'data: {"n":1}']
+                why = b"the worker failed in the middle of its answer"
+                assert events[2:] == [b'data: {"error":"%b"}' % why, b""]
+            else:
+                with pytest.raises(aiohttp.ClientPayloadError):
+                    await reply.read()
+        assert (await stack.row(worker_id))["inflight_requests"] == 0
+        await stack.remove(worker_id)
+
+
 @asynccontextmanager
 async def small_triton(
     answer: str, status: int, pages: Mapping[str, Any] = MappingProxyType({})
@@ -175,7 +208,9 @@ async def small_triton(
         "/v2/models/small/ready": {},
     }
 
-    async def page(request: web.Request) -> web.Response:
+    async def page(request: web.Request) -> web.StreamResponse:
+        if request.path.endswith("/generate_stream"):
+            return await broken_off(request, answer.encode())
         if request.path.endswith(("/infer", "/generate")):
             return web.Response(status=status, text=answer, content_type="application/json")
         if request.path not in pages:
@@ -260,7 +295,7 @@ async def test_the_command_in_the_docs_says_by_what_a_request_was_routed(stack) 
     found = re.search(r"\$ (curl -si .*\\\n.*)\n(.*)\n", page)
     assert found is not None
     command = (
-        found[1].replace("localhost:8080", stack.url).replace("models/ensemble", f"models/{MODEL}")
+        found[1].replace("localhost:8000", stack.url).replace("models/ensemble", f"models/{MODEL}")
     )
     program = ("bash", "-c", command)
     process = await asyncio.create_subprocess_exec(*program, stdout=asyncio.subprocess.PIPE)

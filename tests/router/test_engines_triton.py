@@ -10,7 +10,7 @@ import pytest
 from engine.wire.events import WireError
 from router.fleet.engines.adapter import LoadReader, UnrecognizedError
 from router.fleet.engines.triton import loads_in
-from router.request.attempts import says_unreadable
+from router.request.kserve_http import says_unreadable
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 CORE = """\
