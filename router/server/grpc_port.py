@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from functools import partial
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -47,7 +46,7 @@ from router.server.client_port import answered
 from router.server.kserve_port import KservePort
 from router.server.messages import Answer, Request, Response, error_response
 from router.server.parser import Fields, Head
-from router.server.tls import TlsError, server_tls
+from router.server.tls import TlsError, pem, server_tls
 from router.upstream.client_reply import CollectedReply
 from router.upstream.grpc_upstream import STREAM
 from router.upstream.reply import (
@@ -206,9 +205,9 @@ class GrpcPort:
         if tls.cert is None:
             return
         server_tls(tls)  # says what is wrong with them
-        key, cert, ca = _read(tls.key or tls.cert), _read(tls.cert), None
+        key, cert, ca = pem(tls.key or tls.cert), pem(tls.cert), None
         if tls.client_ca is not None:
-            ca = _read(tls.client_ca)
+            ca = pem(tls.client_ca)
         self._credentials = grpc.ssl_server_certificate_configuration([(key, cert)], ca)
 
     def _secure(self, tls: Tls) -> grpc.ServerCredentials:
@@ -593,13 +592,6 @@ def _metadata(headers: tuple[Header, ...]) -> aio.Metadata:
     found = ((name.decode("latin-1").lower(), value) for name, value in headers)
     plain = ((name, value.decode("latin-1")) for name, value in found if value.isascii())
     return aio.Metadata(*((n, v) for n, v in plain if v.isprintable() and n != "content-type"))
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise TlsError(f"{path}: {error.strerror}") from error
 
 
 def _nobody(status: int) -> None:

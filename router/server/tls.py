@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from pathlib import Path
 
 from router.config.schema import Tls, WorkerTls
 
@@ -79,5 +80,13 @@ def load_authorities(context: ssl.SSLContext, path: str) -> None:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
         raise TlsError(f"{path}: no PEM file of certificates") from error
+    except OSError as error:
+        raise TlsError(f"{path}: {error.strerror}") from error
+
+
+def pem(path: str) -> bytes:
+    """A file as gRPC takes it. Raises TlsError."""
+    try:
+        return Path(path).read_bytes()
     except OSError as error:
         raise TlsError(f"{path}: {error.strerror}") from error

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -22,7 +21,7 @@ from router.config.schema import WorkerTls
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind
 from router.request.kserve_grpc import SERVICE, has_outputs, http_status, stream_failure
 from router.request.kserve_http import says_busy
-from router.server.tls import TlsError
+from router.server.tls import pem
 from router.upstream.reply import (
     RETRYABLE_STATUSES,
     Framing,
@@ -159,15 +158,8 @@ class GrpcUpstream:
 
 def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
     """TLS towards workers. Raises TlsError for a file that cannot be read."""
-    ca, key, cert = (None if p is None else _read(p) for p in (files.ca, files.key, files.cert))
+    ca, key, cert = (None if p is None else pem(p) for p in (files.ca, files.key, files.cert))
     return grpc.ssl_channel_credentials(ca, key, cert)
-
-
-def _read(path: str) -> bytes:
-    try:
-        return Path(path).read_bytes()
-    except OSError as error:
-        raise TlsError(f"{path}: {error.strerror}") from error
 
 
 class _Exchange:
