@@ -60,6 +60,7 @@ _MESSAGE_CHARS = 4_096  # of a refusal
 _ASKED_BYTES = 16 << 20  # an answer that is passed on
 _WATCH_S = 0.5  # between two looks of a health watch
 _ERRORS_END = "triton_grpc_error"  # metadata: an error ends the stream
+_LATE_S = 0.01  # left of a call's time when its deadline has passed to whoever rounds it down
 
 log = logging.getLogger(__name__)
 
@@ -481,6 +482,8 @@ class ClientStream:
             answer.release()
             if answer.error is None:
                 return
+        if (left_s := self._context.time_remaining()) is not None and left_s < _LATE_S:
+            raise _EndedError(grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline has passed")
         code, why = _refusal(answer, None if target is None else target.model)
         if self._errors_end and isinstance(answer, StreamReply):
             raise _EndedError(code, why)

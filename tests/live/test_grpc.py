@@ -159,6 +159,12 @@ async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> N
         code, _ = await failed(stub.ModelInfer(asked("hang-2"), timeout=0.3))
         assert code is grpc.StatusCode.DEADLINE_EXCEEDED
         await gone("hang-2")
+        late = [f"hang-late-{n}" for n in range(8)]  # the stream ends, not one message
+        calls = [streamed(stub, [asked(id)], timeout=0.3 + n / 1e3) for n, id in enumerate(late)]
+        codes = [code for code, _ in await asyncio.gather(*map(failed, calls))]
+        assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 8
+        for id in late:
+            await gone(id)
         stream = stub.ModelStreamInfer()
         await stream.write(asked("hang-3"))
         await stream.write(asked("ok"))
