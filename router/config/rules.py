@@ -203,6 +203,8 @@ def _check_grpc(config: Config) -> list[str]:
         problems.append("grpc_port: gRPC is not installed: pip install 'warmroute[grpc]'")
     if config.grpc_port == config.port != 0:
         problems.append(f"port and grpc_port are both {config.port}; they must differ")
+    if config.grpc_port == config.admin_port != 0 and config.host == config.admin_host:
+        problems.append(f"admin_port and grpc_port are both {config.admin_port}; they must differ")
     if not config.grpc_port and (config.reuse_port or config.hot_restart is not None):
         problems.append("grpc_port is 0: name the port, which another router is to share")
     return problems

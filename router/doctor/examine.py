@@ -23,7 +23,7 @@ from router.doctor.evidence import (
 )
 from router.doctor.fetch import Reader, Source, read_router
 from router.doctor.judge import judge
-from router.doctor.probe import Probe, ProbeLimits
+from router.doctor.probe import Probe, ProbeLimits, check_allowed
 from router.doctor.readings import ROUTER_WANTED, Gauges, Reading, Watched, parse_gauges
 from router.doctor.report import DoctorError, Report
 
@@ -67,6 +67,9 @@ async def examine(
         raise DoctorError(f"{options.seconds:g} s cannot be watched; {LEAST_S:g} to {MOST_S:g}")
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
         readers = [Reader(http, spec, options.timeout_s) for spec in specs]
+        if options.probe is not None:
+            for reader in readers:  # before anything is asked of it
+                check_allowed(reader.url, options.probe.hosts)
         sources = await _all([reader.recognize() for reader in readers])
         for one in sources:
             progress(f"{one.server.url}: {one.server.kind} {one.server.version}".rstrip())

@@ -102,19 +102,17 @@ class Reader:
         if found.status == 200:
             rows = parse_json(found.body, list[_Row], f"{self.url}/v2/repository/index")
         models = [row.name for row in rows if row.state in ("READY", "")][:MAX_MODELS]
-        configs = {}
-        for model in models:
-            path = f"/v2/models/{quote(model, safe='')}/config"
-            reply = await self._ask(path)
-            if reply.status == 200:
-                configs[model] = parse_json(reply.body, Config, self.url + path)
+        configs, refused = await self._configs(models)
         kind = "warmroute" if about.name == "warmroute" else "triton"
-        if kind == "triton" and not configs:
+        if kind == "triton" and not models:
             raise DoctorError(
                 f"{self.url} is a Triton without a ready model; load one, or ask the server that "
                 "has them"
             )
-        server = Server(self.url, kind, about.version, configs, models=tuple(models))
+        if kind == "triton" and not configs:
+            raise DoctorError(f"{self.url} tells no model's configuration: {refused[0]}")
+        unread = refused if kind == "triton" else ()
+        server = Server(self.url, kind, about.version, configs, models=tuple(models), unread=unread)
         metrics_url = await self._found_metrics("nv_" if kind == "triton" else "vllm:")
         if metrics_url is None and kind == "warmroute":
             raise DoctorError(
@@ -123,8 +121,20 @@ class Reader:
             )
         if metrics_url is None:
             said = f"no metrics at {self.url}: give {self.url},metrics=http://HOST:8002/metrics"
-            server = replace(server, unread=(said,))
+            server = replace(server, unread=(*unread, said))
         return Source(server, metrics_url)
+
+    async def _configs(self, models: list[str]) -> tuple[dict[str, Config], tuple[str, ...]]:
+        """The models' configurations, and what is to be said of those that cannot be had."""
+        configs, refused = {}, []
+        for model in models:
+            url = f"{self.url}/v2/models/{quote(model, safe='')}/config"
+            reply = await self._ask_url(url, MAX_REPLY_BYTES)
+            if reply.status == 200:
+                configs[model] = parse_json(reply.body, Config, url)
+            else:
+                refused.append(f"model {model}, which is ready: GET {url} answered {reply.status}")
+        return configs, tuple(refused)
 
     async def _plain(self) -> Source:
         """vLLM and SGLang, which are known by their metrics."""
@@ -220,10 +230,12 @@ def check_url(url: str) -> None:
 def _told(url: str, error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return f"{url} does not answer in time; is it overloaded, or another protocol's port?"
+    if isinstance(error, aiohttp.ClientSSLError):
+        return f"{url}: somebody listens, but TLS fails ({error.strerror or error}); is it http://?"
     if isinstance(error, aiohttp.ClientConnectorError):
         return f"{url}: nobody listens there ({error.strerror or error}); check host and port"
     if isinstance(error, aiohttp.ClientError):
-        return f"{url}: {error or type(error).__name__}; is it an HTTP server?"
+        return f"{url}: {error or type(error).__name__}; is it an HTTP server? https://?"
     return f"{url}: {str(error)[:400]}"
 
 

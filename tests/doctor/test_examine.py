@@ -16,10 +16,12 @@ from router.cli.main import main
 from router.doctor.examine import Options, examine
 from router.doctor.probe import ProbeLimits, check_allowed
 from router.doctor.report import DoctorError
+from router.server.tls import server_tls
 from tests.doctor.pools import config
 from tests.engine.harness import eventually, running
 from tests.router.engine_pages import CUT, HANGS, Pages, engine
 from tests.served_app import served_by
+from tests.server.certs import Authority
 
 OPTIONS = Options(seconds=0.4, timeout_s=1.0)
 SLEEP_S = 0.01
@@ -29,8 +31,9 @@ class SmallTriton:
     """Triton's HTTP for one model that takes 10 ms a request and one at a time. Lifetime: test."""
 
     def __init__(self, **fields: Any) -> None:
-        self.config = config(**fields)
+        self.config: dict[str, Any] | None = config(**fields)
         self.asked: list[str] = []
+        self.others: list[str] = []  # that are ready, and have no configuration
         self.running = self.most = self.done = 0
         self.queue_ns = self.compute_ns = 0
         self._free = asyncio.Lock()
@@ -55,7 +58,9 @@ class SmallTriton:
         }
         pages = {
             "/v2": {"name": "triton", "version": "2.51.0", "extensions": []},
-            "/v2/repository/index": [{"name": "m", "version": "1", "state": "READY"}],
+            "/v2/repository/index": [
+                {"name": name, "version": "1", "state": "READY"} for name in ("m", *self.others)
+            ],
             "/v2/models/m/config": self.config,
             "/v2/models/stats": {"model_stats": [stats]},
         }
@@ -135,6 +140,30 @@ async def test_what_cannot_be_read_is_named_and_what_to_do(pages: Pages, says: s
     assert url in str(raised.value) or "metrics line" in str(raised.value)
 
 
+async def test_a_model_whose_configuration_is_refused_is_told_of() -> None:
+    async with small_triton() as (url, model):
+        model.others.append("b/c")
+        report = await examine([url], OPTIONS)
+        told = f"model b/c, which is ready: GET {url}/v2/models/b%2Fc/config answered 404"
+        assert told in report.unread
+        assert f"not looked at: {told}" in report.text()
+        model.config = None
+        with pytest.raises(DoctorError, match="tells no model's configuration: model m, which is"):
+            await examine([url], OPTIONS)
+
+
+async def test_the_other_scheme_is_named(tmp_path: Path) -> None:
+    async with small_triton() as (url, _):
+        with pytest.raises(DoctorError, match=r"somebody listens, but TLS fails .*http://"):
+            await examine([url.replace("http:", "https:")], OPTIONS)
+    authority = Authority(tmp_path)
+    context = server_tls(authority.port(authority.signed("server")))
+    async with await asyncio.start_server(lambda *_: None, "127.0.0.1", 0, ssl=context) as tls:
+        address = "http://{}:{}".format(*tls.sockets[0].getsockname())
+        with pytest.raises(DoctorError, match=r"is it an HTTP server\? https://"):
+            await examine([address], OPTIONS)
+
+
 async def test_an_endless_answer_ends_at_its_bound() -> None:
     sent = 0
 
@@ -199,6 +228,7 @@ def test_the_command_says_what_is_wrong_without_a_traceback(
     for arguments, says in (
         (("http://127.0.0.1:1",), "nobody listens there"),
         (("nonsense",), "is no URL"),
+        (("http://gpu1:8000", "--probe"), "--allow-host gpu1"),
         (("http://127.0.0.1:1", "--seconds", "nan"), "--seconds nan"),
         (("http://127.0.0.1:1", "--measure", "x.json"), "--measure needs --probe"),
         (("http://127.0.0.1:1,role=x",), "only ,metrics=URL"),

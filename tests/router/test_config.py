@@ -174,6 +174,8 @@ def test_an_empty_file_is_the_defaults(text, tmp_path):
         ),
         ("limits: {workers: 1}\nworkers: [http://h:1, http://h:2]", "limits.workers is 1"),
         ("port: 8081", "port and admin_port are both 8081"),
+        ("grpc_port: 8080", "port and grpc_port are both 8080"),
+        ("grpc_port: 8081", "admin_port and grpc_port are both 8081"),
         ("tenant_header: x-session-id", "session_header and tenant_header"),
         ("session_header: X Session", "allowed: small letters"),
         ("session_header: x-warmroute-internal-a", "the router's own"),
