@@ -26,7 +26,7 @@ SOURCE = Path(__file__).with_name("sleep_model.py")
 BASE_S, PER_REQUEST_S, MAX_BATCH = 0.020, 0.004, 8
 CASES = ((1, 60.0), (3, 180.0))  # instances, requests per second
 REQUESTS = 600
-RUNS = 4  # tried for each case, until one is quiet
+RUNS = 3  # of each case; the quiet ones are judged together, by their medians
 QUIET_S = 0.011  # a sleep of 10 ms, mean: beyond it the machine was too busy to time anything
 CONFIG = """\
 backend: "python"
@@ -197,8 +197,6 @@ async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, r
                 off.append(differences(planned, seen, rate, instances))
                 told = " ".join(f"{name} {share:.0%}" for name, share in off[-1].items())
                 print(f"\n{instances} instances, {rate:g}/s: of what it may be off: {told}")
-                if max(off[-1].values()) <= 1:
-                    break
         finally:
             await http.close()
             await server.stop()
@@ -206,4 +204,5 @@ async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, r
         warnings.warn(f"{len(noisy)} runs discarded: 10 ms took {noisy}", stacklevel=1)
     if not off:
         pytest.skip(f"this machine is too busy: a sleep of 10 ms took {min(noisy) * 1e3:.1f} ms")
-    assert max(off[-1].values()) <= 1, off
+    medians = {name: float(np.median([one[name] for one in off])) for name in off[0]}
+    assert max(medians.values()) <= 1, off
