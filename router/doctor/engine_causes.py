@@ -258,16 +258,18 @@ def kv_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | No
 
 
 def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
-    """22: several copies of an engine share the device's memory."""
-    count = x.config.instances
-    if server.server.kind != "triton" or not x.moving or count < 2:
+    """22: several copies of an engine share a device's memory."""
+    count, devices = x.config.instances, x.config.devices
+    if server.server.kind != "triton" or not x.moving or count <= devices:
         return None
+    where = "one device" if devices == 1 else f"{devices} devices"
     told = (
-        f"instance_group.count is {count} for {x.model}: each is a whole engine, and its KV cache "
+        f"{count} instances of {x.model} on {where}: each is a whole engine, and its KV cache "
         f"a share of what the others left ({number(x.kv_tokens)} tokens, "
         f"{number(100 * x.kv_share)} % in use); {_batch(x)}"
     )
-    change = Change(f"{x.model}: instance_group.count", str(count), "1")
+    now = max(group.count for group in x.config.instance_group)
+    change = Change(f"{x.model}: instance_group.count", str(now), "1")
     more = min(x.waiting, x.scheduled * (count - 1)) if x.kv_share >= KV_FULL else 0.0
     return Found(told, (change,), more)
 

@@ -329,6 +329,8 @@ def _backend(model: str, watched: Watched) -> EngineEvidence:
     active, scheduled = requests("active"), requests("scheduled")
     waits = [max(a - s, 0.0) for a, s in zip(active, scheduled, strict=True)]
     most, held = mean(blocks("max")), mean(blocks("used"))
+    # Copies of an engine may each show a sample with the same labels: counts add up, a size not.
+    size = mean(r.gauges.most(BLOCKS, model=model, kv_cache_block_type="tokens_per") for r in moved)
     reused = [
         r.gauges.total(BLOCKS, model=model, kv_cache_block_type="reused")
         for r in (readings[0], readings[-1])
@@ -346,7 +348,7 @@ def _backend(model: str, watched: Watched) -> EngineEvidence:
         generation=batcher("generation_requests"),
         context_tokens=prefill,
         paused=batcher("paused_requests"),
-        kv_tokens=most * mean(blocks("tokens_per")),
+        kv_tokens=most * size,
         kv_share=held / most if most else math.nan,
         reused=reused[1] - reused[0],
         input_tokens=_mean_length(readings, INPUT_TOKENS, model),
@@ -370,7 +372,26 @@ def _moved(model: str, readings: Sequence[Reading]) -> list[Reading]:
         stats = reading.stats.get(model)
         return ours, stats.inference_count if stats else 0
 
-    return [now for before, now in pairwise(readings) if state(before) != state(now)]
+    moved = [now for before, now in pairwise(readings) if state(before) != state(now)]
+    return _of_one_engine(model, moved)
+
+
+def _of_one_engine(model: str, readings: list[Reading]) -> list[Reading]:
+    """Those of the last engine, where another one followed in the watch.
+
+    How large an engine is does not change while it lives. Copies of several sizes show theirs in
+    turn: then all readings are kept.
+    """
+    sizes = [
+        [s.value for s in r.gauges.by_name.get(BLOCKS, ()) if _is_size(s, model)] for r in readings
+    ]
+    begin = next((n for n, size in enumerate(sizes) if size == sizes[-1]), 0)
+    return readings[begin:] if all(size == sizes[-1] for size in sizes[begin:]) else readings
+
+
+def _is_size(sample: names.Sample, model: str) -> bool:
+    kind = sample.labels.get("kv_cache_block_type")
+    return sample.labels.get("model") == model and kind in ("max", "tokens_per")
 
 
 def _vllm(watched: Watched) -> EngineEvidence:

@@ -117,8 +117,9 @@ class Sequences(msgspec.Struct, frozen=True):
 class Group(msgspec.Struct, frozen=True):
     """One of `instance_group`."""
 
-    count: Number = 1
+    count: Number = 1  # on each of its devices
     kind: str | int = ""
+    gpus: list[int] = []
     rate_limiter: dict[str, Any] | None = None
 
 
@@ -163,8 +164,16 @@ class Config(msgspec.Struct, frozen=True):
 
     @property
     def instances(self) -> int:
-        """Over all groups, at least 1."""
-        return max(1, sum(group.count for group in self.instance_group))
+        """Over all groups and their devices, at least 1."""
+        return max(1, sum(group.count * max(len(group.gpus), 1) for group in self.instance_group))
+
+    @property
+    def devices(self) -> int:
+        """How many its instances are spread over, as far as it is told: at least 1."""
+        named = {gpu for group in self.instance_group for gpu in group.gpus}
+        # TensorRT-LLM's: a set of devices for each instance.
+        sets = (self.text("gpu_device_ids") or "").strip(";").split(";")
+        return max(len(named), len(sets))
 
     @property
     def steps(self) -> list[str]:
@@ -241,6 +250,12 @@ class Gauges:
         wanted = labels.items()
         found = [s.value for s in self.by_name.get(name, ()) if wanted <= s.labels.items()]
         return math.fsum(found) if found else math.nan
+
+    def most(self, name: str, **labels: str) -> float:
+        """The largest of those with these labels; NaN where there is none."""
+        wanted = labels.items()
+        found = [s.value for s in self.by_name.get(name, ()) if wanted <= s.labels.items()]
+        return max(found, default=math.nan)
 
     def split(self, name: str, label: str, **labels: str) -> dict[str, float]:
         """Sums by the values of `label`."""

@@ -255,7 +255,7 @@ ENGINES = (
     Case(21, ("9 requests failed",), "first dimension", llm({}, texts=TEXTS), llm({}, texts={})),
     Case(
         22,
-        ("instance_group.count is 2",),
+        ("2 instances of tensorrt_llm on one device",),
         "tensorrt_llm: instance_group.count",
         llm({}, fields={"instance_group": instances(2)}),
         llm({}),

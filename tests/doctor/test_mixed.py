@@ -124,6 +124,17 @@ def test_the_busier_of_two_models_is_the_first() -> None:
 
 _STILL = trt(still=True, active=8, scheduled=1, max=64, kv_max=40, kv_used=33, tokens_per=64)
 _IDLE = trt(still=True, active=0, scheduled=0, max=64, kv_max=0, kv_used=0, tokens_per=0)
+_COPIES = _ENGINE | {
+    "instance_group": instances(2),
+    "parameters": parameters(gpu_device_ids="0;1"),
+}
+_BUSY = {"active": 40, "scheduled": 40, "max": 64, "kv_max": 500, "kv_used": 300, "tokens_per": 64}
+_TWICE = [2 * page for page in trt(**_BUSY)]
+_CALM = trt(**(_BUSY | {"active": 2, "scheduled": 2, "kv_used": 9, "iteration": 3}))
+_IN_TURN = [
+    calm if look % 2 else busy
+    for look, (busy, calm) in enumerate(zip(trt(**_BUSY), _CALM, strict=True))
+]
 _ENSEMBLE = config(
     "ensemble",
     backend="",
@@ -155,6 +166,18 @@ HEALTHY = {
     "copies of a Python model that are busy one by one": one(
         config(instance_group=instances(4)), ran(sizes={4: (1500, 21.0)}, queue_ms=9.0)
     ),
+    "copies of an engine, each on devices of its own": llm(
+        {}, {"gpu_device_ids": "0,1;2,3"}, fields={"instance_group": instances(2)}
+    ),
+    "an engine on each of two devices": llm(
+        {}, fields={"instance_group": instances(1, gpus=[0, 1])}
+    ),
+    "copies whose gauges have the same labels": pool(
+        triton([_COPIES], ran("tensorrt_llm", {1: (40, 0.2)}), gauges=_TWICE)
+    ),
+    "copies that write the same gauges in turn": pool(
+        triton([_COPIES], ran("tensorrt_llm", {1: (40, 0.2)}), gauges=_IN_TURN)
+    ),
     "an idle vLLM": pool(
         plain("vllm", "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n")
     ),
@@ -164,6 +187,43 @@ HEALTHY = {
 }
 
 
+def test_a_size_that_two_copies_show_is_no_sum() -> None:
+    pages = [2 * page for page in trt(**(_BUSY | {"active": 60, "kv_used": 480}))]
+    made = pool(triton([_COPIES], ran("tensorrt_llm"), gauges=pages), max_tokens=800.0)
+    found = judge(made)[0]
+    assert found.number == 25
+    assert "it holds 64,000, that is" in found.found.evidence  # 2 x 500 blocks of 64
+
+
 @pytest.mark.parametrize("name", HEALTHY)
 def test_false_alarms_are_not_raised(name: str) -> None:
     assert judge(HEALTHY[name]) == ()
+
+
+_SMALLER = trt(**(_BUSY | {"active": 8, "scheduled": 1, "kv_max": 40, "kv_used": 33}))
+
+
+@pytest.mark.parametrize(
+    ("pages", "numbers"),
+    [
+        ([*_SMALLER[:2], *trt(**_BUSY)[2:]], []),  # loaded anew, with a larger cache
+        ([*trt(**_BUSY)[:2], *_SMALLER[2:]], [13]),  # with a smaller one
+        (_SMALLER, [13]),
+    ],
+)
+def test_an_engine_is_not_blamed_for_the_one_before_it(
+    pages: list[str], numbers: list[int]
+) -> None:
+    made = pool(
+        triton([_ENGINE], ran("tensorrt_llm"), gauges=pages), max_tokens=1060.0, input_tokens=1000.0
+    )
+    assert [found.number for found in judge(made)] == numbers
+
+
+@pytest.mark.parametrize("singles", [0, 3, 200])
+def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
+    configured = config(response_cache={"enable": True}, instance_group=instances(2))
+    figures = ran(sizes={1: (singles, 20.0)}, queue_ms=1.0, cache_hits=4000)
+    found = judge(one(configured, figures))
+    assert 12 in [one.number for one in found]
+    assert all(one.harmless for one in found)

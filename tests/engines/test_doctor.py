@@ -11,8 +11,8 @@ import json
 import re
 import shutil
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,12 @@ class DoctorsTriton(TritonServer):
         async with aiohttp.ClientSession() as http:
             for name in reversed(self.loaded):
                 await self._repository(http, name, "unload")
+
+            async def over() -> bool:
+                return "UNLOADING" not in await self._states(http)
+
+            # What it has begun it ends, and a model of the same name would not be told from it.
+            await until(over, "the end of the models before")
             self.loaded = [model.name for model in models]
             for model in models:
                 version = self.folder / "models" / model.name / "1"
@@ -73,13 +79,10 @@ class DoctorsTriton(TritonServer):
                 shutil.copy(SOURCE, version / "model.py")
                 (version.parent / "config.pbtxt").write_text(model.config)
                 await self._repository(http, model.name, "load")
-            while self.loaded:
-                async with http.post(f"{self.url}/v2/repository/index", json={}) as reply:
-                    states = {one["name"]: one.get("state") for one in await reply.json()}
-                left = {name: s for name, s in states.items() if s == "UNLOADING"}
-                if not left:
-                    return
-                await asyncio.sleep(0.02)
+
+    async def _states(self, http: aiohttp.ClientSession) -> list[str]:
+        async with http.post(f"{self.url}/v2/repository/index", json={}) as reply:
+            return [one.get("state", "") for one in await reply.json()]
 
     async def _repository(self, http: aiohttp.ClientSession, name: str, what: str) -> None:
         async with http.post(f"{self.url}/v2/repository/models/{name}/{what}", json={}) as reply:
@@ -105,12 +108,13 @@ def plain(
     dims: str = "4",
     more: str = "",
     ragged: str = "",
+    name: str = "m",
     **parameters: object,
 ) -> Model:
-    """A model `m` of numbers: an execution takes 20 ms."""
+    """A model of numbers: an execution takes 20 ms."""
     inputs = tensor("INPUT", "FP32", dims, ragged) + more
     output = tensor("OUTPUT", "FP32", "1")
-    return Model("m", _config(inputs, output, extra, batch, count, parameters))
+    return Model(name, _config(inputs, output, extra, batch, count, parameters))
 
 
 def _config(
@@ -173,9 +177,10 @@ def ensemble(*steps: str) -> Model:
     return Model("ensemble", config)
 
 
-def numbers(length: int = 4, more: bool = False, **parameters: object) -> Body:
-    """A request of `m`."""
-    inputs = [{"name": "INPUT", "datatype": "FP32", "shape": [1, length], "data": [0.5] * length}]
+def numbers(length: int = 4, more: bool = False, value: float = 0.5, **parameters: object) -> Body:
+    """A request of a model of numbers."""
+    data = [value] * length
+    inputs = [{"name": "INPUT", "datatype": "FP32", "shape": [1, length], "data": data}]
     if more:
         inputs.append({"name": "MORE", "datatype": "FP32", "shape": [1, 4], "data": [0.5] * 4})
     return {"inputs": inputs, "parameters": parameters}
@@ -192,7 +197,7 @@ class Load:
     """Clients that ask again and again. Lifetime: the `async with` block."""
 
     def __init__(
-        self, server: TritonServer, path: str, clients: int, bodies: Sequence[Body], pause_s: float
+        self, server: TritonServer, path: str, clients: int, bodies: Iterable[Body], pause_s: float
     ) -> None:
         self._url, self._clients, self._pause_s = f"{server.url}/v2/models/{path}", clients, pause_s
         self._bodies = itertools.cycle(bodies)
@@ -223,7 +228,7 @@ class Load:
 async def loaded(
     server: TritonServer,
     clients: int,
-    bodies: Sequence[Body] = (),
+    bodies: Iterable[Body] = (),
     path: str = "m/infer",
     pause_s: float = 0.0,
     warm: bool = True,
@@ -291,6 +296,9 @@ async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
     await servers[0].load(plain(batch=0))
     async with loaded(servers[0], 8, [flat()]):
         assert first(await watched(servers[0]), 2).found.changes[0].now == "0"
+    await servers[0].load(plain())
+    async with loaded(servers[0], 8):
+        assert (await watched(servers[0])).findings == ()
 
 
 @pytest.mark.parametrize("what", ["shapes", "inputs"])
@@ -534,22 +542,104 @@ async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
 
 
 async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[DoctorsTriton]) -> None:
-    """7, 12, 36: little load, answers from the cache, full batches of a busy device."""
-    server = servers[0]
-    await server.load(plain())
-    async with loaded(server, 1, pause_s=0.2):
-        report = await watched(server)
-    assert (first(report, 7).harmless, report.status) == (True, 0)
-    await server.load(plain("dynamic_batching { } response_cache { enable: true }"))
-    async with loaded(server, 4, pause_s=0.01):
-        report = await watched(server)
-    assert (first(report, 12).harmless, report.status) == (True, 0)
-    await server.load(plain(batch=4, base_ms=1, per_ms=8))
-    whole = numbers()
+    """7, 12, 36: little load, answers from the cache, full batches of a busy device; and each
+    without."""
+    server, whole = servers[0], numbers()
     whole["inputs"][0] |= {"shape": [4, 4], "data": [0.5] * 16}
-    async with loaded(server, 4, [whole]):
-        report = await watched(server)
-    assert (first(report, 36).harmless, report.status) == (True, 0)
+    cached = plain("dynamic_batching { } response_cache { enable: true }", count=2)
+    others = itertools.cycle([numbers(value=n / 7) for n in range(5000)])
+    cases = (
+        (7, plain(), (1, [numbers()], 0.2), (16, [numbers()], 0.0)),
+        (12, cached, (4, [numbers()], 0.01), (24, others, 0.0)),
+        (36, plain(batch=4, base_ms=1, per_ms=8), (4, [whole], 0.0), (3, [numbers()], 0.0)),
+    )
+    for number, model, sick, well in cases:
+        await server.load(model)
+        for found_numbers, (clients, bodies, pause_s) in (([number], sick), ([], well)):
+            async with loaded(server, clients, bodies, pause_s=pause_s):
+                report = await watched(server)
+            assert [one.number for one in report.findings] == found_numbers, report.text()
+            assert report.status == 0
+
+
+async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsTriton]) -> None:
+    """Triton shows them on, as they were last: eight active, one scheduled."""
+    server = servers[0]
+    await server.load(llm(kv_tokens=2560, answer=60))
+    async with loaded(server, 8, asked(1000, 1060), GENERATE):
+        first(await watched(server, max_tokens=1060.0), 13)
+    await server.load(plain())
+    assert await gauges_of(server, "max") > 0
+    async with loaded(server, 16):
+        assert (await watched(server, max_tokens=1060.0)).findings == ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """Two causes at once, the costlier first, where it is, and who asks."""
+
+    numbers: tuple[int, int]
+    models: tuple[Model, ...]
+    loads: tuple[tuple[str, int, list[Body]], ...]  # path, clients, what they ask
+    where: str  # the first is at this model
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+STATIC = "static_batch"
+TIGHT = {"kv_tokens": 2560, "max_tokens_in_paged_kv_cache": 2560, "answer": 60}
+DELAYED = "dynamic_batching { max_queue_delay_microseconds: 60000 }"
+MIXED = {
+    "memory for one, and a policy that is none": Mixed(
+        (13, 19),
+        (llm(**TIGHT, batch_scheduler_policy=STATIC),),
+        ((GENERATE, 8, asked(1000, 1060)),),
+        "tensorrt_llm",
+        {"max_tokens": 1060.0},
+    ),
+    "a small batch, and an unfilled template": Mixed(
+        (16, 19),
+        (llm(batch=2, decoding_mode="${decoding_mode}"),),
+        ((GENERATE, 8, asked()),),
+        "tensorrt_llm",
+        {"max_tokens": 20.0},
+    ),
+    "two models without the batcher, the busier first": Mixed(
+        (1, 1),
+        (plain(""), plain("", name="n")),
+        (("m/infer", 6, [numbers()]), ("n/infer", 16, [numbers()])),
+        "n",
+    ),
+    "BLS, before an engine whose template is unfilled": Mixed(
+        (26, 19),
+        (llm(decoding_mode="${decoding_mode}"), texts("tensorrt_llm_bls", "bls")),
+        (("tensorrt_llm_bls/generate", 8, asked()),),
+        "tensorrt_llm_bls",
+    ),
+    "no batch dimension, and a delay for nobody": Mixed(
+        (2, 6),
+        (plain(batch=0), plain(DELAYED, name="n")),
+        (("m/infer", 8, [flat()]), ("n/infer", 1, [numbers()])),
+        "m",
+    ),
+    "no batcher, and one Python process": Mixed(
+        (1, 29),
+        (plain("", name="n"), plain("", batch=0)),
+        (("n/infer", 16, [numbers()]), ("m/infer", 4, [flat()])),
+        "n",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MIXED)
+async def test_of_two_causes_the_costlier_is_first(servers: list[DoctorsTriton], name: str) -> None:
+    server, case = servers[0], MIXED[name]
+    await server.load(*case.models)
+    async with AsyncExitStack() as stack:
+        for path, clients, bodies in case.loads:
+            await stack.enter_async_context(loaded(server, clients, bodies, path))
+        report = await watched(server, **case.options)
+    assert tuple(one.number for one in report.findings[:2]) == case.numbers, report.text()
+    assert report.findings[0].where == f"{server.url} {case.where}"
 
 
 async def test_one_client_that_waits_for_each_answer(servers: list[DoctorsTriton]) -> None:
