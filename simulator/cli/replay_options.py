@@ -35,8 +35,9 @@ from simulator.replay.setup import (
 )
 from simulator.traces.formats import FORMATS
 
-# By turns, by load alone, by load and caches. `kv_prefix` alone would be a warning, not a choice.
-POLICIES = ("round_robin", "least_requests", "hybrid")
+# By turns, by load alone, by load and caches, and what a router does that nobody told otherwise.
+# `kv_prefix` alone would be a warning, not a choice.
+POLICIES = ("round_robin", "least_requests", "hybrid", "warmset")
 PROFILE = "qwen3-32b-h100-tp2"
 WORKERS = 8
 SEEDS = (1, 2, 3)  # where one is not enough to tell

@@ -474,7 +474,7 @@ def _add_runs(parser: argparse.ArgumentParser) -> None:
 
 
 TRUTHS = "simulator.cli.truth"
-VALIDATED = ("round_robin", "hybrid")
+VALIDATED = ("round_robin", "hybrid", "warmset")
 
 
 def add_validate(parsers: Any) -> None:

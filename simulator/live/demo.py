@@ -108,13 +108,13 @@ def acts(trace: Path | None = None) -> tuple[Act, ...]:
     return (
         Act(
             "shared_prompt",
-            ("round_robin", "kv_prefix", "kv_load", "hybrid"),
+            ("round_robin", "kv_prefix", "kv_load", "hybrid", "warmset"),
             WorkloadSpec(POPULAR.format(requests=FULL[1])),
             "500 requests with 6,000 shared and 700 own tokens, 60 per second",
         ),
         Act(
             "conversation",
-            ("round_robin", "hybrid"),
+            ("round_robin", "hybrid", "warmset"),
             WorkloadSpec(str(trace or SAMPLE_PATH), seconds=120.0, strict=True),
             f"the first 120 s of {(trace or SAMPLE_PATH).name}",
             kv_tokens=1_000_000,

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from router.config.schema import Config
+from simulator.cli.replay_options import POLICIES
+from simulator.cli.study_options import VALIDATED
+from simulator.live.demo import acts
 from simulator.report.figures import figure
 from tests.simulator.cli_support import (
     FLEET,
@@ -120,6 +124,15 @@ def test_closed_loops_mixed_pools_and_faults(run: Run, tmp_path: Path) -> None:
     assert len(row["workers"]) == 3, "one joined"
     assert row["completed"] + row["failed"] == REQUESTS
     assert said.out.splitlines()[0].startswith(f"{REQUESTS} requests, 3 workers")
+
+
+def test_the_router_s_default_is_among_those_compared(run: Run, tmp_path: Path) -> None:
+    found = tmp_path / "r.json"
+    assert run("replay", trace(tmp_path), *FLEET, "--json", found).status == 0
+    policies = [row["policy"] for row in report(found)]
+    assert policies == list(POLICIES)
+    for compared in (policies, VALIDATED, *(act.policies for act in acts())):
+        assert Config().policy in compared
 
 
 def test_one_request_is_enough(run: Run, tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from simulator.traces.job import TraceError
 from simulator.traces.open import open_jobs, sessions
 from tests.simulator.made_up import run
 
+OURS = ("hybrid", "warmset")
 Calls = list[tuple[str, str, int, int]]  # workload, policy, workers, requests
 
 
@@ -100,9 +101,9 @@ async def test_it_reports_every_run_and_what_they_show(
     assert calls == [("live", policy, 8, 500) for policy in ("kv_prefix", "hybrid")]
     report = json.loads((tmp_path / "report.json").read_bytes())
     assert [(row["workload"], row["policy"]) for row in report["results"]] == [
-        *(("shared_prompt", p) for p in ("round_robin", "kv_prefix", "kv_load", "hybrid")),
-        *(("conversation", p) for p in ("round_robin", "hybrid")),
-        *(("agents", p) for p in ("hybrid", "warmset")),
+        *(("shared_prompt", p) for p in ("round_robin", "kv_prefix", "kv_load", *OURS)),
+        *(("conversation", p) for p in ("round_robin", *OURS)),
+        *(("agents", p) for p in OURS),
         *(("live", p) for p in ("kv_prefix", "hybrid")),
     ]
     assert [claim["text"] for claim in report["claims"]] == [
@@ -119,7 +120,7 @@ async def test_a_busy_machine_does_less_and_says_so(
     monkeypatch.setattr(demo, "LAST_REPLAY_S", -1.0)
     _, text = await demonstrated(tmp_path)
     assert calls == [("live", policy, 4, 240) for policy in ("kv_prefix", "hybrid")]
-    assert text.count("was left out") == 8
+    assert text.count("was left out") == 10
     assert "live, 240 requests on 4 workers instead of 500 on 8" in text
     assert "was left out" in (tmp_path / "report.html").read_text()
 
@@ -130,8 +131,8 @@ async def test_it_ends_in_time_whatever_the_machine_does(
     monkeypatch.setattr(demo, "LIMIT_S", -1.0)
     found, text = await demonstrated(tmp_path, quick=True)
     assert "the live part was ended early" in text
-    assert len(found.runs) == 8
-    assert len(json.loads((tmp_path / "report.json").read_bytes())["results"]) == 8
+    assert len(found.runs) == 10
+    assert len(json.loads((tmp_path / "report.json").read_bytes())["results"]) == 10
 
 
 async def test_what_did_not_return_to_zero_is_shown_and_not_sound(
