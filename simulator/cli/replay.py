@@ -19,7 +19,7 @@ from simulator.replay.observer import Observer
 from simulator.replay.run import ReplayProgress, replay
 from simulator.replay.setup import Setup
 from simulator.report.board import Board
-from simulator.report.console import replay_tables, show_replay
+from simulator.report.console import most_unserved, replay_tables, show_replay
 from simulator.report.files import RequestsCsv, write_json
 from simulator.report.replay_page import render_page
 from simulator.report.row import ReplayRow, summarize
@@ -41,7 +41,10 @@ Done = Callable[[Setup, Replayed], None]
 
 
 def run(options: argparse.Namespace, console: Console) -> bool:
-    """Replays, prints the tables, writes what was asked for; False when nothing completed."""
+    """Replays, prints the tables, writes what was asked for.
+
+    False where a replay left most of its requests without an answer.
+    """
     setups = setups_of(options)
     _check_reports(options, setups)
     found: dict[Setup, Replayed] = {}
@@ -59,7 +62,12 @@ def run(options: argparse.Namespace, console: Console) -> bool:
     console.print(replay_tables(rows, console.width))
     for note in dict.fromkeys(note for one in kept for note in one.notes):
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
-    return any(row.completed for row in rows)
+    unserved = most_unserved(rows)
+    for line in unserved:
+        console.print(
+            f"failed: {line}", style="bold red", highlight=False, markup=False, soft_wrap=True
+        )
+    return not unserved
 
 
 def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None:

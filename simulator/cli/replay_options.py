@@ -13,7 +13,7 @@ import msgspec
 from engine.profiles import PROFILES
 from policies.facts import Role
 from policies.load import names, wrapper_names
-from router.core.settings import Disaggregation
+from router.core.settings import CoreSettings, Disaggregation
 from simulator.cli import usage as arguments
 from simulator.cli.usage import (
     HELP_COLUMNS,
@@ -93,6 +93,7 @@ def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
         faults=options.faults,
         goodput=Goodput(options.good_ttft_ms, options.good_tpot_ms),
         router=RouterSettings(
+            hold_s=options.hold_s,
             disaggregation=options.disaggregation,
             tpot_s=options.disaggregation_tpot_ms / 1e3,
         ),
@@ -402,12 +403,21 @@ def add_world(parser: argparse.ArgumentParser) -> None:
         "--replicas", type=arguments.count, default=_WORLD.replicas, metavar="N",
         help="routers in front of the pool; each request comes through any of them; default 1",
     )  # fmt: skip
+    group(
+        "--hold-s", type=arguments.not_negative, metavar="S",
+        help="longest wait at the router, then a request is turned away; "
+        f"default {CoreSettings().hold_s:g}, as the router's limits.hold_s",
+    )  # fmt: skip
     group("--no-sharing", action="store_true", help="these know nothing of each other")
     group("--no-events", action="store_true", help="workers publish no KV events")
     group(
         "--faults", metavar="FILE",
         help="YAML: when which worker dies, hangs, drains, joins ... (docs/simulator.md, Faults)",
     )  # fmt: skip
+    _add_goodput(parser)
+
+
+def _add_goodput(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("a good answer").add_argument
     limits(
         "--good-ttft-ms", type=arguments.positive, default=_GOODPUT.ttft_ms, metavar="MS",

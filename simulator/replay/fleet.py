@@ -78,10 +78,13 @@ def _check_roles(setup: Setup) -> None:
 
 
 def _check_router(router: RouterSettings) -> None:
-    for name in ("hold_s", "speculative_s"):
-        value = getattr(router, name)
-        if value is not None and not 0 < value <= _MAX_ROUTER_S:
-            raise ReplayError(f"router.{name}: {value}; expected above 0, to {_MAX_ROUTER_S:g}")
+    hold_s, speculative_s = router.hold_s, router.speculative_s
+    if hold_s is not None and not 0 <= hold_s <= _MAX_ROUTER_S:
+        raise ReplayError(f"router.hold_s: {hold_s}; expected 0 or more, to {_MAX_ROUTER_S:g}")
+    if speculative_s is not None and not 0 < speculative_s <= _MAX_ROUTER_S:
+        raise ReplayError(
+            f"router.speculative_s: {speculative_s}; expected above 0, to {_MAX_ROUTER_S:g}"
+        )
     for name in ("hold_requests", "inflight_requests"):
         value = getattr(router, name)
         if value is not None and not 1 <= value <= _MAX_REQUESTS:

@@ -79,6 +79,36 @@ def _losses(rows: Sequence[ReplayRow]) -> list[Text]:
     return lines
 
 
+# By a refusal's code, what serves more requests.
+REMEDIES = {
+    "kv_capacity": "more --kv-tokens",
+    "hold_timeout": "more --workers, a lower --rate or a longer --hold-s",
+    "hold_queue_full": "more --workers or a lower --rate",
+    "router_full": "more --workers or a lower --rate",
+}
+
+
+def most_unserved(rows: Sequence[ReplayRow]) -> list[str]:
+    """A line for each replay that completed less than half of its requests, or none at all."""
+    lines = []
+    for label, own in by_policy(rows).items():
+        for row in own:
+            if row.completed and 2 * row.completed >= row.requests:
+                continue
+            causes = [f"{code} {count:,}" for code, count in row.rejections.items()]
+            causes += [f"lost {row.failed:,}"] if row.failed else []
+            why = f" ({', '.join(causes)})" if causes else ""
+            seed = f", seed {row.seed}" if len(own) > 1 else ""
+            remedies = [REMEDIES[code] for code in row.rejections if code in REMEDIES]
+            hint = f"; give it {', or '.join(dict.fromkeys(remedies))}" if remedies else ""
+            lines.append(
+                f"{label}{seed}: {row.requests - row.completed:,} of "
+                f"{counted(row.requests, 'request')} had no whole answer{why}, and its other "
+                f"figures are of the rest only{hint}"
+            )
+    return lines
+
+
 def say_trace_errors(console: Console, total: int, first: Iterable[str]) -> None:
     """How many lines were left out, and what was wrong with the first of them."""
     if not total:

@@ -157,6 +157,42 @@ def test_what_no_worker_can_hold_is_turned_away_and_said(run: Run, tmp_path: Pat
     assert "hybrid turned away: kv_capacity 1" in said.out
 
 
+@pytest.mark.parametrize(("large", "status"), [(REQUESTS, 0), (REQUESTS + 1, 1)])
+def test_most_requests_turned_away_is_a_failure_that_says_so(
+    run: Run, tmp_path: Path, large: int, status: int
+) -> None:
+    ids = list(range(5000, 5040))
+    lines = [mooncake(50 + n, input_length=20_480, hash_ids=ids) for n in range(large)]
+    path = write(tmp_path, *lines_of("mooncake"), *lines).source
+    asked = (*FLEET, "--kv-tokens", "8k", "--policy", "hybrid", "--policy", "round_robin")
+    said = run("replay", path, *asked, "--seed", "1", "--seed", "2")
+    assert said.status == status, said.err
+    told = [line for line in said.out.splitlines() if line.startswith("failed: ")]
+    assert told == status * [
+        f"failed: {policy}, seed {seed}: {large} of {REQUESTS + large} requests had no whole "
+        f"answer (kv_capacity {large}), and its other figures are of the rest only; give it more "
+        "--kv-tokens"
+        for policy in ("hybrid", "round_robin")
+        for seed in (1, 2)
+    ]
+
+
+def test_requests_wait_as_long_as_the_router_s_do_or_as_asked(run: Run, tmp_path: Path) -> None:
+    path, found = trace(tmp_path), tmp_path / "r.json"
+    asked = (*FLEET, "--speed", "3", "--json", found)
+    asked = (*asked, "--policy", "tests.simulator.replays:at_most_two")
+    rows = {}
+    for hold_s in (None, Config().limits.hold_s, 0.3, 0):
+        said = run("replay", path, *asked, *(() if hold_s is None else ("--hold-s", hold_s)))
+        rows[hold_s] = row = report(found)[0]
+        assert said.status == int(2 * row["completed"] < row["requests"]), said.err
+    assert rows[None]["report_hash"] == rows[Config().limits.hold_s]["report_hash"]
+    assert rows[None]["rejected"] == 0
+    assert 0 < rows[0.3]["rejections"]["hold_timeout"] < rows[0]["rejections"]["hold_timeout"]
+    assert rows[None]["waits"]["max_ms"] > rows[0.3]["waits"]["max_ms"] > 300
+    assert rows[0]["waits"]["max_ms"] <= 100, "until the router looks again"
+
+
 def test_the_world_around_is_as_asked(run: Run, tmp_path: Path) -> None:
     path, found = trace(tmp_path), tmp_path / "r.json"
     means = []

@@ -56,7 +56,7 @@ WRONG_OPTIONS = [
     (["--json", "/nowhere/r.json"], "--json /nowhere/r.json: there is no folder /nowhere"),
     (["--html", "/"], "--html /: is a folder"),
     (["--json", "r", "--html", "./r"], "--html r: --json writes it, too; name another file"),
-    (["--csv", "r.csv"], "--csv holds one replay and this is 3: name one --policy and one --seed"),
+    (["--csv", "r.csv"], "--csv holds one replay and this is 4: name one --policy and one --seed"),
     (["--nope"], "unrecognized arguments: --nope"),
     (["--jobs", "0"], "--jobs: 0 is not"),
 ]

@@ -240,7 +240,7 @@ def test_nothing_to_do_is_a_result_too() -> None:
         ({"world": World(network_ms=float("nan"))}, r"world\.network_ms"),
         ({"world": World(event_lag_ms=-1.0)}, r"world\.event_lag_ms"),
         ({"world": World(no_session_share=1.5)}, r"world\.no_session_share: 1\.5"),
-        ({"router": RouterSettings(hold_s=0.0)}, r"router\.hold_s: 0\.0"),
+        ({"router": RouterSettings(hold_s=-1.0)}, r"router\.hold_s: -1\.0"),
         ({"router": RouterSettings(hold_requests=0)}, r"router\.hold_requests: 0"),
         ({"faults": "nowhere.yaml"}, r"nowhere\.yaml"),
     ],
