@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from math import log
+from math import isfinite, log
+from statistics import fmean
 from typing import Literal
 
 import msgspec
@@ -349,13 +350,24 @@ class PlanRow(msgspec.Struct, frozen=True):
     notes: tuple[str, ...]  # why not less, what to know
 
 
+class Tie(msgspec.Struct, frozen=True):
+    """A policy that chance alone may have set behind the best one."""
+
+    policy: str
+    told: str  # how close the two are where both were tried
+
+
 class Plan(msgspec.Struct, frozen=True):
-    """The answer to a request; `best` is the policy with the fewest GPUs, or the highest rate."""
+    """The answer to a request; `best` is the policy with the fewest GPUs, or the highest rate.
+
+    Of policies with the same answer it is the one that has more room; see `ties`.
+    """
 
     request: PlanRequest
     rows: tuple[PlanRow, ...]
     best: str | None
     runs: int
+    ties: tuple[Tie, ...] = ()
 
 
 def plan(request: PlanRequest, runs: Runs) -> Plan:
@@ -378,7 +390,8 @@ def plan(request: PlanRequest, runs: Runs) -> Plan:
         for each in live:
             each.tell([next(outcomes) for _ in request.seeds])
     rows = tuple(each.row() for each in searches)
-    return Plan(request, rows, _best(request, rows), count)
+    best = _best(request, rows)
+    return Plan(request, rows, best, count, tuple(_ties(request, searches, best)))
 
 
 class _PolicySearch:
@@ -388,6 +401,7 @@ class _PolicySearch:
         self.policy, self._request, self._ladder = policy, request, ladder
         self._trials: dict[int, Trial] = {}
         self._outcomes: dict[int, Sequence[Outcome]] = {}
+        self.pairs: dict[int, list[tuple[Setup, ReplayRow]]] = {}  # by what was tried
         self._notes: list[str] = []
         self._found = Found()
         self._search: Generator[int, bool, Found] = search(ladder.start, ladder.low, ladder.high)
@@ -412,10 +426,16 @@ class _PolicySearch:
         pairs = [(o.task.setup, o.row) for o in outcomes if o.row is not None]
         trial = self._judge(self.rung, pairs)
         self._trials[self.rung], self._outcomes[self.rung] = trial, outcomes
+        self.pairs[self.rung] = pairs
         try:
             self.rung = self._search.send(trial.met)
         except StopIteration as stop:
             self.rung, self._found = None, stop.value
+
+    @property
+    def at(self) -> int | None:
+        """Where the answer is; None: there is none."""
+        return self._found.at
 
     def give_up(self, why: str) -> None:
         """Ends the search without an answer."""
@@ -492,6 +512,63 @@ def _best(request: PlanRequest, rows: Sequence[PlanRow]) -> str | None:
     return min(able)[2] if able else None
 
 
+# Of a limit: what is closer than a rate is told is level, whatever the seeds say, and what is
+# further apart than this is not, however few or wild they are.
+LEVEL, APART = 0.05, 0.25
+
+
+def _ties(
+    request: PlanRequest, searches: Sequence[_PolicySearch], best: str | None
+) -> Iterator[Tie]:
+    """The policies that are level with the best one at its answer, whatever theirs is."""
+    winner = next((each for each in searches if each.policy == best), None)
+    if winner is None or winner.at is None:
+        return
+    for each in searches:
+        if each is winner or each.at is None or winner.at not in each.pairs:
+            continue
+        told = _level(request.targets, winner.pairs[winner.at], each.pairs[winner.at])
+        if told is not None:
+            named = ladder_of(request).named(winner.at)
+            yield Tie(each.policy, f"with {named}, {told}")
+
+
+def _level(
+    targets: Targets,
+    runs: Sequence[tuple[Setup, ReplayRow]],
+    others: Sequence[tuple[Setup, ReplayRow]],
+) -> str | None:
+    """What tells that two policies are level, with the same seeds on one fleet; None: they are not.
+
+    The limits that decide, which are the tightest of each and those missed, differ by less than
+    the seeds do and by at most `APART` of them, or by at most `LEVEL`.
+    """
+    told = []
+    sides = [kept(targets, side, "all") for side in (runs, others)]
+    tightest = {max(side, key=lambda one: one.used).limit.field for side in sides}
+    for mine, theirs in zip(*sides, strict=True):
+        limit, bound = mine.limit, mine.bound
+        if limit.field not in tightest and mine.met and theirs.met:
+            continue
+        used = [[Kept(limit, bound, limit.of(row), None).used for _, row in side]
+                for side in (runs, others)]  # fmt: skip
+        if not all(map(isfinite, (*used[0], *used[1]))):
+            return None
+        apart = interval([b - a for a, b in zip(*used, strict=True)])
+        assert apart is not None
+        level = 0.0 if bound == limit.at_least else LEVEL  # a share of nothing is nothing
+        chance = apart.half is not None and not apart.excludes_zero()
+        if abs(apart.mean) > (APART if chance else level):
+            return None
+        values = [fmean(limit.of(row) or 0.0 for _, row in side) for side in (others, runs)]
+        half = "" if apart.half is None else f" ± {apart.half * 100:.1f}"
+        told.append(
+            f"{limit.title}: {limit.show(values[0])} against {limit.show(values[1])}, "
+            f"{apart.mean * 100:+.1f}{half} points of the limit"
+        )
+    return "; ".join(told)
+
+
 def _missing(named: str) -> str:
     """The start of a reason: `7 workers miss`, `1 worker misses`."""
     return f"{named} {'misses' if named == '1 worker' else 'miss'}"
@@ -513,14 +590,17 @@ def plan_table(plan: Plan) -> Table:
     for one in SHOWN:
         table.add_column(one.title, justify="right", no_wrap=True)
     table.add_column("used", justify="right", no_wrap=True)
+    marked = [] if plan.best is None else _level_with_best(plan)
     for row in plan.rows:
-        table.add_row(*_cells(row), style="bold" if row.policy == plan.best else "")
+        table.add_row(*_cells(row), style="bold" if row.policy in marked else "")
     return table
 
 
 def plan_lines(plan: Plan) -> Iterator[str]:
     """What to do, then for each policy why not less and what to know, as rich markup."""
     yield escape(verdict(plan))
+    for tie in plan.ties:
+        yield f"[bold]{escape(tie.policy)}[/] beside {escape(plan.best or '')} {escape(tie.told)}"
     for row in plan.rows:
         for note in row.notes:
             yield f"[bold]{escape(row.policy)}[/]: {escape(note)}"
@@ -531,14 +611,34 @@ def verdict(plan: Plan) -> str:
     rows = {row.policy: row for row in plan.rows}
     if plan.best is None:
         return "No policy keeps the targets with anything that was tried."
-    best = rows[plan.best]
-    others = [row for row in plan.rows if row.policy != plan.best]
-    told = ", ".join(f"{row.policy} {_amount(plan, row)}" for row in others)
+    best, level = rows[plan.best], _level_with_best(plan)
+    others = [row for row in plan.rows if row.policy not in level]
+    told = ", ".join(f"{row.policy} {_amount(plan, row)}{_beside(plan, row)}" for row in others)
+    equal = ", which are equal within noise" if len(level) > 1 else ""
     if plan.request.find == "workers":
-        head = f"Take {plan.best} on {_amount(plan, best)} ({best.gpus} GPUs)"
+        head = f"Take {' or '.join(level)}{equal}, on" if equal else f"Take {plan.best} on"
+        head += f" {_amount(plan, best)} ({best.gpus} GPUs)"
         return f"{head}; the others need: {told}." if told else f"{head}."
-    head = f"{plan.best} takes {_amount(plan, best)} on {best.gpus} GPUs"
+    takes = f"{' and '.join(level)}{equal}, take" if equal else f"{plan.best} takes"
+    head = f"{takes} {_amount(plan, best)} on {best.gpus} GPUs"
     return f"{head}; the others take: {told}." if told else f"{head}."
+
+
+def _level_with_best(plan: Plan) -> list[str]:
+    """The best policy, and those level with it that have the same answer."""
+    answers = {row.policy: row.answer for row in plan.rows}
+    ties = [tie.policy for tie in plan.ties if answers[tie.policy] == answers[plan.best or ""]]
+    return [plan.best or "", *ties]
+
+
+def _beside(plan: Plan, row: PlanRow) -> str:
+    """What its amount does not say."""
+    best = next(one for one in plan.rows if one.policy == plan.best)
+    if any(tie.policy == row.policy for tie in plan.ties):
+        return f" (equal to {plan.best} within noise)"
+    if row.answer == best.answer:
+        return f" with less room ({percent(row.used)} of a limit used, not {percent(best.used)})"
+    return ""
 
 
 def as_json(plan: Plan) -> bytes:

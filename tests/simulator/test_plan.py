@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -32,7 +32,7 @@ from simulator.runs.plan import (
     verdict,
 )
 from simulator.runs.runs import RunOptions, Runs
-from simulator.runs.task import SweepError
+from simulator.runs.task import Outcome, SweepError, Task
 from tests.simulator import synthetic
 
 POLICIES = ("round_robin", "hybrid", "least_requests")
@@ -181,6 +181,74 @@ def test_the_highest_rate_is_told_to_five_percent() -> None:
         assert 0.85 * limit < row.answer < 1.02 * limit
     assert answer.best == "hybrid"
     assert verdict(answer).startswith("hybrid takes ")
+
+
+def test_policies_that_are_level_are_all_named() -> None:
+    twin = "hybrid?load_factor=2"
+    asked = request(policies=("round_robin", "hybrid", twin))
+    answer = planned(asked)
+    assert [tie.policy for tie in answer.ties] == [twin]
+    workers = f"{answer.rows[1].answer:g} workers"
+    assert answer.ties[0].told.startswith(f"with {workers}, TTFT p90: ")
+    assert answer.ties[0].told.endswith(", +0.0 ± 0.0 points of the limit")
+    told = verdict(answer)
+    assert told.startswith(f"Take hybrid or {twin}, which are equal within noise, on {workers} (")
+    assert told.count(twin) == 1, "not among the others, too"
+    assert f"[bold]{twin}[/] beside hybrid with {workers}" in "\n".join(plan_lines(answer))
+    rate = planned(request(policies=("hybrid", twin), find="rate"))
+    assert verdict(rate).startswith(f"hybrid and {twin}, which are equal within noise, take ")
+
+
+def test_the_same_answer_with_less_room_says_so() -> None:
+    base = synthetic.setup(workers=2, rate=2.0)
+    answer = planned(request(base=base, policies=("round_robin", "hybrid")))
+    assert [row.answer for row in answer.rows] == [1, 1]
+    assert (answer.best, answer.ties) == ("hybrid", ())
+    used = [f"{row.used:.1%}" for row in answer.rows]
+    assert verdict(answer) == (
+        "Take hybrid on 1 worker (2 GPUs); the others need: round_robin 1 worker with less room "
+        f"({used[0]} of a limit used, not {used[1]})."
+    )
+
+
+TIMES = st.lists(st.floats(300.0, 700.0), min_size=3, max_size=3)
+
+
+class Told:
+    """Runs that are known beforehand: TTFTs of two policies by seed."""
+
+    def __init__(self, mine: list[float], theirs: list[float]) -> None:
+        self._ms = {"hybrid": mine, "least_requests": theirs}
+
+    def outcomes(self, setups: Sequence[Setup]) -> list[Outcome]:
+        return [Outcome(Task("", setup), self._row(setup)) for setup in setups]
+
+    def _row(self, setup: Setup) -> ReplayRow:
+        row = synthetic.evaluate(setup)
+        times = msgspec.structs.replace(row.ttft_ms, mean=self._ms[setup.policy][setup.seed - 1])
+        return msgspec.structs.replace(row, ttft_ms=times)
+
+
+def tied(mine: list[float], theirs: list[float]) -> bool:
+    targets = Targets(ttft_mean_ms=1000.0)
+    asked = request(targets, policies=("hybrid", "least_requests"), most_workers=1)
+    return bool(plan(asked, Told(mine, theirs)).ties)  # type: ignore[arg-type]
+
+
+@given(mine=TIMES, theirs=TIMES)
+def test_level_is_level_from_both_sides_and_by_what_the_seeds_say(
+    mine: list[float], theirs: list[float]
+) -> None:
+    found = tied(mine, theirs)
+    assert found == tied(theirs, mine)
+    assert tied(mine, mine)
+    parts = [(b - a) / 1000 for a, b in zip(mine, theirs, strict=True)]
+    mean = sum(parts) / 3
+    half = 4.302653 * (sum((one - mean) ** 2 for one in parts) / 2 / 3) ** 0.5
+    if abs(mean) < 0.0499 or half * 0.999 > abs(mean) < 0.2499:
+        assert found
+    if abs(mean) > 0.2501 or (abs(mean) > 0.0501 and half * 1.001 < abs(mean)):
+        assert not found
 
 
 def test_the_interval_is_a_stricter_rule_than_the_mean() -> None:
