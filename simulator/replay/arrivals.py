@@ -45,6 +45,8 @@ class Turn:
 class Arrivals(Protocol):
     """Where requests come from."""
 
+    total: int | None  # requests that will come; None: not known beforehand
+
     def pull(self) -> Turn | None:
         """The next one whose time was known beforehand, in order of time; None: no more."""
 
@@ -54,6 +56,8 @@ class Arrivals(Protocol):
 
 class OpenLoop:
     """Every request at its own time, whatever becomes of the others. Lifetime: replay."""
+
+    total: int | None = None  # its source may know
 
     def __init__(self, jobs: Iterator[Job]) -> None:
         self._jobs = jobs
@@ -76,6 +80,7 @@ class ClosedLoop:
 
     def __init__(self, jobs: Iterator[Job]) -> None:
         starts = [turns for _session, turns in sessions(jobs)]
+        self.total: int | None = sum(map(len, starts))
         starts.sort(key=lambda turns: turns[0].at_ns)  # stable
         self._starts = iter(starts)
 

@@ -32,8 +32,8 @@ class ReplayProgress(NamedTuple):
     """How far a replay is."""
 
     ended: int  # requests
-    total: int | None  # where the source knows it
-    fraction: float  # of the source read, in [0, 1]
+    total: int | None  # where the source knows it, or a closed loop, which holds all
+    fraction: float  # of the source read, in [0, 1]; 0 where nobody knows
     now_ns: int  # virtual time
 
 
@@ -93,11 +93,12 @@ class _Run:
             for core in cores:
                 core.chooser.wants_details = lambda arrival: True
         self._core = Replicas(cores, self._agenda, _ns(setup.world.replica_lag_ms), setup.seed)
+        self._arrivals = ClosedLoop(jobs) if setup.closed_loop else OpenLoop(jobs)
         self._relay = Relay(
             self._core,
             self._agenda,
             self._stations,
-            ClosedLoop(jobs) if setup.closed_loop else OpenLoop(jobs),
+            self._arrivals,
             chainer,
             _ns(setup.world.network_ms),
             _ns(setup.world.progress_ms),
@@ -171,9 +172,8 @@ class _Run:
     def _tell(self, now_ns: int) -> None:
         assert self._on_progress is not None
         stream = self._stream
-        self._on_progress(
-            ReplayProgress(self._relay.ended, stream.total, stream.fraction_read(), now_ns)
-        )
+        total = stream.total if self._arrivals.total is None else self._arrivals.total
+        self._on_progress(ReplayProgress(self._relay.ended, total, stream.fraction_read(), now_ns))
 
     def result(self, wall_s: float) -> ReplayResult:
         """What came out."""

@@ -18,12 +18,17 @@ NS_PER_S = 1_000_000_000
 
 
 def show_replay(board: Board, name: str, reached: ReplayProgress) -> None:
-    """How far a replay is, its pace so far, and the virtual time that it has reached."""
+    """How far a replay is, its pace so far, and the virtual time that it has reached.
+
+    A source read to its end, which a small file is at once, does not say how far the replay is.
+    """
     share = reached.ended / reached.total if reached.total else reached.fraction
+    known = share if reached.total or 0 < share < 1 else None
+    far = f"{reached.ended:,} requests" if known is None else f"{known:.0%}"
     passed_s = board.passed_s(name)
     pace = reached.ended / passed_s if passed_s > 0 else 0.0
     virtual = span(reached.now_ns / NS_PER_S)
-    board.show(name, share, f"{share:.0%}, {pace:,.0f} requests/s, virtual {virtual}")
+    board.show(name, known, f"{far}, {pace:,.0f} requests/s, virtual {virtual}")
 
 
 def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:

@@ -12,12 +12,12 @@ from policies.contract import FleetView, Floats, Hashes, RequestView
 from router.core.actions import Decision
 from simulator.replay.observer import ROWS_MAX
 from simulator.replay.result import NEVER, Book, Verdict
-from simulator.replay.run import ReplayProgress
-from simulator.replay.setup import ReplayError, RouterSettings, Setup, World
+from simulator.replay.run import ReplayProgress, replay
+from simulator.replay.setup import ReplayError, RouterSettings, Setup, WorkloadSpec, World
 from simulator.replay.station import Station
 from simulator.report.files import predicted_ttft_ms
 from simulator.traces.job import Job
-from tests.simulator.replays import job, pool, run, setup_of, steady
+from tests.simulator.replays import BLOCK, job, pool, run, setup_of, steady
 
 MS = 1_000_000
 
@@ -201,6 +201,20 @@ def test_progress_is_told_now_and_then() -> None:
     run(steady(600, 1.0), on_progress=told.append)
     assert [(p.ended, p.total, p.fraction) for p in told] == [(256, 600, 1.0), (512, 600, 1.0)]
     assert told[0].now_ns < told[1].now_ns
+
+
+def test_a_closed_loop_says_how_far_it_is() -> None:
+    told: list[ReplayProgress] = []
+    agents = WorkloadSpec("gen:agentic?sessions=80&turns=4..12&context=100&question=10&output=4")
+    setup = Setup(agents, "round_robin", (pool(),), block_size=BLOCK, closed_loop=True)
+    requests = len(replay(setup, on_progress=told.append).table)
+    assert [(p.ended, p.total) for p in told] == [
+        (ended, requests) for ended in range(256, requests + 1, 256)
+    ]
+    assert len(told) > 1
+    told.clear()
+    replay(msgspec.structs.replace(setup, closed_loop=False), on_progress=told.append)
+    assert {(p.total, p.fraction) for p in told} == {(None, 0.0)}, "nobody knows its end"
 
 
 def test_samples_are_bounded_and_cover_the_whole_time() -> None:

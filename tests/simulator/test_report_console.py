@@ -131,8 +131,8 @@ def test_what_has_no_pace_has_no_end() -> None:
         clock.now_s += 8
         show_replay(board, "none", ReplayProgress(60, None, 1.0, 10**9))
     assert console.export_text().splitlines() == [
-        "none: 0%, 0 requests/s, virtual 0 s",
+        "none: 0 requests, 0 requests/s, virtual 0 s",
         "any: 2",
-        "none: 100%, 5 requests/s, virtual 1 s",
+        "none: 60 requests, 5 requests/s, virtual 1 s",
     ]
     assert [span(s) for s in (59.4, 187, 7215)] == ["59 s", "3:07 min", "2:00:15 h"]
