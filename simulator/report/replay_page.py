@@ -170,6 +170,8 @@ def _name(one: Figure) -> str:
     return NAMES.get(one.name, one.title)
 
 
+# Folded on the page, so that the other columns fit a window of 1,280 pixels.
+TAILS = ("tpot_ms.p90", "tpot_ms.p99", "e2e_ms.p99", "continuations.ttft_ms.p99")
 SEED_COLUMNS = ("policy", "seed", "completed", "rejected", "lost", "retries", "holds", "hash")
 CURVES: tuple[tuple[str, str, Callable[[RunView], Floats]], ...] = (
     ("TTFT", "time to first token, s", lambda view: view.ttft_ms),
@@ -226,12 +228,15 @@ def _seeds_drawn(views: Views) -> str:
     return f"Pictures show one seed of each policy: {seeds}. Tables and words are of all seeds."
 
 
-def replay_table(rows: Sequence[ReplayRow]) -> tuple[Table, list[Figure]]:
+def replay_table(
+    rows: Sequence[ReplayRow], figures: Sequence[Figure] = FIGURES, summary: str = ""
+) -> tuple[Table, list[Figure]]:
     """Means and intervals per policy, the best marked, and the figures that were measured."""
     policies = aggregate(rows)
-    shown = [one for one in FIGURES if any(policy.figures[one.name] for policy in policies)]
+    shown = [one for one in figures if any(policy.figures[one.name] for policy in policies)]
     marks = leaders(shown, by_policy(rows))
-    return figure_table({policy.label: policy.figures for policy in policies}, shown, marks), shown
+    found = {policy.label: policy.figures for policy in policies}
+    return figure_table(found, shown, marks, summary=summary), shown
 
 
 def stage_tables(rows: Sequence[ReplayRow]) -> list[tuple[str, Table]]:
@@ -255,11 +260,14 @@ def _stage_groups(rows: Sequence[ReplayRow]) -> Mapping[str, list[tuple[StageRow
 
 def _figures(rows: Sequence[ReplayRow]) -> Section:
     """Means and intervals per policy, what the columns mean, and each seed on request."""
-    table, shown = replay_table(rows)
+    table, shown = replay_table(rows, [one for one in FIGURES if one.name not in TAILS])
+    tails, folded = replay_table(
+        rows, [one for one in FIGURES if one.name in TAILS], "The slow ends of the other times"
+    )
     several = len({row.seed for row in rows}) > 1
     told = "Times in ms of virtual time."
     told += " Mean over seeds ± its 95 % interval." if several else ""
-    if table.best:
+    if table.best or tails.best:
         told += " Best in green" + (", where by more than the seeds are apart." if several else ".")
     lines = [
         (
@@ -274,8 +282,8 @@ def _figures(rows: Sequence[ReplayRow]) -> Section:
     return Section(
         "All figures",
         told,
-        tables=(table, Table(SEED_COLUMNS, lines, summary=summary)),
-        terms=[(one.title, one.meaning) for one in shown],
+        tables=(table, tails, Table(SEED_COLUMNS, lines, summary=summary)),
+        terms=[(one.title, one.meaning) for one in FIGURES if one in (*shown, *folded)],
     )
 
 

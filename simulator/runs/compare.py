@@ -85,6 +85,10 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
 )
 
 
+# Folded on the page, so that the other columns fit a window of 1,280 pixels.
+FOLDED = ("E2E", "TPOT p90", "preempt.", "E2E ratio", "TPOT ratio")
+
+
 def print_scenes(
     console: Console, scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]
 ) -> None:
@@ -112,11 +116,13 @@ def as_markdown(scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]) -> st
     return "\n".join([*lines, *terms()]) + "\n"
 
 
-def _table(scene: SceneFigures) -> Table:
-    head = ("rule", *(title for title, _ in COLUMNS))
-    rows = [(rule.policy, *(cell(rule) for _, cell in COLUMNS)) for rule in scene.rules]
+def _table(
+    scene: SceneFigures, columns: Sequence[tuple[str, Cell]] = COLUMNS, summary: str = ""
+) -> Table:
+    head = ("rule", *(title for title, _ in columns))
+    rows = [(rule.policy, *(cell(rule) for _, cell in columns)) for rule in scene.rules]
     base = [line for line, rule in enumerate(scene.rules) if rule.policy == scene.base]
-    return Table(head, rows, strong=frozenset(base))
+    return Table(head, rows, strong=frozenset(base), summary=summary)
 
 
 def _saturations(found: Ladder) -> Table:
@@ -189,7 +195,9 @@ def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
         xlabel, limit_s = "mean time to first token of a seed, s", (scene.collapse_ms or 0.0) / 1000
         pictures.append(Picture(dots_plot(seeds, xlabel, limit_s), alt, caption))
     text = f"{scene.workload}, {scene.load:g} {scene.load_unit}"
-    return Section(scene.name, text, pictures=pictures, tables=[_table(scene)])
+    rest = _table(scene, [one for one in COLUMNS if one[0] in FOLDED], "Answers to their end")
+    tables = [_table(scene, [one for one in COLUMNS if one[0] not in FOLDED]), rest]
+    return Section(scene.name, text, pictures=pictures, tables=tables)
 
 
 def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> Section:

@@ -31,6 +31,7 @@ FLAGS = [
 LOOK = """<script>
 window.onerror = (message) => { window.failed = message; };
 window.onload = () => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
   const images = [...document.images];
   document.title = JSON.stringify({
     wide: document.documentElement.scrollWidth,
@@ -40,6 +41,8 @@ window.onload = () => {
     silent: images.filter((image) => !image.alt).length,
     fetched: performance.getEntriesByType("resource")
       .filter((entry) => !entry.name.startsWith("data:")).length,
+    scrolled: [...document.querySelectorAll(".table")]
+      .filter((one) => one.scrollWidth > one.clientWidth).length,
     failed: window.failed || null,
   });
 };
@@ -68,4 +71,5 @@ def test_the_page_fits_its_window_and_needs_nothing_from_outside(
     seen = json.loads(unescape(title[1]))
     assert seen["failed"] is None
     assert seen["wide"] <= seen["window"]
+    assert not seen["scrolled"] or width < 1280, "on a desk tables are seen whole"
     assert seen["broken"] == seen["silent"] == seen["fetched"] == 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from simulator.replay.result import NEVER, HotPrefix, ReplayResult
 from simulator.report.figures import FIGURES
 from simulator.report.plots import copies_plot, curve_plot, styles, worker_map
-from simulator.report.replay_page import ONE_SEED, leads_told, render_page, verdict
+from simulator.report.replay_page import ONE_SEED, TAILS, leads_told, render_page, verdict
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import hit_rates, on_grid, view
 from tests.simulator.replayed import S, busy_result, rejected, result, samples, setup, totals
@@ -53,9 +53,12 @@ def test_the_page_names_every_figure_and_stands_alone() -> None:
     page = page_of(results(seeds=3))
     seen = Seen()
     seen.feed(page)
-    assert seen.rows[0] == ["policy", *(one.title for one in FIGURES)]
-    assert [row[0] for row in seen.rows[1:4]] == [policy for policy, _, _ in POLICIES]
-    assert len(seen.rows) == 1 + 3 + 1 + 9
+    tails = [one.title for one in FIGURES if one.name in TAILS]
+    assert seen.rows[0] == ["policy", *(f.title for f in FIGURES if f.title not in tails)]
+    assert seen.rows[4] == ["policy", *tails]
+    for first in (1, 5):
+        assert [row[0] for row in seen.rows[first : first + 3]] == [one for one, _, _ in POLICIES]
+    assert len(seen.rows) == 2 * (1 + 3) + 1 + 9
     # Three curves, hit rates, two maps and the copies of each policy, two splits.
     assert len(seen.images) == 3 + 1 + 2 * 3 + 3 + 2
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
@@ -195,13 +198,24 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
 
 
 @pytest.mark.live
+def wide(workers: int) -> list[ReplayResult]:
+    """Rows as wide as they come: names with wrappers, times of minutes, intervals everywhere."""
+    return [
+        busy_result(f"{policy}|bounded_load|progressive", seed, workers, wait_ms=240_000.0)
+        for policy, _, _ in POLICIES
+        for seed in range(2)
+    ]
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 @pytest.mark.parametrize(("width", "workers"), [(1280, 8), (500, 256)])
 def test_a_browser_shows_it_without_anything_from_outside(
     tmp_path: Path, width: int, workers: int
 ) -> None:
     file = tmp_path / "replay.html"
-    file.write_text(page_of(results(2, workers)).replace("</body>", LOOK))
+    page = page_of(wide(workers))
+    assert re.search(r">\d{3},\d{3}\n±\d{2,3},\d{3}<", page)
+    file.write_text(page.replace("</body>", LOOK))
     assert CHROMIUM is not None
     arguments = [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
@@ -214,4 +228,5 @@ def test_a_browser_shows_it_without_anything_from_outside(
     assert seen["failed"] is None
     assert seen["images"] == 15
     assert seen["wide"] <= seen["window"]
+    assert not seen["scrolled"] or width < 1280, "on a desk tables are seen whole"
     assert seen["broken"] == seen["silent"] == seen["fetched"] == 0
