@@ -55,6 +55,9 @@ LLAMACPP_OPTIONS = (
 NEWEST_TRITON = "2.51"  # of tritonserver
 TRITON_WHEELS = {NEWEST_TRITON: "nvidia-pytriton==0.7.0"}  # that carry it
 TRITON_NUMPY = "numpy==1.26.4"  # its Python backend is built for numpy before 2
+# The newest of Triton's clients whose `perf_analyzer` runs on Debian 12, and what it links.
+PERF_ANALYZER = "2.50"
+PERF_WHEELS = {PERF_ANALYZER: ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79")}
 PYTHON_LIBRARY = sysconfig.get_config_var("LIBDIR") or ""  # the folder of libpython
 
 
@@ -215,6 +218,27 @@ def install_triton(at: Environment) -> None:
     (at.folder / "bin" / "tritonserver").symlink_to(program)
 
 
+def install_perf_analyzer(at: Environment) -> None:
+    """Triton's load generator, out of the wheel of its clients; a link beside it for each library
+    that Debian does not have under this name.
+    """
+    wheels, triton = PERF_WHEELS.get(at.version), Environment("triton", NEWEST_TRITON)
+    if wheels is None or not triton.installed:
+        raise UnavailableError(f"it is known of {PERF_ANALYZER}, with triton=={NEWEST_TRITON}")
+    at.pip("install", "--no-deps", "--only-binary", ":all:", *wheels)
+    libraries = at.folder / "libraries"
+    libraries.mkdir()
+    for folder, name in ((triton.site_packages, "libb64"), (at.site_packages, "libcudart")):
+        (found,) = folder.glob(f"**/{name}*.so.*")
+        tail = found.name.partition(".so.")[2]
+        (libraries / f"{name}.so.{tail}").symlink_to(found)
+    program = at.folder / "bin" / "perf_analyzer"
+    program.chmod(0o755)
+    at.run(
+        "ldd of it", "sh", "-c", f"! LD_LIBRARY_PATH='{libraries}' ldd '{program}' | grep 'not '"
+    )
+
+
 def _distribution(at: Environment, name: str, version: str) -> Path:
     """What importlib.metadata reads of a distribution, and no more; returns its folder."""
     folder = at.site_packages / f"{name}-{version}.dist-info"
@@ -234,6 +258,7 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
     "sglang": install_sglang,
     "llamacpp": install_llamacpp,
     "triton": install_triton,
+    "perf_analyzer": install_perf_analyzer,
     "clients": install_clients,
 }
 

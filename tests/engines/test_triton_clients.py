@@ -6,14 +6,19 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from simulator import CHECKOUT
+from tests.engines.environment import PERF_ANALYZER, Environment
 from tests.engines.pool import Pool
-from tests.engines.triton_server import TritonServer
+from tests.engines.triton_server import KEPT, WHOLE, TritonServer
+from tests.engines.vllm_server import MODEL
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -59,3 +64,56 @@ async def test_each_call_gives_what_the_server_itself_gives(triton: Pool) -> Non
     # What Triton itself cannot have on one stream the router can: each request has its own there.
     each = direct["grpc: stream, many at once"] | direct["grpc: stream, whole at once"]
     assert await results(*router, "mixed") == each
+
+
+ASKED = 60
+STREAM = ("-i", "grpc", "-a", "--streaming")
+JSON = ("--input-tensor-format", "json", "--output-tensor-format", "json")
+AT_ONCE, AT_A_RATE = ("--concurrency-range", "4"), ("--request-rate-range", "60")
+MODES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "HTTP": (WHOLE, ("-i", "http", *AT_ONCE)),
+    "HTTP, async, at a rate": (WHOLE, ("-i", "http", "-a", *AT_A_RATE)),
+    "HTTP, JSON": (WHOLE, ("-i", "http", *AT_ONCE, *JSON)),
+    "gRPC": (WHOLE, ("-i", "grpc", *AT_ONCE)),
+    "gRPC, async": (WHOLE, ("-i", "grpc", "-a", *AT_ONCE)),
+    "gRPC, streaming": (WHOLE, (*STREAM, *AT_ONCE)),
+    "decoupled": (MODEL, (*STREAM, *AT_ONCE)),
+    "sequences": (KEPT, (*STREAM, *AT_ONCE, "--shape", "VALUE:1")),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_perf_analyzer_measures_through_the_router(
+    triton: Pool, mode: str, tmp_path: Path
+) -> None:
+    """Triton's own load generator, whose status is not 0 where a request fails."""
+    environment = Environment("perf_analyzer", PERF_ANALYZER)
+    if environment.unavailable:
+        pytest.skip(environment.unavailable)
+    model, arguments = MODES[mode]
+    router = triton.router
+    url = router.url.removeprefix("http://") if "http" in arguments else router.router.facts["grpc"]
+    prompts = [{"text_input": [f"prompt {n}"], "max_tokens": [4]} for n in range(9)]
+    data = tmp_path / "data.json"
+    data.write_text(json.dumps({"data": prompts}))
+    process = await asyncio.create_subprocess_exec(
+        str(environment.folder / "bin" / "perf_analyzer"),
+        *("-m", model, "-u", url, *arguments, "--request-count", str(ASKED)),
+        *(() if model == KEPT else ("--input-data", str(data))),
+        env={**os.environ, "LD_LIBRARY_PATH": str(environment.folder / "libraries")},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        async with asyncio.timeout(ENDS_S):
+            told, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    said = told.decode()
+    assert process.returncode == 0, said
+    counted = re.search(r"Request count: (\d+)", said)
+    assert counted, said
+    assert int(counted[1]) >= ASKED
+    await router.assert_idle()

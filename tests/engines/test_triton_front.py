@@ -115,6 +115,58 @@ async def test_errors_are_the_servers(clients) -> None:
         assert message
 
 
+def binary(size: int, shape: list[int], data: bytes, head_length: int = 0) -> tuple[str, bytes]:
+    """(length of the header as it is told, body) of an FP32 tensor in bytes."""
+    told = {"binary_data_size": size}
+    one = {"name": "IN_FP32", "datatype": "FP32", "shape": shape, "parameters": told}
+    head = json.dumps({"inputs": [one]}).encode()
+    return str(len(head) + head_length), head + data
+
+
+SIXTEEN = bytes(16)  # four FP32
+MALFORMED = {
+    "fewer bytes than the shape": binary(12, [1, 4], SIXTEEN[:12]),
+    "more bytes than the shape": binary(20, [1, 4], SIXTEEN + bytes(4)),
+    "fewer bytes than told": binary(16, [1, 4], SIXTEEN[:9]),
+    "more bytes than told": binary(16, [1, 4], SIXTEEN + bytes(9)),
+    "no bytes": binary(16, [1, 4], b""),
+    "a size below zero": binary(-1, [1, 4], SIXTEEN),
+    "a shape below zero": binary(16, [1, -4], SIXTEEN),
+    "a shape beyond 64 bits": binary(16, [1 << 40, 1 << 40], SIXTEEN),
+    "a size beyond all": binary(1 << 62, [1, 4], SIXTEEN),
+    "a header that is too short": binary(16, [1, 4], SIXTEEN, -1),
+    "a header that is too long": binary(16, [1, 4], SIXTEEN, 1),
+    "a header beyond the body": binary(16, [1, 4], SIXTEEN, 1 << 20),
+    "a header's length that is no number": ("many", b"{}"),
+    "texts whose lengths are wrong": (
+        lambda head: (str(len(head)), head + b"\xff\xff\xff\x7fabcd")
+    )(
+        b'{"inputs":[{"name":"IN_BYTES","datatype":"BYTES","shape":[1,1],'
+        b'"parameters":{"binary_data_size":8}}]}'
+    ),
+}
+
+
+@pytest.mark.parametrize("what", MALFORMED)
+async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what: str) -> None:
+    """As by the server itself. No worker is blamed, and the next request is answered."""
+    length, body = MALFORMED[what]
+    headers = {"Inference-Header-Content-Length": length, "Accept-Encoding": "identity"}
+    path = f"/v2/models/{ECHO}/infer"
+    server, router = triton.servers[0].url, triton.router
+    direct, routed = [
+        await answer_of(url, "POST", path, body, **headers) for url in (server, router.url)
+    ]
+    assert routed == direct
+    assert routed[0] in (400, 500)  # Triton's answer to JSON that it cannot read
+    assert set(json.loads(routed[2])) == {"error"}
+    assert [(await router.row(n))["state"] for n in range(2)] == ["ready", "ready"]
+    length, body = binary(16, [1, 4], SIXTEEN)
+    headers["Inference-Header-Content-Length"] = length
+    assert (await answer_of(router.url, "POST", path, body, **headers))[0] == 200
+    await router.assert_idle()
+
+
 async def test_what_is_asked_beside_inference(clients) -> None:
     for ask in (
         lambda c: c.is_server_live(),
