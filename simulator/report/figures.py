@@ -329,6 +329,46 @@ def interval(sample: Sequence[float]) -> Interval | None:
     )
 
 
+class Ratio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Geometric mean over paired seeds; `low` and `high`, its 95 % interval, are null for one."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    seeds: int
+
+
+def paired_ratio(
+    of: Callable[[ReplayRow], float | None],
+    rows: Sequence[ReplayRow],
+    others: Sequence[ReplayRow],
+) -> Ratio | None:
+    """Mean and interval of `rows` over `others`, seed by seed; None without a common seed.
+
+    Seeds where one of them has nothing above 0 are left out.
+    """
+    there = {row.seed: of(row) for row in others}
+    pairs = [(of(row), there.get(row.seed)) for row in sorted(rows, key=lambda row: row.seed)]
+    return ratio_of_pairs([(own or 0.0, other or 0.0) for own, other in pairs])
+
+
+def ratio_of_pairs(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
+    """Of (own, other), both above 0; None where there is no such pair."""
+    logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
+    if not logs:
+        return None
+    mean = statistics.fmean(logs)
+    if len(logs) == 1:
+        return Ratio(_factor(mean), None, None, 1)
+    half = student_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
+    return Ratio(_factor(mean), _factor(mean - half), _factor(mean + half), len(logs))
+
+
+def _factor(logarithm: float) -> float:
+    """Six digits; an interval of two seeds may be wider than floats reach."""
+    return float(f"{math.exp(min(max(logarithm, -700.0), 700.0)):.6g}")
+
+
 def student_t(freedom: int) -> float:
     """97.5 % quantile of Student's t with `freedom` >= 1 degrees of freedom, to five digits.
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from policies.load import name_of
 from simulator.replay.setup import Setup
-from simulator.report.figures import NOTHING, percent, whole
+from simulator.report.figures import NOTHING, Ratio, percent, whole
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import Line, dots_plot, line_plot
 from simulator.runs.scenes import (
@@ -22,7 +22,6 @@ from simulator.runs.scenes import (
     MAX_TTFT_MS,
     RATIOS,
     Ladder,
-    Ratio,
     RuleFigures,
     Saturation,
     Scene,

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from simulator.replay.setup import Setup, WorkloadSpec
-from simulator.report.figures import student_t
+from simulator.report.figures import Ratio, paired_ratio
 from simulator.report.row import ReplayRow
 from simulator.runs.points import flat_setup, varied_of
 from simulator.runs.store import Record, read_records
@@ -166,15 +166,6 @@ RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
 }
 
 
-class Ratio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Geometric mean over paired seeds; `low` and `high`, its 95 % interval, are null for one."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    seeds: int
-
-
 class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One rule over its seeds; means of the seeds' own figures. Null: nothing was measured."""
 
@@ -250,23 +241,6 @@ def lost(rows: Sequence[ReplayRow]) -> float | None:
     return sum(row.rejected + row.failed for row in rows) / requests if requests else None
 
 
-def ratio(pairs: Sequence[tuple[float, float]]) -> Ratio | None:
-    """Of (own, other), both above 0; None where there is no such pair."""
-    logs = [math.log(own / other) for own, other in pairs if own > 0 and other > 0]
-    if not logs:
-        return None
-    mean = statistics.fmean(logs)
-    if len(logs) == 1:
-        return Ratio(_factor(mean), None, None, 1)
-    half = student_t(len(logs) - 1) * statistics.stdev(logs) / math.sqrt(len(logs))
-    return Ratio(_factor(mean), _factor(mean - half), _factor(mean + half), len(logs))
-
-
-def _factor(logarithm: float) -> float:
-    """Six digits; an interval of two seeds may be wider than floats reach."""
-    return float(f"{math.exp(min(max(logarithm, -700.0), 700.0)):.6g}")
-
-
 def _rule(
     policy: str,
     by_seed: Mapping[int, ReplayRow],
@@ -299,7 +273,7 @@ def _rule(
         collapsed=sum(is_collapsed(row, line_ms) for row in rows),
         ttft_by_seed_ms=tuple(times),
         ratios={
-            name: None if base is None else _paired(by_seed, base, of)
+            name: None if base is None else paired_ratio(of, rows, list(base.values()))
             for name, of in RATIOS.items()
         },
     )
@@ -311,15 +285,6 @@ def is_collapsed(row: ReplayRow, line_ms: float | None) -> bool:
     if share is not None and share > MAX_LOST_SHARE:
         return True
     return mean is not None and line_ms is not None and mean > line_ms
-
-
-def _paired(
-    rows: Mapping[int, ReplayRow],
-    others: Mapping[int, ReplayRow],
-    of: Callable[[ReplayRow], float | None],
-) -> Ratio | None:
-    pairs = [(of(rows[seed]), of(others[seed])) for seed in sorted(rows) if seed in others]
-    return ratio([(own, other) for own, other in pairs if own is not None and other is not None])
 
 
 def _mean(rows: Sequence[ReplayRow], of: Callable[[ReplayRow], float | None]) -> float | None:

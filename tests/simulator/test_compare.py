@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from simulator.replay.setup import Setup, WorkloadSpec
+from simulator.report.figures import ratio_of_pairs
 from simulator.report.row import GoodputShare, ReplayRow, Spread
 from simulator.runs.compare import run_compare
 from simulator.runs.scenes import (
@@ -22,7 +23,6 @@ from simulator.runs.scenes import (
     keeps_up,
     ladder_of_scenes,
     load_of,
-    ratio,
     read_scenes,
     short_names,
 )
@@ -97,7 +97,7 @@ def test_figures_by_hand(tmp_path: Path) -> None:
 @settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.floats(0.01, 1e4), st.floats(0.01, 1e4)), min_size=1, max_size=30))
 def test_turned_round_a_ratio_is_its_inverse(pairs: list[tuple[float, float]]) -> None:
-    there, back = ratio(pairs), ratio([(b, a) for a, b in pairs])
+    there, back = ratio_of_pairs(pairs), ratio_of_pairs([(b, a) for a, b in pairs])
     assert there is not None
     assert back is not None
     assert there.mean * back.mean == pytest.approx(1, rel=1e-4)
