@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 from rich.console import Console
 
-from simulator.cli.replay_options import setups_of
+from simulator.cli.replay_options import GENERATED, setups_of
 from simulator.cli.usage import UsageError, check_files
 from simulator.live.processes import StartError
 from simulator.replay.observer import Observer
@@ -36,6 +36,10 @@ class Replayed(NamedTuple):
     seen: RunView | None  # what is drawn, where there is a page
 
 
+ONE_RECORDING = (
+    "Seeds of one recording: intervals say nothing of other traffic like it. --resamples N replays "
+    "N draws of its sessions instead."
+)
 REPORTS = ("json", "html", "csv")
 Done = Callable[[Setup, Replayed], None]
 
@@ -62,12 +66,21 @@ def run(options: argparse.Namespace, console: Console) -> bool:
     console.print(replay_tables(rows, console.width))
     for note in dict.fromkeys(note for one in kept for note in one.notes):
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
+    if _of_one_recording(setups):
+        console.print(ONE_RECORDING, style="dim", highlight=False, soft_wrap=True)
     unserved = most_unserved(rows)
     for line in unserved:
         console.print(
             f"failed: {line}", style="bold red", highlight=False, markup=False, soft_wrap=True
         )
     return not unserved
+
+
+def _of_one_recording(setups: Sequence[Setup]) -> bool:
+    """Whether intervals over these seeds say less than they seem to."""
+    work = setups[0].workload
+    several = len({setup.seed for setup in setups}) > 1
+    return several and not (work.resample or work.source.startswith(GENERATED))
 
 
 def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None:

@@ -40,6 +40,7 @@ from simulator.traces.formats import FORMATS
 POLICIES = ("round_robin", "least_requests", "hybrid", "warmset")
 PROFILE = "qwen3-32b-h100-tp2"
 WORKERS = 8
+MAX_DRAWS = 10_000
 SEEDS = (1, 2, 3)  # where one is not enough to tell
 GENERATED = "gen:"
 GENERATED_BLOCK = 16  # tokens a KV block where nothing is recorded, as vLLM's default
@@ -55,7 +56,7 @@ def setups_of(options: argparse.Namespace) -> list[Setup]:
     setups = [
         setup_of(options, policy, seed)
         for policy in dict.fromkeys(options.policy or POLICIES)
-        for seed in dict.fromkeys(options.seed or (0,))
+        for seed in _seeds(options)
     ]
     for setup in setups:
         try:
@@ -63,6 +64,18 @@ def setups_of(options: argparse.Namespace) -> list[Setup]:
         except ReplayError as error:
             raise UsageError(str(error)) from error
     return setups
+
+
+def _seeds(options: argparse.Namespace) -> Sequence[int]:
+    """As they were named, or so many from the first on."""
+    named = list(dict.fromkeys(options.seed or (0,)))
+    if options.resamples is None:
+        return named
+    if len(named) > 1:
+        raise UsageError("--resamples takes the seeds that follow one --seed; name one at most")
+    if options.resamples < 2:
+        raise UsageError("--resamples: 2 or more, for one draw has no interval; --resample is one")
+    return range(named[0], named[0] + options.resamples)
 
 
 def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
@@ -121,7 +134,14 @@ def workload_of(options: argparse.Namespace) -> WorkloadSpec:
         seconds=options.seconds,
         spread_s=options.spread or 0.0,
         strict=options.strict,
+        resample=_resample(options),
     )
+
+
+def _resample(options: argparse.Namespace) -> bool | msgspec.UnsetType:
+    """Of a file as asked; a generator makes other requests with every seed as it is."""
+    several = getattr(options, "resamples", None) and not options.trace.startswith(GENERATED)
+    return True if getattr(options, "resample", False) or several else msgspec.UNSET
 
 
 def groups_of(options: argparse.Namespace) -> tuple[WorkerGroup, ...]:
@@ -187,6 +207,7 @@ generator, as gen:sglang?groups=64. `warmroute-sim sources` lists all of both.
 examples:
   warmroute-sim replay requests.jsonl
   warmroute-sim replay requests.jsonl --policy hybrid --policy kv_load --workers 12 --html r.html
+  warmroute-sim replay requests.jsonl --policy warmset --policy lmetric --resamples 10
   warmroute-sim replay requests.jsonl --rate 12 --seed 0 --seed 1 --seed 2 --json r.json
   warmroute-sim replay sessions.jsonl.gz --closed-loop --kv-tokens 300k --faults faults.yaml
   warmroute-sim replay gen:sglang --group count=6,profile=qwen3-32b-h100-tp2 \\
@@ -208,6 +229,11 @@ def add_replay(parsers: Any) -> None:
     )
     add_source(parser)
     add_policies(parser, seeds="0")
+    parser.add_argument(
+        "--resamples", type=arguments.at_most(MAX_DRAWS), metavar="N",
+        help="N draws of TRACE, every policy on the same ones: --resample with N seeds from "
+        "--seed on; of a generator N seeds",
+    )  # fmt: skip
     add_pool(parser)
     add_workload(parser)
     add_world(parser)
@@ -270,6 +296,11 @@ def add_policies(
     parser.add_argument(
         "--seed", type=arguments.whole, action="append", metavar="N",
         help=f"of every draw; repeat for a mean and an interval; default: {seeds}",
+    )  # fmt: skip
+    parser.add_argument(
+        "--resample", action="store_true",
+        help="a seed is another draw of a file: as many of its sessions, drawn with replacement, "
+        "their starts moved; default: seeds of a file decide ties only",
     )  # fmt: skip
 
 

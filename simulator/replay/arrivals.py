@@ -10,7 +10,7 @@ from policies.contract import Hashes
 from policies.facts import Role
 from simulator.replay.station import Station
 from simulator.traces.job import Job
-from simulator.traces.open import sessions
+from simulator.traces.sessions import sessions
 
 
 class Anonymous:

@@ -28,6 +28,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float | None = None  # from there on only, recorded time
     spread_s: float = 0.0  # spread requests of one timestamp over so long
     strict: bool = False  # stop at the first wrong line instead of counting it
+    # Draw as many sessions with replacement, starts moved: a seed is a draw. Not said where unset:
+    # set-ups that were kept stay the same.
+    resample: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -11,7 +11,7 @@ from simulator.replay.run import ReplayProgress
 from simulator.report.board import Board, span
 from simulator.report.figures import Aggregate, Figure, aggregate, by_policy, counted
 from simulator.report.page import MARK
-from simulator.report.replay_page import replay_table, stage_tables
+from simulator.report.replay_page import replay_table, stage_tables, versus_table
 from simulator.report.row import ReplayRow
 
 NS_PER_S = 1_000_000_000
@@ -40,6 +40,11 @@ def replay_tables(rows: Sequence[ReplayRow], width: int) -> RenderableType:
     table, shown = replay_table(rows)
     several = any(len(policy.seeds) > 1 for policy in policies)
     parts: list[RenderableType] = [_heading(rows, policies), Text(), *table.in_terminal(width)]
+    beside = versus_table(rows)
+    if beside is not None:
+        title, compared, wide = beside
+        parts += [Text(title, style="bold"), *compared.in_terminal(width)]
+        parts += [Text(f"{wide}\n")] if wide else []
     for name, stages in stage_tables(rows):
         parts += [Text(f"by stage: {name}", style="bold"), *stages.in_terminal(width)]
     return Group(*parts, *_legend(shown, bool(table.best), several), *_losses(rows))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -259,6 +260,7 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figures: dict[str, Interval | None]
     versus: str | None  # label of the first policy; null for itself
     differences: dict[str, Interval | None]  # this one minus the first, over the seeds both have
+    ratios: dict[str, Ratio | None] = {}  # of times: this one over the first, over the same seeds
 
 
 def aggregate(rows: Sequence[ReplayRow]) -> tuple[Aggregate, ...]:
@@ -280,6 +282,15 @@ def aggregate(rows: Sequence[ReplayRow]) -> tuple[Aggregate, ...]:
                 {}
                 if first is None or label == first
                 else {f.name: paired(f, own, groups[first]) for f in FIGURES}
+            ),
+            ratios=(
+                {}
+                if first is None or label == first
+                else {
+                    f.name: paired_ratio(f.of, own, groups[first])
+                    for f in FIGURES
+                    if f.unit == "ms"
+                }
             ),
         )
         for label, own in groups.items()
@@ -384,6 +395,74 @@ def student_t(freedom: int) -> float:
         (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384,
     )
     return z + math.fsum(term / float(freedom) ** n for n, term in enumerate(terms, 1))
+
+
+RESOLVED = 0.03  # width of an interval: of a ratio's own mean, or of all requests
+UNRESOLVED = "~"  # stands behind wider ones
+MAX_SEEDS = 1_000_000  # that anybody is told of
+
+
+def more_seeds(found: Ratio | Interval | None) -> int | None:
+    """About how many more seeds narrow the interval to `RESOLVED`; 0: it is as narrow already.
+
+    None where one seed cannot tell. From the spread between the seeds so far: the width falls with
+    the root of their number, and Student's t with it.
+    """
+    if found is None or found.low is None or found.high is None:
+        return None
+    if isinstance(found, Ratio):
+        half, wanted = math.log(found.high / found.low) / 2, math.asinh(RESOLVED / 2)
+    else:
+        half, wanted = (found.high - found.low) / 2, RESOLVED / 2
+    if half <= wanted:
+        return 0
+    spread = half * math.sqrt(found.seeds) / student_t(found.seeds - 1)
+    enough = bisect_left(
+        range(found.seeds, MAX_SEEDS),
+        True,
+        key=lambda count: student_t(count - 1) * spread / math.sqrt(count) <= wanted,
+    )
+    return max(1, enough)
+
+
+def ratio_told(found: Ratio | None) -> str:
+    """A ratio, its interval, and the mark of one that is too wide."""
+    if found is None:
+        return NOTHING
+    if found.low is None or found.high is None:
+        return f"{found.mean:.2f}"
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]{_mark(found)}"
+
+
+def points_told(found: Interval | None) -> str:
+    """A difference of shares in points of a hundred, told as ratios are."""
+    if found is None:
+        return NOTHING
+    if found.low is None or found.high is None:
+        return f"{100 * found.mean:+.1f}"
+    low, high = 100 * found.low, 100 * found.high
+    return f"{100 * found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{_mark(found)}"
+
+
+def _mark(found: Ratio | Interval) -> str:
+    return f" {UNRESOLVED}" if more_seeds(found) else ""
+
+
+def unresolved(named: Mapping[str, Ratio | Interval | None]) -> str:
+    """What `~` means and how many seeds would take it away; "" where it stands nowhere."""
+    more = {name: count for name, found in named.items() if (count := more_seeds(found))}
+    if not more:
+        return ""
+    told = ", ".join(f"{name} {_about(count)}" for name, count in more.items())
+    return (
+        f"{UNRESOLVED} wider than {RESOLVED:.0%}, unresolved; about so many more seeds would "
+        f"resolve it: {told}"
+    )
+
+
+def _about(count: int) -> str:
+    """Two digits: it is an estimate."""
+    return f"{float(f'{count:.2g}'):,.0f}"
 
 
 Groups = Mapping[str, Sequence[ReplayRow]]  # `aggregate.by_policy`

@@ -21,6 +21,9 @@ from simulator.report.figures import (
     ms,
     paired,
     percent,
+    points_told,
+    ratio_told,
+    unresolved,
     whole,
 )
 from simulator.report.page import Card, Claim, Key, Page, Picture, Section, Table
@@ -239,6 +242,31 @@ def replay_table(
     return figure_table(found, shown, marks, summary=summary), shown
 
 
+def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
+    """Each policy beside the first, seed by seed: heading, table, and what is unresolved in it.
+
+    None where there is nothing to compare, or one seed only.
+    """
+    policies = [one for one in aggregate(rows) if one.versus is not None]
+    found = {
+        one.label: (one.ratios["ttft_ms.mean"], one.differences["goodput.share"])
+        for one in policies
+    }
+    seeds = max((part.seeds for parts in found.values() for part in parts if part), default=0)
+    if seeds < 2:
+        return None
+    cells = [(label, ratio_told(ttft), points_told(good)) for label, (ttft, good) in found.items()]
+    named = {
+        f"{label} {name}": part
+        for label, parts in found.items()
+        for name, part in zip(("TTFT", "good"), parts, strict=True)
+    }
+    versus = policies[0].versus
+    head = (f"beside {versus}", "TTFT ratio", "good, points")
+    title = f"the same {seeds} seeds, paired with {versus}; 95 % intervals"
+    return title, Table(head, cells), unresolved(named)
+
+
 def stage_tables(rows: Sequence[ReplayRow]) -> list[tuple[str, Table]]:
     """A table of each figure of a ladder, a column a rate; [] where no workload had stages."""
     groups = _stage_groups(rows)
@@ -269,6 +297,7 @@ def _figures(rows: Sequence[ReplayRow]) -> Section:
     told += " Mean over seeds ± its 95 % interval." if several else ""
     if table.best or tails.best:
         told += " Best in green" + (", where by more than the seeds are apart." if several else ".")
+    beside = versus_table(rows)
     lines = [
         (
             label,
@@ -279,10 +308,15 @@ def _figures(rows: Sequence[ReplayRow]) -> Section:
         for row, label in zip(rows, labels(rows), strict=True)
     ]
     summary = "Each seed, and the hash that an equal replay must have"
+    tables = [table]
+    if beside is not None:
+        title, compared, wide = beside
+        told += f" Below: {title}. {wide}"
+        tables.append(compared)
     return Section(
         "All figures",
-        told,
-        tables=(table, tails, Table(SEED_COLUMNS, lines, summary=summary)),
+        told.rstrip(" .") + ".",
+        tables=(*tables, tails, Table(SEED_COLUMNS, lines, summary=summary)),
         terms=[(one.title, one.meaning) for one in FIGURES if one in (*shown, *folded)],
     )
 

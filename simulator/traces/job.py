@@ -95,9 +95,6 @@ class ErrorLog:
         )
 
 
-MAX_SESSION_JOBS = 2_000_000
-
-
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One of the loads that follow each other. Lifetime: workload."""
@@ -125,27 +122,3 @@ class JobStream:
     origin: str  # where the requests come from, one line for a report
     fraction_read: Callable[[], float]  # of the source, in [0, 1]: for progress bars
     stages: tuple[Stage, ...] = ()  # of a ladder of loads: which one an arrival belongs to
-
-
-def sessions(jobs: Iterator[Job]) -> list[tuple[str | None, list[Job]]]:
-    """The jobs by conversation, conversations in order of their first arrival, turns in order.
-
-    A job without a session is a conversation of its own (None). Raises `TraceError` above
-    `MAX_SESSION_JOBS` jobs, which a closed loop would have to hold.
-    """
-    groups: list[tuple[str | None, list[Job]]] = []
-    by_name: dict[str, list[Job]] = {}
-    for count, job in enumerate(jobs):
-        if count == MAX_SESSION_JOBS:
-            raise TraceError(
-                f"more than {MAX_SESSION_JOBS} requests: a closed loop holds its sessions; "
-                "take fewer requests"
-            )
-        turns = by_name.get(job.session) if job.session is not None else None
-        if turns is None:
-            turns = []
-            groups.append((job.session, turns))
-            if job.session is not None:
-                by_name[job.session] = turns
-        turns.append(job)
-    return groups

@@ -13,8 +13,9 @@ from simulator.traces.chain import Chainer
 from simulator.traces.files import opened
 from simulator.traces.formats import FORMATS, Reading, file_jobs, find_format
 from simulator.traces.generators.table import GENERATORS, PREFIX, find_generator
-from simulator.traces.job import ErrorLog, Job, JobStream, Stage, TraceError, sessions
+from simulator.traces.job import ErrorLog, Job, JobStream, Stage, TraceError
 from simulator.traces.options import option_rows
+from simulator.traces.sessions import Draw, sessions
 from simulator.traces.timing import check_timing, chosen, count_and_rate, faster
 
 __all__ = ["Chainer", "JobStream", "Stage", "TraceError", "open_jobs", "sessions"]
@@ -23,9 +24,10 @@ __all__ = ["Chainer", "JobStream", "Stage", "TraceError", "open_jobs", "sessions
 def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
     """Starts a reading of `spec.source`; each call starts anew and gives the same jobs.
 
-    Order of what `spec` asks: spread, skip, seconds and requests in recorded time, then speed or
-    rate.
-    A rate is reached by one factor on all times, which takes a first pass over the chosen part.
+    Order of what `spec` asks: spread, skip, seconds and requests in recorded time, then other
+    sessions drawn, then speed or rate.
+    A rate is reached by one factor on all times, which takes a first pass over the chosen part,
+    or over the same draw of it.
     Raises `TraceError` for a source that cannot be opened or a value that is out of range; what
     is wrong with single lines is in the stream's `errors`.
     """
@@ -62,7 +64,7 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
     except TraceError:
         file.close()
         raise
-    return JobStream(
+    stream = JobStream(
         name=path.name.split(".", 1)[0] or path.name,
         block_tokens=found.block_tokens,
         jobs=chosen(jobs, spec),
@@ -70,6 +72,26 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
         errors=errors,
         origin=f"{path.name} ({found.format.name})",
         fraction_read=file.fraction_read,
+    )
+    return _drawn(stream, seed) if spec.resample else stream
+
+
+def _drawn(stream: JobStream, seed: int) -> JobStream:
+    """Another draw of the same sessions, made when the first job is asked for."""
+    given = total = 0
+
+    def jobs() -> Iterator[Job]:
+        nonlocal given, total
+        draw = Draw(stream.jobs, seed)
+        total = len(draw)
+        for job in draw.jobs():
+            given += 1
+            yield job
+
+    return replace(
+        stream,
+        jobs=jobs(),
+        fraction_read=lambda: given / total if total else 0.0,
     )
 
 
@@ -122,6 +144,8 @@ def _pace(spec: WorkloadSpec) -> str:
         parts.append(f"first {spec.seconds:g} s")
     if spec.spread_s:
         parts.append(f"one instant's requests spread over {spec.spread_s:g} s")
+    if spec.resample:
+        parts.append("its sessions drawn anew with each seed")
     if spec.rate_per_s is not None:
         parts.append(f"at {spec.rate_per_s:g} requests per second")
     elif spec.speed != 1.0:
@@ -143,9 +167,9 @@ of CSV logs a second, and are put in order. The first arrival is time 0, but for
 whose times count from their own start.
 
 What is asked of a source is done in this order: requests of one instant spread over a while, the
-first seconds, the first requests (all in recorded time), then the speed. A rate instead of a
-speed is reached by one factor on all times and needs a first pass over the chosen part. Clients'
-pauses shrink with the times.
+first seconds, the first requests (all in recorded time), then another draw of the sessions
+(`--resample`), then the speed. A rate instead of a speed is reached by one factor on all times and
+needs a first pass over the chosen part. Clients' pauses shrink with the times.
 
 An engine's block size must divide the number of tokens that an id stands for, or be a multiple of
 it. For smaller blocks, names are derived from the id; where a file lists full blocks only, what

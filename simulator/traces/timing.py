@@ -12,6 +12,7 @@ from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job, TraceError
 
 NS = 1_000_000_000
+GENERATOR = "gen:"  # sources that begin with it make their requests
 MAX_GAP_S = 30 * 86_400  # without any request
 MAX_SECONDS = 1e9  # that a source may be cut at or spread over
 MAX_BLOCK_TOKENS = 1 << 24
@@ -38,6 +39,10 @@ def check_timing(spec: WorkloadSpec) -> None:
             raise TraceError(f"{name} {value}: expected 1 or more")
     if spec.rate_per_s is not None and spec.speed != 1.0:
         raise TraceError("speed and rate_per_s: give one of them")
+    if spec.resample and spec.source.startswith(GENERATOR):
+        raise TraceError(
+            f"resample: is for files; {spec.source} makes other requests with every seed already"
+        )
 
 
 def chosen(jobs: Iterator[Job], spec: WorkloadSpec) -> Iterator[Job]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -107,6 +108,52 @@ def test_the_same_again_is_the_same_and_another_seed_is_not(run: Run, tmp_path: 
         run("replay", path, *FLEET, "--policy", "random", "--seed", seed, "--json", found)
         hashes.append(report(found)[0]["report_hash"])
     assert hashes[0] == hashes[1] != hashes[2]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_can_be_drawn_from(run: Run, tmp_path: Path, name: str) -> None:
+    found = tmp_path / "r.json"
+    asked = (*FLEET, "--policy", "least_requests", "--policy", "hybrid", "--json", found)
+    said = run("replay", trace(tmp_path, name), *asked, "--resamples", "3", "--seed", "5")
+    assert said.status == 0, said.err
+    rows = report(found)
+    assert [row["seed"] for row in rows] == [5, 6, 7] * 2
+    for one, other in zip(rows[:3], rows[3:], strict=True):
+        assert one["requests"] == other["requests"] == one["completed"]
+        assert one["input_tokens"] == other["input_tokens"], "every policy has the same draws"
+    # Draws of a table with times and lengths alone may be alike but for their times.
+    assert len({row["report_hash"] for row in rows}) == 6
+    assert "its sessions drawn anew with each seed" in said.out
+    assert "the same 3 seeds, paired with least_requests; 95 % intervals" in said.out
+    about = json.loads(found.read_text())["about"]
+    assert all(setup["workload"]["resample"] is True for setup in about["setups"])
+    one = run("replay", trace(tmp_path, name), *asked, "--resample", "--seed", "6")
+    assert one.status == 0, one.err
+    assert report(found)[0]["report_hash"] == rows[1]["report_hash"], "a draw by itself"
+
+
+def test_draws_of_a_generator_are_its_seeds(run: Run, tmp_path: Path) -> None:
+    source = "gen:sglang?groups=3&prompts=4&system=64&question=16&output=4"
+    files = [tmp_path / "draws.json", tmp_path / "seeds.json"]
+    asked = ("replay", source, *FLEET, "--policy", "hybrid")
+    assert run(*asked, "--resamples", "2", "--json", files[0]).status == 0
+    assert run(*asked, "--seed", "0", "--seed", "1", "--json", files[1]).status == 0
+    told = [[row["report_hash"] for row in report(file)] for file in files]
+    assert told[0] == told[1]
+    refused = run(*asked, "--resample")
+    assert refused.status == 2
+    assert "makes other requests with every seed already" in refused.err
+
+
+def test_seeds_of_one_recording_are_called_so(run: Run, tmp_path: Path) -> None:
+    asked = ("replay", trace(tmp_path), *FLEET, "--policy", "hybrid", "--seed", "0")
+    hint = "--resamples N replays N draws of its sessions"
+    found = tmp_path / "r.json"
+    assert hint not in run(*asked, "--json", found).out
+    about = json.loads(found.read_text())["about"]
+    assert "resample" not in about["setups"][0]["workload"], "set-ups that were kept stay the same"
+    assert hint in run(*asked, "--seed", "1").out
+    assert hint not in run(*asked, "--seed", "1", "--resample").out
 
 
 def test_closed_loops_mixed_pools_and_faults(run: Run, tmp_path: Path) -> None:

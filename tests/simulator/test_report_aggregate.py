@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +15,22 @@ from hypothesis import strategies as st
 
 from simulator.report.figures import (
     FIGURES,
+    RESOLVED,
+    UNRESOLVED,
     Aggregate,
+    Interval,
+    Ratio,
     aggregate,
     figure,
     interval,
     labels,
+    more_seeds,
     paired,
+    points_told,
+    ratio_of_pairs,
+    ratio_told,
     student_t,
+    unresolved,
 )
 from simulator.report.files import Report, encode, write_json
 from simulator.report.row import ReplayRow, SessionsRow, StageRow, TurnsRow, Waits, summarize
@@ -166,3 +177,59 @@ def test_every_field_of_the_file_is_explained() -> None:
     for kind in (Report, ReplayRow, StageRow, TurnsRow, Waits, SessionsRow, Aggregate):
         missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in section]
         assert missing == [n for n in missing if f'"{n}"' in section]
+
+
+def interval_of(values: list[float]) -> Interval:
+    found = interval(values)
+    assert found is not None
+    return found
+
+
+def test_the_number_of_seeds_that_resolve_is_what_it_takes() -> None:
+    """Against samples of the same spread: one seed fewer is too few, so many are enough."""
+    for count in (2, 5, 40):
+        sample = [0.05 * (-1) ** n for n in range(count)]
+        more = more_seeds(interval_of(sample))
+        assert more
+        deviation = statistics.stdev(sample)
+
+        def width(seeds: int, deviation: float = deviation) -> float:
+            return 2 * student_t(seeds - 1) * deviation / math.sqrt(seeds)
+
+        assert width(count + more) <= RESOLVED < width(count + more - 1)
+
+
+def test_what_is_narrow_is_resolved_and_one_seed_cannot_tell() -> None:
+    assert more_seeds(None) is None
+    assert more_seeds(interval_of([0.3])) is None
+    assert more_seeds(interval_of([0.3, 0.3])) == 0
+    assert more_seeds(Ratio(0.2, 0.2 * 0.986, 0.2 / 0.986, 9)) == 0
+    assert more_seeds(Ratio(5.0, 5 * 0.984, 5 / 0.984, 9)), "the width is a share of the ratio"
+    widest = ratio_of_pairs([(1.0, 1e300), (1e300, 1.0)])
+    assert more_seeds(widest), "no overflow"
+
+
+def test_what_is_unresolved_is_marked_and_counted() -> None:
+    narrow, wide = ratio_of_pairs([(100.0, 100.1)] * 3), ratio_of_pairs([(1.0, 1.1), (1.2, 1.1)])
+    assert wide is not None
+    assert ratio_told(narrow) == "1.00 [1.00, 1.00]"
+    assert ratio_told(wide).endswith(f"] {UNRESOLVED}")
+    assert ratio_told(None) == points_told(None) == "–"
+    assert points_told(interval_of([0.1])) == "+10.0"
+    assert points_told(interval_of([-0.022, -0.02])) == "-2.1 [-3.4, -0.8]"
+    assert points_told(interval_of([0.1, -0.1])).endswith(UNRESOLVED)
+    assert unresolved({"a TTFT": narrow, "b TTFT": None}) == ""
+    told = unresolved({"a TTFT": narrow, "b TTFT": wide})
+    assert re.search(r"would resolve it: b TTFT [\d,]+$", told)
+
+
+def test_ratios_of_times_are_paired_by_seed() -> None:
+    rows = [row_of("a", seed, 10.0 * seed) for seed in (1, 2, 3)]
+    rows += [row_of("b", seed, 20.0 * seed) for seed in (3, 1, 2)]
+    first, second = aggregate(rows)
+    assert first.ratios == {}
+    found = second.ratios["ttft_ms.mean"]
+    assert found is not None
+    assert (found.mean, found.seeds) == (2.0, 3)
+    assert found.high == pytest.approx(found.low), "the seeds' own level cancels"
+    assert "goodput.share" not in second.ratios

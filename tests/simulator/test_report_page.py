@@ -55,10 +55,11 @@ def test_the_page_names_every_figure_and_stands_alone() -> None:
     seen.feed(page)
     tails = [one.title for one in FIGURES if one.name in TAILS]
     assert seen.rows[0] == ["policy", *(f.title for f in FIGURES if f.title not in tails)]
-    assert seen.rows[4] == ["policy", *tails]
-    for first in (1, 5):
+    assert seen.rows[4] == [f"beside {POLICIES[0][0]}", "TTFT ratio", "good, points"]
+    assert seen.rows[7] == ["policy", *tails]
+    for first in (1, 8):
         assert [row[0] for row in seen.rows[first : first + 3]] == [one for one, _, _ in POLICIES]
-    assert len(seen.rows) == 2 * (1 + 3) + 1 + 9
+    assert len(seen.rows) == 2 * (1 + 3) + (1 + 2) + 1 + 9
     # Three curves, hit rates, two maps and the copies of each policy, two splits.
     assert len(seen.images) == 3 + 1 + 2 * 3 + 3 + 2
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)

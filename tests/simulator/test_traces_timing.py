@@ -105,7 +105,7 @@ def test_bounds_of_what_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("simulator.traces.timing.MAX_SPREAD_JOBS", 4)
     with pytest.raises(TraceError, match="more than 4 requests at one instant"):
         list(spread(jobs, 1))
-    monkeypatch.setattr("simulator.traces.job.MAX_SESSION_JOBS", 4)
+    monkeypatch.setattr("simulator.traces.sessions.MAX_SESSION_JOBS", 4)
     assert len(sessions(iter(jobs[:4]))) == 4
     with pytest.raises(TraceError, match="more than 4 requests"):
         sessions(iter(jobs))
