@@ -142,6 +142,9 @@ LIVE_FIGURES = (
 )  # fmt: skip
 
 
+TTFT, GOOD = "ttft_ms.mean", "goodput.share"  # what policies are compared by
+
+
 def figure(name: str) -> Figure:
     """The figure of that name; `KeyError` lists the valid ones."""
     for one in FIGURES:
@@ -261,6 +264,7 @@ class Aggregate(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     versus: str | None  # label of the first policy; null for itself
     differences: dict[str, Interval | None]  # this one minus the first, over the seeds both have
     ratios: dict[str, Ratio | None] = {}  # of times: this one over the first, over the same seeds
+    more_seeds: dict[str, int | None] = {}  # that would resolve TTFT's ratio, good's difference
 
 
 def aggregate(rows: Sequence[ReplayRow]) -> tuple[Aggregate, ...]:
@@ -269,31 +273,35 @@ def aggregate(rows: Sequence[ReplayRow]) -> tuple[Aggregate, ...]:
     `ValueError` where a policy has two rows of one seed.
     """
     groups = by_policy(rows)
-    first = next(iter(groups), None)
-    return tuple(
-        Aggregate(
-            label=label,
-            policy=own[0].policy,
-            params=own[0].params,
-            seeds=tuple(row.seed for row in own),
-            figures={f.name: interval(values(f, own)) for f in FIGURES},
-            versus=None if label == first else first,
-            differences=(
-                {}
-                if first is None or label == first
-                else {f.name: paired(f, own, groups[first]) for f in FIGURES}
-            ),
-            ratios=(
-                {}
-                if first is None or label == first
-                else {
-                    f.name: paired_ratio(f.of, own, groups[first])
-                    for f in FIGURES
-                    if f.unit == "ms"
-                }
-            ),
-        )
-        for label, own in groups.items()
+    first = next(iter(groups.values()), [])
+    return tuple(_aggregate(label, own, next(iter(groups)), first) for label, own in groups.items())
+
+
+def _aggregate(
+    label: str, rows: Sequence[ReplayRow], versus: str, others: Sequence[ReplayRow]
+) -> Aggregate:
+    found = Aggregate(
+        label=label,
+        policy=rows[0].policy,
+        params=rows[0].params,
+        seeds=tuple(row.seed for row in rows),
+        figures={f.name: interval(values(f, rows)) for f in FIGURES},
+        versus=None,
+        differences={},
+    )
+    if label == versus:
+        return found
+    differences = {f.name: paired(f, rows, others) for f in FIGURES}
+    ratios = {f.name: paired_ratio(f.of, rows, others) for f in FIGURES if f.unit == "ms"}
+    return msgspec.structs.replace(
+        found,
+        versus=versus,
+        differences=differences,
+        ratios=ratios,
+        more_seeds={
+            TTFT: more_seeds(ratios[TTFT]),
+            GOOD: more_seeds(differences[GOOD]),
+        },
     )
 
 
@@ -448,16 +456,50 @@ def _mark(found: Ratio | Interval) -> str:
     return f" {UNRESOLVED}" if more_seeds(found) else ""
 
 
+MOST_NAMED = 6
+
+
 def unresolved(named: Mapping[str, Ratio | Interval | None]) -> str:
     """What `~` means and how many seeds would take it away; "" where it stands nowhere."""
     more = {name: count for name, found in named.items() if (count := more_seeds(found))}
     if not more:
         return ""
-    told = ", ".join(f"{name} {_about(count)}" for name, count in more.items())
+    ranked = sorted(more, key=more.__getitem__, reverse=True)
+    told = [f"{name} {_about(more[name])}" for name in ranked[:MOST_NAMED]]
+    if len(ranked) > MOST_NAMED:
+        told.append(f"the {len(ranked) - MOST_NAMED} others fewer")
     return (
-        f"{UNRESOLVED} wider than {RESOLVED:.0%}, unresolved; about so many more seeds would "
-        f"resolve it: {told}"
+        f"{UNRESOLVED} not resolved to {100 * RESOLVED:g} %: the interval is wider. About so many "
+        f"more seeds would do: {', '.join(told)}"
     )
+
+
+# By label: mean TTFT over that of the rule that it stands beside, and the difference of the shares
+# of good answers, both paired by seed.
+Beside = Mapping[str, tuple[Ratio | None, Interval | None]]
+
+
+def beside_table(versus: str, found: Beside) -> tuple[str, Table, str] | None:
+    """Rules beside one of them: heading, table, and what is unresolved in it.
+
+    None where there is nothing to compare, or one seed only.
+    """
+    seeds = max((part.seeds for parts in found.values() for part in parts if part), default=0)
+    if seeds < 2:
+        return None
+    cells = [(label, ratio_told(ttft), points_told(good)) for label, (ttft, good) in found.items()]
+    head = (f"beside {versus}", "TTFT ratio", "good, points")
+    title = f"the same {seeds} seeds, paired with {versus}; 95 % intervals"
+    return title, Table(head, cells), unresolved(named_parts(found))
+
+
+def named_parts(found: Beside) -> dict[str, Ratio | Interval | None]:
+    """What `unresolved` calls each of them."""
+    return {
+        f"{label} {name}": part
+        for label, parts in found.items()
+        for name, part in zip(("TTFT", "good"), parts, strict=True)
+    }
 
 
 def _about(count: int) -> str:

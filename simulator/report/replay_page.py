@@ -7,10 +7,13 @@ from math import nan
 
 from simulator.report.figures import (
     FIGURES,
+    GOOD,
+    TTFT,
     Figure,
     Groups,
     Lead,
     aggregate,
+    beside_table,
     by_policy,
     figure,
     figure_table,
@@ -21,9 +24,6 @@ from simulator.report.figures import (
     ms,
     paired,
     percent,
-    points_told,
-    ratio_told,
-    unresolved,
     whole,
 )
 from simulator.report.page import Card, Claim, Key, Page, Picture, Section, Table
@@ -248,23 +248,8 @@ def versus_table(rows: Sequence[ReplayRow]) -> tuple[str, Table, str] | None:
     None where there is nothing to compare, or one seed only.
     """
     policies = [one for one in aggregate(rows) if one.versus is not None]
-    found = {
-        one.label: (one.ratios["ttft_ms.mean"], one.differences["goodput.share"])
-        for one in policies
-    }
-    seeds = max((part.seeds for parts in found.values() for part in parts if part), default=0)
-    if seeds < 2:
-        return None
-    cells = [(label, ratio_told(ttft), points_told(good)) for label, (ttft, good) in found.items()]
-    named = {
-        f"{label} {name}": part
-        for label, parts in found.items()
-        for name, part in zip(("TTFT", "good"), parts, strict=True)
-    }
-    versus = policies[0].versus
-    head = (f"beside {versus}", "TTFT ratio", "good, points")
-    title = f"the same {seeds} seeds, paired with {versus}; 95 % intervals"
-    return title, Table(head, cells), unresolved(named)
+    found = {one.label: (one.ratios[TTFT], one.differences[GOOD]) for one in policies}
+    return beside_table(policies[0].versus or "", found) if policies else None
 
 
 def stage_tables(rows: Sequence[ReplayRow]) -> list[tuple[str, Table]]:

@@ -13,7 +13,16 @@ from rich.text import Text
 
 from policies.load import name_of
 from simulator.replay.setup import Setup
-from simulator.report.figures import NOTHING, Ratio, percent, whole
+from simulator.report.figures import (
+    NOTHING,
+    UNRESOLVED,
+    named_parts,
+    percent,
+    points_told,
+    ratio_told,
+    unresolved,
+    whole,
+)
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import Line, dots_plot, line_plot
 from simulator.runs.scenes import (
@@ -43,14 +52,6 @@ def in_s(value_ms: float | None) -> str:
     return f"{value:.0f}" if value >= 100 else f"{value:.3g}" if value >= 0.1 else f"{value:.3f}"
 
 
-def _ratio(found: Ratio | None) -> str:
-    if found is None:
-        return NOTHING
-    if found.low is None or found.high is None:
-        return f"{found.mean:.2f}"
-    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
-
-
 def _spread(rule: RuleFigures) -> str:
     median, worst = in_s(rule.ttft_median_ms), in_s(rule.ttft_worst_ms)
     return f"{in_s(rule.ttft_mean_ms)} ({median} / {worst})"
@@ -75,8 +76,9 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("preempt.", lambda rule: whole(rule.preemptions)),
     ("lost", lambda rule: percent(rule.lost_share)),
     ("collapsed", lambda rule: f"{rule.collapsed}/{len(rule.seeds)}"),
+    ("good, points", lambda rule: points_told(rule.good_difference)),
     *(
-        (title, lambda rule, name=name: _ratio(rule.ratios[name]))
+        (title, lambda rule, name=name: ratio_told(rule.ratios[name]))
         for name, title in zip(
             RATIOS, ("TTFT ratio", "p99 ratio", "E2E ratio", "TPOT ratio"), strict=True
         )
@@ -95,6 +97,8 @@ def print_scenes(
     for scene in scenes:
         console.print(Text(_heading(scene), style="bold"))
         console.print(*_table(scene).in_terminal(console.width))
+        if wide := _unresolved(scene):
+            console.print(f"{wide}\n", markup=False, highlight=False)
     for steps in ladders:
         console.print(Text(f"{steps.name}: takes so many {steps.load_unit}", style="bold"))
         for found in steps.rules:
@@ -109,6 +113,7 @@ def as_markdown(scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]) -> st
     lines: list[str] = []
     for scene in scenes:
         lines += [f"**{_heading(scene)}**", "", *_table(scene).in_markdown(), ""]
+        lines += [wide, ""] if (wide := _unresolved(scene)) else []
     for steps in ladders:
         lines += [f"**{steps.name}: saturation, {steps.load_unit}**", ""]
         lines += [*_saturations(steps).in_markdown(), ""]
@@ -122,6 +127,12 @@ def _table(
     rows = [(rule.policy, *(cell(rule) for _, cell in columns)) for rule in scene.rules]
     base = [line for line, rule in enumerate(scene.rules) if rule.policy == scene.base]
     return Table(head, rows, strong=frozenset(base), summary=summary)
+
+
+def _unresolved(scene: SceneFigures) -> str:
+    """How many seeds the comparison lacks."""
+    found = {rule.policy: (rule.ratios["ttft_mean"], rule.good_difference) for rule in scene.rules}
+    return unresolved(named_parts(found))
 
 
 def _saturations(found: Ladder) -> Table:
@@ -144,8 +155,8 @@ def terms() -> Iterator[str]:
     )
     yield (
         f"collapsed: seeds with a mean TTFT above {COLLAPSE:g} x the best seed of the best rule, "
-        "or 1 % of requests lost. Ratios: geometric mean of paired seeds against the base, 95 % "
-        "interval."
+        "or 1 % of requests lost. Ratios: geometric mean of paired seeds against the base; good, "
+        f"points: mean difference to it; 95 % intervals, {UNRESOLVED} where wider than 3 %."
     )
     yield (
         f"Saturation: where mean TTFT rises above {MAX_TTFT_MS / 1000:g} s or good falls below "
@@ -193,7 +204,7 @@ def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
         caption = "Each dot a seed, bars their means; dashed: above it a seed is collapsed."
         xlabel, limit_s = "mean time to first token of a seed, s", (scene.collapse_ms or 0.0) / 1000
         pictures.append(Picture(dots_plot(seeds, xlabel, limit_s), alt, caption))
-    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}"
+    text = f"{scene.workload}, {scene.load:g} {scene.load_unit}. {_unresolved(scene)}"
     rest = _table(scene, [one for one in COLUMNS if one[0] in FOLDED], "Answers to their end")
     tables = [_table(scene, [one for one in COLUMNS if one[0] not in FOLDED]), rest]
     return Section(scene.name, text, pictures=pictures, tables=tables)

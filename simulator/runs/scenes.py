@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from simulator.replay.setup import Setup, WorkloadSpec
-from simulator.report.figures import Ratio, paired_ratio
+from simulator.report.figures import GOOD, Interval, Ratio, figure, more_seeds, paired, paired_ratio
 from simulator.report.row import ReplayRow
 from simulator.runs.points import flat_setup, varied_of
 from simulator.runs.store import Record, read_records
@@ -189,6 +189,8 @@ class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     collapsed: int  # seeds
     ttft_by_seed_ms: tuple[float | None, ...]  # in the order of `seeds`
     ratios: dict[str, Ratio | None]  # by the names of `RATIOS`, against the base
+    good_difference: Interval | None = None  # `good` minus the base's, over paired seeds
+    more_seeds: dict[str, int | None] = {}  # that would resolve ratio and difference
 
 
 class SceneFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -252,6 +254,9 @@ def _rule(
     times = [row.ttft_ms.mean for row in rows]
     known = [time for time in times if time is not None]
     held = [row.waits.max_ms for row in rows if row.waits.max_ms is not None]
+    others = [] if base is None else list(base.values())
+    ratios = {name: paired_ratio(of, rows, others) for name, of in RATIOS.items()}
+    good = paired(figure(GOOD), rows, others)
     return RuleFigures(
         policy=policy,
         seeds=seeds,
@@ -272,10 +277,9 @@ def _rule(
         lost_share=lost(rows),
         collapsed=sum(is_collapsed(row, line_ms) for row in rows),
         ttft_by_seed_ms=tuple(times),
-        ratios={
-            name: None if base is None else paired_ratio(of, rows, list(base.values()))
-            for name, of in RATIOS.items()
-        },
+        ratios=ratios,
+        good_difference=good,
+        more_seeds={"ttft_mean": more_seeds(ratios["ttft_mean"]), "good": more_seeds(good)},
     )
 
 

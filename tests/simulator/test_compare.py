@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from io import StringIO
@@ -92,6 +93,34 @@ def test_figures_by_hand(tmp_path: Path) -> None:
     even = base.ratios["e2e_mean"]
     assert even is not None
     assert (even.mean, even.low, even.high) == (1.0, 1.0, 1.0)
+
+
+def test_good_answers_are_paired_and_what_is_unresolved_is_counted(tmp_path: Path) -> None:
+    runs: list[tuple[Setup, ReplayRow | None]] = []
+    for seed, base_good in enumerate((0.5, 0.9, 0.7)):
+        for policy, more in (("least_requests", 0.0), ("hybrid", 0.05), ("random", 0.02 * seed)):
+            asked = setup(policy, seed)
+            runs.append((asked, row_of(asked, 100.0, base_good + more)))
+    file = written(tmp_path / "a.jsonl", runs)
+    [scene] = read_scenes([file])
+    rules = {rule.policy: rule for rule in compare_scene(scene, "least_requests").rules}
+    ours, drawn = rules["hybrid"], rules["random"]
+    assert ours.good_difference is not None
+    assert (ours.good_difference.low, ours.good_difference.high) == (0.05, 0.05)
+    assert ours.more_seeds == {"ttft_mean": 0, "good": 0}
+    assert drawn.good_difference is not None
+    half = 4.302653 * 0.02 / math.sqrt(3)
+    assert drawn.good_difference.high == pytest.approx(0.02 + half, abs=1e-6)
+    assert drawn.more_seeds["good"]
+    _, text = compared((file,), "least_requests")
+    assert "+5.0 [+5.0, +5.0] " in text
+    assert re.search(r"\+2\.0 \[-3\.0, \+7\.0\] ~", text)
+    assert "the interval is wider. About so many more seeds would do: random good " in text
+    markdown = tmp_path / "out.md"
+    compared((file,), "least_requests", markdown=markdown)
+    assert "would do: random good " in markdown.read_text()
+    alone = compare_scene(scene, "lpwl").rules[0]
+    assert (alone.good_difference, alone.more_seeds) == (None, {"ttft_mean": None, "good": None})
 
 
 @settings(max_examples=examples(50), deadline=None)

@@ -220,7 +220,7 @@ def test_what_is_unresolved_is_marked_and_counted() -> None:
     assert points_told(interval_of([0.1, -0.1])).endswith(UNRESOLVED)
     assert unresolved({"a TTFT": narrow, "b TTFT": None}) == ""
     told = unresolved({"a TTFT": narrow, "b TTFT": wide})
-    assert re.search(r"would resolve it: b TTFT [\d,]+$", told)
+    assert re.search(r"would do: b TTFT [\d,]+$", told)
 
 
 def test_ratios_of_times_are_paired_by_seed() -> None:
