@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import deque
+from dataclasses import replace
 
 import msgspec
 from rich.console import Console
@@ -21,7 +22,7 @@ from simulator.report.board import Board
 from simulator.report.console import say_trace_errors
 from simulator.runs.compare import run_compare
 from simulator.runs.plan import PlanRequest, Targets, check_request
-from simulator.runs.runs import RunOptions
+from simulator.runs.runs import MAX_REQUEST_FILES, MAX_REQUEST_LINES, RunOptions
 from simulator.runs.sheet import read_sheet
 from simulator.runs.study import Asked, run_study
 from simulator.runs.sweep import run_plan, run_sweep
@@ -79,8 +80,23 @@ def sweep(options: argparse.Namespace, console: Console) -> bool:
     for workload in dict.fromkeys(_source(setup.workload) for setup in setups):
         _look_over(console, workload)
     runs = RunOptions(options.results, options.jobs, options.dask)
+    if options.requests_csv is not None:
+        _check_requests(options, len(setups))
+        lines = MAX_REQUEST_LINES // len(setups)
+        runs = replace(runs, requests=options.requests_csv, request_lines=lines)
     files = {name: getattr(options, name) for name in ("csv", "json", "html")}
     return run_sweep(options.file, runs, console, **files)
+
+
+def _check_requests(options: argparse.Namespace, runs: int) -> None:
+    if options.dask is not None:
+        raise UsageError("--requests-csv is written where runs are; leave it or --dask out")
+    if runs > MAX_REQUEST_FILES:
+        raise UsageError(
+            f"--requests-csv: {runs:,} runs would write as many files, and {MAX_REQUEST_FILES:,} "
+            "is the most; vary less"
+        )
+    check_folder("--requests-csv", options.requests_csv)
 
 
 def compare(options: argparse.Namespace, console: Console) -> bool:

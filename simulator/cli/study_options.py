@@ -23,6 +23,7 @@ from simulator.cli.replay_options import (
 )
 from simulator.cli.usage import add_command, from_module
 from simulator.limits.hits import ALL_RULES, RULES
+from simulator.runs.runs import MAX_REQUEST_LINES
 
 STUDIES = "simulator.cli.study"
 _TARGETS = (
@@ -137,6 +138,11 @@ def add_sweep(parsers: Any) -> None:
     add_reports(
         parser, csv="a line per run", json="all figures", html="a page with Pareto pictures"
     )
+    parser.add_argument(
+        "--requests-csv", type=Path, metavar="FOLDER",
+        help="write every request of each run to a file there, as `replay --csv` does; "
+        f"{MAX_REQUEST_LINES:,} lines in all, as many for each run",
+    )  # fmt: skip
     parser.set_defaults(command=from_module(STUDIES, "sweep"))
 
 

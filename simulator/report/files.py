@@ -101,15 +101,18 @@ class RequestsCsv:
     the last dispatch. Regrets are against `second`, the runner-up (`router.core.actions`). Terms
     and columns are `name=value;...` as the policy gave and saw them. What never came is empty.
     `hindsight=False` leaves out `best_worker` and `loss_ms`, which cost a look at every worker per
-    request. Lifetime: replay.
+    request. Requests beyond the first `most_lines` to end are not written. Lifetime: replay.
     """
 
     reads_details = True
 
-    def __init__(self, stream: TextIO, hindsight: bool = True) -> None:
+    def __init__(
+        self, stream: TextIO, hindsight: bool = True, most_lines: int | None = None
+    ) -> None:
         self._writer = csv.writer(stream, lineterminator="\n")
         self._writer.writerow(COLUMNS)
         self._hindsight = hindsight
+        self._lines_left = most_lines
         self._under_way: dict[int, _Sent] = {}  # by row
 
     def on_start(self, book: Book) -> None:
@@ -137,6 +140,10 @@ class RequestsCsv:
         """Writes the line."""
         book = self._book
         sent = self._under_way.pop(row, _NEVER_SENT)
+        if self._lines_left is not None:
+            if not self._lines_left:
+                return
+            self._lines_left -= 1
         arrival, first, finish = book.arrival_ns[row], book.first_token_ns[row], book.finish_ns[row]
         output = book.output_tokens[row]
         self._writer.writerow(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
@@ -28,6 +29,42 @@ def evaluate(setup: Setup) -> ReplayRow:
     return summarize(replay(setup))
 
 
+MAX_REQUEST_FILES = 1_000
+MAX_REQUEST_LINES = 2_000_000  # of all files together: some 2 GB
+
+
+class RequestFiles:
+    """Evaluates set-ups and writes every request of each to a file of its own. Lifetime: a sweep.
+
+    It goes to other processes with the keys of what its sweep runs. A file has its name once it
+    is whole.
+    """
+
+    def __init__(self, folder: Path, keys: Keys, most_lines: int) -> None:
+        self.folder, self.keys, self.most_lines = folder, keys, most_lines
+
+    def path(self, task: Task) -> Path:
+        """Where the requests of a run are, as `warmset-seed1-0123456789abcdef0123.csv`."""
+        policy = re.sub(r"[^A-Za-z0-9_.=-]+", "_", task.setup.policy)[:60]
+        return self.folder / f"{policy}-seed{task.setup.seed}-{task.key}.csv"
+
+    def __call__(self, setup: Setup) -> ReplayRow:
+        """The figures of one replay; raises what the replay raises."""
+        from simulator.replay.run import replay
+        from simulator.report.files import RequestsCsv
+
+        path = self.path(self.keys.task(setup))
+        part = path.with_suffix(".part")
+        try:
+            with part.open("w", encoding="utf-8", newline="") as file:
+                writer = RequestsCsv(file, most_lines=self.most_lines)
+                row = summarize(replay(setup, observers=[writer]))
+            part.replace(path)
+        finally:
+            part.unlink(missing_ok=True)
+        return row
+
+
 # Requests that one core replays in a second, where no run has told yet: on the slow side.
 REQUESTS_PER_S = 3_000.0
 
@@ -39,6 +76,8 @@ class RunOptions:
     results: Path | None = None  # JSON lines; what it holds already is not run again
     jobs: int | None = None  # processes; None: one for each core
     dask: str | None = None  # address of a scheduler, instead of processes of this machine
+    requests: Path | None = None  # a folder for a file of each run's requests
+    request_lines: int = MAX_REQUEST_LINES  # of each such file
 
 
 class Runs:
@@ -57,6 +96,10 @@ class Runs:
         self._options, self._console, self._evaluate = options, console, evaluate
         self._clock_s = clock_s
         self._keys = Keys()
+        self.files: RequestFiles | None = None
+        if options.requests is not None:
+            self.files = RequestFiles(options.requests, self._keys, options.request_lines)
+            self._evaluate = self.files
         self._done: dict[str, Outcome] = {}
         self._block = ExitStack()
         self._store: Store | None = None
@@ -108,6 +151,8 @@ class Runs:
     def missing(self, tasks: Sequence[Task]) -> list[Task]:
         """The tasks that have no outcome yet, each once."""
         for task in tasks:
+            if self.files is not None and not self.files.path(task).exists():
+                continue
             if task.key not in self._done and self._store is not None:
                 there = self._store.done(task)
                 if there is not None:
@@ -155,4 +200,15 @@ def sweep(
     """
     with Runs(options, console, evaluate) as runs:
         runs.announce(setups)
-        return runs.outcomes(setups)
+        outcomes = runs.outcomes(setups)
+    if runs.files is not None:
+        console.print(_written(runs.files, outcomes), highlight=False, markup=False, soft_wrap=True)
+    return outcomes
+
+
+def _written(files: RequestFiles, outcomes: Sequence[Outcome]) -> str:
+    """Where the requests are, and which of them are left out."""
+    sizes = [outcome.row.requests for outcome in outcomes if outcome.row is not None]
+    cut = sum(size > files.most_lines for size in sizes)
+    told = f"{files.folder}: a file of requests for each of {len(sizes)} runs"
+    return f"{told}; {cut} have only the first {files.most_lines:,} to end" if cut else told

@@ -78,6 +78,52 @@ def test_a_sweep_is_written_and_goes_on(run: Run, tmp_path: Path) -> None:
     assert (tmp_path / "sweep.yaml.results.jsonl").read_bytes() == kept
 
 
+def test_a_sweep_writes_the_requests_of_each_run(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sheet, folder, table = tmp_path / "sweep.yaml", tmp_path / "requests", tmp_path / "s.csv"
+    sheet.write_text(SWEEP.format(trace=trace(tmp_path)))
+    assert run("sweep", sheet, "--jobs", "1", "--csv", table).status == 0
+    plain = {line["key"]: line["report_hash"] for line in csv.DictReader(table.open(newline=""))}
+    asked = ("sweep", sheet, "--jobs", "1", "--csv", table, "--requests-csv", folder)
+    said = run(*asked)
+    assert said.status == 0, said.err
+    assert "4 runs, 1 at a time" in said.out, "those without a file are run again"
+    assert f"{folder}: a file of requests for each of 4 runs\n" in said.out
+    lines = list(csv.DictReader(table.open(newline="")))
+    assert {line["key"]: line["report_hash"] for line in lines} == plain
+    files = {folder / f"{line['policy']}-seed0-{line['key']}.csv": line for line in lines}
+    assert files.keys() == set(folder.iterdir())
+    for path, line in files.items():
+        served = list(csv.DictReader(path.open(newline="")))
+        assert len(served) == REQUESTS
+        mean = sum(float(one["ttft_ms"]) for one in served) / REQUESTS
+        assert float(line["ttft_ms.mean"]) == pytest.approx(mean, abs=0.01)
+
+    gone = next(iter(files))
+    gone.unlink()
+    assert "1 runs, 1 at a time" in run(*asked).out
+    assert gone.exists()
+
+    monkeypatch.setattr("simulator.cli.study.MAX_REQUEST_LINES", 4 * 10)
+    gone.unlink()
+    assert "4 have only the first 10 to end" in run(*asked).out
+    assert len(gone.read_text().splitlines()) == 1 + 10
+
+
+def test_a_sweep_refuses_more_files_of_requests_than_it_keeps(run: Run, tmp_path: Path) -> None:
+    sheet, folder = tmp_path / "sweep.yaml", tmp_path / "requests"
+    seeds = f", seeds: {list(range(251))}}}"
+    sheet.write_text(SWEEP.format(trace=trace(tmp_path)).rstrip().removesuffix("}") + seeds)
+    said = run("sweep", sheet, "--requests-csv", folder)
+    assert said.status == 2
+    assert "1,004 runs would write as many files, and 1,000 is the most" in said.err
+    said = run("sweep", sheet, "--requests-csv", folder, "--dask", "tcp://127.0.0.1:1")
+    assert said.status == 2
+    assert "--requests-csv is written where runs are" in said.err
+    assert not folder.exists()
+
+
 def test_hits_are_told_and_written(run: Run, tmp_path: Path) -> None:
     found = tmp_path / "hits.json"
     said = run("hits", trace(tmp_path), "--kv-tokens", "inf", "--workers", "2", "--json", found)
