@@ -15,6 +15,7 @@ ENGINES ?= vllm==0.32.0 sglang==0.5.23 triton==2.51
 CLIENTS := clients==1 perf_analyzer==2.50
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
+FIGURES_FLAGS ?=
 BENCH_FLAGS ?=
 # Tests start hundreds of Pythons: where the environment lets none keep what it compiled, each would
 # compile all of this anew, and pytest all tests.
@@ -27,7 +28,7 @@ BENCHES := decision life on_top sessions mirror owners tokens scheduler engine v
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm run test test-live test-native test-engines test-all check bench sim study clean
+.PHONY: help setup demo demo-vllm run test test-live test-native test-engines test-all check bench sim study figures clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -103,6 +104,9 @@ sim: $(STAMP) ## which policy? a trace on virtual time: make sim TRACE=FILE SIM_
 
 study: $(STAMP) ## the sweeps behind docs/notes/policy-study.md, resumed: make study STUDY_FLAGS='--full --traces DIR'
 	$(BIN)/warmroute-sim study --out build/study $(STUDY_FLAGS)
+
+figures: $(STAMP) ## what commands print in README and docs, and figures of the demo, made anew
+	$(BIN)/python -m tests.simulator.figures_in_docs $(FIGURES_FLAGS)
 
 clean: ## remove .venv and build
 	rm -rf $(VENV) build

@@ -44,7 +44,7 @@ example of a file:
   workload: {source: requests.jsonl}
   fleet: {profile: qwen3-32b-h100-tp2}
   grid:
-    policies: [round_robin, {hybrid: {load_factor: [0.5, 1, 2]}}]
+    policies: [round_robin, warmset, {hybrid: {load_factor: [0.5, 1, 2]}}]
     workers: [6, 8, 12]
     seeds: [1, 2, 3]
 """
