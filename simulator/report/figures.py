@@ -452,6 +452,11 @@ def points_told(found: Interval | None) -> str:
     return f"{100 * found.mean:+.1f} [{low:+.1f}, {high:+.1f}]{_mark(found)}"
 
 
+def beside_told(found: Ratio | Interval | None) -> str:
+    """Either of them."""
+    return points_told(found) if isinstance(found, Interval) else ratio_told(found)
+
+
 def _mark(found: Ratio | Interval) -> str:
     return f" {UNRESOLVED}" if more_seeds(found) else ""
 

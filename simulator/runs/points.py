@@ -10,7 +10,16 @@ import msgspec
 
 from engine.profiles import gpus_of
 from simulator.replay.setup import Setup
-from simulator.report.figures import FIGURES, Figure, Interval, interval, percent, whole
+from simulator.report.figures import (
+    FIGURES,
+    Figure,
+    Interval,
+    Ratio,
+    interval,
+    percent,
+    ratio_of_pairs,
+    whole,
+)
 from simulator.report.row import ReplayRow
 from simulator.runs.sheet import SHORT_NAMES
 from simulator.runs.task import Outcome
@@ -123,6 +132,20 @@ def measured(setup: Setup, row: ReplayRow) -> dict[str, float | None]:
     lost = row.rejected + row.failed
     found[LOST.name] = round(lost / row.requests, 6) if row.requests else None
     return found
+
+
+def beside(one: Figure, point: Point, other: Point) -> Ratio | Interval | None:
+    """A choice beside another by a figure, paired by seed: a difference of shares, else a ratio."""
+    there = {row.seed: measured(other.setup, row)[one.name] for row in other.rows}
+    pairs = [
+        (own, theirs)
+        for row in sorted(point.rows, key=lambda row: row.seed)
+        if (own := measured(point.setup, row)[one.name]) is not None
+        and (theirs := there.get(row.seed)) is not None
+    ]
+    if one.show is percent:
+        return interval([own - theirs for own, theirs in pairs])
+    return ratio_of_pairs(pairs)
 
 
 def varied_of(setups: Sequence[Setup]) -> list[str]:

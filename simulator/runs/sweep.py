@@ -18,7 +18,21 @@ from rich.table import Table as RichTable
 
 from policies.load import name_of
 from simulator.replay.setup import Setup
-from simulator.report.figures import Figure, Interval, figure, figure_table, told
+from simulator.report.figures import TTFT as MEAN_TTFT
+from simulator.report.figures import (
+    UNRESOLVED,
+    Figure,
+    Interval,
+    Ratio,
+    beside_told,
+    figure,
+    figure_table,
+    more_seeds,
+    paired,
+    paired_ratio,
+    told,
+    unresolved,
+)
 from simulator.report.page import Page, Picture, Section, Table
 from simulator.report.plots import Band, Line, front_plot, line_plot
 from simulator.report.row import ReplayRow
@@ -29,6 +43,7 @@ from simulator.runs.points import (
     PER_GPU,
     PER_USER,
     Point,
+    beside,
     best,
     front,
     measured,
@@ -90,6 +105,8 @@ def _best_table(title: str, points: Sequence[Point]) -> RichTable:
     for name in ("choice", "next"):
         table.add_column(name, overflow="fold")
         table.add_column("value", justify="right", no_wrap=True)
+    table.add_column("best beside next", justify="right", no_wrap=True)
+    paired: dict[str, Ratio | Interval | None] = {}
     for one in TARGETS:
         ranked = best(points, one)[:2]
         cells = [
@@ -98,12 +115,31 @@ def _best_table(title: str, points: Sequence[Point]) -> RichTable:
             for cell in (escape(point.choice), told(one, point.figures[one.name]))
         ]
         if ranked:
-            table.add_row(one.title, *cells, *[""] * (4 - len(cells)))
+            paired[one.title] = beside(one, *ranked) if len(ranked) > 1 else None
+            cells += [""] * (4 - len(cells))
+            table.add_row(one.title, *cells, _beside_told(paired[one.title]))
+    wide = unresolved(paired)
+    table.caption = f"{wide}\n" if wide else None
     return table
 
 
+def _beside_told(found: Ratio | Interval | None) -> str:
+    """Ratio, or points of a hundred; "" where there is no next one, or no common seed."""
+    if found is None:
+        return ""
+    said = beside_told(found)
+    return said.replace(" [", " points [", 1) if isinstance(found, Interval) else said
+
+
 def _rich_table(title: str) -> RichTable:
-    return RichTable(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    return RichTable(
+        title=title,
+        title_justify="left",
+        caption_justify="left",
+        caption_style="dim",
+        box=SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
 
 
 # What stands along the bottom: the first of these that a sweep varies.
@@ -184,6 +220,10 @@ class SweepPoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     seeds: tuple[int, ...]
     figures: dict[str, Interval | None]
     on_front: bool  # of tokens/s/GPU against tokens/s/user, among points of its world
+    versus: str | None = None  # the first policy of the same fleet, load and world; null for itself
+    ttft_ratio: Ratio | None = None  # mean TTFT over that one's, over paired seeds
+    good_difference: Interval | None = None  # share of good answers minus that one's
+    more_seeds: dict[str, int | None] = {}  # that would resolve `ttft` and `good` to 3 %
 
 
 class SweepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -200,23 +240,40 @@ def as_json(outcomes: Sequence[Outcome], points: Sequence[Point]) -> bytes:
     leading = {
         id(point) for own in by_world(points).values() for point in front(own, PER_GPU, PER_USER)
     }
+    firsts: dict[bytes, Point] = {}
+    told = []
+    for point in points:
+        first = firsts.setdefault(msgspec.json.encode(point.varied), point)
+        told.append(_point(point, first, id(point) in leading))
     report = SweepReport(
         FORMAT,
         VERSION,
         tuple(SweepRun(o.task.key, o.task.setup, o.row, o.error) for o in outcomes),
-        tuple(
-            SweepPoint(
-                point.name,
-                point.setup.policy,
-                dict(point.varied),
-                tuple(row.seed for row in point.rows),
-                dict(point.figures),
-                id(point) in leading,
-            )
-            for point in points
-        ),
+        tuple(told),
     )
     return msgspec.json.format(msgspec.json.encode(report), indent=1) + b"\n"
+
+
+def _point(point: Point, first: Point, on_front: bool) -> SweepPoint:
+    found = SweepPoint(
+        point.name,
+        point.setup.policy,
+        dict(point.varied),
+        tuple(row.seed for row in point.rows),
+        dict(point.figures),
+        on_front,
+    )
+    if point is first:
+        return found
+    ttft = paired_ratio(figure(MEAN_TTFT).of, point.rows, first.rows)
+    good = paired(GOOD, point.rows, first.rows)
+    return msgspec.structs.replace(
+        found,
+        versus=first.setup.policy,
+        ttft_ratio=ttft,
+        good_difference=good,
+        more_seeds={"ttft": more_seeds(ttft), "good": more_seeds(good)},
+    )
 
 
 def as_csv(outcomes: Sequence[Outcome]) -> str:
@@ -428,19 +485,27 @@ def _bests(points: Sequence[Point]) -> Section:
     rows = []
     for where, own in groups[:MAX_LOADS]:
         ranked = [(one, best(own, one)) for one in TARGETS]
-        cells = [
-            f"{top[0].choice}\n{told(one, top[0].figures[one.name])}" if top else ""
-            for one, top in ranked
-        ]
+        cells = [_best_cell(one, top) for one, top in ranked]
         rows.append((where or "all choices", *cells))
     head = ("at", *(one.title for one in TARGETS))
     more = len(groups) - MAX_LOADS
     return Section(
         "Best by each figure",
         "Among choices that served at least 99 % of requests, where there is one. Means over seeds "
-        f"± 95 % interval; times in ms.{f' {more} more are in the CSV.' if more > 0 else ''}",
+        "± 95 % interval; times in ms. Beside the next best: geometric mean of ratios, or mean "
+        f"difference of shares, of paired seeds; {UNRESOLVED}: the interval is wider than 3 %."
+        f"{f' {more} more are in the CSV.' if more > 0 else ''}",
         tables=[Table(head, rows, words=True)] if rows else [],
     )
+
+
+def _best_cell(one: Figure, ranked: Sequence[Point]) -> str:
+    if not ranked:
+        return ""
+    lines = [ranked[0].choice, told(one, ranked[0].figures[one.name])]
+    if len(ranked) > 1 and (paired := _beside_told(beside(one, *ranked[:2]))):
+        lines += [paired, f"beside {ranked[1].choice}"]
+    return "\n".join(lines)
 
 
 def _all(points: Sequence[Point]) -> Section:

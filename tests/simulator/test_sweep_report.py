@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import re
+import statistics
 import subprocess
 from html import unescape
 from pathlib import Path
@@ -16,19 +18,20 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from engine.profiles import PROFILES, gpus_of
-from simulator.report.figures import Interval, figure
+from simulator.report.figures import Interval, Ratio, figure
 from simulator.runs.points import (
     LOST,
     OURS,
     PER_GPU,
     PER_USER,
     Point,
+    beside,
     best,
     fleet_gpus,
     front,
     points_of,
 )
-from simulator.runs.sweep import best_tables, front_table, load_pictures, render_page
+from simulator.runs.sweep import as_json, best_tables, front_table, load_pictures, render_page
 from simulator.runs.task import Keys, Outcome
 from tests.simulator import synthetic
 from tests.simulator.test_page_in_browser import CHROMIUM, FLAGS, LOOK
@@ -215,3 +218,48 @@ def test_numbers_of_a_crowded_front_do_not_cover_each_other() -> None:
     page = render_page([], [*crowded, *far], "crowded")
     listed = re.findall(r"<li><code>hybrid</code>: ([\d.]+)", page)
     assert listed == ["20.0", "10.5", "0.0"]
+
+
+def test_choices_are_paired_by_seed() -> None:
+    """By hand from the rows, whatever order the seeds came in."""
+    runs = [outcome("hybrid", seed) for seed in (1, 2, 3)]
+    runs += [outcome("round_robin", seed) for seed in (3, 4, 2, 1)]
+    ours, other = points_of(runs)
+    times = {
+        name: {run.task.setup.seed: run.row.ttft_ms.p90 for run in runs if run.row.policy == name}
+        for name in ("hybrid", "round_robin")
+    }
+    logs = [math.log(times["hybrid"][s] / times["round_robin"][s]) for s in (1, 2, 3)]
+    half = 4.302653 * statistics.stdev(logs) / math.sqrt(3)
+    found = beside(TTFT, ours, other)
+    assert isinstance(found, Ratio)
+    assert found.seeds == 3
+    assert found.mean == pytest.approx(math.exp(statistics.fmean(logs)), rel=1e-5)
+    assert found.high == pytest.approx(math.exp(statistics.fmean(logs) + half), rel=1e-5)
+    hits = beside(HITS, ours, other)
+    assert hits == Interval(0.3, 0.3, 0.3, 3), "shares are subtracted"
+    assert beside(TTFT, ours, points_of([outcome("hybrid", 9)])[0]) is None, "no common seed"
+
+
+def test_the_best_stands_beside_the_next_in_every_report() -> None:
+    outcomes = [o for o in swept() if o.task.setup.workload.rate_per_s == 12.0]
+    points = points_of([o for o in outcomes if o.task.setup.groups[0].count == 4])
+    console = Console(file=io.StringIO(), record=True, width=200, force_terminal=False)
+    console.print(*best_tables(points))
+    text = console.export_text()
+    line = next(line for line in text.splitlines() if line.startswith(" TTFT p90"))
+    first, second = best(points, TTFT)[:2]
+    paired = beside(TTFT, first, second)
+    assert isinstance(paired, Ratio)
+    assert f"{paired.mean:.2f} [" in line
+    assert re.search(r"hits .* \+20\.0 points \[\+20\.0, \+20\.0\]", text)
+    page = render_page(outcomes, points, "a test")
+    assert f"{paired.mean:.2f} [" in page
+    assert f"beside {second.choice}" in page
+    told = json.loads(as_json(outcomes, points))["points"]
+    assert [one["versus"] for one in told] == [None, "round_robin", "round_robin"]
+    assert told[1]["ttft_ratio"]["seeds"] == told[1]["good_difference"]["seeds"] == 3
+    assert set(told[1]["more_seeds"]) == {"ttft", "good"}
+    alone = points_of([outcome("hybrid", 1), outcome("round_robin", 1)])
+    console.print(*best_tables(alone))
+    assert "not resolved" not in console.export_text(), "one seed has no interval"

@@ -207,6 +207,20 @@ def test_steps_of_a_range_rise_from_end_to_end(kind: str, low: int, width: int, 
             "workload: speed and rate_per_s: give one of them",
         ),
         (
+            {
+                "workload": {"source": "gen:none", "resample": True},
+                "grid": {"policies": ["hybrid"]},
+            },
+            "workload: resample: is for files; gen:none makes other requests with every seed",
+        ),
+        (
+            {
+                "workload": {"source": "a.jsonl", "resample": "yes"},
+                "grid": {"policies": ["hybrid"]},
+            },
+            "workload.resample: Expected `bool`, got `str`",
+        ),
+        (
             {"grid": {"policies": ["hybrid"], "seeds": list(range(1000)),
                       "workers": list(range(1, 999))}},
             "grid: 998,000 runs, the limit is 100,000",
