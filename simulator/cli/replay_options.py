@@ -224,7 +224,8 @@ def add_replay(parsers: Any) -> None:
         "what each policy would have given for a trace, on virtual time",
         "Replays the requests of TRACE through the router's own decision core and policies and "
         "the engine's own scheduler, with modelled step times, and prints latency, hits and "
-        "balance for each policy. No GPU, no waiting.",
+        "balance for each policy. No GPU, no waiting. Ends with 1 where a replay leaves more than "
+        "half of its requests without a whole answer.",
         EXAMPLES + known(),
     )
     add_source(parser)

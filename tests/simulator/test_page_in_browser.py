@@ -6,13 +6,19 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from html import unescape
+from io import StringIO
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from simulator.live.page import render_page
+from simulator.runs.compare import run_compare
 from tests.simulator.made_up import demo_runs
+from tests.simulator.synthetic import setup
+from tests.simulator.test_compare import row_of, written
 
 CHROMIUM = shutil.which("chromium")
 FLAGS = [
@@ -49,14 +55,32 @@ window.onload = () => {
 </script></body>"""
 
 
+def demo_page(folder: Path) -> str:
+    """Live runs."""
+    return render_page(demo_runs(), [], [], ["made up"], "a test")
+
+
+def comparison(folder: Path) -> str:
+    """Rules of long names, with times of many seconds and wide intervals."""
+    names = ("hybrid?load_factor=0.5|bounded_load?epsilon=0.25", "warmset?gate=1000", "lmetric")
+    asked = [setup(name, seed) for name in names for seed in range(3)]
+    rows = [
+        row_of(one, 3000.0 * 2 ** (number % 4), 0.1 * number) for number, one in enumerate(asked)
+    ]
+    results = written(folder / "w4b.results.jsonl", list(zip(asked, rows, strict=True)))
+    html = folder / "compare.html"
+    assert run_compare((results,), "lmetric", Console(file=StringIO()), html=html)
+    return html.read_text()
+
+
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+@pytest.mark.parametrize("page", [demo_page, comparison])
 @pytest.mark.parametrize("width", [1280, 500])
 def test_the_page_fits_its_window_and_needs_nothing_from_outside(
-    tmp_path: Path, width: int
+    tmp_path: Path, page: Callable[[Path], str], width: int
 ) -> None:
-    page = render_page(demo_runs(), [], [], ["made up"], "a test")
     file = tmp_path / "report.html"
-    file.write_text(page.replace("</body>", LOOK))
+    file.write_text(page(tmp_path).replace("</body>", LOOK))
     assert CHROMIUM is not None
     arguments = [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"]
     done = subprocess.run(
