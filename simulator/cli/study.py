@@ -36,6 +36,10 @@ def study(options: argparse.Namespace, console: Console) -> bool:
         check_policy(policy)
     if options.alone and not policies:
         raise UsageError("--alone leaves only the rules of --policy, and there are none")
+    if options.resamples == 1:
+        raise UsageError("--resamples: 2 or more, for one draw has no interval")
+    if options.resamples and options.quick:
+        raise UsageError("--quick is of one seed; leave out --resamples")
     check_folder("--out", options.out)
     asked = Asked(
         traces=options.traces,
@@ -44,6 +48,7 @@ def study(options: argparse.Namespace, console: Console) -> bool:
         policies=policies,
         alone=options.alone,
         quick=options.quick,
+        resamples=options.resamples,
     )
     return run_study(asked, options.out, options.base, console, options.jobs)
 

@@ -10,6 +10,7 @@ from simulator.capacity.batches import MAX_BATCH
 from simulator.capacity.instances import HEADROOM, MAX_INSTANCES, MOST_INSTANCES
 from simulator.cli import usage as arguments
 from simulator.cli.replay_options import (
+    MAX_DRAWS,
     PROFILE,
     SEEDS,
     WORKERS,
@@ -189,6 +190,11 @@ def add_study(parsers: Any) -> None:
     add("--policy", action="append", metavar="SPEC", help="besides those of the list; repeat")
     add("--alone", action="store_true", help="those of --policy only")
     add("--quick", action="store_true", help="150 requests of two rules: that it works")
+    add(
+        "--resamples", type=arguments.at_most(MAX_DRAWS), metavar="N",
+        help="N seeds of every sweep instead of those listed; of a trace each is another draw of "
+        "its sessions; kept in the folder draws of --out",
+    )  # fmt: skip
     add("--traces", type=Path, default=Path(), metavar="FOLDER", help="where trace files lie")
     add(
         "--out", type=Path, default=Path("build/study"), metavar="FOLDER",

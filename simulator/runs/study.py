@@ -53,6 +53,7 @@ class Asked:
     policies: tuple[str, ...] = ()  # rules to run besides those of the list
     alone: bool = False  # these only
     quick: bool = False  # a seed, two rules and some requests of each: that it works
+    resamples: int | None = None  # seeds of each sweep, each a draw of its file; None: as listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,11 +110,12 @@ def _step(
         plain = read_yaml(path)
     except YamlFileError as error:
         raise SweepError(error.problems) from error
-    _place(plain, asked.traces)
+    _place(plain, asked.traces, resample=asked.resamples is not None)
     found: dict[Setup, None] = {}
     for entry in entries:
         rules = () if asked.alone else listed.rules[entry.rules]
-        policies, seeds = [*rules, *asked.policies], list(range(1, entry.seeds + 1))
+        policies = [*rules, *asked.policies]
+        seeds = list(range(1, (asked.resamples or entry.seeds) + 1))
         if asked.quick:
             policies, seeds = policies[:QUICK_RULES], [1]
         grid = {**plain.get("grid", {}), "policies": list(dict.fromkeys(policies)), "seeds": seeds}
@@ -125,13 +127,15 @@ def _step(
     return Step(name, tuple(_short(setups) if asked.quick else setups))
 
 
-def _place(plain: dict[str, Any], traces: Path) -> None:
-    """Puts the folder of traces before a file's name."""
+def _place(plain: dict[str, Any], traces: Path, *, resample: bool) -> None:
+    """Puts the folder of traces before a file's name, and makes its seeds draws where asked."""
     workload = plain.get("workload")
     if isinstance(workload, dict) and isinstance(workload.get("source"), str):
         source = workload["source"]
         if not source.startswith(GENERATOR):
             workload["source"] = str(traces / source)
+            if resample:
+                workload["resample"] = True
 
 
 def _short(setups: Sequence[Setup]) -> list[Setup]:
@@ -168,11 +172,12 @@ def run_study(
 ) -> bool:
     """Runs what is missing, sweep by sweep, then compares all; whether no run failed.
 
-    Results are kept in `out` as they come: Ctrl-C ends all processes, the same command goes on.
+    Results are kept in `out` as they come, those of draws in a folder of their own there. Ctrl-C
+    ends all processes, the same command goes on.
     Raises `SweepError` before anything runs for what cannot be read or written.
     """
     steps = read_steps(asked)
-    folder = out / "quick" if asked.quick else out
+    folder = out / "quick" if asked.quick else out / "draws" if asked.resamples else out
     files = [folder / f"{step.name}{SUFFIX}" for step in steps]
     for number, (step, file) in enumerate(zip(steps, files, strict=True), 1):
         console.print(f"{number}/{len(steps)} {step.name}", style="bold", highlight=False)

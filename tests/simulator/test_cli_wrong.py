@@ -234,3 +234,20 @@ def test_a_full_disk_is_a_failure_in_words(run: Run, tmp_path: Path, option: str
     found = run("replay", trace(tmp_path), *FLEET, "--policy", "hybrid", option, "/dev/full")
     assert found.status == 1
     assert found.err == "warmroute-sim: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--resamples", "1"], "--resamples: 2 or more, for one draw has no interval"),
+        (["--resamples", "-3"], "-3 is not a whole number of 1 or more"),
+        (["--resamples", "3", "--quick"], "--quick is of one seed; leave out --resamples"),
+    ],
+)
+def test_a_study_of_draws_that_cannot_be(
+    run: Run, tmp_path: Path, options: list[str], said: str
+) -> None:
+    found = run("study", "--out", tmp_path / "out", *options)
+    assert found.status == 2
+    assert said in found.err
+    assert not (tmp_path / "out").exists()

@@ -87,6 +87,22 @@ def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
     assert "`hybrid`" in (tmp_path / "study.md").read_text()
 
 
+def test_draws_are_of_every_sweep_and_kept_apart(traces: Path, tmp_path: Path) -> None:
+    listed = read_steps(Asked(traces, "full"))
+    asked = Asked(traces, "full", resamples=4)
+    for step, before in zip(read_steps(asked), listed, strict=True):
+        assert {setup.seed for setup in step.setups} == {1, 2, 3, 4}, "every rule, as often"
+        assert {s.policy for s in step.setups} == {s.policy for s in before.setups}
+        for setup in step.setups:
+            drawn = not setup.workload.source.startswith(PREFIX)
+            assert bool(setup.workload.resample) == drawn, "a generator draws by itself"
+    console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
+    asked = Asked(only=("w1",), policies=("lmetric", "hybrid"), alone=True, resamples=4)
+    assert run_study(asked, tmp_path / "out", "lmetric", console, 1, evaluate)
+    assert "w1: 4 seeds; ratios to lmetric" in console.export_text()
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["draws"]
+
+
 def test_quick_really_replays(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
     asked = Asked(only=("w3",), quick=True)
