@@ -43,7 +43,6 @@ POLICIES = {
     "dualmap": "policies.published.dualmap:DualMap",
     "prequal": "policies.published.prequal:Prequal",
     "lbgr": "policies.published.lbgr:Lbgr",
-    "learned": "policies.published.learned:Learned",
 }
 
 # The same for what goes round a policy: `hybrid|bounded_load?epsilon=0.25`.

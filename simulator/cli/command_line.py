@@ -37,8 +37,8 @@ LOG_COLUMNS = 160
 OF_EXTRA_SIM = {"scipy", "matplotlib", "zstandard"}  # imported where they are used
 SIM_EXTRA = "pip install 'warmroute[sim]'"
 REMOVED = {
-    "learn": "was removed; the policy `learned` takes its coefficients as learned?theta=..., and "
-    "`sweep` compares several of them",
+    "learn": "was removed, and so was the policy `learned`, which beat LMetric nowhere; `sweep` "
+    "compares policies and their parameters",
     "sample": "was removed; a trace may be made up as well: gen:sessions, gen:agentic and others",
 }
 WRONG_INPUT = (

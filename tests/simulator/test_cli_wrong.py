@@ -189,7 +189,7 @@ def test_a_wrong_timeline(run: Run, tmp_path: Path, item: str, said: str) -> Non
         (["hits", "t", "--kv-tokens", "1M", "--json", "t"], "t is read by this command"),
         (["bound", "t", "--closed-loop"], "--closed-loop"),
         (["bound", "t", "--seed", "1", "--seed", "2"], "bounds are for one seed"),
-        (["learn", "mine.yaml"], "learned?theta="),
+        (["learn", "mine.yaml"], "`sweep` compares policies"),
         (["sample", "--out", "s.jsonl.gz"], "gen:sessions"),
         (["bound", "t", "--policy", "nope"], "no policy 'nope'"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml: cannot be read"),
