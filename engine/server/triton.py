@@ -1,8 +1,7 @@
 """Triton's HTTP beside OpenAI's: `generate`, `generate_stream`, KServe v2 `infer`, and readiness.
 
-After triton-inference-server/server (`docs/protocol`, extensions generate and binary data): the
-header Inference-Header-Content-Length says where the JSON ends and binary tensors begin. Inputs
-have the names of Triton's TensorRT-LLM backend (`text_input`, `input_ids`, `request_output_len`).
+After triton-inference-server/server (`docs/protocol`, extension generate). Inputs have the names of
+Triton's TensorRT-LLM backend (`text_input`, `input_ids`, `request_output_len`).
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from math import isfinite, prod
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 from aiohttp import web
 
 from engine.scheduler.explain import reasons
@@ -23,183 +21,79 @@ from engine.server.errors import ApiError
 from engine.server.openai import MAX_ID_CHARS, WORKER, admit, begin, stream, tokens_of
 from engine.server.settings import Logprobs
 from engine.server.worker import Tokens, Worker
+from engine.wire.events import WireError
+from engine.wire.tensors import (
+    LENGTH_HEADER,
+    MAX_RANK,
+    TEXT,
+    Described,
+    InferRequest,
+    Tensor,
+    Wanted,
+    infer_answer,
+    infer_request,
+    json_bytes,
+    listed,
+    numbers,
+    texts,
+)
 
 MAX_TENSORS = 64
-MAX_RANK = 8
-_NUMPY = (
-    ("BOOL", "?"),
-    ("INT32", "<i4"),
-    ("INT64", "<i8"),
-    ("UINT32", "<u4"),
-    ("UINT64", "<u8"),
-    ("FP32", "<f4"),
-    ("BYTES", "O"),
-)
 Values = list[Any]
-
-
-class Tensor(msgspec.Struct, frozen=True):
-    """One input as it stands in the JSON. Lifetime: request."""
-
-    name: str
-    datatype: str
-    shape: list[int]
-    data: Any = None
-    parameters: dict[str, Any] = {}
-
-
-class Wanted(msgspec.Struct, frozen=True):
-    """One output that the client asks for. Lifetime: request."""
-
-    name: str
-    parameters: dict[str, Any] = {}
-
-
-class InferBody(msgspec.Struct, frozen=True):
-    """The JSON of an `infer` request. Lifetime: request."""
-
-    inputs: list[Tensor]
-    id: str = ""
-    outputs: list[Wanted] | None = None
-    parameters: dict[str, Any] = {}
-
-
-_BODY = msgspec.json.Decoder(InferBody)
 
 
 def read_tensors(
     body: bytes, header: str | None
-) -> tuple[InferBody, dict[str, tuple[str, Values]]]:
-    """The request and its inputs by name: datatype and values, flat.
+) -> tuple[InferRequest, dict[str, tuple[str, Values]]]:
+    """The request and its inputs by name: datatype and elements, flat.
 
     `header`: Inference-Header-Content-Length. Raises ApiError 400 naming the input that is wrong.
     """
-    end = len(body)
-    if header is not None:
-        if not (header.isascii() and header.isdigit() and len(header) < 12 and int(header) <= end):
-            raise ApiError(400, "Inference-Header-Content-Length must be a length within the body")
-        end = int(header)
     try:
-        request = _BODY.decode(body[:end])
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise ApiError(400, f"request body: {error}") from error
+        end = json_bytes(header, len(body))
+        request = infer_request(memoryview(body)[:end])
+    except WireError as error:
+        raise ApiError(400, str(error)) from error
     if len(request.inputs) > MAX_TENSORS:
         raise ApiError(400, f"{len(request.inputs)} inputs; at most {MAX_TENSORS}", "inputs")
     found: dict[str, tuple[str, Values]] = {}
+    rest = memoryview(body)[end:]
     for one in request.inputs:
-        if one.name in found:
-            raise _wrong(one, "is given twice")
-        size = one.parameters.get("binary_data_size")
-        if size is None:
-            values = _listed(one)
-        elif type(size) is int and 0 <= size <= len(body) - end:
-            values = _unpacked(one, body[end : end + size])
-            end += size
-        else:
-            raise _wrong(one, f"has binary_data_size {size!r}; {len(body) - end} bytes are left")
-        if len(one.shape) > MAX_RANK or any(size < 0 for size in one.shape):
-            raise _wrong(one, f"must have 0..{MAX_RANK} dimensions of 0 or more")
-        if prod(one.shape) != len(values):
-            raise _wrong(one, f"has {len(values)} values for the shape {one.shape}")
-        found[one.name] = one.datatype, values
-    if end != len(body):
-        raise ApiError(400, f"{len(body) - end} bytes follow the last input", "inputs")
+        name = one.name[:128]
+        try:
+            if one.name in found:
+                raise WireError("is given twice")
+            raw = one.raw(rest)
+            found[one.name] = one.datatype, _values(one, raw)
+        except WireError as error:
+            raise ApiError(400, f"input {name!r} {error}", name) from error
+        if raw is not None:
+            rest = rest[len(raw) :]
+    if len(rest):
+        raise ApiError(400, f"{len(rest)} bytes follow the last input", "inputs")
     return request, found
 
 
-def _wrong(tensor: Tensor, why: str) -> ApiError:
-    name = tensor.name[:128]
-    return ApiError(400, f"input {name!r} {why}", name)
-
-
-def _kind(tensor: Tensor) -> np.dtype[Any]:
-    kind = dict(_NUMPY).get(tensor.datatype)
-    if kind is None:
-        known = ", ".join(name for name, _ in _NUMPY)
-        raise _wrong(tensor, f"has datatype {tensor.datatype[:32]!r}; known are {known}")
-    return np.dtype(kind)
-
-
-def _listed(tensor: Tensor) -> Values:
-    """The values of `data`, nested as the shape is or flat."""
-    kind = _kind(tensor)
-    values: Values = tensor.data if isinstance(tensor.data, list) else [tensor.data]
-    for _ in range(MAX_RANK):
-        if not any(isinstance(value, list) for value in values):
-            break
-        values = [
-            inner for value in values for inner in (value if isinstance(value, list) else [value])
-        ]
-    if not all(_is_of(kind, value) for value in values):
-        raise _wrong(tensor, f"has data that is not {tensor.datatype}")
+def _values(described: Described, raw: memoryview | None) -> Values:
+    """Its elements, all of them sound. Raises WireError."""
+    shape = described.shape
+    if shape is None or len(shape) > MAX_RANK or any(size < 0 for size in shape):
+        raise WireError(f"must have a shape of 0..{MAX_RANK} dimensions of 0 or more")
+    elements = listed(described.data) if raw is None else None
+    tensor = Tensor(described.datatype, tuple(shape), raw, elements)
+    values = _texts(tensor) if tensor.datatype == TEXT else numbers(tensor).tolist()
+    if any(isinstance(value, float) and not isfinite(value) for value in values):
+        raise WireError("must be finite")
+    if prod(shape) != len(values):
+        raise WireError(f"has {len(values)} values for the shape {shape}")
     return values
 
 
-def _is_of(kind: np.dtype[Any], value: Any) -> bool:
-    if kind.kind == "O":
-        return isinstance(value, str)
-    if kind.kind == "b":
-        return isinstance(value, bool)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    if kind.kind == "f":
-        return abs(value) <= float(np.finfo(kind).max)
-    return isinstance(value, int) and np.iinfo(kind).min <= value <= np.iinfo(kind).max
-
-
-def _unpacked(tensor: Tensor, data: bytes) -> Values:
-    kind = _kind(tensor)
-    if kind.kind == "O":
-        return _texts(tensor, data)
-    if len(data) % kind.itemsize:
-        raise _wrong(tensor, f"has {len(data)} bytes, no whole number of {tensor.datatype}")
-    values: Values = np.frombuffer(data, dtype=kind).tolist()
-    if kind.kind == "f" and not all(map(isfinite, values)):
-        raise _wrong(tensor, "must be finite")
-    return values
-
-
-def _texts(tensor: Tensor, data: bytes) -> Values:
-    found: Values = []
-    at = 0
-    while at < len(data):
-        start = at + 4
-        at = start + int.from_bytes(data[at:start], "little")
-        if start > len(data) or at > len(data):
-            raise _wrong(tensor, "has a text that is cut short")
-        try:
-            found.append(data[start:at].decode())
-        except UnicodeDecodeError as error:
-            raise _wrong(tensor, "has a text that is not UTF-8") from error
-    return found
-
-
-def encode_tensors(
-    head: dict[str, Any], outputs: dict[str, tuple[str, Values]], binary: frozenset[str]
-) -> tuple[bytes, int | None]:
-    """An answer's body, and the length of its JSON where tensors follow it in binary.
-
-    `outputs`: datatype and values of each vector, by name; `binary`: those to pack.
-    """
-    parts: list[bytes] = []
-    rows: list[dict[str, Any]] = []
-    for name, (datatype, values) in outputs.items():
-        row: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(values)]}
-        if name in binary:
-            parts.append(_packed(datatype, values))
-            row["parameters"] = {"binary_data_size": len(parts[-1])}
-        else:
-            row["data"] = values
-        rows.append(row)
-    text = msgspec.json.encode(head | {"outputs": rows})
-    return b"".join([text, *parts]), len(text) if parts else None
-
-
-def _packed(datatype: str, values: Values) -> bytes:
-    if datatype != "BYTES":
-        return np.array(values, dtype=dict(_NUMPY)[datatype]).tobytes()
-    texts = [str(value).encode() for value in values]
-    return b"".join(len(text).to_bytes(4, "little") + text for text in texts)
+def _texts(tensor: Tensor) -> Values:
+    try:
+        return [one if isinstance(one, str) else str(one, "utf-8") for one in texts(tensor)]
+    except UnicodeDecodeError as error:
+        raise WireError("has a text that is not UTF-8") from error
 
 
 VERSION = "1"
@@ -345,7 +239,6 @@ def statistics(worker: Worker) -> dict[str, Any]:
     return {"model_stats": [model]}
 
 
-_LENGTH_HEADER = "Inference-Header-Content-Length"
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
@@ -479,9 +372,9 @@ async def generate_stream(http: web.Request) -> web.StreamResponse:
 async def infer(http: web.Request) -> web.Response:
     """POST /v2/models/{m}/infer: tensors in, tensors out."""
     worker = _named(http)
-    request, inputs = read_tensors(await http.read(), http.headers.get(_LENGTH_HEADER))
+    request, inputs = read_tensors(await http.read(), http.headers.get(LENGTH_HEADER))
     known = [name for name, _ in OUTPUTS]
-    wanted = known if request.outputs is None else [one.name for one in request.outputs]
+    wanted = [one.name for one in request.outputs] or known
     for name in wanted:
         if name not in known:
             raise ApiError(400, f"there is no output {name[:128]!r}; known are {', '.join(known)}")
@@ -506,10 +399,10 @@ async def infer(http: web.Request) -> web.Response:
         if one.parameters.get("binary_data", everything) is True
     )
     head = ({"id": request.id} if request.id else {}) | _head(worker.model)
-    data, length = encode_tensors(head, made, binary)
+    data, length = infer_answer(head, made, binary)
     if length is None:
         return web.Response(body=data, content_type="application/json")
-    headers = {_LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}
+    headers = {LENGTH_HEADER: str(length), "Content-Type": "application/octet-stream"}
     return web.Response(body=data, headers=headers)
 
 

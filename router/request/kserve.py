@@ -10,7 +10,7 @@ TensorRT-LLM backend (`inflight_batcher_llm`, `llmapi`), and of its vLLM backend
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -21,36 +21,22 @@ import numpy.typing as npt
 import xxhash
 
 from engine.wire.events import WireError
+from engine.wire.tensors import MAX_RANK, TEXT, Buffer, Tensor, numbers, texts
 from router.request.paths import Path
 from router.request.scan import ScanLimits, Scanned, Sequenced
 from router.upstream.reply import Usage
 
 Tokens = npt.NDArray[np.int32]
-Buffer = bytes | memoryview
 Parameters = Mapping[str, Any]
 
 MAX_INPUTS = 256  # of a model, or of a request
 MAX_STEPS = 64  # of an ensemble
-MAX_RANK = 8
 MAX_ROWS = 1_024  # prompts of a request that are looked at
 MAX_TEXT_BYTES = 1 << 20  # of a prompt that are looked at
 MAX_VALUES = 1 << 20  # of a tensor that comes as JSON, or token ids
 MAX_KEY_CHARS = 1_024  # of a session, an adapter, a sequence
 _MAX_TOKEN = 2**31 - 1
-_TEXT, _IDS = "BYTES", frozenset({"INT32", "INT64"})
-_INTEGERS = MappingProxyType(
-    {
-        "INT8": "<i1",
-        "INT16": "<i2",
-        "INT32": "<i4",
-        "INT64": "<i8",
-        "BOOL": "<u1",
-        "UINT8": "<u1",
-        "UINT16": "<u2",
-        "UINT32": "<u4",
-        "UINT64": "<u8",
-    }
-)
+_IDS = frozenset({"INT32", "INT64"})
 # By the names that models give them, the first one found counts.
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
@@ -309,18 +295,6 @@ def _origin(
     return None
 
 
-class Input(msgspec.Struct, frozen=True):
-    """One tensor of a request: as bytes, `raw`, or else as `values`, nested or flat.
-
-    Lifetime: request.
-    """
-
-    datatype: str
-    shape: tuple[int, ...]
-    raw: Buffer | None = None
-    values: Sequence[Any] | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class Content:
     """What one request holds of what it is routed by. Lifetime: request.
@@ -409,7 +383,7 @@ _REUSED = ("kv_cache_reused_blocks", "kv_cache_reused_block")
 USAGE_OUTPUTS = frozenset((_PROMPT, _ANSWER, _MISSED, *_REUSED))
 
 
-def usage_of(outputs: Mapping[str, Input], block_size: int | None) -> Usage | None:
+def usage_of(outputs: Mapping[str, Tensor], block_size: int | None) -> Usage | None:
     """The tokens that an answer's outputs tell; None: none. Pure; raises nothing.
 
     `outputs`: at least those of USAGE_OUTPUTS that it has. `block_size`: tokens of a block there.
@@ -430,24 +404,20 @@ def usage_of(outputs: Mapping[str, Input], block_size: int | None) -> Usage | No
     return Usage(prompt, answer, cached)
 
 
-def _sum(outputs: Mapping[str, Input], name: str) -> int | None:
+def _sum(outputs: Mapping[str, Tensor], name: str) -> int | None:
     """Of an output's numbers, which may come as texts; None: it has none."""
     one = outputs.get(name)
     if one is None:
         return None
     try:
-        found = [*_elements(one, MAX_ROWS, 32)] if one.datatype == _TEXT else _integers(one)
-    except _UnreadError:
+        found = [*_texts(one, MAX_ROWS, 32)] if one.datatype == TEXT else _integers(one)
+    except WireError:
         return None
     counts = [_count(value) for value in (found if isinstance(found, list) else found.tolist())]
     return None if not counts or None in counts else sum(filter(None, counts))
 
 
-class _UnreadError(ValueError):
-    """An input is not what it should be; the text says how."""
-
-
-def content_of(roles: Roles, inputs: Mapping[str, Input], parameters: Parameters) -> Content:
+def content_of(roles: Roles, inputs: Mapping[str, Tensor], parameters: Parameters) -> Content:
     """What a request holds of these roles. Pure; raises nothing, whatever was sent.
 
     `inputs`: at least those of `roles.inputs` that the request has. `parameters`: of the request.
@@ -526,14 +496,14 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 class _Reader:
     """Reads the inputs of one request, and notes what it cannot. Lifetime: request."""
 
-    def __init__(self, inputs: Mapping[str, Input], parameters: Parameters) -> None:
+    def __init__(self, inputs: Mapping[str, Tensor], parameters: Parameters) -> None:
         self._inputs = inputs
         self._parameters = parameters
         self.unread: list[str] = []
 
     def texts(self, name: str | None) -> tuple[str, ...]:
         """Each prompt, or what is looked at of it."""
-        found = self._read(name, lambda one: tuple(_elements(one, MAX_ROWS, MAX_TEXT_BYTES)), ())
+        found = self._read(name, lambda one: tuple(_texts(one, MAX_ROWS, MAX_TEXT_BYTES)), ())
         return tuple(text for text in found if text)
 
     def ids(self, name: str | None, lengths: str | None) -> tuple[Tokens, ...]:
@@ -541,7 +511,7 @@ class _Reader:
         rows = self._read(name, _rows, None)
         if rows is None:
             return ()
-        ends = self._read(lengths, lambda one: _integers(one).ravel()[:MAX_ROWS].tolist(), [])
+        ends = self._read(lengths, lambda one: _integers(one, MAX_ROWS).tolist(), [])
         if len(ends) < len(rows):
             ends = [rows.shape[1]] * len(rows)
         cut = (row[: max(end, 0)] for row, end in zip(rows, ends, strict=False))
@@ -594,99 +564,58 @@ class _Reader:
             return default
         try:
             return read(one)
-        except _UnreadError as error:
+        except WireError as error:
             self.unread.append(f"{name}: {error}")
             return default
 
 
-def _bytes_of(one: Input) -> Buffer:
+def _bytes_of(one: Tensor) -> Buffer:
     if one.raw is not None:
         return one.raw
     try:
-        return msgspec.json.encode(one.values)
+        return msgspec.json.encode(one.listed)
     except (msgspec.MsgspecError, TypeError, RecursionError, UnicodeError):
         return b""
 
 
-def _first_of(one: Input) -> Any:
-    if one.datatype == _TEXT:
-        return next(_elements(one, 1, 1 << 16), None)
-    numbers = _integers(one, 1).ravel()
-    return int(numbers[0]) if len(numbers) else None
+def _first_of(one: Tensor) -> Any:
+    if one.datatype == TEXT:
+        return next(_texts(one, 1, 1 << 16), None)
+    found = _integers(one, 1)
+    return int(found[0]) if len(found) else None
 
 
-def _elements(one: Input, most: int, most_bytes: int) -> Iterator[str]:
-    """The first `most` elements of a tensor of texts, cut. Raises _UnreadError."""
-    if one.datatype != _TEXT:
-        raise _UnreadError(f"is {one.datatype[:16]}, not {_TEXT}")
-    if one.raw is None:
-        for value in _flat(one.values, most):
-            if not isinstance(value, str | bytes):
-                raise _UnreadError("has an element that is no text")
-            yield _text(value[:most_bytes], most_bytes)
-        return
-    at, view = 0, memoryview(one.raw)
-    for _ in range(most):
-        if at >= len(view):
-            return
-        start = at + 4
-        at = start + int.from_bytes(view[at:start], "little")
-        if at > len(view):
-            raise _UnreadError("has a text that is cut short")
-        yield _text(view[start : min(at, start + most_bytes)], most_bytes)
+def _texts(one: Tensor, most: int, most_bytes: int) -> Iterator[str]:
+    """The first `most` elements of a tensor of texts, each cut, as text that can be hashed: half a
+    surrogate pair is none. Raises WireError.
+    """
+    for value in texts(one, most):
+        data = value[:most_bytes]
+        if isinstance(data, str):
+            data = data.encode("utf-8", "replace")[:most_bytes]
+        yield str(data, "utf-8", "replace")
 
 
-def _text(value: str | Buffer, most_bytes: int) -> str:
-    """As text that can be hashed; half a surrogate pair is none."""
-    if isinstance(value, str):
-        value = value.encode("utf-8", "replace")[:most_bytes]
-    return str(value, "utf-8", "replace")
+def _integers(one: Tensor, most: int = MAX_VALUES) -> npt.NDArray[Any]:
+    """The first elements of a tensor of integers or truth values, flat. Raises WireError."""
+    found = numbers(one, most)
+    if found.dtype.kind == "f":
+        raise WireError(f"is {one.datatype}, no integer")
+    return found
 
 
-def _flat(values: Sequence[Any] | None, most: int) -> list[Any]:
-    """The first elements of a nested list. Raises _UnreadError for one too deep."""
-    flat = list((values or ())[:most])
-    for _ in range(MAX_RANK):
-        if not any(isinstance(value, list) for value in flat):
-            return flat
-        flat = [
-            inner
-            for value in flat
-            for inner in (value[:most] if isinstance(value, list) else (value,))
-        ][:most]
-    raise _UnreadError(f"is nested deeper than {MAX_RANK}")
-
-
-def _integers(one: Input, most: int = MAX_VALUES) -> npt.NDArray[Any]:
-    """The first elements of a tensor of integers or truth values. Raises _UnreadError."""
-    kind = _INTEGERS.get(one.datatype)
-    if kind is None:
-        raise _UnreadError(f"is {one.datatype[:16]}, no integer")
-    size = int(kind[2:])
-    if one.raw is not None:
-        whole = min(len(one.raw) // size, most)
-        return np.frombuffer(one.raw, kind, whole)
-    flat = _flat(one.values, most)
-    if not all(isinstance(value, int) for value in flat):
-        raise _UnreadError("has an element that is no integer")
-    try:
-        return np.array(flat, kind)
-    except (OverflowError, ValueError) as error:
-        raise _UnreadError(f"has an element beyond {one.datatype}") from error
-
-
-def _rows(one: Input) -> npt.NDArray[np.int32]:
-    """Token ids, a prompt in each row. Raises _UnreadError."""
+def _rows(one: Tensor) -> npt.NDArray[np.int32]:
+    """Token ids, a prompt in each row. Raises WireError."""
     if one.datatype not in _IDS:
-        raise _UnreadError(f"is {one.datatype[:16]}, not INT32 or INT64")
+        raise WireError(f"is {one.datatype[:16]}, not INT32 or INT64")
     if not 1 <= len(one.shape) <= MAX_RANK or min(one.shape) < 1:
-        raise _UnreadError("has a shape that holds nothing")
+        raise WireError("has a shape that holds nothing")
     ids = _integers(one)
     width = one.shape[-1]
     count = min(len(ids) // width, MAX_ROWS)
     if not count:
-        raise _UnreadError("has fewer values than its shape, or too many")
+        raise WireError("has fewer values than its shape, or too many")
     ids = ids[: count * width].reshape(count, width)
     if ids.min() < 0 or ids.max() > _MAX_TOKEN:
-        raise _UnreadError(f"has ids outside 0..{_MAX_TOKEN}")
+        raise WireError(f"has ids outside 0..{_MAX_TOKEN}")
     return ids.astype(np.int32, copy=False)

@@ -21,17 +21,15 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
+from engine.wire.tensors import MAX_RANK, Buffer, Tensor
 from router.request.errors import ClientError, WorkerError
 from router.request.kserve import (
     MAX_INPUTS,
     MAX_KEY_CHARS,
-    MAX_RANK,
     MAX_VALUES,
     SHARED_MEMORY,
     USAGE_OUTPUTS,
-    Buffer,
     Content,
-    Input,
     Roles,
     Target,
     content_of,
@@ -285,7 +283,7 @@ def infer_content(message: bytes, roles: Roles) -> Content:
 
 def _inputs(
     given: Sequence[Any], raw: Sequence[Buffer], roles: Roles, unread: list[str]
-) -> dict[str, Input]:
+) -> dict[str, Tensor]:
     """Those of a request's tensors that matter."""
     if len(given) > MAX_INPUTS:
         unread.append(f"over {MAX_INPUTS} inputs")
@@ -301,7 +299,7 @@ def _inputs(
         if not raw:
             contents = _CONTENTS.get(one.datatype)
             values = list(getattr(one.contents, contents)[:MAX_VALUES]) if contents else []
-        found[one.name] = Input(one.datatype, tuple(one.shape), raw[at] if raw else None, values)
+        found[one.name] = Tensor(one.datatype, tuple(one.shape), raw[at] if raw else None, values)
     return found
 
 
@@ -424,7 +422,7 @@ def answer_usage(
     if len(raw) != len(told.outputs):  # tensors are always bytes there
         return None
     outputs = {
-        one.name: Input(one.datatype, tuple(one.shape), data)
+        one.name: Tensor(one.datatype, tuple(one.shape), data)
         for one, data in zip(told.outputs, raw, strict=True)
         if one.name in USAGE_OUTPUTS
     }

@@ -17,18 +17,29 @@ from typing import Any
 
 import msgspec
 
+from engine.wire.events import WireError
+from engine.wire.tensors import (
+    LENGTH_HEADER,
+    MAX_RANK,
+    TEXT,
+    Buffer,
+    Described,
+    InferRequest,
+    InferResponse,
+    Tensor,
+    infer_request,
+    json_bytes,
+    listed,
+)
 from router.request.errors import ClientError
 from router.request.kserve import (
     MAX_INPUTS,
-    MAX_RANK,
     MAX_TEXT_BYTES,
     QUEUE_FULL,
     SHARED_MEMORY,
     TIMED_OUT,
     USAGE_OUTPUTS,
-    Buffer,
     Content,
-    Input,
     Roles,
     Target,
     content_of,
@@ -40,7 +51,6 @@ from router.request.scan import ScanLimits, Scanned, Sequenced
 from router.upstream.reply import Usage
 
 PREFIX = "/v2"
-LENGTH_HEADER = "Inference-Header-Content-Length"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
 BROKEN = "the worker failed in the middle of its answer"  # what the client of a stream is told
 _PATH = re.compile(
@@ -125,29 +135,6 @@ def unknown_model(name: str) -> str:
     return f"Request for unknown model: '{name[:200]}' is not found"
 
 
-class _Tensor(msgspec.Struct):
-    name: str
-    shape: list[int] = []
-    datatype: str = ""
-    data: msgspec.Raw = msgspec.Raw(b"")
-    parameters: dict[str, Any] = {}
-
-
-class _Wanted(msgspec.Struct):
-    parameters: dict[str, Any] = {}
-
-
-class _Outputs(msgspec.Struct):
-    outputs: list[_Tensor] = []
-
-
-class _Infer(msgspec.Struct):
-    inputs: list[_Tensor] = []
-    outputs: list[_Wanted] = []
-    parameters: dict[str, Any] = {}
-
-
-_INFER = msgspec.json.Decoder(_Infer)
 _GENERATE = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 NO_SUCH_MEMORY = (
@@ -179,65 +166,58 @@ def _unpacked(body: bytes, coding: str | None) -> bytes | None:
 
 def infer_content(body: bytes, length: str | None, roles: Roles) -> Content:
     """What an `infer` request holds. Raises ClientError for tensors in shared memory."""
-    end = len(body)
-    if length is not None:
-        if not (length.isascii() and length.isdigit() and len(length) < 12 and int(length) <= end):
-            return Content(unread=(f"{LENGTH_HEADER} is no length within the body",))
-        end = int(length)
-        if end == 0:
-            return _raw(body, roles)
     try:
-        request = _INFER.decode(memoryview(body)[:end])
-    except _BAD as error:
-        return Content(unread=(f"the body's JSON: {error}",))
+        end = json_bytes(length, len(body))
+        if end == 0 and length is not None:
+            return _raw(body, roles)
+        request = infer_request(memoryview(body)[:end])
+    except WireError as error:
+        return Content(unread=(str(error),))
     given = [one.parameters for one in request.inputs]
     given += [one.parameters for one in request.outputs]
     if any(SHARED_MEMORY in one for one in given):
         raise ClientError(400, NO_SUCH_MEMORY, code="shared_memory")
     unread: list[str] = []
-    inputs = _inputs(request, body, end, roles, unread)
+    inputs = _inputs(request, memoryview(body)[end:], roles, unread)
     content = content_of(roles, inputs, request.parameters)
     return replace(content, unread=(*unread, *content.unread)) if unread else content
 
 
 def _inputs(
-    request: _Infer, body: bytes, end: int, roles: Roles, unread: list[str]
-) -> dict[str, Input]:
+    request: InferRequest, rest: memoryview, roles: Roles, unread: list[str]
+) -> dict[str, Tensor]:
     """Those of its tensors that matter."""
     if len(request.inputs) > MAX_INPUTS:
         unread.append(f"over {MAX_INPUTS} inputs")
         return {}
-    return _tensors(request.inputs, body, end, roles.inputs, unread)
+    return _tensors(request.inputs, rest, roles.inputs, unread)
 
 
 def _tensors(
-    tensors: list[_Tensor], body: bytes, end: int, names: frozenset[str], unread: list[str]
-) -> dict[str, Input]:
-    """Those of these names, of which some lie behind the JSON, which ends at `end`."""
-    view, found = memoryview(body), {}
-    for one in tensors:
-        size = one.parameters.get("binary_data_size")
-        begin = end
-        if type(size) is int:
-            if not 0 <= size <= len(body) - begin:
-                unread.append(f"{one.name[:64]}: has fewer bytes than it says")
-                break
-            end += size
-        if one.name not in names or len(one.shape) > MAX_RANK:
-            continue
-        raw = view[begin:end] if type(size) is int else None
-        values = None if raw is not None else _values(one.data)
-        found[one.name] = Input(one.datatype, tuple(one.shape), raw, values)
+    described: list[Described], rest: memoryview, names: frozenset[str], unread: list[str]
+) -> dict[str, Tensor]:
+    """Those of these names, of which some lie in `rest`, behind the JSON."""
+    found = {}
+    for one in described:
+        try:
+            raw = one.raw(rest)
+        except WireError as error:
+            unread.append(f"{one.name[:64]}: {error}")
+            break
+        if raw is not None:
+            rest = rest[len(raw) :]
+        shape = tuple(one.shape or ())
+        if one.name in names and len(shape) <= MAX_RANK:
+            values = _listed(one.data) if raw is None else None
+            found[one.name] = Tensor(one.datatype, shape, raw, values)
     return found
 
 
-def _values(data: msgspec.Raw) -> list[Any]:
-    """A tensor's elements."""
+def _listed(data: msgspec.Raw) -> list[Any]:
     try:
-        value = msgspec.json.decode(data) if len(data) else []
-    except _BAD:
+        return listed(data)
+    except WireError:
         return []
-    return value if isinstance(value, list) else [value]
 
 
 def _raw(body: bytes, roles: Roles) -> Content:
@@ -245,7 +225,7 @@ def _raw(body: bytes, roles: Roles) -> Content:
     if roles.text is None:
         return Content()
     text: Buffer = memoryview(body)[:MAX_TEXT_BYTES]
-    return content_of(roles, {roles.text: Input("BYTES", (1,), None, [bytes(text)])}, _NONE)
+    return content_of(roles, {roles.text: Tensor(TEXT, (1,), None, [bytes(text)])}, _NONE)
 
 
 def generate_content(body: bytes, roles: Roles) -> Content:
@@ -253,12 +233,12 @@ def generate_content(body: bytes, roles: Roles) -> Content:
     try:
         fields = _GENERATE.decode(body)
     except _BAD as error:
-        return Content(unread=(f"the body's JSON: {error}",))
+        return Content(unread=(f"request body: {error}",))
     parameters = _parameters(fields.get("parameters"))
     inputs = {}
     for name in roles.inputs:
         if (data := fields.get(name)) is not None:
-            inputs[name] = _typed(_values(data))
+            inputs[name] = _typed(_listed(data))
     return content_of(roles, inputs, parameters)
 
 
@@ -269,14 +249,14 @@ def _parameters(data: msgspec.Raw | None) -> Mapping[str, Any]:
         return _NONE
 
 
-def _typed(values: list[Any]) -> Input:
+def _typed(values: list[Any]) -> Tensor:
     """A field of JSON as the tensor that it becomes."""
     first: Any = values
     while isinstance(first, list) and first:
         first = first[0]
-    datatype = "BYTES" if isinstance(first, str) else "INT64"
+    kinds = {str: TEXT, bool: "BOOL"}
     width = len(values[0]) if values and isinstance(values[0], list) else len(values)
-    return Input(datatype, (max(width, 1),), None, values)
+    return Tensor(kinds.get(type(first), "INT64"), (max(width, 1),), None, values)
 
 
 _NAMES = b"|".join(name.encode() for name in sorted(USAGE_OUTPUTS))
@@ -312,7 +292,7 @@ def _inflated(body: bytes) -> bytes:
         return b""
 
 
-def _told(kept: bytes) -> dict[str, Input]:
+def _told(kept: bytes) -> dict[str, Tensor]:
     """What is told of tokens, by its name; of what is told twice the later one."""
     text = kept.decode("latin-1")  # a byte is a character; none of what is looked for is beyond it
     first, stop = _decoded(text, 0)
@@ -339,11 +319,11 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
         return None, at
 
 
-def _in_bytes(body: bytes, end: int) -> dict[str, Input]:
+def _in_bytes(body: bytes, end: int) -> dict[str, Tensor]:
     """Of outputs whose data follow the JSON, which ends at `end`."""
-    told = msgspec.json.decode(memoryview(body)[:end], type=_Outputs)
-    unread: list[str] = []
-    return _tensors(told.outputs, body, end, USAGE_OUTPUTS, unread)
+    view = memoryview(body)
+    told = msgspec.json.decode(view[:end], type=InferResponse)
+    return _tensors(told.outputs, view[end:], USAGE_OUTPUTS, [])
 
 
 class Sequences:

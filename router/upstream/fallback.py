@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+from engine.wire.tensors import LENGTH_HEADER
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
 from router.upstream.http1 import Body, follow, parse_head, request_head
 from router.upstream.meter import Meter
@@ -208,7 +209,7 @@ class Sending:
 
 
 _VERSION = b"HTTP/1."
-_JSON_LENGTH = b"inference-header-content-length"  # of answers whose tensors are bytes (KServe v2)
+_JSON_LENGTH = LENGTH_HEADER.lower().encode()  # of answers whose tensors are bytes (KServe v2)
 
 
 class Exchange:

@@ -18,6 +18,7 @@ from engine.scheduler.explain import reasons
 from engine.server import triton as tensors
 from engine.server.errors import ApiError
 from engine.timed import continuation
+from engine.wire.tensors import infer_answer
 from tests.effort import examples
 from tests.engine.harness import VOCAB, Running, eventually, running
 
@@ -125,12 +126,17 @@ def packed(**changes: object) -> tuple[bytes, str]:
     [
         ({"shape": [3]}, "2 values for the shape"),
         ({"shape": [-1]}, "dimensions"),
+        ({"shape": None}, "must have a shape"),
         ({"datatype": "FP16"}, "datatype 'FP16'"),
         ({"parameters": {"binary_data_size": 9}}, "8 bytes are left"),
         ({"parameters": {"binary_data_size": 4}, "shape": [1]}, "4 bytes follow"),
         ({"parameters": {"binary_data_size": True}}, "binary_data_size True"),
         ({"datatype": "BYTES", "shape": [3]}, "2 values for the shape"),
         ({"parameters": {}, "data": ["a"]}, "not INT32"),
+        ({"parameters": {}, "data": [True, 1]}, "not INT32"),
+        ({"parameters": {}, "data": [1, 2**31]}, "beyond INT32"),
+        ({"parameters": {}, "data": [1e300], "datatype": "FP32"}, "beyond FP32"),
+        ({"parameters": {"binary_data_size": 7}}, "7 bytes, no whole number of INT32"),
     ],
 )
 def test_bad_tensors_are_refused_by_name(changes: dict[str, object], says: str) -> None:
@@ -165,7 +171,7 @@ def test_whatever_comes_is_read_or_refused(data: st.DataObject) -> None:
 def test_what_is_written_is_read(tmp_path: Path) -> None:
     outputs = {"a": ("BYTES", ["ä", ""]), "b": ("INT32", [1, -2]), "c": ("FP32", [0.5])}
     for binary in (frozenset(), frozenset("ab"), frozenset("abc")):
-        body, length = tensors.encode_tensors({"id": "1"}, outputs, binary)
+        body, length = infer_answer({"id": "1"}, outputs, binary)
         body = body.replace(b'"outputs"', b'"inputs" ', 1)
         _, found = tensors.read_tensors(body, None if length is None else str(length))
         assert found == outputs

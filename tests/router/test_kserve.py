@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.wire.events import WireError
+from engine.wire.tensors import Tensor
 from router.request.kserve import (
     BY_LOAD,
     MAX_TEXT_BYTES,
     ROLES,
-    Input,
     ModelConfig,
     Roles,
     config_of,
@@ -129,8 +129,8 @@ def packed(*texts: str | bytes) -> bytes:
 @given(st.lists(st.text(min_size=1), min_size=1, max_size=8))
 def test_texts_are_the_same_in_binary_and_as_json(texts: list[str]) -> None:
     roles, shape = Roles(text="T", why="T"), (len(texts), 1)
-    binary = content_of(roles, {"T": Input("BYTES", shape, packed(*map(_sound, texts)))}, {})
-    listed = content_of(roles, {"T": Input("BYTES", shape, None, [[t] for t in texts])}, {})
+    binary = content_of(roles, {"T": Tensor("BYTES", shape, packed(*map(_sound, texts)))}, {})
+    listed = content_of(roles, {"T": Tensor("BYTES", shape, None, [[t] for t in texts])}, {})
     assert binary.texts == listed.texts == tuple(map(_sound, texts))
     assert binary.why == "T"
 
@@ -142,12 +142,12 @@ def _sound(text: str) -> str:
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=3, max_size=3), min_size=1))
 def test_ids_are_the_same_in_binary_and_as_json(rows: list[list[int]]) -> None:
     roles = Roles(ids="I", lengths="L")
-    lengths = Input("INT32", (len(rows), 1), np.full(len(rows), 2, "<i4").tobytes())
+    lengths = Tensor("INT32", (len(rows), 1), np.full(len(rows), 2, "<i4").tobytes())
     forms = [
-        Input("INT32", (len(rows), 3), np.array(rows, "<i4").tobytes()),
-        Input("INT64", (len(rows), 3), memoryview(np.array(rows, "<i8").tobytes())),
-        Input("INT32", (len(rows), 3), None, rows),
-        Input("INT32", (len(rows), 3), None, [one for row in rows for one in row]),
+        Tensor("INT32", (len(rows), 3), np.array(rows, "<i4").tobytes()),
+        Tensor("INT64", (len(rows), 3), memoryview(np.array(rows, "<i8").tobytes())),
+        Tensor("INT32", (len(rows), 3), None, rows),
+        Tensor("INT32", (len(rows), 3), None, [one for row in rows for one in row]),
     ]
     for one in forms:
         found = content_of(roles, {"I": one, "L": lengths}, {})
@@ -162,19 +162,19 @@ def test_what_stands_beside_the_prompt_is_read() -> None:
         text="T", max_tokens="M", stream="S", session="W", adapter="A", stop="E", sampling="P"
     )
     inputs = {
-        "T": Input("BYTES", (1,), packed("hello")),
-        "M": Input("INT32", (1, 1), b"\7\0\0\0"),
-        "S": Input("BOOL", (1,), b"\1"),
-        "W": Input("BYTES", (1,), None, ["me"]),
-        "A": Input("UINT64", (1,), None, [12]),
-        "E": Input("BOOL", (1,), None, [True]),
+        "T": Tensor("BYTES", (1,), packed("hello")),
+        "M": Tensor("INT32", (1, 1), b"\7\0\0\0"),
+        "S": Tensor("BOOL", (1,), b"\1"),
+        "W": Tensor("BYTES", (1,), None, ["me"]),
+        "A": Tensor("UINT64", (1,), None, [12]),
+        "E": Tensor("BOOL", (1,), None, [True]),
     }
     given_ids = {"sequence_id": 5, "sequence_start": True, "sequence_end": False}
     found = content_of(roles, inputs, given_ids)
     assert (found.max_output_tokens, found.stream, found.session) == (7, True, "me")
     assert (found.adapter, found.stop) == ("12", True)
     assert found.sequence == Sequenced("5", start=True)
-    more = content_of(roles, {"P": Input("BYTES", (1,), packed('{"max_tokens":"9"}'))}, {"A": "x"})
+    more = content_of(roles, {"P": Tensor("BYTES", (1,), packed('{"max_tokens":"9"}'))}, {"A": "x"})
     assert (more.max_output_tokens, more.adapter, more.sequence) == (9, "x", None)
     assert content_of(roles, {}, {"sequence_id": 0}).sequence is None
 
@@ -183,7 +183,7 @@ def test_other_images_are_another_cache() -> None:
     roles = roles_of(model("vllm", "text_input:STRING", "image:STRING"))
 
     def media(*images: str) -> str | None:
-        one = Input("BYTES", (len(images),), packed(*images))
+        one = Tensor("BYTES", (len(images),), packed(*images))
         return content_of(roles, {"image": one} if images else {}, {}).media
 
     assert media("a") == media("a") != media("b")
@@ -193,26 +193,26 @@ def test_other_images_are_another_cache() -> None:
 @pytest.mark.parametrize(
     ("one", "why"),
     [
-        (Input("BYTES", (1,), b"\5\0\0\0abc"), "T: has a text that is cut short"),
-        (Input("BYTES", (1,), b"\5"), "T: has a text that is cut short"),
-        (Input("FP32", (1,), b"\0\0\0\0"), "T: is FP32, not BYTES"),
-        (Input("BYTES", (1,), None, [3]), "T: has an element that is no text"),
+        (Tensor("BYTES", (1,), b"\5\0\0\0abc"), "T: has a text that is cut short"),
+        (Tensor("BYTES", (1,), b"\5"), "T: has a text that is cut short"),
+        (Tensor("FP32", (1,), b"\0\0\0\0"), "T: is FP32, not BYTES"),
+        (Tensor("BYTES", (1,), None, [3]), "T: has an element that is no text"),
     ],
 )
-def test_what_cannot_be_read_is_routed_by_load_alone(one: Input, why: str) -> None:
+def test_what_cannot_be_read_is_routed_by_load_alone(one: Tensor, why: str) -> None:
     found = content_of(Roles(text="T", why="T"), {"T": one}, {})
     assert (found.texts, found.why, found.unread) == ((), BY_LOAD.why, (why,))
 
 
 def test_ids_that_are_none_are_not_routed_by() -> None:
     for one in (
-        Input("INT32", (1, 2), np.array([1, -1], "<i4").tobytes()),
-        Input("INT64", (1, 2), np.array([1, 2**31], "<i8").tobytes()),
-        Input("INT32", (1, 9), b"\1\0\0\0"),
-        Input("INT32", (), b""),
-        Input("INT32", (1, 0), b""),
-        Input("INT32", (1,), None, [2**40]),
-        Input("INT32", (1,), None, [[[[[[[[[[[1]]]]]]]]]]]),
+        Tensor("INT32", (1, 2), np.array([1, -1], "<i4").tobytes()),
+        Tensor("INT64", (1, 2), np.array([1, 2**31], "<i8").tobytes()),
+        Tensor("INT32", (1, 9), b"\1\0\0\0"),
+        Tensor("INT32", (), b""),
+        Tensor("INT32", (1, 0), b""),
+        Tensor("INT32", (1,), None, [2**40]),
+        Tensor("INT32", (1,), None, [[[[[[[[[[[1]]]]]]]]]]]),
     ):
         found = content_of(Roles(ids="I"), {"I": one}, {})
         assert not found.ids
@@ -220,7 +220,7 @@ def test_ids_that_are_none_are_not_routed_by() -> None:
 
 
 def test_a_long_text_is_looked_at_in_part() -> None:
-    one = Input("BYTES", (1,), packed("x" * (MAX_TEXT_BYTES + 9)))
+    one = Tensor("BYTES", (1,), packed("x" * (MAX_TEXT_BYTES + 9)))
     assert len(content_of(Roles(text="T"), {"T": one}, {}).texts[0]) == MAX_TEXT_BYTES
 
 
@@ -230,7 +230,7 @@ VALUES = st.recursive(
     max_leaves=4,
 )
 INPUTS = st.builds(
-    Input,
+    Tensor,
     st.sampled_from(["BYTES", "INT32", "INT64", "UINT64", "BOOL", "FP16", "FP32", "", "x" * 99]),
     st.lists(st.integers(-(2**64), 2**64) | st.integers(0, 4), max_size=10).map(tuple),
     st.none() | st.binary(max_size=64) | st.binary(max_size=64).map(lambda data: memoryview(data)),
@@ -245,7 +245,7 @@ INPUTS = st.builds(
     ),
 )
 def test_nothing_that_is_sent_breaks_the_reader(
-    inputs: dict[str, Input], parameters: dict[str, Any]
+    inputs: dict[str, Tensor], parameters: dict[str, Any]
 ) -> None:
     every: dict[str, Any] = {name: name for name in ROLES}
     roles = Roles(images=("text",), **every)

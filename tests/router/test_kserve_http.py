@@ -95,12 +95,12 @@ def test_what_cannot_be_read_is_left_to_the_worker() -> None:
     many = {"inputs": [{"name": "text_input"}] * (MAX_INPUTS + 1)}
     body, _ = body_of(binary=True)
     for data, length, why in (
-        (b"{", None, "JSON"),
-        (b"", None, "JSON"),
-        (b"[" * 100_000, None, "JSON"),
-        (body, "99999", "no length"),
-        (body, "-1", "no length"),
-        (body[:-14], str(body.index(b"\0\0\0\0\x05")), "fewer bytes"),
+        (b"{", None, "request body"),
+        (b"", None, "request body"),
+        (b"[" * 100_000, None, "request body"),
+        (body, "99999", "must be a length"),
+        (body, "-1", "must be a length"),
+        (body[:-14], str(body.index(b"\0\0\0\0\x05")), "bytes are left"),
         (json.dumps(many).encode(), None, "over"),
     ):
         found = infer_content(data, length, ROLES)

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.request.kserve import USAGE_OUTPUTS, Input, usage_of
+from engine.wire.tensors import Tensor
+from router.request.kserve import USAGE_OUTPUTS, usage_of
 from router.request.kserve_http import answer_usage
 from router.upstream.meter import Meter
 from router.upstream.reply import Usage
@@ -114,7 +115,7 @@ def test_an_answer_without_them_tells_nothing() -> None:
     for body in (flat({}), listed({}), in_bytes({}), b"", b"{", b"\x1f\x8b\0", b"x\x9c", b"data: "):
         assert answer_usage(body, 1, SIZE) is None
     assert usage_of({}, SIZE) is None
-    assert usage_of({"num_input_tokens": Input("FP32", (1,), b"\0\0\0\0")}, SIZE) is None
+    assert usage_of({"num_input_tokens": Tensor("FP32", (1,), b"\0\0\0\0")}, SIZE) is None
 
 
 _BODIES = [flat(), listed(), in_bytes(), streamed(flat(), flat()), gzip.compress(in_bytes())]
@@ -149,7 +150,7 @@ def test_any_values_never_raise(told: dict[str, Any]) -> None:
 @settings(max_examples=examples(2_000), deadline=None)
 def test_any_tensor_never_raises(shape: list[int], kind: str, raw: bytes) -> None:
     for name in USAGE_OUTPUTS:
-        usage_of({name: Input(kind, tuple(shape), raw)}, SIZE)
+        usage_of({name: Tensor(kind, tuple(shape), raw)}, SIZE)
 
 
 @given(st.binary(max_size=300), st.integers(1, 64), st.integers(1, 400))

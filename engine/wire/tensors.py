@@ -1,0 +1,208 @@
+"""Tensors of KServe v2 as HTTP carries them: in a message's JSON, or as bytes behind it.
+
+After triton-inference-server/server, `docs/protocol` (extension binary data): the header
+Inference-Header-Content-Length says where the JSON ends; the bytes of each tensor that has a
+`binary_data_size` follow it, in order. Elements lie in rows, little-endian, and each of BYTES
+after its length, four bytes. gRPC has tensors of the same elements in messages of its own.
+
+The engine serves by this, and the router reads by it what requests are routed by. The text of a
+WireError about a tensor goes on from the tensor's name: "has a text that is cut short".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from engine.wire.events import WireError
+
+LENGTH_HEADER = "Inference-Header-Content-Length"
+TEXT = "BYTES"
+MAX_RANK = 8
+NUMBERS: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "BOOL": np.dtype("?"),
+        **{f"INT{8 * size}": np.dtype(f"<i{size}") for size in (1, 2, 4, 8)},
+        **{f"UINT{8 * size}": np.dtype(f"<u{size}") for size in (1, 2, 4, 8)},
+        "FP32": np.dtype("<f4"),
+        "FP64": np.dtype("<f8"),
+    }
+)
+_TYPES = MappingProxyType({"b": (bool,), "i": (int,), "u": (int,), "f": (int, float)})
+Buffer = bytes | memoryview
+
+
+class Described(msgspec.Struct, frozen=True):
+    """A tensor as it stands in a message's JSON. Lifetime: message."""
+
+    name: str
+    shape: list[int] | None = None
+    datatype: str = ""
+    data: msgspec.Raw = msgspec.Raw(b"")
+    parameters: dict[str, Any] = {}
+
+    def raw(self, rest: memoryview) -> memoryview | None:
+        """Its bytes, at the start of `rest`, which is what follows those of the tensors before it;
+        None: its elements are in `data`. Raises WireError.
+        """
+        size = self.parameters.get("binary_data_size")
+        if size is None:
+            return None
+        if type(size) is not int or not 0 <= size <= len(rest):
+            raise WireError(f"has binary_data_size {repr(size)[:32]}; {len(rest)} bytes are left")
+        return rest[:size]
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """An output that is asked for. Lifetime: request."""
+
+    name: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class InferRequest(msgspec.Struct, frozen=True):
+    """The JSON of an `infer`. Lifetime: request."""
+
+    inputs: list[Described] = []
+    outputs: list[Wanted] = []
+    parameters: dict[str, Any] = {}
+    id: str | None = None
+
+
+class InferResponse(msgspec.Struct, frozen=True):
+    """What the JSON of its answer says of tensors. Lifetime: answer."""
+
+    outputs: list[Described] = []
+
+
+class Tensor(msgspec.Struct, frozen=True):
+    """A tensor's elements: as bytes, `raw`, or else as `listed`, nested or flat.
+
+    Lifetime: message.
+    """
+
+    datatype: str
+    shape: tuple[int, ...]
+    raw: Buffer | None = None
+    listed: Sequence[Any] | None = None
+
+
+_INFER = msgspec.json.Decoder(InferRequest)
+
+
+def json_bytes(header: str | None, body_bytes: int) -> int:
+    """The length of a body's JSON; `header`: Inference-Header-Content-Length. Raises WireError."""
+    if header is None:
+        return body_bytes
+    if header.isascii() and header.isdigit() and len(header) < 12 and int(header) <= body_bytes:
+        return int(header)
+    raise WireError(f"{LENGTH_HEADER} must be a length within the body")
+
+
+def infer_request(text: Buffer) -> InferRequest:
+    """The request whose JSON this is. Raises WireError."""
+    try:
+        return _INFER.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"request body: {error}") from error
+
+
+def listed(data: msgspec.Raw) -> list[Any]:
+    """The elements that stand in JSON, nested or flat, or the only one. Raises WireError."""
+    try:
+        found = msgspec.json.decode(data) if len(data) else []
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise WireError(f"has data that is no JSON: {error}") from error
+    return found if isinstance(found, list) else [found]
+
+
+def texts(tensor: Tensor, most: int | None = None) -> Iterator[str | Buffer]:
+    """The first `most` elements of a tensor of texts, as they came. Raises WireError."""
+    if tensor.datatype != TEXT:
+        raise WireError(f"is {tensor.datatype[:16]}, not {TEXT}")
+    if tensor.raw is None:
+        for value in _flat(tensor.listed, most):
+            if not isinstance(value, str | bytes):
+                raise WireError("has an element that is no text")
+            yield value
+        return
+    at, found, view = 0, 0, memoryview(tensor.raw)
+    while at < len(view) and found != most:
+        start = at + 4
+        at = start + int.from_bytes(view[at:start], "little")
+        if at > len(view):
+            raise WireError("has a text that is cut short")
+        yield view[start:at]
+        found += 1
+
+
+def numbers(tensor: Tensor, most: int | None = None) -> npt.NDArray[Any]:
+    """The first `most` elements of a tensor of numbers or truth values, flat. Raises WireError."""
+    kind = NUMBERS.get(tensor.datatype)
+    if kind is None:
+        known = ", ".join((*NUMBERS, TEXT))
+        raise WireError(f"has datatype {tensor.datatype[:16]!r}; known are {known}")
+    if tensor.raw is not None:
+        whole, rest = divmod(len(tensor.raw), kind.itemsize)
+        if rest:
+            raise WireError(f"has {len(tensor.raw)} bytes, no whole number of {tensor.datatype}")
+        return np.frombuffer(tensor.raw, kind, whole if most is None else min(whole, most))
+    flat = _flat(tensor.listed, most)
+    if not all(type(value) in _TYPES[kind.kind] for value in flat):
+        raise WireError(f"has an element that is not {tensor.datatype}")
+    try:
+        with np.errstate(over="raise"):
+            return np.array(flat, kind)
+    except (OverflowError, FloatingPointError) as error:
+        raise WireError(f"has an element beyond {tensor.datatype}") from error
+
+
+def _flat(listed: Sequence[Any] | None, most: int | None) -> list[Any]:
+    """The first elements of a nested list. Raises WireError for one too deep."""
+    flat = list((listed or ())[:most])
+    for _ in range(MAX_RANK):
+        if not any(isinstance(value, list) for value in flat):
+            return flat
+        flat = [
+            inner
+            for value in flat
+            for inner in (value[:most] if isinstance(value, list) else (value,))
+        ][:most]
+    raise WireError(f"is nested deeper than {MAX_RANK}")
+
+
+def infer_answer(
+    head: Mapping[str, Any],
+    outputs: Mapping[str, tuple[str, Sequence[Any]]],
+    binary: frozenset[str],
+) -> tuple[bytes, int | None]:
+    """An answer's body, and the length of its JSON where tensors follow it as bytes.
+
+    `head`: its other fields; `outputs`: datatype and elements of each vector, by name; `binary`:
+    those to write as bytes.
+    """
+    parts: list[bytes] = []
+    rows: list[dict[str, Any]] = []
+    for name, (datatype, elements) in outputs.items():
+        row: dict[str, Any] = {"name": name, "datatype": datatype, "shape": [len(elements)]}
+        if name in binary:
+            parts.append(packed(datatype, elements))
+            row["parameters"] = {"binary_data_size": len(parts[-1])}
+        else:
+            row["data"] = elements
+        rows.append(row)
+    text = msgspec.json.encode({**head, "outputs": rows})
+    return b"".join([text, *parts]), len(text) if parts else None
+
+
+def packed(datatype: str, elements: Sequence[Any]) -> bytes:
+    """Elements as bytes."""
+    if datatype != TEXT:
+        return np.array(elements, NUMBERS[datatype]).tobytes()
+    data = [one if isinstance(one, bytes) else str(one).encode() for one in elements]
+    return b"".join(len(one).to_bytes(4, "little") + one for one in data)
