@@ -396,7 +396,7 @@ class Config(_Section, frozen=True):
         tuple[str, ...],
         Meta(
             description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., "
-            "trtllm:PATH"
+            "inferencepool:..., trtllm:PATH"
         ),
     ] = ()
     event_hosts: Annotated[

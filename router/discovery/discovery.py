@@ -16,6 +16,7 @@ from router.discovery.plain_sources import DnsSource, FileSource
 from router.discovery.source import (
     DnsSpec,
     FileSpec,
+    InferencePoolSpec,
     KubernetesSpec,
     RedisSpec,
     Report,
@@ -423,6 +424,10 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
             from router.discovery.kubernetes_source import KubernetesSource
 
             return KubernetesSource(spec)
+        case InferencePoolSpec():
+            from router.discovery.kubernetes_source import InferencePoolSource
+
+            return InferencePoolSource(spec)
 
 
 def _redis_of(config: Config) -> RedisUrl:

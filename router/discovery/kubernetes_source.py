@@ -1,21 +1,44 @@
-"""The endpoints of a Kubernetes service (EndpointSlices), listed and then watched."""
+"""Kubernetes as a source: EndpointSlices of a service, or an InferencePool and its pods."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing
-from importlib import import_module
-from typing import Any, Literal
+import random
+import re
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
-import aiohttp
 import msgspec
 
-from router.config.worker_spec import WorkerSpecError
-from router.discovery.source import KubernetesSpec, Report, ReportedWorker, bounded
+from router.config.worker_spec import (
+    POLL,
+    WorkerSpec,
+    WorkerSpecError,
+    of_rank,
+    parse_worker_spec,
+)
+from router.discovery.kubernetes_watch import (
+    Annotations,
+    Collection,
+    Connect,
+    Draw,
+    Followed,
+    Labels,
+    Meta,
+    Resource,
+    WatchError,
+)
+from router.discovery.source import (
+    MAX_SEEN,
+    InferencePoolSpec,
+    KubernetesSpec,
+    Report,
+    ReportedWorker,
+    bounded,
+)
 
 MAX_SLICES = 256
-OLD = 410  # "Gone": the version asked for is too old, all is to be listed anew
+MAX_PODS = MAX_SEEN
 
 
 class Conditions(msgspec.Struct):
@@ -41,13 +64,6 @@ class Port(msgspec.Struct):
     protocol: str | None = None
 
 
-class Meta(msgspec.Struct, rename="camel"):
-    """Which slice, and when."""
-
-    name: str = ""
-    resource_version: str = ""
-
-
 class Slice(msgspec.Struct, rename="camel"):
     """An EndpointSlice; other fields are passed over."""
 
@@ -57,92 +73,115 @@ class Slice(msgspec.Struct, rename="camel"):
     ports: tuple[Port, ...] | None = None
 
 
-class Listed(msgspec.Struct):
-    """The answer to a list."""
+class Condition(msgspec.Struct):
+    """One of a pod's; `Ready` counts."""
 
-    metadata: Meta
-    items: tuple[Slice, ...] | None = None
-
-
-class Event(msgspec.Struct):
-    """A line of a watch."""
-
-    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
-    object: msgspec.Raw
+    type: str = ""
+    status: str = ""
 
 
-class Status(msgspec.Struct):
-    """What an ERROR carries."""
+class PodStatus(msgspec.Struct):
+    """How a pod is, and where."""
 
-    code: int = 0
-    reason: str = ""
-    message: str = ""
-
-
-class TooOldError(Exception):
-    """The version that was asked for is gone: list anew."""
+    pod_ip: str | None = msgspec.field(default=None, name="podIP")
+    conditions: tuple[Condition, ...] | None = None
 
 
-class SliceError(ValueError):
-    """What came is no answer of a Kubernetes API."""
+class Pod(msgspec.Struct):
+    """A pod; other fields are passed over."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    status: PodStatus = msgspec.field(default_factory=PodStatus)
+
+    @property
+    def stopping(self) -> bool:
+        """Somebody deleted it: it has its grace period left."""
+        return self.metadata.deletion_timestamp is not None
+
+    @property
+    def ready(self) -> bool:
+        """By its condition."""
+        return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
 
 
-def decode_list(data: bytes) -> Listed:
-    """Raises SliceError."""
-    try:
-        listed = msgspec.json.decode(data, type=Listed)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise SliceError(f"no list of EndpointSlices: {error}") from error
-    if len(listed.items or ()) > MAX_SLICES:
-        raise SliceError(f"{len(listed.items or ())} slices; at most {MAX_SLICES} fit")
-    return listed
+class Selector(msgspec.Struct, rename="camel"):
+    """Labels that all pods of a pool have."""
+
+    match_labels: dict[str, str] | None = None
 
 
-class Slices:
-    """All slices of a service as of the latest event. Lifetime: from one list to the next."""
+class TargetPort(msgspec.Struct):
+    """A port at which each pod of a pool serves."""
 
-    def __init__(self, listed: Listed) -> None:
-        self.version = listed.metadata.resource_version
-        self._by_name: dict[str, Slice] = {one.metadata.name: one for one in listed.items or ()}
+    number: int
 
-    def take(self, line: bytes) -> bool:
-        """An event; whether a slice changed. Raises SliceError, TooOldError."""
+
+class PoolFields(msgspec.Struct, rename="camel"):
+    """What is read of an InferencePool's `spec`."""
+
+    selector: Selector = msgspec.field(default_factory=Selector)
+    target_ports: tuple[TargetPort, ...] = ()
+
+
+class InferencePool(msgspec.Struct):
+    """An InferencePool of inference.networking.k8s.io/v1; other fields are passed over."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: PoolFields = msgspec.field(default_factory=PoolFields)
+
+
+class KubernetesSource:
+    """The endpoints of a service. Lifetime: as long as it is named."""
+
+    def __init__(
+        self, spec: KubernetesSpec, connect: Connect | None = None, draw: Draw = random.random
+    ) -> None:
+        """`connect`: to another API server than the one that the environment names."""
+        self._spec = spec
+        self._connect = connect
+        self._draw = draw
+
+    async def reports(self) -> AsyncIterator[Report]:
+        """One after each list and each event that changes something."""
+        followed = Followed(self._connect, self._draw)
+        slices = followed.begin(slices_of(self._spec))
+        told: Report | None = None
         try:
-            event = msgspec.json.decode(line, type=Event)
-            if event.type == "ERROR":
-                status = msgspec.json.decode(event.object, type=Status)
-                if status.code == OLD:
-                    raise TooOldError(status.message)
-                raise SliceError(f"the watch ended: {status.code} {status.reason[:80]}")
-            one = msgspec.json.decode(event.object, type=Slice)
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise SliceError(f"no event of EndpointSlices: {error}") from error
-        self.version = one.metadata.resource_version or self.version
-        if event.type == "BOOKMARK":
-            return False
-        if event.type == "DELETED":
-            self._by_name.pop(one.metadata.name, None)
-        else:
-            self._by_name[one.metadata.name] = one
-        if len(self._by_name) > MAX_SLICES:
-            raise SliceError(f"more than {MAX_SLICES} slices")
-        return True
+            while True:
+                await followed.changed()
+                if slices.current and slices.objects is not None:
+                    report = workers_of(slices.objects.by_name, self._spec)
+                    report = replace(report, trouble=slices.trouble)
+                else:
+                    report = Report(None, slices.trouble)
+                if report != told:
+                    told = report
+                    yield report
+        finally:
+            await followed.end()
 
-    def report(self, spec: KubernetesSpec) -> Report:
-        """The workers in them."""
-        return workers_of(self._by_name, spec)
+
+def slices_of(spec: KubernetesSpec) -> Resource[Slice]:
+    """The EndpointSlices of a service."""
+    return Resource(
+        Slice,
+        f"/apis/discovery.k8s.io/v1/namespaces/{spec.namespace}/endpointslices",
+        "endpointslices of discovery.k8s.io",
+        MAX_SLICES,
+        {"labelSelector": f"kubernetes.io/service-name={spec.service}"},
+    )
 
 
 def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
     """Those that are ready, and those that stop."""
-    found: dict[str, ReportedWorker] = {}
-    refused: list[str] = []
+    found = _Found()
     for name, one in sorted(slices.items()):
+        place = f"slice {name[:100]!r}"
         try:
             port = _port_of(one, spec.port)
-        except SliceError as error:
+        except WatchError as error:
             if one.endpoints:
-                refused.append(f"slice {name[:100]!r}: {error}")
+                found.refused.append(f"{place}: {error}")
             continue
         for endpoint in one.endpoints or ():
             stopping = endpoint.conditions.terminating is True
@@ -153,185 +192,249 @@ def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
             address = endpoint.addresses[0]  # the others are the same endpoint
             host = f"{spec.service}.{spec.namespace}.svc"
             try:
-                worker = spec.template.at(address, port, host)
+                found.add(spec.template.at(address, port, host), stopping)
             except WorkerSpecError as error:
-                refused.append(f"slice {name[:100]!r}: {address[:100]!r}: {error}")
-                continue
-            before = found.get(worker.url)
-            if before is None or (before.stopping and not stopping):
-                found[worker.url] = ReportedWorker(worker, stopping)
-    return bounded(list(found.values()), refused)
+                found.refused.append(f"{place}: {address[:100]!r}: {error}")
+    return found.report()
+
+
+@dataclass(slots=True)
+class _Found:
+    """Workers by their URL, of which the best standing counts."""
+
+    by_url: dict[str, ReportedWorker] = field(default_factory=dict)
+    refused: list[str] = field(default_factory=list)
+
+    def add(self, worker: WorkerSpec, stopping: bool) -> None:
+        before = self.by_url.get(worker.url)
+        if before is None or (before.stopping and not stopping):
+            self.by_url[worker.url] = ReportedWorker(worker, stopping)
+
+    def report(self) -> Report:
+        return bounded(list(self.by_url.values()), self.refused)
 
 
 def _port_of(one: Slice, name: str | None) -> int:
-    """Raises SliceError."""
+    """Raises WatchError."""
     if one.address_type not in ("IPv4", "IPv6"):
-        raise SliceError(f"addresses of type {one.address_type[:40]!r}; known: IPv4, IPv6")
+        raise WatchError(f"addresses of type {one.address_type[:40]!r}; known: IPv4, IPv6")
     ports = [p for p in one.ports or () if p.port is not None and p.protocol in (None, "TCP")]
     if name is not None:
         ports = [p for p in ports if p.name == name]
     if len(ports) != 1:
         names = ", ".join(repr(p.name) for p in one.ports or ())[:200] or "none"
         wanted = "one of these behind the service: SERVICE:PORTNAME" if name is None else repr(name)
-        raise SliceError(f"wanted: {wanted}; its TCP ports: {names}")
+        raise WatchError(f"wanted: {wanted}; its TCP ports: {names}")
     port = ports[0].port
     assert port is not None
     if not 0 < port <= 65_535:
-        raise SliceError(f"port {port}")
+        raise WatchError(f"port {port}")
     return port
 
 
-MISSING = "kubernetes_asyncio is not installed: pip install 'warmroute[kubernetes]'"
-_AGAIN_S = (0.2, 5.0)  # after a failure; doubles
-_ANSWER_S = 10.0  # a list
-_WATCH_S = 60  # the server ends a watch after this; it is begun anew from where it was
-_SILENT_S = _WATCH_S + 15.0
-_MAX_LIST_BYTES = 32 << 20
-_MAX_LINE_BYTES = 4 << 20
-
-Connect = Callable[[], Awaitable[Any]]  # an ApiClient
+GROUP = "inference.networking.k8s.io"
+_POOLS_MAX = 8  # one has the name that is asked for
+_PORTS_MAX = 8
+_LABELS_MAX = 64
+_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
+_VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
 
 
-class KubernetesSource:
-    """Lifetime: as long as it is named."""
+@dataclass(frozen=True, slots=True)
+class PoolTerms:
+    """What an InferencePool says of its pods."""
 
-    def __init__(self, spec: KubernetesSpec, connect: Connect | None = None) -> None:
+    selector: str  # as the API takes it
+    ports: tuple[int, ...]  # 1 to 8
+
+
+def terms_of(pool: InferencePool) -> PoolTerms:
+    """Raises WatchError for a pool that the API should not have taken."""
+    labels = pool.spec.selector.match_labels or {}
+    fit = all(_KEY.fullmatch(k) and _VALUE.fullmatch(v) for k, v in labels.items())
+    if not fit or not 1 <= len(labels) <= _LABELS_MAX:
+        raise WatchError(f"spec.selector.matchLabels: wanted are 1 to {_LABELS_MAX} labels")
+    ports = tuple(port.number for port in pool.spec.target_ports)
+    if not 1 <= len(ports) <= _PORTS_MAX or len(set(ports)) != len(ports):
+        raise WatchError(f"spec.targetPorts: wanted are 1 to {_PORTS_MAX} different ones")
+    if not all(0 < port <= 65_535 for port in ports):
+        raise WatchError("spec.targetPorts: allowed: 1..65535")
+    return PoolTerms(",".join(f"{k}={v}" for k, v in sorted(labels.items())), ports)
+
+
+class InferencePoolSource:
+    """The pods of an InferencePool, of which each target port is a worker.
+
+    Lifetime: as long as it is named.
+    """
+
+    def __init__(
+        self, spec: InferencePoolSpec, connect: Connect | None = None, draw: Draw = random.random
+    ) -> None:
         """`connect`: to another API server than the one that the environment names."""
         self._spec = spec
-        self._connect = connect or _connect
+        self._connect = connect
+        self._draw = draw
+        self._terms: PoolTerms | None = None
+        self._trouble = ""  # with the pool itself
+        self._known: dict[str, ReportedWorker] = {}  # by URL, those not ready among them
 
     async def reports(self) -> AsyncIterator[Report]:
-        """One after each list and each event that changes something."""
-        pause_s = _AGAIN_S[0]
-        while True:
-            try:
-                async with aclosing(self._connected()) as reports:
-                    async for report in reports:
-                        pause_s = _AGAIN_S[0]
-                        yield report
-                trouble = None
-            except ImportError as error:
-                if not (error.name or "").startswith("kubernetes_asyncio"):
-                    raise
-                trouble = MISSING
-            except (SliceError, OSError, TimeoutError, aiohttp.ClientError, ValueError) as error:
-                trouble = str(error) or type(error).__name__
-            except Exception as error:  # the library's own kinds, which are imported lazily
-                if not type(error).__module__.startswith("kubernetes_asyncio"):
-                    raise
-                trouble = _reason(error)
-            if trouble is not None:
-                yield Report(None, f"Kubernetes API: {trouble}")
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _AGAIN_S[1])
-
-    async def _connected(self) -> AsyncGenerator[Report, None]:
-        """Until the connection, the library or the server fails."""
-        client = await self._connect()
+        """One whenever the workers or the trouble are others than before."""
+        followed = Followed(self._connect, self._draw)
+        pools = followed.begin(pools_of(self._spec))
+        pods: Collection[Pod] | None = None
+        told: Report | None = None
         try:
             while True:
-                listed = decode_list(await self._list(client))
-                slices = Slices(listed)
-                yield slices.report(self._spec)
-                try:
-                    async with aclosing(self._watched(client, slices)) as reports:
-                        async for report in reports:
-                            yield report
-                except TooOldError:
-                    continue
+                await followed.changed()
+                if self._look_at(pools):
+                    if pods is not None:
+                        await followed.end(pods)
+                    pods = followed.begin(pods_of(self._spec, self._terms)) if self._terms else None
+                for report in self._said(pools, pods):
+                    if report != told:
+                        told = report
+                        yield report
         finally:
-            await client.close()
+            await followed.end()
 
-    async def _watched(self, client: Any, slices: Slices) -> AsyncGenerator[Report, None]:
-        """Watch after watch, each from where the one before ended. Raises TooOldError."""
-        while True:
-            async with asyncio.timeout(_ANSWER_S):
-                reply = await self._ask(
-                    client,
-                    watch=True,
-                    resource_version=slices.version,
-                    allow_watch_bookmarks=True,
-                    timeout_seconds=_WATCH_S,
-                    _request_timeout=_SILENT_S,
-                )
-            events = 0
+    def _look_at(self, pools: Collection[InferencePool]) -> bool:
+        """Take over the pool's terms; whether other pods are to be followed."""
+        if pools.objects is None or not pools.current:
+            return False
+        before, self._trouble = self._terms, ""
+        pool = pools.objects.by_name.get(self._spec.name)
+        if pool is None:
+            self._terms = None
+            self._trouble = f"no InferencePool {self._spec.namespace}/{self._spec.name}"
+        else:
             try:
-                _check(reply.status)
-                async for line in _lines(reply.content):
-                    events += 1
-                    if slices.take(line):
-                        yield slices.report(self._spec)
-            finally:
-                reply.close()
-            if not events:  # a server that ends each watch at once is not asked without a pause
-                await asyncio.sleep(_AGAIN_S[0])
+                self._terms = terms_of(pool)
+            except WatchError as error:  # what it said before stands
+                self._trouble = f"InferencePool {self._spec.namespace}/{self._spec.name}: {error}"
+        then = before and before.selector
+        return then != (self._terms and self._terms.selector)
 
-    async def _list(self, client: Any) -> bytes:
-        async with asyncio.timeout(_ANSWER_S):
-            reply = await self._ask(client)
+    def _said(self, pools: Collection[InferencePool], pods: Collection[Pod] | None) -> list[Report]:
+        """What there is to tell now; a worker whose pod or pool was deleted is told to stop first.
+
+        So it is no surprise when it is missing: an outage may look like that, a deletion does not.
+        """
+        trouble = pools.trouble or self._trouble
+        if self._terms is None:
+            if pools.objects is None or not pools.current:
+                return [Report(None, trouble)] if trouble else []
+            report, unready = Report((), trouble), dict[str, ReportedWorker]()
+        elif pods is None or pods.objects is None or not pods.current:
+            trouble = (pods and pods.trouble) or trouble
+            return [Report(None, trouble)] if trouble else []
+        else:
+            report, unready = workers_in(pods.objects.by_name, self._terms, self._spec)
+            report = replace(report, trouble=pods.trouble or trouble)
+        now = report.workers or ()
+        here = unready | {one.spec.url: one for one in now}
+        gone = [one for url, one in self._known.items() if url not in here]
+        self._known = here
+        if all(one.stopping for one in gone):
+            return [report]
+        stopping = (replace(one, stopping=True) for one in gone)
+        return [replace(report, workers=(*now, *stopping)), report]
+
+
+def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
+    """The pool itself."""
+    return Resource(
+        InferencePool,
+        f"/apis/{GROUP}/v1/namespaces/{spec.namespace}/inferencepools",
+        f"inferencepools of {GROUP}/v1",
+        _POOLS_MAX,
+        {"fieldSelector": f"metadata.name={spec.name}"},
+    )
+
+
+def pods_of(spec: InferencePoolSpec, terms: PoolTerms) -> Resource[Pod]:
+    """Its pods."""
+    path = f"/api/v1/namespaces/{spec.namespace}/pods"
+    return Resource(Pod, path, "pods", MAX_PODS, {"labelSelector": terms.selector})
+
+
+def workers_in(
+    pods: Mapping[str, Pod], terms: PoolTerms, spec: InferencePoolSpec
+) -> tuple[Report, dict[str, ReportedWorker]]:
+    """The workers of those that are ready, and of those that stop; by URL those not ready."""
+    found = _Found()
+    unready: dict[str, ReportedWorker] = {}
+    for name, pod in sorted(pods.items()):
+        address = pod.status.pod_ip
+        if not address:
+            continue
+        for rank, port in enumerate(terms.ports):
+            if port not in _active(pod, terms.ports):
+                continue
             try:
-                _check(reply.status)
-                data = bytearray()
-                async for part in reply.content.iter_any():
-                    data += part
-                    if len(data) > _MAX_LIST_BYTES:
-                        raise SliceError(f"a list of more than {_MAX_LIST_BYTES} bytes")
-            finally:
-                reply.close()
-        return bytes(data)
-
-    async def _ask(self, client: Any, **options: Any) -> aiohttp.ClientResponse:
-        from kubernetes_asyncio.client import DiscoveryV1Api
-
-        reply = await DiscoveryV1Api(client).list_namespaced_endpoint_slice(
-            self._spec.namespace,
-            label_selector=f"kubernetes.io/service-name={self._spec.service}",
-            _preload_content=False,
-            **options,
-        )
-        assert isinstance(reply, aiohttp.ClientResponse)
-        return reply
+                worker = _worker_of(pod, address, port, rank, spec)
+            except (WorkerSpecError, WatchError) as error:
+                found.refused.append(f"pod {name[:100]!r}: {error}")
+                break
+            if pod.stopping or pod.ready:
+                found.add(worker, pod.stopping)
+            else:
+                unready[worker.url] = ReportedWorker(worker)
+    return found.report(), unready
 
 
-async def _connect() -> Any:
-    """An ApiClient: in a cluster by its service account, else by kubeconfig."""
-    # Half a second of reading modules, which must not stop the event loop.
-    client = await asyncio.to_thread(import_module, "kubernetes_asyncio.client")
-    config = await asyncio.to_thread(import_module, "kubernetes_asyncio.config")
-    try:
-        config.load_incluster_config()
-    except config.ConfigException:
-        await config.load_kube_config()
-    return client.ApiClient()
+def _active(pod: Pod, ports: tuple[int, ...]) -> frozenset[int]:
+    """Those of the pool's ports that the pod has by its annotation; all without one."""
+    notes = pod.metadata.annotations or Annotations()
+    text = notes.older_ports if notes.ports is None else notes.ports
+    if text is None:
+        return frozenset(ports)
+    named = {part.strip() for part in text.split(",")}
+    return frozenset(port for port in ports if str(port) in named)
 
 
-def _check(status: int) -> None:
-    """Raises SliceError, TooOldError."""
-    if status == OLD:
-        raise TooOldError("410")
-    if status in (401, 403):
-        raise SliceError(
-            f"{status}: the account may not list and watch endpointslices of discovery.k8s.io here"
-        )
-    if status != 200:
-        raise SliceError(f"it answers {status}")
+# Roles of llm-d's pods; what only encodes serves no request of ours.
+_ROLES: Mapping[str, Literal["both", "prefill", "decode"]] = {
+    "prefill": "prefill",
+    "encode-prefill": "prefill",
+    "decode": "decode",
+    "encode-decode": "decode",
+    "both": "both",
+    "prefill-decode": "both",
+    "encode-prefill-decode": "both",
+}
+_OF_POD = (  # that a pod may say of itself
+    *("kind", "model", "block_size", "kv_tokens", "events", "replay", "topic", "role", "group"),
+    *("transfer", "bootstrap_port", "max_requests", "max_queued_tokens", "max_kv_fraction"),
+    "weight",
+)
 
 
-async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines without their ends. Raises SliceError for one too long."""
-    rest = bytearray()
-    async for part in content.iter_any():
-        rest += part
-        *lines, last = rest.split(b"\n")
-        rest = bytearray(last)
-        if len(rest) > _MAX_LINE_BYTES:
-            raise SliceError(f"an event of more than {_MAX_LINE_BYTES} bytes")
-        for line in lines:
-            if line.strip():
-                yield bytes(line)
+def _worker_of(pod: Pod, address: str, port: int, rank: int, spec: InferencePoolSpec) -> WorkerSpec:
+    """The worker at one port: by the source's options, its role's label, its own annotation.
 
-
-def _reason(error: Exception) -> str:
-    """The library's errors have whole answers in them."""
-    status = getattr(error, "status", None)
-    return f"it answers {status}" if status else f"{type(error).__name__}: {str(error)[:200]}"
+    `rank`: which of the pool's ports it is; its KV events are counted up by it, as data-parallel
+    ranks count theirs. Raises WorkerSpecError, WatchError.
+    """
+    labels = pod.metadata.labels or Labels()
+    options = (pod.metadata.annotations or Annotations()).worker
+    worker = spec.template.at(address, port, f"{spec.name}.{spec.namespace}.svc")
+    if labels.role is not None:
+        if labels.role not in _ROLES:
+            known = ", ".join(_ROLES)
+            raise WatchError(f"llm-d.ai/role is {labels.role[:40]!r}; known: {known}")
+        worker = replace(worker, role=_ROLES[labels.role])
+    if not options:
+        return worker
+    host = f"[{address}]" if ":" in address else address
+    own = parse_worker_spec(f"{worker.url},{options.replace('tcp://*:', f'tcp://{host}:')}")
+    said = {e.name for e in fields(own) if getattr(own, e.name) != e.default} - {"url"}
+    for name in said - set(_OF_POD):
+        raise WatchError(f"warmroute.io/worker has {name}; allowed: {', '.join(_OF_POD)}")
+    for name in ("events", "replay"):
+        where = getattr(own, name)
+        if where not in (None, "none", POLL) and not where.startswith(f"tcp://{host}:"):
+            raise WatchError(f"warmroute.io/worker: {name} is at its own pod: tcp://*:PORT")
+    own = replace(of_rank(own, rank), rank=None)
+    return replace(worker, **{name: getattr(own, name) for name in said})

@@ -11,7 +11,8 @@ from router.config.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_
 
 FORMS = (
     "file:PATH, dns:NAME:PORT[,every=5][,scheme=https], redis, "
-    "kubernetes:NAMESPACE/SERVICE[:PORTNAME], trtllm:PATH[,listen=HOST:PORT][,token_file=FILE]"
+    "kubernetes:NAMESPACE/SERVICE[:PORTNAME], inferencepool:NAMESPACE/NAME, "
+    "trtllm:PATH[,listen=HOST:PORT][,token_file=FILE]"
 )
 SCHEMES = ("http", "https")
 MAX_CHARACTERS = 4_096
@@ -93,6 +94,18 @@ class KubernetesSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class InferencePoolSpec:
+    """The pods of an InferencePool, at each of its target ports."""
+
+    namespace: str
+    name: str
+    template: Template
+
+    def __str__(self) -> str:
+        return f"inferencepool:{self.namespace}/{self.name}{self.template.options}"
+
+
+@dataclass(frozen=True, slots=True)
 class TrtllmSpec:
     """TensorRT-LLM's disaggregation YAML, and the store that it may have its workers join."""
 
@@ -108,7 +121,7 @@ class TrtllmSpec:
         return f"trtllm:{self.path}{listen}{token}"
 
 
-SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec | TrtllmSpec
+SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec | InferencePoolSpec | TrtllmSpec
 
 
 def parse_source(text: str) -> SourceSpec:
@@ -124,6 +137,8 @@ def parse_source(text: str) -> SourceSpec:
         return _dns(where)
     if kind == "kubernetes" and colon:
         return _kubernetes(where)
+    if kind == "inferencepool" and colon:
+        return _inference_pool(where)
     if kind == "trtllm" and where:
         return _trtllm(where)
     raise SourceSpecError(f"{text[:80]!r} is no source of workers; allowed: {FORMS}")
@@ -156,6 +171,16 @@ def _kubernetes(where: str) -> KubernetesSpec:
             f"kubernetes:{place} is not of the form kubernetes:NAMESPACE/SERVICE[:PORTNAME]"
         )
     return KubernetesSpec(namespace, service, port or None, _template(options))
+
+
+def _inference_pool(where: str) -> InferencePoolSpec:
+    place, options = _options(where)
+    namespace, slash, name = place.partition("/")
+    if not slash or not all(_LABEL.fullmatch(one) for one in (namespace, name)):
+        raise SourceSpecError(
+            f"inferencepool:{place} is not of the form inferencepool:NAMESPACE/NAME"
+        )
+    return InferencePoolSpec(namespace, name, _template(options))
 
 
 def _trtllm(where: str) -> TrtllmSpec:

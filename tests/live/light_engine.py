@@ -18,6 +18,7 @@ class LightEngine:
     model: str = MODEL
     adapters: tuple[str, ...] = ()
     port: int = field(default_factory=lasting_port)
+    host: str = "127.0.0.1"
     closed: bool = False  # routers have let go of it: whoever asks now is wrong
     asked: Counter[str] = field(default_factory=Counter)  # by model
     wrong: int = 0
@@ -25,7 +26,7 @@ class LightEngine:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
     @property
     def running(self) -> bool:
@@ -38,7 +39,7 @@ class LightEngine:
         app.router.add_post("/v1/completions", self._complete)
         self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.0)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+        await web.TCPSite(self._runner, self.host, self.port, reuse_address=True).start()
 
     async def stop(self) -> None:
         """As a crash does: what runs is cut, the port is closed."""

@@ -14,17 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery import kubernetes_source
-from router.discovery.kubernetes_source import (
-    MISSING,
-    KubernetesSource,
-    Slice,
-    SliceError,
-    Slices,
-    TooOldError,
-    decode_list,
-    workers_of,
-)
+from router.discovery import kubernetes_watch
+from router.discovery.kubernetes_source import KubernetesSource, Slice, slices_of, workers_of
+from router.discovery.kubernetes_watch import MISSING, Objects, TooOldError, WatchError
 from router.discovery.source import KubernetesSpec, Report, parse_source
 from tests.router.kubernetes_server import (
     ApiServer,
@@ -43,6 +35,12 @@ def spec(text: str = "kubernetes:llm/vllm") -> KubernetesSpec:
     parsed = parse_source(text)
     assert isinstance(parsed, KubernetesSpec)
     return parsed
+
+
+def slices_in(data: bytes) -> Objects[Slice]:
+    resource = slices_of(spec())
+    listed = resource.decode_list(data)
+    return Objects(resource, listed.metadata.resource_version, listed.items or ())
 
 
 def up(report: Report) -> list[str]:
@@ -119,10 +117,10 @@ def test_https_workers_have_the_services_name() -> None:
 
 @given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
 def test_garbage_is_refused(data: bytes) -> None:
-    with pytest.raises(SliceError):
-        decode_list(data)
-    with pytest.raises(SliceError):
-        Slices(decode_list(b'{"metadata":{}}')).take(data)
+    with pytest.raises(WatchError):
+        slices_in(data)
+    with pytest.raises(WatchError):
+        slices_in(b'{"metadata":{}}').take(data)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +128,8 @@ def test_garbage_is_refused(data: bytes) -> None:
     [b"[" * 100_000, b'{"metadata":{},"items":[{"endpoints":3}]}', b'{"items":[]}', b"null"],
 )
 def test_more_garbage_is_refused(data: bytes) -> None:
-    with pytest.raises(SliceError):
-        decode_list(data)
+    with pytest.raises(WatchError):
+        slices_in(data)
 
 
 _ADDRESSES = [f"10.0.0.{n}" for n in range(4)]
@@ -148,7 +146,7 @@ _ADDRESSES = [f"10.0.0.{n}" for n in range(4)]
     )
 )
 def test_events_leave_what_a_fresh_list_would_say(history) -> None:
-    slices = Slices(decode_list(b'{"metadata":{"resourceVersion":"1"}}'))
+    slices = slices_in(b'{"metadata":{"resourceVersion":"1"}}')
     truth: dict[str, dict[str, Any]] = {}
     for version, (kind, name, addresses) in enumerate(history, 2):
         one = a_slice(name, version, *map(endpoint, addresses))
@@ -160,14 +158,14 @@ def test_events_leave_what_a_fresh_list_would_say(history) -> None:
             if kind != "DELETED":
                 truth[name] = one
         assert slices.version == str(version)
-    assert set(up(slices.report(spec()))) == set(up(of(*truth.values())))
+    assert set(up(workers_of(slices.by_name, spec()))) == set(up(of(*truth.values())))
 
 
 def test_an_expired_version_is_told_from_other_errors() -> None:
-    slices = Slices(decode_list(b'{"metadata":{}}'))
+    slices = slices_in(b'{"metadata":{}}')
     with pytest.raises(TooOldError):
         slices.take(too_old())
-    with pytest.raises(SliceError, match="500 Internal"):
+    with pytest.raises(WatchError, match="500 Internal"):
         slices.take(event("ERROR", {"code": 500, "reason": "Internal"}))
 
 
@@ -223,7 +221,7 @@ async def test_a_version_too_old_means_a_new_list() -> None:
         assert server.watched == ["10", "90"]
 
 
-@pytest.mark.parametrize("trouble", ["garbage", "break", "error"])
+@pytest.mark.parametrize("trouble", ["garbage", "error"])
 async def test_trouble_in_a_watch_is_told_and_a_list_follows(trouble: str) -> None:
     async with api_server() as server, following(server) as told:
         server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
@@ -231,8 +229,6 @@ async def test_trouble_in_a_watch_is_told_and_a_list_follows(trouble: str) -> No
         watch = server.watch(0)
         if trouble == "garbage":
             watch.says(b"<html>proxy</html>\n")
-        elif trouble == "break":
-            watch.breaks()
         else:
             watch.says(event("ERROR", {"code": 500, "reason": "InternalError"}))
         report = await anext(told)
@@ -243,6 +239,20 @@ async def test_trouble_in_a_watch_is_told_and_a_list_follows(trouble: str) -> No
         assert up(await anext(told)) == ["10.0.0.9:8000"]
 
 
+async def test_a_watch_that_breaks_is_taken_up_where_it_was() -> None:
+    async with api_server() as server, following(server) as told:
+        server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
+        await anext(told)
+        server.watch(0).says(bookmark(30))
+        server.watch(0).breaks()
+        assert (await anext(told)).workers is None
+        assert up(await anext(told)) == ["10.0.0.1:8000"]
+        server.watch(1).says(event("ADDED", a_slice("b", 31, endpoint("10.0.0.2"))))
+        assert up(await anext(told)) == ["10.0.0.1:8000", "10.0.0.2:8000"]
+        assert server.watched == ["10", "30"]
+        assert len(server.asked) == 3
+
+
 async def test_an_account_that_may_not_and_a_server_that_is_ill_are_told() -> None:
     async with api_server() as server, following(server) as told:
         server.status = 403
@@ -250,7 +260,7 @@ async def test_an_account_that_may_not_and_a_server_that_is_ill_are_told() -> No
         server.status = 503
         assert (await anext(told)).trouble == "Kubernetes API: it answers 503"
         server.status, server.lists = 200, type(server.lists)([b"[]"])
-        assert "no list of EndpointSlices" in (await anext(told)).trouble
+        assert "no list of endpointslices" in (await anext(told)).trouble
         server.lists_next(3, a_slice("a", 2, endpoint("10.0.0.1")))
         report = await anext(told)
         while report.workers is None:
@@ -259,8 +269,8 @@ async def test_an_account_that_may_not_and_a_server_that_is_ill_are_told() -> No
 
 
 async def test_a_list_that_is_slow_or_endless_is_given_up(monkeypatch) -> None:
-    monkeypatch.setattr(kubernetes_source, "_ANSWER_S", 0.05)
-    monkeypatch.setattr(kubernetes_source, "_MAX_LIST_BYTES", 1_000)
+    monkeypatch.setattr(kubernetes_watch, "_ANSWER_S", 0.05)
+    monkeypatch.setattr(kubernetes_watch, "_MAX_LIST_BYTES", 1_000)
     async with api_server() as server, following(server) as told:
         server.lists.append(b"x" * 2_000)
         assert "a list of more than 1000 bytes" in (await anext(told)).trouble
@@ -272,7 +282,7 @@ async def test_a_list_that_is_slow_or_endless_is_given_up(monkeypatch) -> None:
 
 
 async def test_an_event_without_an_end_is_refused(monkeypatch) -> None:
-    monkeypatch.setattr(kubernetes_source, "_MAX_LINE_BYTES", 500)
+    monkeypatch.setattr(kubernetes_watch, "_MAX_LINE_BYTES", 500)
     async with api_server() as server, following(server) as told:
         server.lists_next(10, a_slice("a", 9, endpoint("10.0.0.1")))
         await anext(told)

@@ -19,6 +19,8 @@ from router.discovery.source import DnsSpec, SourceSpecError, parse_source
         ("dns:p:1, kind=vllm ,events=none", "dns:p:1,every=5,kind=vllm,events=none"),
         ("kubernetes:llm/vllm", "kubernetes:llm/vllm"),
         ("kubernetes:llm/vllm:http,kind=vllm", "kubernetes:llm/vllm:http,kind=vllm"),
+        ("inferencepool:llm/chat", "inferencepool:llm/chat"),
+        ("inferencepool:llm/chat.v2,weight=2.0", "inferencepool:llm/chat.v2,weight=2"),
     ],
 )
 def test_a_source_is_read_and_written_back(text: str, canonical: str) -> None:
@@ -51,6 +53,10 @@ def test_a_source_is_read_and_written_back(text: str, canonical: str) -> None:
         ("kubernetes:llm", "kubernetes:NAMESPACE/SERVICE[:PORTNAME]"),
         ("kubernetes:LLM/x", "not of the form"),
         ("kubernetes:a/b:", "not of the form"),
+        ("inferencepool:chat", "not of the form inferencepool:NAMESPACE/NAME"),
+        ("inferencepool:llm/Chat", "not of the form"),
+        ("inferencepool:llm/chat:http", "not of the form"),
+        ("inferencepool:llm/chat,rank=1", "is of one worker"),
         ("file:" + "x" * 4096, "longer than 4096"),
     ],
 )

@@ -1,0 +1,382 @@
+"""Objects of a Kubernetes API, listed once and then watched.
+
+A watch that breaks is taken up again at the version that it had come to; only a version that the
+server has forgotten (410), or an answer that makes no sense, leads to another list. While the API
+is away, what it said last stands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
+
+import aiohttp
+import msgspec
+
+OLD = 410  # "Gone": the version asked for is too old, all is to be listed anew
+
+
+class Labels(msgspec.Struct):
+    """Those of a pod that say what it is for."""
+
+    role: str | None = msgspec.field(default=None, name="llm-d.ai/role")
+
+
+class Annotations(msgspec.Struct):
+    """Those of a pod that say how it is reached; the older name of `ports` counts after it."""
+
+    worker: str | None = msgspec.field(default=None, name="warmroute.io/worker")
+    ports: str | None = msgspec.field(default=None, name="llm-d.ai/active-ports")
+    older_ports: str | None = msgspec.field(
+        default=None, name="inference.networking.k8s.io/active-ports"
+    )
+
+
+class Meta(msgspec.Struct, rename="camel"):
+    """Which object, and when. All else of it is passed over, unread and unkept."""
+
+    name: str = ""
+    resource_version: str = ""
+    deletion_timestamp: str | None = None
+    labels: Labels | None = None
+    annotations: Annotations | None = None
+    next_page: str = msgspec.field(default="", name="continue")  # of a list
+
+
+class Named(Protocol):
+    """Any object of the API."""
+
+    @property
+    def metadata(self) -> Meta:
+        """Which it is."""
+
+
+Kind = TypeVar("Kind", bound=Named)
+
+
+class Listed(msgspec.Struct, Generic[Kind]):
+    """The answer to a list, or a page of it."""
+
+    metadata: Meta
+    items: tuple[Kind, ...] | None = None
+
+
+class Event(msgspec.Struct):
+    """A line of a watch."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
+    object: msgspec.Raw
+
+
+class Marked(msgspec.Struct):
+    """An object of which nothing but its name and version counts."""
+
+    metadata: Meta
+
+
+class Status(msgspec.Struct):
+    """What an ERROR carries."""
+
+    code: int = 0
+    reason: str = ""
+    message: str = ""
+
+
+class TooOldError(Exception):
+    """The version that was asked for is gone: list anew."""
+
+
+class WatchError(ValueError):
+    """What came is no answer of a Kubernetes API, or not one that can be used."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resource(Generic[Kind]):
+    """Which objects are listed and watched."""
+
+    kind: type[Kind]
+    path: str
+    name: str  # plural and group, for people
+    most: int
+    selectors: Mapping[str, str] = field(default_factory=dict)  # `labelSelector`, `fieldSelector`
+
+    def decode_list(self, data: bytes) -> Listed[Kind]:
+        """Raises WatchError."""
+        try:
+            listed = msgspec.json.decode(data, type=Listed[self.kind])  # type: ignore[name-defined]
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise WatchError(f"no list of {self.name}: {error}") from error
+        assert isinstance(listed, Listed)
+        return listed
+
+
+class Objects(Generic[Kind]):
+    """All objects of a resource as of the latest event. Lifetime: from one list to the next."""
+
+    def __init__(self, resource: Resource[Kind], version: str, items: Iterable[Kind]) -> None:
+        """Raises WatchError where there are too many."""
+        self.version = version
+        self.by_name: dict[str, Kind] = {one.metadata.name: one for one in items}
+        self._resource = resource
+        self._check_number()
+
+    def take(self, line: bytes) -> bool:
+        """An event; whether an object changed. Raises WatchError, TooOldError."""
+        one: Kind | Marked
+        try:
+            event = msgspec.json.decode(line, type=Event)
+            if event.type == "ERROR":
+                status = msgspec.json.decode(event.object, type=Status)
+                if status.code == OLD:
+                    raise TooOldError(status.message)
+                raise WatchError(f"the watch ended: {status.code} {status.reason[:80]}")
+            whole = event.type in ("ADDED", "MODIFIED")
+            kind: type[Any] = self._resource.kind if whole else Marked
+            one = msgspec.json.decode(event.object, type=kind)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise WatchError(f"no event of {self._resource.name}: {error}") from error
+        self.version = one.metadata.resource_version or self.version
+        if event.type == "BOOKMARK":
+            return False
+        if isinstance(one, Marked):
+            self.by_name.pop(one.metadata.name, None)
+        else:
+            self.by_name[one.metadata.name] = one
+            self._check_number()
+        return True
+
+    def _check_number(self) -> None:
+        most = self._resource.most
+        if len(self.by_name) > most:
+            raise WatchError(f"more than {most} {self._resource.name}")
+
+
+MISSING = "kubernetes_asyncio is not installed: pip install 'warmroute[kubernetes]'"
+_AGAIN_S = (0.2, 5.0)  # after a failure; doubles, and half of it is drawn
+_LASTING_S = 1.0  # a watch that was quiet for so long was one
+_ANSWER_S = 10.0  # a page of a list, or the head of a watch
+_WATCH_S = 60  # the server ends a watch after this; it is begun anew from where it was
+_SILENT_S = _WATCH_S + 15.0
+_PAGE = 500  # objects
+_MAX_LIST_BYTES = 32 << 20  # a page
+_MAX_LINE_BYTES = 4 << 20
+
+Connect = Callable[[], Awaitable[Any]]  # an ApiClient
+Draw = Callable[[], float]  # 0..1
+
+
+class Collection(Generic[Kind]):
+    """The objects of a resource, kept as the API tells. Lifetime: as long as somebody asks.
+
+    `objects` None: never listed. `trouble`: what is wrong, empty when nothing is; `current`: they
+    are as the API last told, and it is there.
+    """
+
+    def __init__(
+        self, resource: Resource[Kind], connect: Connect, changed: Callable[[], None], draw: Draw
+    ) -> None:
+        """`changed` is called after each change of what is public here. `draw`: for pauses."""
+        self.objects: Objects[Kind] | None = None
+        self.trouble = ""
+        self.current = False
+        self._resource = resource
+        self._connect = connect
+        self._changed = changed
+        self._draw = draw
+        self._pause_s = _AGAIN_S[0]
+        self._stale = True  # a list is needed before a watch
+
+    async def follow(self) -> NoReturn:
+        """Keep up until cancelled; what fails out there is `trouble`, and tried again."""
+        while True:
+            try:
+                client = await self._connect()
+                try:
+                    await self._until_broken(client)
+                finally:
+                    await client.close()
+            except ImportError as error:
+                if not (error.name or "").startswith("kubernetes_asyncio"):
+                    raise
+                trouble = MISSING
+            except WatchError as error:
+                self._stale = True
+                trouble = str(error)
+            except (OSError, TimeoutError, aiohttp.ClientError, ValueError) as error:
+                trouble = str(error) or type(error).__name__
+            except Exception as error:  # the library's own kinds, which are imported lazily
+                if not type(error).__module__.startswith("kubernetes_asyncio"):
+                    raise
+                trouble = _reason(error)
+            self.trouble, self.current = f"Kubernetes API: {trouble}", False
+            self._changed()
+            await self._rest()
+
+    async def _until_broken(self, client: Any) -> NoReturn:
+        while True:
+            if self._stale or self.objects is None:
+                self.objects = await self._list(client)
+                self._stale, self.current = False, True
+                self._changed()
+            try:
+                lasted = await self._watch(client, self.objects)
+            except TooOldError:
+                self._stale, lasted = True, False
+            if not lasted:  # a server that ends each watch at once is not asked without a pause
+                await self._rest()
+
+    async def _rest(self) -> None:
+        await asyncio.sleep(self._pause_s * (1.0 + self._draw()) / 2.0)
+        self._pause_s = min(2.0 * self._pause_s, _AGAIN_S[1])
+
+    async def _watch(self, client: Any, objects: Objects[Kind]) -> bool:
+        """From where the one before ended until this one does; whether it was of any use.
+
+        Raises TooOldError.
+        """
+        async with asyncio.timeout(_ANSWER_S):
+            reply = await self._ask(
+                client,
+                watch="true",
+                resourceVersion=objects.version,
+                allowWatchBookmarks="true",
+                timeoutSeconds=_WATCH_S,
+            )
+        loop = asyncio.get_running_loop()
+        began_s, of_use = loop.time(), False
+        try:
+            self._check(reply.status)
+            if self.trouble or not self.current:
+                self.trouble, self.current = "", True
+                self._changed()
+            async for line in _lines(reply.content):
+                changed = objects.take(line)
+                of_use = True
+                if changed:
+                    self._changed()
+        finally:
+            reply.close()
+            if of_use := of_use or loop.time() - began_s >= _LASTING_S:
+                self._pause_s = _AGAIN_S[0]
+        return of_use
+
+    async def _list(self, client: Any) -> Objects[Kind]:
+        """All pages. Raises WatchError; TooOldError where a page is asked for too late."""
+        items: list[Kind] = []
+        page = ""
+        while True:
+            more = {"continue": page} if page else {}
+            async with asyncio.timeout(_ANSWER_S):
+                reply = await self._ask(client, limit=_PAGE, **more)
+                try:
+                    self._check(reply.status)
+                    data = bytearray()
+                    async for part in reply.content.iter_any():
+                        data += part
+                        if len(data) > _MAX_LIST_BYTES:
+                            raise WatchError(f"a list of more than {_MAX_LIST_BYTES} bytes")
+                finally:
+                    reply.close()
+            listed = self._resource.decode_list(bytes(data))
+            items.extend(listed.items or ())
+            page = listed.metadata.next_page
+            if not page or len(items) > self._resource.most:
+                return Objects(self._resource, listed.metadata.resource_version, items)
+
+    async def _ask(self, client: Any, **options: Any) -> aiohttp.ClientResponse:
+        reply = await client.call_api(
+            self._resource.path,
+            "GET",
+            query_params=[*self._resource.selectors.items(), *options.items()],
+            header_params={"Accept": "application/json"},
+            auth_settings=["BearerToken"],
+            _preload_content=False,
+            _request_timeout=_SILENT_S,
+        )
+        assert isinstance(reply, aiohttp.ClientResponse)
+        return reply
+
+    def _check(self, status: int) -> None:
+        """Raises TooOldError, WatchError, OSError where the same may go well a little later."""
+        name = self._resource.name
+        if status == OLD:
+            raise TooOldError("410")
+        if status in (401, 403):
+            raise WatchError(f"{status}: the account may not list and watch {name} here")
+        if status == 404:
+            raise WatchError(f"404: it knows no {name}: is that kind installed?")
+        if status == 429 or status >= 500:
+            raise OSError(f"it answers {status}")
+        if status != 200:
+            raise WatchError(f"it answers {status}")
+
+
+async def _connect() -> Any:
+    """An ApiClient: in a cluster by its service account, else by kubeconfig."""
+    # Half a second of reading modules, which must not stop the event loop.
+    client = await asyncio.to_thread(import_module, "kubernetes_asyncio.client")
+    config = await asyncio.to_thread(import_module, "kubernetes_asyncio.config")
+    try:
+        config.load_incluster_config()
+    except config.ConfigException:
+        await config.load_kube_config()
+    return client.ApiClient()
+
+
+async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
+    """Lines without their ends. Raises WatchError for one too long."""
+    rest = bytearray()
+    async for part in content.iter_any():
+        rest += part
+        *lines, last = rest.split(b"\n")
+        rest = bytearray(last)
+        if len(rest) > _MAX_LINE_BYTES:
+            raise WatchError(f"an event of more than {_MAX_LINE_BYTES} bytes")
+        for line in lines:
+            if line.strip():
+                yield bytes(line)
+
+
+def _reason(error: Exception) -> str:
+    """The library's errors have whole answers in them."""
+    status = getattr(error, "status", None)
+    return f"it answers {status}" if status else f"{type(error).__name__}: {str(error)[:200]}"
+
+
+class Followed:
+    """Collections that are followed side by side. Lifetime: one run of a source."""
+
+    def __init__(self, connect: Connect | None, draw: Draw) -> None:
+        self._connect = connect or _connect
+        self._draw = draw
+        self._news = asyncio.Event()
+        self._tasks: dict[Collection[Any], asyncio.Task[NoReturn]] = {}
+
+    def begin(self, resource: Resource[Kind]) -> Collection[Kind]:
+        """Follow one more."""
+        one = Collection(resource, self._connect, self._news.set, self._draw)
+        task = asyncio.create_task(one.follow(), name=f"watch {resource.path}")
+        task.add_done_callback(lambda _: self._news.set())
+        self._tasks[one] = task
+        return one
+
+    async def changed(self) -> None:
+        """Return once any of them has changed. Raises what a defect in one raised."""
+        await self._news.wait()
+        self._news.clear()
+        for task in self._tasks.values():
+            if task.done():
+                task.result()
+
+    async def end(self, *ones: Collection[Any]) -> None:
+        """Follow these no more; without any, all."""
+        tasks = [self._tasks.pop(one) for one in ones or tuple(self._tasks)]
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with suppress(asyncio.CancelledError, Exception):
+                await task

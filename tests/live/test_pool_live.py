@@ -1,0 +1,211 @@
+"""InferencePools of an API server (tests/router/kubernetes_api.py), followed by a real router."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.live.light_engine import LightEngine
+from tests.live.ports import lasting_port
+from tests.live.stack import Stack, running, until
+from tests.router.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
+
+pytestmark = pytest.mark.alone
+
+CLIENTS = 4
+LABELS = {"app": "vllm"}
+GONE_WITHIN_S = 1.0
+
+
+def kubeconfig(path: Path, url: str) -> Path:
+    """What `kubectl` and the router read outside a cluster."""
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "c", "cluster": {"server": url}}],
+        "users": [{"name": "u", "user": {"token": "none"}}],
+        "contexts": [{"name": "x", "context": {"cluster": "c", "user": "u"}}],
+        "current-context": "x",
+    }
+    path.write_text(yaml.safe_dump(content), encoding="utf-8")
+    return path
+
+
+@dataclass
+class Cluster:
+    """Pods are engines at addresses of loopback, all at one port. Lifetime: test."""
+
+    api: KubernetesApi
+    stack: Stack
+    port: int
+    engines: dict[str, LightEngine] = field(default_factory=dict)  # by the pod's name
+    answers: Counter[int] = field(default_factory=Counter)  # of `asking`
+
+    async def start(self, name: str, number: int, model: str = "tiny", app: str = "vllm") -> None:
+        """An engine, and its pod once it serves."""
+        engine = LightEngine(model, port=self.port, host=f"127.0.0.{number}")
+        await engine.start()
+        self.engines[name] = engine
+        await self.tell(name, app=app)
+
+    async def tell(self, name: str, deleted: bool = False, app: str = "vllm") -> None:
+        engine = self.engines[name]
+        await self.api.put("pods", pod(name, engine.host, {"app": app}, deleted=deleted))
+
+    async def urls(self) -> set[str]:
+        """Workers that get requests."""
+        rows = await self.stack.rows()
+        return {row["url"] for row in rows if row["state"] == "ready" and not row["leaving"]}
+
+    async def until_up(self, *names: str, within_s: float = 20.0) -> float:
+        """Until these take requests and no others do; returns after how many seconds."""
+        began_s, wanted = time.monotonic(), {self.engines[name].url for name in names}
+
+        async def reached() -> bool:
+            return await self.urls() == wanted
+
+        await until(reached, f"{names} to be up", within_s)
+        return time.monotonic() - began_s
+
+    @asynccontextmanager
+    async def asking(self) -> AsyncIterator[None]:
+        """Clients without a pause, each of whose requests must be answered."""
+        over = asyncio.Event()
+
+        async def ask(number: int) -> None:
+            rng = random.Random(number)
+            while not over.is_set():
+                status, said = await self.stack.complete([rng.randrange(9) for _ in range(30)])
+                self.answers[status] += 1
+                assert status == 200, said
+
+        clients = [asyncio.create_task(ask(number)) for number in range(CLIENTS)]
+        try:
+            yield
+        finally:
+            over.set()
+            await asyncio.gather(*clients)
+
+
+@asynccontextmanager
+async def cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: str
+) -> AsyncIterator[Cluster]:
+    async with kubernetes_api() as api:
+        port = lasting_port()
+        await api.put("inferencepools", pool("chat", LABELS, port))
+        monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", api.url)))
+        flags = ["--slow-start-s", "0.1"]
+        for source in sources or ("inferencepool:llm/chat",):
+            flags += ["--discover", f"{source},kind=openai,events=none"]
+        async with running(tmp_path, workers=0, router=flags) as stack:
+            one = Cluster(api, stack, port)
+            try:
+                yield one
+            finally:
+                for engine in one.engines.values():
+                    await engine.stop()
+
+
+async def test_a_pod_that_is_removed_gets_nothing_more_within_a_second(
+    tmp_path, monkeypatch
+) -> None:
+    async with cluster(tmp_path, monkeypatch) as one:
+        names = ["a", "b", "c", "d"]
+        for number, name in enumerate(names, 1):
+            await one.start(name, number)
+        await one.until_up(*names)
+        took: list[float] = []
+        async with one.asking():
+            for at, name in enumerate(names[:3]):
+                if at < 2:  # `kubectl delete`, which leaves it its grace period
+                    await one.tell(name, deleted=True)
+                else:  # with `--force`: it is gone at once
+                    await one.api.delete("pods", name)
+                took.append(await one.until_up(*names[at + 1 :], within_s=GONE_WITHIN_S))
+                one.engines[name].closed = True
+                asked = sum(engine.asked.total() for engine in one.engines.values())
+
+                async def go_on(asked: int = asked) -> bool:
+                    return sum(e.asked.total() for e in one.engines.values()) > asked + 100
+
+                await until(go_on, "a hundred requests more")
+        print(f"gone after {', '.join(f'{s:.3f}' for s in took)} s, {dict(one.answers)} answers")
+        assert [engine.wrong for engine in one.engines.values()] == [0, 0, 0, 0]
+        assert set(one.answers) == {200}
+        await one.api.delete("pods", "d")  # the last one: no outage, but what somebody wanted
+        await one.until_up(within_s=GONE_WITHIN_S)
+        assert (await one.stack.complete([1]))[0] == 503
+        await one.stack.assert_idle()
+
+
+@pytest.mark.parametrize("how", ["gone", "hangs", "refuses"])
+@pytest.mark.parametrize(
+    "seconds", [5, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
+)
+async def test_an_api_server_that_is_lost_costs_no_request(
+    tmp_path, monkeypatch, how, seconds
+) -> None:
+    async with cluster(tmp_path, monkeypatch) as one:
+        for number, name in enumerate(["a", "b", "c"], 1):
+            await one.start(name, number)
+        await one.until_up("a", "b", "c")
+        async with one.asking():
+            if how == "gone":
+                await one.api.stop()
+            else:
+                one.api.illness = how
+                await one.api.say("break")
+            await asyncio.sleep(seconds / 2)  # the outage itself
+            await one.engines["b"].stop()  # what dies meanwhile is found out by probes
+            await one.until_up("a", "c")
+            await asyncio.sleep(seconds / 2)
+            answered = one.answers[200]
+            assert await one.urls() == {one.engines["a"].url, one.engines["c"].url}
+            await one.tell("c", deleted=True)  # and this is told once the server is back
+            await one.start("d", 4)
+            one.api.illness = ""
+            if how == "gone":
+                await one.api.start()
+            took_s = await one.until_up("a", "d")
+        print(f"{seconds} s {how}: {answered} answers meanwhile; in line {took_s:.2f} s after it")
+        assert set(one.answers) == {200}
+        assert answered > 100
+
+        async def well() -> bool:
+            return await one.stack.metric("warmroute_discovery_up") == 1
+
+        await until(well, "the source to be well")
+        assert one.api.lists("pods") == 1, "the watch was taken up where it was"
+
+
+async def test_several_pools_are_one_fleet_of_several_models(tmp_path, monkeypatch) -> None:
+    sources = ("inferencepool:llm/chat", "inferencepool:llm/embed")
+    async with cluster(tmp_path, monkeypatch, *sources) as one:
+        await one.start("a", 1, "tiny")
+        await one.start("b", 2, "tiny")
+        await one.start("e", 3, "embedder", app="embed")
+        await one.until_up("a", "b")
+        status, said = await one.stack.complete([1], model="embedder")
+        assert (status, said["error"]["code"]) == (404, "model_not_found")
+        await one.api.put("inferencepools", pool("embed", {"app": "embed"}, one.port))
+        await one.until_up("a", "b", "e")
+        for _ in range(5):
+            assert (await one.stack.complete([1], model="embedder"))[0] == 200
+            assert (await one.stack.complete([1]))[0] == 200
+        assert one.engines["e"].asked == {"embedder": 5}
+        async with one.stack.http.get(f"{one.stack.admin}/workers") as reply:
+            told = await reply.json()
+        assert [(s["workers"], s["trouble"]) for s in told["sources"]] == [(2, None), (1, None)]
+        await one.api.delete("inferencepools", "chat")
+        await one.until_up("e", within_s=GONE_WITHIN_S)
+        assert (await one.stack.complete([1], model="embedder"))[0] == 200
