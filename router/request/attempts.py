@@ -27,7 +27,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.kserve_http import BROKEN, says_busy, says_unreadable
+from router.request.kserve_http import BROKEN, LATE, says_busy, says_unreadable
 from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
@@ -95,10 +95,12 @@ async def in_time(
     reply: Reply,
     deadline_s: float,
     clock: Callable[[], float],
+    sink: ReplySink | None = None,
 ) -> Outcome:
     """What became of an attempt; one that is not over by its deadline is cancelled.
 
-    An answer that has begun by then is cut off, so that it cannot look whole.
+    An answer that has begun by then is cut off, so that it cannot look whole. `sink`: what it
+    comes through to `reply`, if anything.
     """
     started_s = clock()
     try:
@@ -107,7 +109,7 @@ async def in_time(
     except TimeoutError:
         begun_bytes = reply.body_length
         if begun_bytes:
-            reply.abort()
+            (sink or reply).abort(late=True)
         error = ClientError(408, "the request's deadline has passed", code=CODE)
         return Outcome(started_s=started_s, error=error, bytes_to_client=begun_bytes)
 
@@ -204,9 +206,10 @@ class _Denial(msgspec.Struct):
 _DENIAL = msgspec.json.Decoder(_Denial)
 
 
-# As a model's own error within a stream, and the end of its chunks.
-_LAST_WORDS = b'data: {"error":"%b"}\n\n' % BROKEN.encode()
-_LAST_EVENT = b"%x\r\n%b\r\n0\r\n\r\n" % (len(_LAST_WORDS), _LAST_WORDS)
+def _last_event(why: str) -> bytes:
+    """As a model's own error within a stream, and the end of its chunks."""
+    words = b'data: {"error":"%b"}\n\n' % why.encode()
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
 
 
 class Sieve:
@@ -282,14 +285,14 @@ class Sieve:
         elif not self._absent:
             held.deliver(self._reply)
 
-    def abort(self) -> None:
+    def abort(self, late: bool = False) -> None:
         """As of `ReplySink`; KServe's events end with one that says so, where there is room."""
         if self._head is not None:
             self._broken = True
         elif self._events is None or not self._events.between_chunks or self._events_end != b"\n\n":
-            self._reply.abort()
+            self._reply.abort(late)
         else:
-            self._reply.data(_LAST_EVENT)
+            self._reply.data(_last_event(LATE if late else BROKEN))
             self._reply.finish()
 
     def left(self) -> None:
@@ -519,8 +522,9 @@ class Attempts:
             request.progress if arrival.stream else None,
         )
         if arrival.deadline_s is not None:
-            shown = reply if stream is None else stream.reply
-            sending = in_time(sending, shown, arrival.deadline_s, self._clock)
+            # What moves says nothing of an abort before it has ended: its client's reply is cut.
+            cut, through = (reply, sieve) if stream is None else (stream.reply, None)
+            sending = in_time(sending, cut, arrival.deadline_s, self._clock, through)
         runs_on = sieve is not None and request.prompt.runs_on
         outcome = await (_to_its_end(sending, sieve) if sieve and runs_on else sending)
         if stream is not None:

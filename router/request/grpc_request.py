@@ -12,7 +12,7 @@ from router.fleet.member import Member
 from router.record.request_record import Attempt
 from router.request.explain import Asked
 from router.request.kserve_grpc import STATUS_OF, GrpcTarget, answer_usage
-from router.request.kserve_http import BROKEN
+from router.request.kserve_http import BROKEN, LATE
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
 from router.request.service import Service
@@ -64,8 +64,9 @@ class GrpcReply:
     def finish(self) -> None:
         return
 
-    def abort(self) -> None:
-        self.status, self.error = 503, (STATUS_OF[503], BROKEN)
+    def abort(self, late: bool = False) -> None:
+        self.status = 504 if late else 503
+        self.error = STATUS_OF[self.status], LATE if late else BROKEN
 
 
 class GrpcInference(InferenceRequest):

@@ -52,7 +52,9 @@ from router.upstream.reply import Usage
 
 PREFIX = "/v2"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
-BROKEN = "the worker failed in the middle of its answer"  # what the client of a stream is told
+# What the client of a stream is told.
+BROKEN = "the worker failed in the middle of its answer"
+LATE = "the request's deadline passed in the middle of its answer"
 _PATH = re.compile(
     r"/v2/models/(?P<model>[^/]{1,1024})(?:/versions/(?P<version>[^/]{1,64}))?/(?P<verb>[a-z_]+)"
 )

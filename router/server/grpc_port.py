@@ -388,7 +388,7 @@ class ClientStream:
         self._room = asyncio.Event()
         self._room.set()
         self._done = False
-        self._cut = False  # there was more to read
+        self._reading: asyncio.Task[Any] | None = None
         self._slots = asyncio.Semaphore(_AT_ONCE)
         self._sequences: dict[tuple[str, str], asyncio.Event] = {}  # the latest request of each
 
@@ -416,23 +416,32 @@ class ClientStream:
             try:
                 async with asyncio.TaskGroup() as group:
                     await self._read(group, stops)
-                if self._cut:  # its client sees that what it sends now is not answered
+                if not self._ended:  # its client sees that what it sends now is not answered
                     self._context.set_code(grpc.StatusCode.UNAVAILABLE)
                     self._context.set_details("the router is stopping")
             except* _EndedError as ended:
                 code, why = ended.exceptions[0].args
                 self._context.set_code(code)
                 self._context.set_details(why)
+            finally:
+                await _stopped(self._reading)
             self._done = True
             self._changed.set()
             await writing
 
+    @property
+    def _ended(self) -> bool:
+        """Its client has ended its side, if only while the last requests were answered."""
+        reading = self._reading
+        if reading is None or not reading.done() or reading.cancelled() or reading.exception():
+            return False
+        return reading.result() is aio.EOF
+
     async def _message(self, stops: asyncio.Task[Any]) -> Any:
         """The next one; EOF, too, where the router stops."""
-        async with _Beside(self._context.read()) as reading:
-            await asyncio.wait((reading, stops), return_when=asyncio.FIRST_COMPLETED)
-            self._cut = not reading.done()
-            return aio.EOF if self._cut else await reading
+        reading = self._reading = asyncio.ensure_future(self._context.read())
+        await asyncio.wait((reading, stops), return_when=asyncio.FIRST_COMPLETED)
+        return await reading if reading.done() else aio.EOF
 
     async def _read(self, group: asyncio.TaskGroup, stops: asyncio.Task[Any]) -> None:
         turn = asyncio.Event()  # of the request that is answered next of those that are in order
@@ -560,9 +569,13 @@ class _Beside:
         return self._task
 
     async def __aexit__(self, *_: object) -> None:
-        if not self._task.done():
-            self._task.cancel()
-            await asyncio.wait((self._task,))
+        await _stopped(self._task)
+
+
+async def _stopped(task: asyncio.Task[Any] | None) -> None:
+    if task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait((task,))
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]

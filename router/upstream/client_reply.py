@@ -169,7 +169,7 @@ class ClientReply:
         if self._begun:
             self._write(b"")
 
-    def abort(self) -> None:
+    def abort(self, late: bool = False) -> None:
         """End the connection so that the client cannot take the reply for complete."""
         self.keep_alive = False
         transport = self._client.connection.transport
@@ -279,7 +279,7 @@ class CollectedReply:
     def finish(self) -> None:
         self.whole = self._bytes <= self.limit_bytes
 
-    def abort(self) -> None:
+    def abort(self, late: bool = False) -> None:
         self.whole = False
 
     def take(self, end: kvkernels.RelayEnd, method: str) -> None:

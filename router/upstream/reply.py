@@ -141,8 +141,11 @@ class ReplySink(Protocol):
     def finish(self) -> None:
         """The reply is complete."""
 
-    def abort(self) -> None:
-        """The reply broke off: end the client's connection so that it cannot look complete."""
+    def abort(self, late: bool = False) -> None:
+        """The reply broke off: end the client's connection so that it cannot look complete.
+
+        `late`: because of its deadline, and by no fault of its worker's.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
     none (no answer), full, refused (by the stream's status), cut (one answer, then the stream
-    breaks), hang, slow, flood.
+    breaks), hang, stuck (one answer, then it hangs), slow, flood.
     """
 
     url: str = ""
@@ -102,6 +102,9 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
                     yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "Socket closed")
                 case "hang":
+                    await self._hang(request.id)
+                case "stuck":
+                    yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
                     await self._hang(request.id)
                 case "slow":
                     await asyncio.sleep(0.1)

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 BODY_BYTES = 1 << 20
 ROUTER = ("--grpc-port", "0", "--limits-body-bytes", str(BODY_BYTES), "--unknown-paths", "refuse")
 INFER = "/inference.GRPCInferenceService/ModelInfer"
+ERRORS_END = ("triton_grpc_error", "true")
 Pair = tuple[Stack, GrpcWorker, GrpcWorker]
 
 
@@ -125,7 +126,7 @@ async def test_a_stream_that_breaks_off_ends_with_one_error_and_the_others_go_on
             of[answer.infer_response.id].append(answer.error_message)
         broken = "the worker failed in the middle of its answer"
         assert of == {"cut": ["", broken], "ok": ["", "", ""]}
-        ends = (("triton_grpc_error", "true"),)
+        ends = (ERRORS_END,)
         code = await failed(streamed(stub, [asked("refused")], metadata=ends))
         assert code == (grpc.StatusCode.INVALID_ARGUMENT, "as asked")
         (answer,) = await streamed(stub, [asked("refused")])
@@ -165,6 +166,13 @@ async def test_clients_that_leave_and_deadlines_end_what_runs(stack: Stack) -> N
         assert codes == [grpc.StatusCode.DEADLINE_EXCEEDED] * 8
         for id in late:
             await gone(id)
+        told = (("x-request-timeout-ms", "300"),)  # of each request, not of the call
+        answer, late = await streamed(stub, [asked("stuck-1")], metadata=told)
+        assert (answer.infer_response.id, late.infer_response.id) == ("stuck-1", "stuck-1")
+        assert late.error_message == "the request's deadline passed in the middle of its answer"
+        code = await failed(streamed(stub, [asked("stuck-2")], metadata=(*told, ERRORS_END)))
+        assert code == (grpc.StatusCode.DEADLINE_EXCEEDED, late.error_message)
+        await gone("stuck-2")
         stream = stub.ModelStreamInfer()
         await stream.write(asked("hang-3"))
         await stream.write(asked("ok"))

@@ -163,15 +163,29 @@ async def test_what_a_client_asks_before_it_loads_is_answered(stack) -> None:
 
 
 async def broken_off(request: web.Request, end: bytes) -> web.StreamResponse:
-    """Two events, and `end` as it is; then the connection ends."""
+    """Two events, and `end` as it is; then the connection ends, unless it is `stuck`."""
     reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
     await reply.prepare(request)
     for number in range(2):
         await reply.write(b'data: {"n":%d}\n\n' % number)
+    if end == b"stuck":
+        await asyncio.Event().wait()
     assert request.transport is not None
     request.transport.write(end)
     request.transport.close()
     return reply
+
+
+async def test_a_stream_whose_deadline_passes_ends_with_an_error(stack) -> None:
+    async with small_triton("stuck", 200) as url:
+        worker_id = await stack.add(url)
+        path, told = f"{stack.url}/v2/models/small/generate_stream", {"x-request-timeout-ms": "300"}
+        async with stack.http.post(path, json={"T": "x"}, headers=told) as reply:
+            *_, last, end = (await reply.read()).split(b"\n\n")
+        why = b"the request's deadline passed in the middle of its answer"
+        assert (last, end) == (b'data: {"error":"%b"}' % why, b"")
+        assert (await stack.row(worker_id))["inflight_requests"] == 0
+        await stack.remove(worker_id)
 
 
 @pytest.mark.parametrize(("end", "told"), [("", True), ("9\r\ndata", False), ("5", False)])

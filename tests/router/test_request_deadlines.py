@@ -24,8 +24,8 @@ class Reply:
         self.body_length = body_length
         self.aborted = False
 
-    def abort(self) -> None:
-        self.aborted = True
+    def abort(self, late: bool = False) -> None:
+        self.aborted = late
 
 
 def client_reply(body_length: int) -> ClientReply:

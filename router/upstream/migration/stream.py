@@ -277,7 +277,7 @@ class Stream(LendingSink):
         else:
             self._short = True
 
-    def abort(self) -> None:
+    def abort(self, late: bool = False) -> None:
         """A worker's reply broke off: `ended` says what that means."""
 
     def _write(self, data: bytes) -> None:
