@@ -109,6 +109,10 @@ CACHE_CONFIG = "vllm:cache_config_info"
 NIXL_EXPIRED = "vllm:nixl_num_kv_expired_reqs"
 NIXL_LATE = "vllm:nixl_num_notifications_after_expiry"
 NIXL_FAILED = "vllm:nixl_num_failed_transfers"  # of a worker that fetches
+# Of an engine that serves LoRA adapters: which are in use, in labels with commas between names. The
+# value is when that was so; series of before stay.
+LORA_INFO = "vllm:lora_requests_info"
+_IN_USE = ("running_lora_adapters", "waiting_lora_adapters")
 SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its series is 1, or none
 # Answers by path and status, of vLLM's HTTP server. Its KV events tell of a cache that was emptied
 # with the engine's next step only.
@@ -117,7 +121,16 @@ EMPTYING = ("/reset_prefix_cache", "/sleep", "/pause", "/release_kv_cache_memory
 
 _RANK = "engine"  # the label
 _WANTED = (
-    *(RUNNING, WAITING, KV_USAGE, KV_USAGE_OLD, CACHE_CONFIG, SLEEP_STATE, HTTP_REQUESTS),
+    *(
+        RUNNING,
+        WAITING,
+        KV_USAGE,
+        KV_USAGE_OLD,
+        CACHE_CONFIG,
+        SLEEP_STATE,
+        HTTP_REQUESTS,
+        LORA_INFO,
+    ),
     *(PREFIX_QUERIES, PREFIX_HITS, PREFIX_QUERIES_OLD, PREFIX_HITS_OLD),
     *(NIXL_EXPIRED, NIXL_LATE, NIXL_FAILED),
 )
@@ -140,6 +153,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     kv_expired: int = 0  # requests whose KV was freed before another worker had fetched it
     kv_late: int = 0  # of these, fetched all the same: the answers may be wrong
     kv_failed: int = 0  # transfers that failed
+    adapters: frozenset[str] | None = None  # LoRA adapters in use; None: it serves none
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -174,6 +188,7 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
     blocks = 0
     states: dict[str, bool] = {}
     emptied = 0
+    lora: Sample | None = None
     for sample in found:
         if sample.name == CACHE_CONFIG:
             block_size = label_count(sample, "block_size") or block_size
@@ -181,6 +196,8 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
         elif sample.name == SLEEP_STATE:
             state = sample.labels.get("sleep_state", "")
             states[state] = states.get(state, False) or sample.value == 1
+        elif sample.name == LORA_INFO:
+            lora = sample if lora is None or sample.value >= lora.value else lora
         elif sample.name == HTTP_REQUESTS:
             done = sample.labels.get("status", "").startswith("2")
             emptied += int(sample.value) if done and sample.labels.get("handler") in EMPTYING else 0
@@ -205,7 +222,13 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
         kv_expired=_total(values, NIXL_EXPIRED) or 0,
         kv_late=_total(values, NIXL_LATE) or 0,
         kv_failed=_total(values, NIXL_FAILED) or 0,
+        adapters=None if lora is None else _adapters_in(lora),
     )
+
+
+def _adapters_in(sample: Sample) -> frozenset[str]:
+    named = ",".join(sample.labels.get(label, "") for label in _IN_USE)
+    return frozenset(name for part in named.split(",") if (name := part.strip()))
 
 
 def _total(values: dict[str, list[float]], name: str, old: str = "") -> int | None:

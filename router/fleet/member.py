@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NoReturn
 
 import aiohttp
 
@@ -115,6 +115,7 @@ SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
 _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _DOWN_AFTER = 2  # health probes in a row that fail
+_ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
 
 State = Literal["ready", "draining", "down"]
 
@@ -152,6 +153,8 @@ class Member:
         self.abandoned = 0  # how often all that waited there for a first byte was given up
         self._state: State = "down"  # as last told; before that nobody knows of it
         self._told_ranks: set[int] = set()  # those in its latest load figures
+        self._unknown_adapter = asyncio.Event()  # it has one in use of which we do not know
+        self._adapts = False  # it serves LoRA adapters, by its load figures
         self._advice = ""  # as last given
         self._context = context
         self._fits = fits
@@ -234,6 +237,7 @@ class Member:
         tasks: list[asyncio.Task[End]] = [asyncio.create_task(self._until_down(recognized))]
         if recognized.loads is not None:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
+            tasks.append(asyncio.create_task(self._look_for_adapters()))
         if recognized.pause_url is not None:
             tasks.append(asyncio.create_task(self._until_paused(recognized.pause_url)))
         if recognized.source is not None:
@@ -296,7 +300,7 @@ class Member:
             return
         with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
             found = await with_models(http, known, self.spec, self._context.terms.probe_s)
-            if self.recognized is known:
+            if self.recognized is known and found != known:
                 self.amend(found)
 
     async def switch_engine(self, path: str, role: Role) -> str:
@@ -467,8 +471,27 @@ class Member:
         )
         return end
 
+    async def _look_for_adapters(self) -> NoReturn:
+        """Learn of LoRA adapters that are loaded and unloaded while it serves.
+
+        Which are in use it says beside its load; which there are is asked for now and then.
+        """
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ADAPTERS_S):
+                    await self._unknown_adapter.wait()
+            if self._adapts:
+                await self.look_again()
+            if self._unknown_adapter.is_set():  # what is told and not listed is not asked for again
+                await asyncio.sleep(_ADAPTERS_S)
+                self._unknown_adapter.clear()
+
     def _note(self, load: RankLoad) -> None:
-        """Keep what its KV transfers came to; a late read is told at once."""
+        """Keep what its KV transfers came to; a late read is told at once. So are adapters."""
+        self._adapts = load.adapters is not None
+        known = self.recognized
+        if known is not None and not (load.adapters or set()) <= set(known.facts.models):
+            self._unknown_adapter.set()
         late = load.transfers.late - self.transfers.late
         self.transfers = load.transfers
         if late > 0:

@@ -172,15 +172,22 @@ async def _models(talk: Interview) -> tuple[list[Card], str | None]:
 async def with_models(
     http: aiohttp.ClientSession, recognized: Recognized, spec: WorkerSpec, timeout_s: float
 ) -> Recognized:
-    """The same Triton with the models that it has now, ready or not as a whole.
+    """The same engine with the models that it has now: a Triton's, or LoRA adapters among them.
 
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
-    talk = Interview(http, spec, timeout_s)
-    names = [] if spec.model else await triton.models(talk)
+    talk, facts = Interview(http, spec, timeout_s), recognized.facts
+    if spec.model:
+        return recognized
+    if recognized.kind != triton.ADAPTER.kind:
+        found = await cards(talk)
+        adapters = frozenset(m.id for m in found if m.parent is not None)
+        facts = replace(facts, models=tuple(m.id for m in found), adapters=adapters)
+        return replace(recognized, facts=facts)
+    names = await triton.models(talk)
     if not names:  # one that has none is not served, which its probes show
         return recognized
-    facts = replace(recognized.facts, models=tuple(names))
+    facts = replace(facts, models=tuple(names))
     return replace(recognized, facts=facts, roles=await triton.roles(talk, names))
 
 

@@ -73,6 +73,16 @@ def test_an_engine_that_sleeps_says_so() -> None:
         assert parse_load(LEAST + text).asleep is not bool(awake)
 
 
+def test_adapters_in_use_are_those_of_the_latest_series() -> None:
+    labels = 'max_lora="4",running_lora_adapters="%s",waiting_lora_adapters="%s"'
+    series = f"vllm:lora_requests_info{{{labels}}} %s\n"
+    old, new = series % ("a,b", "c", "1.7e+09"), series % ("b", " d,b,", "1.8e+09")
+    for text in (old + new, new + old):
+        assert parse_load(LEAST + text).adapters == {"b", "d"}
+    assert parse_load(LEAST + series % ("", "", "1")).adapters == frozenset()
+    assert parse_load(LEAST).adapters is None
+
+
 def test_old_names() -> None:
     load = parse_load(
         LEAST

@@ -266,6 +266,61 @@ async def test_a_reset_of_a_busy_engine_is_left_to_its_next_step() -> None:
         assert (one.kv().known, one.kv().resident_blocks) == (True, 4)
 
 
+LORA = (
+    'vllm:lora_requests_info{max_lora="4",running_lora_adapters="%s",'
+    'waiting_lora_adapters="%s"} %d\n'
+)
+
+
+def listing(*adapters: str) -> dict[str, Any]:
+    """A page of models: the base and its adapters."""
+    (base,) = MODELS["data"]
+    return {"data": [base, *({"id": name, "parent": base["id"]} for name in adapters)]}
+
+
+async def test_adapters_that_are_loaded_while_an_engine_serves_are_learned(monkeypatch) -> None:
+    """At once if one is in use that nobody knew of; else, and when it is unloaded, a bit later."""
+    pages = {**VLLM, "/health": "ok", "/metrics": METRICS + LORA % ("", "", 1)}
+    asked: list[str] = []
+
+    def served(member: Member) -> tuple[str, ...]:
+        assert member.recognized is not None
+        return member.recognized.facts.models[1:]
+
+    async with followed(pages, asked) as member:
+        known, began = member.recognized, asked.count("/v1/models")
+        pages["/v1/models"] = listing("tone", "style")
+        pages["/metrics"] = METRICS + LORA % ("", "", 1) + LORA % ("tone", "tone,style", 2)
+        await until(lambda: served(member) == ("tone", "style"), "the adapters to be known")
+        assert member.recognized.facts.adapters == {"tone", "style"}  # type: ignore[union-attr]
+        assert member.ready
+        assert known is not None
+        assert asked.count("/v1/models") == began + 1
+        pages["/metrics"] = METRICS + LORA % ("ghost", "", 3)  # in use, and not listed
+        await until(lambda: asked.count("/metrics") > 20, "figures to be read")
+        assert asked.count("/v1/models") == began + 1
+    monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.05)
+    pages["/metrics"] = METRICS + LORA % ("", "", 4)
+    async with followed(pages, asked) as member:
+        assert served(member) == ("tone", "style")
+        pages["/v1/models"] = listing("style")
+        await until(lambda: served(member) == ("style",), "one to be unloaded")
+        pages["/v1/models"] = 500
+        began = asked.count("/v1/models")
+        await until(lambda: asked.count("/v1/models") > began + 2, "it to be asked again")
+        assert served(member) == ("style",)
+        assert member.ready
+
+
+async def test_an_engine_without_adapters_is_not_asked_for_them(monkeypatch) -> None:
+    monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.01)
+    asked: list[str] = []
+    async with followed({**VLLM, "/health": "ok"}, asked):
+        began = asked.count("/v1/models")
+        await until(lambda: asked.count("/metrics") > 20, "figures to be read")
+        assert asked.count("/v1/models") == began
+
+
 async def test_figures_of_no_use_are_named_once_until_they_are_good(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -175,6 +175,7 @@ class RankLoad:
     emptied: int = 0  # how often it was asked to empty its cache since it began, and did
     block_size: int = 0  # tokens of a KV block, where the figures say it; 0: they do not yet
     transfers: KvTransfers = KvTransfers()
+    adapters: frozenset[str] | None = None  # LoRA adapters in use; None: nothing is said of any
 
 
 def total(loads: Collection[RankLoad]) -> RankLoad:
@@ -192,7 +193,12 @@ def total(loads: Collection[RankLoad]) -> RankLoad:
         emptied=sum(load.emptied for load in loads),
         block_size=max(load.block_size for load in loads),
         transfers=sum((load.transfers for load in loads), KvTransfers()),
+        adapters=_union([load.adapters for load in loads if load.adapters is not None]),
     )
+
+
+def _union(sets: Collection[frozenset[str]]) -> frozenset[str] | None:
+    return frozenset[str]().union(*sets) if sets else None
 
 
 @dataclass(frozen=True, slots=True)

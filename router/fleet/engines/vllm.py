@@ -72,6 +72,7 @@ def _load_of(load: EngineLoad) -> RankLoad:
         paused=load.paused,
         emptied=load.emptied,
         transfers=KvTransfers(load.kv_expired, load.kv_late, load.kv_failed),
+        adapters=load.adapters,
     )
 
 
