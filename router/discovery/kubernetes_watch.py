@@ -17,6 +17,9 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
 import aiohttp
 import msgspec
 
+from router.config.worker_spec import MAX_SPEC_CHARACTERS
+
+_MAX_PORTS_CHARACTERS = 1_000
 OLD = 410  # "Gone": the version asked for is too old, all is to be listed anew
 
 
@@ -34,6 +37,12 @@ class Annotations(msgspec.Struct):
     older_ports: str | None = msgspec.field(
         default=None, name="inference.networking.k8s.io/active-ports"
     )
+
+    def __post_init__(self) -> None:
+        """Keep no more than it takes to see that one is too long."""
+        self.worker = self.worker and self.worker[: MAX_SPEC_CHARACTERS + 1]
+        self.ports = self.ports and self.ports[:_MAX_PORTS_CHARACTERS]
+        self.older_ports = self.older_ports and self.older_ports[:_MAX_PORTS_CHARACTERS]
 
 
 class Meta(msgspec.Struct, rename="camel"):

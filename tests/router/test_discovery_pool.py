@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -22,10 +24,11 @@ from router.discovery.kubernetes_source import (
     Pod,
     PoolTerms,
     pods_of,
+    pools_of,
     terms_of,
     workers_in,
 )
-from router.discovery.kubernetes_watch import Objects, WatchError
+from router.discovery.kubernetes_watch import Objects, TooOldError, WatchError
 from router.discovery.source import InferencePoolSpec, Report, parse_source
 from tests.router.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
 from tests.router.kubernetes_server import hosts
@@ -184,6 +187,59 @@ def test_more_pods_than_a_source_may_have_are_refused(monkeypatch) -> None:
     pods = [msgspec.convert(pod(f"p{n}", f"10.0.0.{n}", MINE), Pod) for n in range(3)]
     with pytest.raises(WatchError, match="more than 2 pods"):
         Objects(few, "1", pods)
+
+
+_KEYS = st.sampled_from(
+    [
+        *("metadata", "name", "labels", "annotations", "resourceVersion", "deletionTimestamp"),
+        *("status", "podIP", "conditions", "type", "spec", "selector", "matchLabels"),
+        *("targetPorts", "number", "items", "llm-d.ai/role", "llm-d.ai/active-ports"),
+        *("warmroute.io/worker", "continue", "object", "code"),
+    ]
+)
+_LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-1, 70_000)
+    | st.sampled_from(["", "Ready", "True", "10.0.0.1", "fd00::1", "a b", "8000,x", "kind=vllm"])
+    | st.text(max_size=5)
+)
+_TREES = st.recursive(
+    _LEAVES,
+    lambda below: st.lists(below, max_size=3) | st.dictionaries(_KEYS, below, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(st.binary(max_size=100) | _TREES.map(json.dumps).map(str.encode))
+def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
+    """Whatever an API says, nothing but WatchError and TooOldError comes of it."""
+    pools, pods = pools_of(spec()), pods_of(spec(), terms())
+    with contextlib.suppress(WatchError):
+        read = Objects(pools, "1", pools.decode_list(data).items or ())
+        for one in read.by_name.values():
+            with contextlib.suppress(WatchError):
+                terms_of(one)
+    with contextlib.suppress(WatchError):
+        workers_in(Objects(pods, "1", pods.decode_list(data).items or ()).by_name, terms(), spec())
+    for kind in (b"ADDED", b"DELETED", b"BOOKMARK", b"ERROR"):
+        line = b'{"type":"%s","object":%s}' % (kind, data)
+        held: Objects[Pod] = Objects(pods, "1", ())
+        with contextlib.suppress(WatchError, TooOldError):
+            held.take(line)
+            workers_in(held.by_name, terms(8000, 8001), spec())
+
+
+def test_no_more_is_kept_of_a_pod_than_is_read() -> None:
+    notes = {"warmroute.io/worker": "x" * 200_000, "llm-d.ai/active-ports": "8" * 200_000}
+    one = pod("a", "10.0.0.1", MINE, notes=notes | {"other": "y" * 200_000})
+    (kept,) = (
+        pods_of(spec(), terms())
+        .decode_list(json.dumps({"metadata": {}, "items": [one]}).encode())
+        .items
+        or ()
+    )
+    assert len(repr(kept)) < 10_000
 
 
 class Following:
