@@ -114,6 +114,7 @@ class Arrival:
     splits: bool = False  # one worker may prefill it and another one decode
     only: int | None = None  # the one worker that may have it, whatever becomes of it there
     hold_s: float | None = None  # longest wait for a worker; None: as long as others
+    among: tuple[int, ...] | None = None  # the only workers that may have it; None: any
 
 
 @record

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -41,7 +42,7 @@ from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.registry import RouterMetrics
 from router.metrics.replicas import replica_metrics
-from router.metrics.requests import log_metrics, tracing_metrics
+from router.metrics.requests import log_metrics, picker_metrics, tracing_metrics
 from router.metrics.tenants import held_metrics, tenant_metrics
 from router.metrics.workers import discovery_metrics, role_metrics
 from router.record.access_log import access_log_of
@@ -65,6 +66,7 @@ from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
 
 if TYPE_CHECKING:
+    from router.picker.port import PickerPort
     from router.server.grpc_port import GrpcPort
 
 log = logging.getLogger(__name__)
@@ -151,9 +153,11 @@ class Router:
         self.replica.start()
 
     def _show_more(self, core: RouterCore) -> None:
+        self._picked: Counter[str] = Counter()  # by the endpoint picker
         register = self.metrics.register
         register(lambda: log_metrics("access", self.access))
         register(lambda: tracing_metrics(self.traces))
+        register(lambda: picker_metrics(self._picked))
         register(lambda: tenant_metrics(self.service.counts))
         register(lambda: held_metrics(core, self.dispatcher.clock()))
         register(lambda: discovery_metrics(self.discovery, self.fleet))
@@ -174,6 +178,16 @@ class Router:
 
         kserve = KservePort(self.service, self.inference.tenants, self._context.http)
         return GrpcPort(self.inference, self.service, kserve, lambda: self.config)
+
+    def picker_port(self) -> PickerPort | None:
+        """What tells other data planes where requests go, where that is wanted."""
+        if self.config.picker.port < 0:
+            return None
+        from router.picker.port import PickerPort
+
+        kserve = KservePort(self.service, self.inference.tenants, self._context.http)
+        made = (self.inference, self.service, kserve, lambda: self.config, self._picked)
+        return PickerPort(*made)
 
     async def relay_turn(self) -> None:
         """Return once the relay's thread has had a turn."""

@@ -15,11 +15,20 @@ from router.config.keys import FILE_VARIABLE, Key, attribute_of, flag_of, keys_o
 from router.config.load import ConfigError, Loaded, effective_yaml, load_config
 from router.config.rules import FIXED, REMOVED
 
+PICKER_PORT = 9002  # as gateways' charts and guides have it
+
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """`--config` and a flag for every key. Values stay text: `load_config` checks them all."""
     parser.add_argument(
         "--config", metavar="FILE", help=f"YAML file of the keys below [env {FILE_VARIABLE}]"
+    )
+    parser.add_argument(
+        "--picker",
+        dest="picker_port",
+        action="store_const",
+        const=str(PICKER_PORT),
+        help=f"the same as --picker-port {PICKER_PORT}",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
     for key in keys_of().values():

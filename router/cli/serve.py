@@ -27,6 +27,7 @@ from router.restart.sockets import cannot_listen, listening_at
 from router.server.listener import AdminListener, ClientListener, enough
 
 if TYPE_CHECKING:
+    from router.picker.port import PickerPort
     from router.server.grpc_port import GrpcPort
 
 log = logging.getLogger(__name__)
@@ -93,6 +94,7 @@ class Server:
         self._client = ClientListener(lambda: router.config, files)
         self._admin = AdminListener(lambda: router.config)
         self._grpc: GrpcPort | None = None
+        self._picker: PickerPort | None = None
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
         self._handover: HandoverServer | None = None
         self.pulse = Pulse(router.relay_turn, time.monotonic)
@@ -146,7 +148,14 @@ class Server:
         notify_ready()
         self.pulse.serves = True
         grpc = "" if self._grpc is None else f" grpc={self._grpc.address}"
-        print(f"ready {client} admin={admin}{grpc}", flush=True)
+        print(f"ready {client} admin={admin}{grpc}{self._picker_shown()}", flush=True)
+
+    def _picker_shown(self) -> str:
+        """Its addresses, for the ready line."""
+        if (picker := self._picker) is None:
+            return ""
+        health = f" health={picker.health_address}" if picker.health_address else ""
+        return f" picker={picker.address}{health}"
 
     async def leave(self) -> tuple[Handover, list[socket.socket]]:
         """What a router that follows gets."""
@@ -163,8 +172,9 @@ class Server:
         self._router.hand_over()
         self._client.accept_no_more()
         self._admin.accept_no_more()
-        if self._grpc is not None:
-            self._grpc.accept_no_more()
+        for port in (self._grpc, self._picker):
+            if port is not None:
+                port.accept_no_more()
         self.stop.set()
 
     async def aclose(self) -> None:
@@ -182,8 +192,7 @@ class Server:
         if held := router.dispatcher.turn_away_held("the router is shutting down"):
             log.info("turned away %d requests that waited for a worker", held)
         closing = [self._client.aclose()]
-        if self._grpc is not None:
-            closing.append(self._grpc.aclose())
+        closing += [port.aclose() for port in (self._grpc, self._picker) if port is not None]
         await asyncio.gather(*closing)
         await self._admin.aclose()  # last: it shows how the requests end
         if self._handover is not None:
@@ -196,6 +205,9 @@ class Server:
         self._grpc = router.grpc_port()
         if self._grpc is not None:
             await self._grpc.listen()
+        self._picker = router.picker_port()
+        if self._picker is not None:
+            await self._picker.listen()
         admin = await self._admin.listen(router.admin, self._sockets[1])
         self._listens = True
         return client, admin
@@ -206,8 +218,9 @@ class Server:
             self._router.reopen_files()
             self._client.renew()
             self._admin.renew()
-            if self._grpc is not None:
-                self._grpc.renew()
+            for port in (self._grpc, self._picker):
+                if port is not None:
+                    port.renew()
             self._router.reload_keys()
             try:
                 refused = self._router.apply(self._read_config())
@@ -216,6 +229,8 @@ class Server:
                 return
             self._client.settle()
             self._admin.settle()
+            if self._picker is not None:
+                self._picker.settle()
             for line in refused:
                 log.warning("not changed while running: %s", line)
 

@@ -25,6 +25,7 @@ from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
 from router.replicas.redis_url import parse_redis_url
 from router.request.kserve import given_roles
+from router.request.quotas import objectives_of
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 _BOUND = "the socket is bound at start; restart the router"
@@ -35,7 +36,11 @@ _BUILT = "read once at start; restart the router"
 FIXED = MappingProxyType(
     {
         **dict.fromkeys(
-            ("host", "port", "admin_host", "admin_port", "grpc_port", "reuse_port"), _BOUND
+            (
+                *("host", "port", "admin_host", "admin_port", "grpc_port", "reuse_port"),
+                *("picker.host", "picker.port", "picker.health_port"),
+            ),
+            _BOUND,
         ),
         **dict.fromkeys(
             (
@@ -55,6 +60,7 @@ FIXED = MappingProxyType(
                 *("tls.cert", "tls.key", "tls.client_ca", "server.head_bytes"),
                 *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
                 *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
+                *("picker_tls.cert", "picker_tls.key", "picker_tls.client_ca"),
                 *("relay", "seed", "unknown_paths"),
                 *("disaggregation", "disaggregation_tpot_ms"),
                 "policy_fallback",
@@ -157,6 +163,8 @@ def check_value(key: Key, value: Any) -> Any:
         given_roles(read)
     elif key.path == "model_limits":
         model_limits(read)
+    elif key.path == "picker.objectives":
+        objectives_of(read)
     elif key.path == "policy_fallback":
         _check_fallback(read)
     elif key.path == "trusted_peers":
@@ -210,12 +218,35 @@ def _check_grpc(config: Config) -> list[str]:
     return problems
 
 
+def _check_picker(config: Config) -> list[str]:
+    picker = config.picker
+    if picker.port < 0:
+        return []
+    problems = []
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        problems.append("picker.port: gRPC is not installed: pip install 'warmroute[grpc]'")
+    ports = {
+        "port": (config.host, config.port),
+        "admin_port": (config.admin_host, config.admin_port),
+        "grpc_port": (config.host, config.grpc_port),
+        "picker.port": (picker.host, picker.port),
+        "picker.health_port": (picker.host, picker.health_port),
+    }
+    for one, other in combinations(ports, 2):
+        if "picker." in other and ports[one] == ports[other] and ports[one][1] > 0:
+            problems.append(f"{one} and {other} are both {ports[one][1]}; they must differ")
+    if not picker.port and (config.reuse_port or config.hot_restart is not None):
+        problems.append("picker.port is 0: name the port, which another router is to share")
+    return problems
+
+
 def check_together(config: Config) -> list[str]:
     """What is wrong between keys that are right each by itself; empty when nothing is."""
     problems = []
     if config.port == config.admin_port != 0 and config.host == config.admin_host:
         problems.append(f"port and admin_port are both {config.port}; they must differ")
     problems += _check_grpc(config)
+    problems += _check_picker(config)
     if config.reuse_port and not config.port:
         problems.append("reuse_port is true and port is 0: name the port that is to be shared")
     if not (config.admin_open or config.admin_keys_file or is_loopback(config.admin_host)):

@@ -364,6 +364,38 @@ class Roles(_Section, frozen=True):
     ] = 30.0
 
 
+class Picker(_Section, frozen=True):
+    """Where another data plane, as Envoy, asks which worker a request goes to (ext_proc)."""
+
+    port: Annotated[
+        int,
+        Meta(ge=-1, le=65_535, description="port of the picker; 0: the system chooses; -1: none"),
+    ] = -1
+    host: Annotated[str, Meta(min_length=1, description="address of the picker's ports")] = (
+        "127.0.0.1"
+    )
+    health_port: Annotated[
+        int,
+        Meta(
+            ge=-1,
+            le=65_535,
+            description="port of gRPC health alone, without TLS; 0: the system chooses; -1: none",
+        ),
+    ] = -1
+    decision_s: Annotated[
+        float,
+        Meta(ge=0.05, le=60.0, description="a decision, holding included, then 503, seconds"),
+    ] = 5.0
+    endpoints: Annotated[
+        int,
+        Meta(ge=1, le=3, description="named, best first; beyond 1 where the data plane tries them"),
+    ] = 1
+    objectives: Annotated[
+        tuple[str, ...],
+        Meta(description="NAME=PRIORITY of objectives that requests name; lower goes first"),
+    ] = ()
+
+
 class Config(_Section, frozen=True):
     """The whole configuration, valid by construction of `router.config.load`."""
 
@@ -585,6 +617,8 @@ class Config(_Section, frozen=True):
     tls: Tls = field(default_factory=Tls)
     admin_tls: Tls = field(default_factory=Tls)
     workers_tls: WorkerTls = field(default_factory=WorkerTls)
+    picker: Picker = field(default_factory=Picker)
+    picker_tls: Tls = field(default_factory=Tls)
     recording: Recording = field(default_factory=Recording)
     retries: Retries = field(default_factory=Retries)
     roles: Roles = field(default_factory=Roles)

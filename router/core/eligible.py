@@ -85,6 +85,7 @@ class _Open:
             self.all_in
             and arrival.needs is None
             and arrival.only is None
+            and arrival.among is None
             and not pending.tried
             and self.block_sizes <= arrival.chains.keys()
             and (arrival.approximate or _longest(arrival) < self.prompt_tokens_end)
@@ -153,6 +154,12 @@ class Eligibility:
             if not pool:
                 why = f"the worker {arrival.only} that has its sequence is gone"
                 return _reject(arrival, 503, "sequence_lost", why)
+        if arrival.among is not None:
+            among = frozenset(arrival.among)
+            pool = [w for w in pool if w.worker_id in among]
+            if not pool:
+                why = f"none of the endpoints that it may go to serves model {arrival.model!r}"
+                return _reject(arrival, 503, "no_endpoint_in_subset", why)
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         able = [w for w in ready if does(w, pending.leg, pending.group)]
         untried = [w for w in ready if w.worker_id not in pending.tried]

@@ -16,6 +16,7 @@ from router.core.settings import CoreSettings
 from router.core.workers import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
+MOVED = "moved"  # the cause where a request is at another worker than was chosen
 _AT_ONCE = ("connect", "early_close")  # causes after which waiting helps nobody, the first time
 
 
@@ -48,7 +49,8 @@ class Retries:
         if cause == "out_of_files":  # nor could this router connect to any other worker
             return Rejection(503, cause, "the router can open no more files just now; try again")
         settings = self._settings
-        unheard = cause in ("connect", "absent")  # nobody has had it, or knows its path
+        # Nobody has had it, or knows its path; or a data plane has it at another one already.
+        unheard = cause in ("connect", "absent", MOVED)
         pending.attempts += not unheard
         if pending.attempts >= settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {cause}"
@@ -80,7 +82,7 @@ class Retries:
     def _wait_s(self, pending: Pending, cause: str) -> float:
         """Exponential, with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015)."""
         times = len(pending.tried) - 1
-        if cause == "absent":
+        if cause in ("absent", MOVED):
             return 0.0
         if times <= 0 and cause in _AT_ONCE:
             return 0.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -283,6 +283,27 @@ def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
         f"Lines of the {of} log, written or lost for want of room",
         "result",
         _written(log, "written"),
+    )
+
+
+_PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
+
+
+def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
+    """What data planes asked the endpoint picker, and what became of it; zero where it is off."""
+    text = "Requests that a data plane has asked about and not told the end of"
+    yield gauge("warmroute_picker_streams", text, counts.get("open", 0))
+    yield counters(
+        "warmroute_picker_requests",
+        "Requests that data planes asked about, by what became of them",
+        "end",
+        {end: counts.get(end, 0) for end in _PICKER_ENDS},
+    )
+    yield counters(
+        "warmroute_picker_elsewhere",
+        "Requests that a data plane sent elsewhere than told: to another worker, or to none",
+        "to",
+        {to: counts.get(to, 0) for to in ("moved", "stranger")},
     )
 
 

@@ -189,7 +189,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "chains": lambda chains: {int(size): hashes(data) for size, data in chains.items()},
         "chain": hashes,
         "tokens": lambda none: (),
-        **dict.fromkeys(("hashes", "models", "extras"), tuple),
+        **dict.fromkeys(("hashes", "models", "extras", "among"), tuple),
         **dict.fromkeys(("adapters", "lacks"), frozenset),
         "events": lambda events: tuple(_of_kind(_EVENTS, *event) for event in events),
         "spec": partial(_built, facts.WorkerFacts),

@@ -367,7 +367,8 @@ class Attempts:
         arrival = request.arrival
         migrations = self.migrations
         with FirstLeg(self._releases) as first:
-            if not (migrations and migrations.terms.moves and arrival.stream):
+            moves = request.moves and arrival.stream
+            if not (migrations and migrations.terms.moves and moves):
                 return await self._answer(request, None, first)
             if arrival.needs not in MOVABLE:
                 return await self._answer(request, None, first)

@@ -33,6 +33,7 @@ WorkerErrorKind = Literal[
     "garbage",  # not HTTP, or a head or framing that can be read in two ways
     "status_5xx",  # 500, 502, 503 or 504
     "absent",  # it has not got the path: nothing that speaks of its health
+    "moved",  # the data plane went to another worker, and nobody says why
 ]
 
 

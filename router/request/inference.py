@@ -15,7 +15,7 @@ from router.request.explain import EXPLAIN_HEADER, Asked
 from router.request.kserve import Target
 from router.request.kserve_http import target_of
 from router.request.legs import check_no_override, splits
-from router.request.paths import OTHER, PATHS, Path
+from router.request.paths import OTHER, Path
 from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
 from router.request.request import InferenceRequest
@@ -91,7 +91,7 @@ class Inference:
         """Read and understand it. Raises ClientError."""
         http, header, terms = request.http, request.http.headers.get, self.terms
         deadline_s = terms.deadlines.deadline_s(header, self._service.clock())
-        path = PATHS.get(http.path, OTHER) if target is None else target.path
+        path = request.path_of(target)
         if path is not OTHER and target is None and header("content-encoding") is not None:
             refuse_codings(http)
         body = http.body

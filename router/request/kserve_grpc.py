@@ -4,9 +4,8 @@ After triton-inference-server/common, `protobuf/grpc_service.proto`, and grpc/gr
 `doc/health-checking.md`. Needs the extra `grpc`: only what serves or asks gRPC imports this.
 Messages of inference go on to the worker as they came; what cannot be read here it judges.
 
-Descriptors are of a pool of our own, so that another library in the process (`tritonclient`) can
-have the same messages. Protobuf builds up to 40 bytes of one that came, so of a long message only
-a bounded part is built, and bytes of tensors are never copied.
+Protobuf builds up to 40 bytes of one that came, so of a long message only a bounded part is built,
+and bytes of tensors are never copied.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 import msgspec
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
@@ -38,11 +36,11 @@ from router.request.kserve import (
 )
 from router.request.kserve_http import NO_SUCH_MEMORY, unknown_model
 from router.request.paths import KSERVE_GRPC
+from router.request.protobuf import message_classes
 from router.request.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
 from router.upstream.reply import Usage
 
 SERVICE = "inference.GRPCInferenceService"
-HEALTH = "grpc.health.v1.Health"
 MAX_FIELDS = 4_096  # of a long message, at its top
 MAX_READ_BYTES = 4 << 20  # of a message beside its raw tensors that are read
 MAX_VERSION_CHARS = 64
@@ -51,7 +49,6 @@ MAX_REASON_CHARS = 4_096  # of an error that is told on
 # A message's fields, numbered from 1 as they stand here; `map X`: by text.
 _TABLE: Mapping[str, str] = MappingProxyType(
     {
-        "HealthCheckRequest": "string service",
         "ServerLiveResponse": "bool live",
         "ServerReadyResponse": "bool ready",
         "ServerMetadataResponse": "string name, string version, repeated string extensions",
@@ -106,61 +103,7 @@ _TABLE: Mapping[str, str] = MappingProxyType(
     }
 )
 _ONE_OF: Mapping[str, str] = MappingProxyType({"InferParameter": "parameter_choice"})
-_FIELD = descriptor_pb2.FieldDescriptorProto
-
-
-def _file() -> Any:
-    """The table as the descriptor of a file."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="warmroute/kserve.proto", package="inference", syntax="proto3"
-    )
-    found: dict[str, Any] = {"": file}
-    for path, fields in _TABLE.items():
-        outer, _, name = path.rpartition(".")
-        among = file.message_type if not outer else found[outer].nested_type
-        message = found[path] = among.add(name=name)
-        if path in _ONE_OF:
-            message.oneof_decl.add(name=_ONE_OF[path])
-        for number, field in enumerate(fields.split(", "), 1):
-            _add_field(message, path, number, field)
-    return file
-
-
-def _add_field(message: Any, path: str, number: int, text: str) -> None:
-    *words, name = text.split()
-    field = message.field.add(name=name, number=number, label=_FIELD.LABEL_OPTIONAL)
-    if words[0] in ("repeated", "map"):
-        field.label = _FIELD.LABEL_REPEATED
-    if words[0] == "map":
-        entry = message.nested_type.add(name=f"{name.title().replace('_', '')}Entry")
-        entry.options.map_entry = True
-        for at, one in enumerate(("string key", f"{words[1]} value"), 1):
-            _add_field(entry, "", at, one)
-        _set_type(field, f"{path}.{entry.name}")
-    else:
-        _set_type(field, f"{path}{words[-1]}" if words[-1].startswith(".") else words[-1])
-    if path in _ONE_OF:
-        field.oneof_index = 0
-
-
-def _set_type(field: Any, kind: str) -> None:
-    if kind in _TABLE or "." in kind:
-        field.type, field.type_name = _FIELD.TYPE_MESSAGE, f".inference.{kind}"
-    else:
-        field.type = getattr(_FIELD, f"TYPE_{kind.upper()}")
-
-
-def _classes() -> dict[str, Any]:
-    """The messages of the table as classes, by name."""
-    pool = descriptor_pool.DescriptorPool()
-    pool.AddSerializedFile(_file().SerializeToString())
-    return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"inference.{name}"))
-        for name in _TABLE
-    }
-
-
-_CLASSES: Mapping[str, Any] = MappingProxyType(_classes())
+_CLASSES = message_classes("inference", _TABLE, _ONE_OF)
 _Request, _Response = _CLASSES["ModelInferRequest"], _CLASSES["ModelStreamInferResponse"]
 _Whole = _CLASSES["ModelInferResponse"]
 
@@ -551,14 +494,3 @@ def _reason(status: int, body: bytes) -> str:
     except (msgspec.DecodeError, UnicodeError, RecursionError, KeyError, TypeError):
         error = None
     return error[:MAX_REASON_CHARS] if isinstance(error, str) else f"status {status}"
-
-
-def health_service(message: bytes) -> str:
-    """The service that a HealthCheckRequest names; empty: all of them. Raises ClientError."""
-    service: str = _asked("HealthCheck", message).service
-    return service
-
-
-def health(serving: bool) -> bytes:
-    """A HealthCheckResponse: its only field is 1 for SERVING, 2 for NOT_SERVING."""
-    return b"\x08\x01" if serving else b"\x08\x02"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
 
@@ -42,7 +43,7 @@ class Tenants:
 
     def key_of(self, request: Request) -> Key:
         """The client's key, or what stands for it. Raises ClientError(401)."""
-        if trusts(self._trusted_peers, request.remote or ""):
+        if trusts(self._trusted_peers, request.peer or ""):
             named = request.headers.get(self._tenant_header)
             if named:
                 return self._named(named)
@@ -152,6 +153,20 @@ def priority_within(terms: KeyTerms, priority: int) -> int:
         why = f"this API key may ask for priorities {least}..{most}, not {priority}"
         raise ClientError(403, why, "priority", "priority_not_allowed")
     return min(max(priority, least), most)
+
+
+def objectives_of(lines: Iterable[str]) -> dict[str, int]:
+    """By name, each line as NAME=PRIORITY. Raises ValueError."""
+    found: dict[str, int] = {}
+    for line in lines:
+        name, equals, number = line.rpartition("=")
+        digits = number.removeprefix("-")
+        if not (name and equals and digits.isascii() and digits.isdigit() and len(digits) <= 9):
+            raise ValueError(f"{line[:200]!r} is not NAME=PRIORITY, as in batch=10")
+        if name in found:
+            raise ValueError(f"the objective {name[:200]!r} is given twice")
+        found[name] = int(number)
+    return found
 
 
 def salt_of(terms: KeyTerms, asked: str | None, isolate: bool) -> str | None:

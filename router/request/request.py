@@ -28,8 +28,9 @@ from router.request.explain import (
     explanation_line,
     refusal_line,
 )
+from router.request.kserve import Target
 from router.request.kserve_http import answer_usage
-from router.request.paths import OTHER, Path
+from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
@@ -168,6 +169,10 @@ class InferenceRequest(Ticket):
             self._service.counts.refused(self.terms.tenant, error.code or str(error.status))
 
     # --- decisions ----------------------------------------------------------------------------
+
+    def path_of(self, target: Target | None) -> Path:
+        """How it is to be read; `target`: what it asks of KServe's."""
+        return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
     def was_read(self, body: bytes, path: Path) -> None:
         """The whole body is there."""
@@ -362,7 +367,7 @@ class InferenceRequest(Ticket):
                 "; asking for another worker" if outcome.retryable else "",
                 extra=extra,
             )
-        blameless = error.kind in ("busy", "out_of_files")
+        blameless = error.kind in ("busy", "out_of_files", "moved")
         blame: Literal["busy", "worker"] = "busy" if blameless else "worker"
         self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest, leg=whose)
         return outcome.retryable
@@ -383,6 +388,11 @@ class InferenceRequest(Ticket):
     def upstream(self, member: Member) -> Sends:
         """By which it goes to a worker."""
         return member.upstream
+
+    @property
+    def moves(self) -> bool:
+        """Its answer may go on at another worker, from where the router has written it."""
+        return True
 
     def reply(self, buffer_bytes: int, extra_headers: tuple[Header, ...] = ()) -> Reply:
         """Where a worker's answer goes, as of `ClientReply`."""

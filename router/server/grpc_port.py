@@ -10,10 +10,8 @@ of one sequence go one after another to the one that has it.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
-from collections.abc import AsyncIterator, Callable
-from contextlib import suppress
+from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -21,19 +19,16 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from router.config.schema import Config, Tls
+from router.config.schema import Config
 from router.request.errors import ClientError, WorkerError
 from router.request.grpc_request import GrpcInference, GrpcReply, Named
 from router.request.inference import Inference
 from router.request.kserve_grpc import (
-    HEALTH,
     RPCS,
     SERVICE,
     STATUS_OF,
     GrpcTarget,
     asked,
-    health,
-    health_service,
     model_of,
     stream_error,
     target_of,
@@ -43,10 +38,10 @@ from router.request.kserve_http import error_in, tritons_error
 from router.request.paths import KSERVE_GRPC
 from router.request.service import Service
 from router.server.client_port import answered
+from router.server.grpc_listener import GrpcListener, Peer, Place, serves
 from router.server.kserve_port import KservePort
 from router.server.messages import Answer, Request, Response, error_response
 from router.server.parser import Fields, Head
-from router.server.tls import TlsError, pem, server_tls
 from router.upstream.client_reply import CollectedReply
 from router.upstream.grpc_upstream import STREAM
 from router.upstream.reply import (
@@ -58,24 +53,8 @@ from router.upstream.reply import (
 _AT_ONCE = 1_024  # requests of one stream that are under way; then no more of it is read
 _MESSAGE_CHARS = 4_096  # of a refusal
 _ASKED_BYTES = 16 << 20  # an answer that is passed on
-_WATCH_S = 0.5  # between two looks of a health watch
 _ERRORS_END = "triton_grpc_error"  # metadata: an error ends the stream
 _LATE_S = 0.01  # left of a call's time when its deadline has passed to whoever rounds it down
-
-log = logging.getLogger(__name__)
-
-
-class _Peer:
-    """As much of a connection as a request needs. Lifetime: call."""
-
-    transport = None
-    goes_on = True
-
-    def __init__(self, address: str) -> None:
-        """`address`: as gRPC has it, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`, quoted."""
-        kind, _, rest = address.partition(":")
-        host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
-        self.host = host.strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
 class Caller:
@@ -92,7 +71,7 @@ class Caller:
             lines.append(f"{deadline_header}: {min(max(int(left_s * 1e3), 1), 86_400_000)}")
         text = "\r\n".join(("POST / HTTP/1.1", *lines)).encode("latin-1", "replace")
         self.fields = Fields(text + b"\r\n\r\n")
-        self.peer = _Peer(context.peer())
+        self.peer = Peer(context.peer())
 
     def request(self, path: str, body: bytes, method: str = "POST") -> Request:
         """A request of this call's."""
@@ -153,93 +132,36 @@ class GrpcPort:
         self._config = config
         self._running: dict[Named, int] = {}
         self.address = ""  # host and port, once it listens
-        self._server: aio.Server | None = None
-        self.stopping = asyncio.Event()
-        self._stopping: asyncio.Task[None] | None = None
-        self._credentials: grpc.ServerCertificateConfiguration | None = None
-
-    # --- where it listens ---------------------------------------------------------------------
+        self._listener = GrpcListener(self._handler, self._health)
 
     async def listen(self) -> None:
         """Serve at `address`. Raises OSError, TlsError."""
         config = self._config()
-        host = f"[{config.host}]" if ":" in config.host else config.host
-        place = f"{host}:{config.grpc_port}"
-        limits, server = config.limits, config.server
-        shared = config.reuse_port or config.hot_restart is not None
-        self._server = aio.server(
-            options=(
-                ("grpc.so_reuseport", int(shared)),
-                ("grpc.max_receive_message_length", limits.body_bytes),
-                ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", limits.header_bytes),
-                ("grpc.server_handshake_timeout_ms", int(server.head_s * 1e3)),
-                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
-                ("grpc.keepalive_permit_without_calls", 1),
-                ("grpc.keepalive_time_ms", 60_000),  # a client that is gone without a word
-                ("grpc.keepalive_timeout_ms", 20_000),
-            ),
-            maximum_concurrent_rpcs=server.connections,
-        )
-        self._server.add_generic_rpc_handlers((_Handlers(self._handler),))
-        try:
-            self._read_files()
-            if self._credentials is None:
-                port = self._server.add_insecure_port(place)
-            else:
-                port = self._server.add_secure_port(place, self._secure(config.tls))
-        except RuntimeError as error:
-            raise OSError(f"cannot listen on {host}, port {config.grpc_port}: in use?") from error
-        await self._server.start()
-        self.address = f"{host}:{port}"
+        place = Place(config.host, config.grpc_port, config.tls)
+        self.address = await self._listener.listen(place, config)
 
     def renew(self) -> None:
         """Read the files of TLS anew. Those that cannot be used change nothing."""
-        try:
-            self._read_files()
-        except TlsError as error:
-            log.error("TLS files not read anew for gRPC, the old ones stay: %s", error)
-
-    def _read_files(self) -> None:
-        """Raises TlsError."""
-        tls = self._config().tls
-        if tls.cert is None:
-            return
-        server_tls(tls)  # says what is wrong with them
-        key, cert, ca = pem(tls.key or tls.cert), pem(tls.cert), None
-        if tls.client_ca is not None:
-            ca = pem(tls.client_ca)
-        self._credentials = grpc.ssl_server_certificate_configuration([(key, cert)], ca)
-
-    def _secure(self, tls: Tls) -> grpc.ServerCredentials:
-        """Credentials that are asked for at each handshake."""
-        assert self._credentials is not None, "read"
-        return grpc.dynamic_ssl_server_credentials(
-            self._credentials, lambda: self._credentials, tls.client_ca is not None
-        )
+        self._listener.renew(self._config().tls)
 
     def accept_no_more(self) -> None:
         """Take no more calls; running ones may end, and what is left is cut off."""
-        self.stopping.set()
-        if self._server is not None and self._stopping is None:
-            stopping = self._server.stop(self._config().timeouts.shutdown_s)
-            self._stopping = asyncio.create_task(stopping)
+        self._listener.accept_no_more(self._config().timeouts.shutdown_s)
 
     async def aclose(self) -> None:
         """As `accept_no_more`; returns once nothing is left."""
-        self.accept_no_more()
-        if self._stopping is not None:
-            await self._stopping
+        await self._listener.aclose(self._config().timeouts.shutdown_s)
+
+    @property
+    def stopping(self) -> asyncio.Event:
+        """Set once it takes no more calls."""
+        return self._listener.stopping
 
     def _handler(self, method: str) -> Any:
         """What answers a method; None: nobody does."""
         service, _, rpc = method.removeprefix("/").partition("/")
         if method == STREAM:
             return grpc.stream_stream_rpc_method_handler(self._stream)
-        if service == HEALTH and rpc == "Check":
-            return grpc.unary_unary_rpc_method_handler(self._check)
-        if service == HEALTH and rpc == "Watch":
-            return grpc.unary_stream_rpc_method_handler(self._watch)
         if method in KSERVE_GRPC:
             return grpc.unary_unary_rpc_method_handler(self._infer)
         if service == SERVICE and rpc in RPCS:
@@ -337,36 +259,9 @@ class GrpcPort:
                     return last
         return last or Response(503, b'{"error":"no server answered"}')
 
-    async def _check(self, message: bytes, context: Any) -> bytes:
-        """grpc.health.v1.Health/Check."""
-        try:
-            service = health_service(message)
-        except ClientError as error:
-            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
-            context.set_details(error.message)
-            return b""
-        if service not in ("", SERVICE):
-            context.set_code(grpc.StatusCode.NOT_FOUND)
-            context.set_details(f"the services here are {SERVICE} and the empty name")
-            return b""
-        return health(self._serves())
-
-    async def _watch(self, message: bytes, context: Any) -> AsyncIterator[bytes]:
-        """grpc.health.v1.Health/Watch. Ends with the router."""
-        told: bool | None = None
-        while told is None or not self.stopping.is_set():
-            well = self._serves()
-            if well is not told:
-                told = well
-                yield health(well)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_WATCH_S):
-                    await self.stopping.wait()
-        if told:
-            yield health(False)
-
-    def _serves(self) -> bool:
-        return not self._service.reasons() and self._service.ready_workers() > 0
+    def _health(self, service: str) -> bool | None:
+        """Whether a service serves; None: there is none of this name."""
+        return serves(self._service) if service in ("", SERVICE) else None
 
 
 class ClientStream:
@@ -576,17 +471,6 @@ async def _stopped(task: asyncio.Task[Any] | None) -> None:
     if task is not None and not task.done():
         task.cancel()
         await asyncio.wait((task,))
-
-
-class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a call. Lifetime: process."""
-
-    def __init__(self, find: Callable[[str], Any]) -> None:
-        self._find = find
-
-    def service(self, details: grpc.HandlerCallDetails) -> Any:
-        """As of the library."""
-        return self._find(details.method)
 
 
 def _refusal(answer: Answer, model: str | None) -> tuple[grpc.StatusCode, str]:

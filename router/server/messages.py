@@ -65,6 +65,11 @@ class Request:
         return self.connection.host or None
 
     @property
+    def peer(self) -> str | None:
+        """The address of who says whose request it is: its client's, or a data plane's."""
+        return self.remote
+
+    @property
     def keep_alive(self) -> bool:
         """The connection goes on after the answer."""
         return self.connection.goes_on

@@ -205,6 +205,7 @@ class Outcome:
     # Of its body, where that is wanted: all of it, or where it is long its beginning, a zero byte
     # and its end; of an event stream its end; of tensors as bytes all of it, or nothing.
     kept: bytes = b""
+    final: bool = False  # the client has another answer: whose worker failed is only counted
 
     @property
     def answers(self) -> bool:
@@ -216,7 +217,7 @@ class Outcome:
         """Another worker may be tried: the worker is to blame, and what the client saw of the
         reply is nothing, or can be gone on with."""
         seen = self.bytes_to_client > 0 and not self.resumable
-        return isinstance(self.error, WorkerError) and not seen
+        return isinstance(self.error, WorkerError) and not seen and not self.final
 
 
 class Sends(Protocol):

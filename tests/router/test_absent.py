@@ -98,3 +98,29 @@ def test_looking_for_a_worker_that_has_a_path_costs_neither_attempts_nor_retries
     assert action.code == "path_not_served"
     assert all(worker.is_in for worker in world.core.workers)
     assert len(world.core.ledger) == 0
+
+
+def test_what_is_for_some_workers_goes_to_one_of_these() -> None:
+    world = World(workers=4)
+    seen = {asking(world, None, among=(1, 3)).worker_id for _ in range(8)}
+    assert seen == {1, 3}
+    for among in ((), (7,)):
+        refused = asking(world, None, among=among)
+        assert isinstance(refused, Reject)
+        assert (refused.status, refused.code) == (503, "no_endpoint_in_subset")
+
+
+def test_what_is_at_another_worker_is_charged_there_at_no_cost() -> None:
+    world = World(workers=3, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
+    arrival = world.arrival([1])
+    (action,) = world.core.on_arrival(arrival)
+    for _ in range(2):
+        assert isinstance(action, Dispatch)
+        other = (action.worker_id + 1) % 3
+        rest = dataclasses.replace(arrival, only=other)
+        moved = Failure(0.0, arrival.request_id, "busy", retry=True, reason="moved", rest=rest)
+        (action,) = world.core.on_failure(moved)
+        assert isinstance(action, Dispatch)
+        assert (action.worker_id, action.after_s) == (other, 0.0)
+        assert world.core.columns.requests.sum() == 1
+    assert not any(w.health.failures for w in world.core.workers)

@@ -29,8 +29,6 @@ from router.request.kserve_grpc import (
     answered,
     asked,
     has_outputs,
-    health,
-    health_service,
     http_status,
     infer_content,
     model_of,
@@ -322,13 +320,6 @@ def test_statuses_of_both_protocols() -> None:
         assert http_status(STATUS_OF[status]) == status
 
 
-def test_the_service_whose_health_is_asked_for() -> None:
-    assert health_service(b"") == ""
-    assert health_service(b"\x0a\x03abc") == "abc"
-    with pytest.raises(ClientError, match="HealthCheckRequest"):
-        health_service(b"\x0a\x03ab")
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_tokens_that_an_answer_tells(streamed: bool) -> None:
     answer = oracle.ModelStreamInferResponse()
@@ -541,11 +532,6 @@ def test_calls_with_names_that_are_none_are_refused() -> None:
     with pytest.raises(ClientError, match="no ModelReadyRequest"):
         asked("ModelReady", b"\x0a\x05m")
     assert asked("ModelReady", b"") == ("GET", "/v2/models//ready", b"")
-
-
-def test_health() -> None:
-    """Field 1, an enum: SERVING is 1, NOT_SERVING 2."""
-    assert (health(True), health(False)) == (b"\x08\x01", b"\x08\x02")
 
 
 def sound_messages() -> list[bytes]:

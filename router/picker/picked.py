@@ -1,0 +1,513 @@
+"""A request that another data plane carries: it is decided as any, and sent by naming its worker.
+
+To the attempts at a request the data plane is what a relay is: it is told where to send, and says
+what came back. What it did not do as told shows in the answer: it went on to another worker of the
+list, or answered by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from ipaddress import ip_address
+from types import MappingProxyType
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from policies.facts import Arrival
+from router.core.actions import Reject
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
+from router.picker.exchange import Exchange, Placement, Reply
+from router.record.request_record import Attempt
+from router.request.errors import ClientError, WorkerError, WorkerErrorKind
+from router.request.explain import Asked
+from router.request.kserve import Target
+from router.request.paths import OTHER, Path
+from router.request.prompts import Prompt
+from router.request.quotas import priority_within
+from router.request.request import InferenceRequest, Whose
+from router.request.service import Service
+from router.server.messages import Answer, Request, error_response
+from router.upstream.meter import Meter
+from router.upstream.reply import (
+    RETRYABLE_STATUSES,
+    Header,
+    Outcome,
+    RelayLimits,
+    ReplyHead,
+    ReplySink,
+    Sends,
+    Timeouts,
+    UpstreamRequest,
+)
+
+TOO_LATE = "decision_timeout"
+# Before a decision's time is over, who waits for a worker is told so, with how long to stay away.
+_LAST_S, _LAST_SHARE = 0.15, 0.5
+_RESOLVED_S = 10.0  # an address is believed so long
+_LIMITS = RelayLimits()
+# Of a request's connection, which are the data plane's own business.
+_OF_CONNECTION = frozenset(
+    (
+        *(b"host", b"connection", b"content-length", b"transfer-encoding", b"te", b"trailer"),
+        *(b"expect", b"upgrade", b"http2-settings", b"keep-alive", b"proxy-connection"),
+    )
+)
+_OBJECTIVES = ("x-gateway-inference-objective", "x-llm-d-inference-objective")
+# By what Envoy says of an answer of its own (docs, "Response Code Details"): whose fault it is.
+_KINDS: tuple[tuple[re.Pattern[str], WorkerErrorKind], ...] = (
+    (re.compile("overflow"), "busy"),
+    (re.compile("connection_failure|connect_timeout|connection_timeout"), "connect"),
+    (re.compile("response_timeout|per_try_timeout|max_duration"), "timeout_first_byte"),
+    (re.compile("upstream_reset|connection_termination|remote_reset|protocol"), "early_close"),
+)
+
+
+class Call(Protocol):
+    """The data plane's side of one exchange."""
+
+    exchange: Exchange
+
+    async def take(self) -> bool:
+        """Take what the data plane says next; False: it says nothing more."""
+
+    async def say(self, answers: Iterable[bytes]) -> None:
+        """Tell the data plane."""
+
+    def decided(self, deadline_s: float | None) -> None:
+        """The request has its worker. `deadline_s`: when nobody wants its answer any more."""
+
+
+class PickedHttp(Request):
+    """A request of HTTP that the data plane has. Lifetime: request."""
+
+    __slots__ = ("call",)
+
+    call: Call
+
+    @property
+    def remote(self) -> str | None:
+        """Its client's address, where the data plane says it."""
+        return host_of(self.call.exchange.client) or self.connection.host or None
+
+    @property
+    def peer(self) -> str | None:
+        """The data plane's address."""
+        return self.connection.host or None
+
+    @property
+    def query(self) -> Mapping[str, str]:
+        """The target's; a route may name the model where the body is not seen."""
+        for name in ("x-gateway-model-name-rewrite", "x-llm-d-model-name-rewrite"):
+            if (model := self.headers.get(name)) is not None:
+                return MappingProxyType({"model": model})
+        return super().query
+
+
+def host_of(endpoint: str) -> str:
+    """The host of HOST:PORT."""
+    return endpoint.rpartition(":")[0].strip("[]")
+
+
+@lru_cache(maxsize=4_096)
+def _place_of(url: str) -> tuple[str, int, bool]:
+    """A worker's host and port, and whether the host is an address."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    try:
+        ip_address(host)
+        literal = True
+    except ValueError:
+        literal = False
+    return host, parts.port or (443 if parts.scheme == "https" else 80), literal
+
+
+class Endpoints:
+    """Workers by the addresses that a data plane knows them by. Lifetime: process."""
+
+    def __init__(self, fleet: FleetManager, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._clock = clock
+        self._known: dict[str, tuple[str, float]] = {}  # host -> address, and until when
+
+    async def of(self, member: Member) -> str | None:
+        """HOST:PORT of a worker, the host an address; None: it has none."""
+        host, port, literal = _place_of(member.spec.url)
+        address = host if literal else await self._address(host)
+        if address is None:
+            return None
+        return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+    async def among(self, hint: list[str] | None) -> tuple[int, ...] | None:
+        """The workers that a hint allows, of HOST:PORT or HOST alone; None: it allows any."""
+        if hint is None:
+            return None
+        wanted = {text.strip("[]") if ip_like(text) else text for text in hint}
+        found = []
+        for member in list(self._fleet.members.values()):
+            endpoint = await self.of(member)
+            if endpoint is not None and (endpoint in wanted or host_of(endpoint) in wanted):
+                found.append(member.worker_id)
+        return tuple(sorted(found))
+
+    async def at(self, endpoint: str) -> tuple[int, ...]:
+        """The workers at an address; several are ranks of one engine."""
+        return await self.among([endpoint]) or ()
+
+    async def _address(self, host: str) -> str | None:
+        known = self._known.get(host)
+        now_s = self._clock()
+        if known is not None and now_s < known[1]:
+            return known[0]
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        except OSError:
+            return None if known is None else known[0]
+        if len(self._known) >= 4_096:
+            self._known.clear()
+        address = str(found[0][4][0])
+        self._known[host] = address, now_s + _RESOLVED_S
+        return address
+
+
+def ip_like(text: str) -> bool:
+    """Whether it is an address without a port."""
+    try:
+        ip_address(text.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
+
+class PickedReply:
+    """An answer that passes by elsewhere: nothing of it is written here. Lifetime: dispatch."""
+
+    movable = False
+    dechunk = True
+    congested = False
+    keep_alive = True
+    begun = False  # here nothing is ever
+
+    def __init__(self, http: Request) -> None:
+        self.status = 200
+        self.body_length = 0
+        self.aborted = False
+        self._http = http
+
+    def head(self, head: ReplyHead) -> None:
+        """As of `ReplySink`, and so are the others."""
+        self.status = head.status
+
+    def data(self, data: bytes) -> None:
+        self.body_length += len(data)
+        self._http.written_bytes = self.body_length
+
+    async def drain(self) -> None:
+        return
+
+    def finish(self) -> None:
+        return
+
+    def abort(self, late: bool = False) -> None:
+        self.aborted = True
+
+
+class PickedInference(InferenceRequest):
+    """Lifetime: request."""
+
+    __slots__ = ("_among", "_endpoints", "_moved_to", "_named", "_objectives", "_terms", "call")
+
+    def __init__(
+        self,
+        service: Service,
+        http: PickedHttp,
+        endpoints: Endpoints,
+        among: tuple[int, ...] | None,
+        terms: PickerTerms,
+    ) -> None:
+        """`among`: the only workers that it may go to; None: any."""
+        super().__init__(service, http)
+        self.call = http.call
+        self._endpoints = endpoints
+        self._among = among
+        self._terms = terms
+        self._named = ""  # as the data plane was told
+        self._moved_to: int | None = None  # the worker that has it, where another was chosen
+
+    def __enter__(self) -> PickedInference:
+        return self
+
+    @property
+    def clock(self) -> Callable[[], float]:
+        """The router's."""
+        return self._service.clock
+
+    @property
+    def moves(self) -> bool:
+        """As of `InferenceRequest`: it is not written here."""
+        return False
+
+    def path_of(self, target: Target | None) -> Path:
+        """As of `InferenceRequest`; where the body is not seen, nothing of it can be read."""
+        return OTHER if self.call.exchange.blind else super().path_of(target)
+
+    def understood(self, body: bytes, arrival: Arrival, prompt: Prompt, explain: Asked) -> None:
+        """As of `InferenceRequest`, with what the data plane says of it."""
+        within_s = self._terms.decision_s
+        most_s = within_s - min(_LAST_S, _LAST_SHARE * within_s)
+        hold_s = most_s if arrival.hold_s is None else min(arrival.hold_s, most_s)
+        priority = arrival.priority
+        if not priority:
+            priority = priority_within(self.terms, self._objective())
+        arrival = replace(
+            arrival,
+            hold_s=hold_s,
+            among=self._among,
+            priority=priority,
+            stream=arrival.stream and self.call.exchange.shows_pieces,
+        )
+        super().understood(body, arrival, prompt, explain)
+
+    def _objective(self) -> int:
+        named = (self.http.headers.get(name) for name in _OBJECTIVES)
+        known = (self._terms.objectives.get(name) for name in named if name is not None)
+        return next((priority for priority in known if priority is not None), 0)
+
+    def upstream(self, member: Member) -> Sends:
+        """The data plane."""
+        return _DataPlane(self, member)
+
+    def reply(self, buffer_bytes: int, extra_headers: tuple[Header, ...] = ()) -> PickedReply:
+        """An answer that the data plane gives its client, with headers of ours."""
+        if extra_headers:
+            self.call.exchange.response_sets = extra_headers
+        return PickedReply(self.http)
+
+    def ended(
+        self,
+        outcome: Outcome,
+        own_tokens: int | None,
+        rest: Arrival | None = None,
+        whose: Whose = "answer",
+    ) -> bool:
+        """As of `InferenceRequest`; where another worker has it, that is the next attempt's."""
+        if self._moved_to is not None and outcome.retryable:
+            only, self._moved_to = self._moved_to, None
+            rest = replace(self.arrival, only=only, among=None, splits=False)
+        return super().ended(outcome, own_tokens, rest, whose)
+
+    @property
+    def follows(self) -> bool:
+        """Another worker has it, which is charged next."""
+        return self._moved_to is not None
+
+    def too_late(self) -> Answer:
+        """Nobody could decide in time."""
+        why = f"no decision within {self._terms.decision_s:g} s"
+        settings = self._service.dispatcher.core.settings
+        if self.open:
+            self.fail("client", retry=False, reason=TOO_LATE)
+        self._service.dispatcher.core.counters.rejected(TOO_LATE)
+        reject = Reject(self.request_id, 503, TOO_LATE, why, settings.retry_after_s)
+        self.turned_away(reject, 503)
+        answer = error_response(503, why, TOO_LATE)
+        answer.headers["Retry-After"] = str(max(round(settings.retry_after_s), 1))
+        return self.answered(answer)
+
+    # --- what the data plane is told, and tells -------------------------------------------------
+
+    async def name(self, sent: UpstreamRequest, member: Member) -> None:
+        """Tell the data plane where to send it. Raises WorkerError."""
+        endpoint = await self._endpoints.of(member)
+        if endpoint is None:
+            raise WorkerError("connect", f"the host of {member.spec.url} has no address")
+        self._named = endpoint
+        exchange, wanted = self.call.exchange, [endpoint]
+        attempt: Attempt = self.attempts[-1]
+        for other in attempt.decision.candidates[1 : self._terms.endpoints]:
+            known = self._service.fleet.members.get(other.worker_id)
+            if known is not None and (one := await self._endpoints.of(known)) is not None:
+                wanted.append(one)
+        came = {name for name, _ in exchange.headers if not name.startswith(b":")}
+        kept = {name.lower() for name, _ in sent.headers}
+        gone = sorted(name.decode("latin-1") for name in came - kept - _OF_CONNECTION)
+        body = None if sent.body is self.http.body else sent.body
+        told = Placement(",".join(wanted), sent.internal_headers, tuple(gone), body)
+        if exchange.asks:
+            await self.call.say(exchange.place(told))
+        self.call.decided(self.arrival.deadline_s)
+
+    async def went_elsewhere(self, reply: Reply, member: Member) -> WorkerError | None:
+        """Whether another worker has it than was chosen: then what the attempt ends with."""
+        if not reply.served or reply.served == self._named:
+            return None
+        workers = await self._endpoints.at(reply.served)
+        if member.worker_id in workers:
+            return None
+        terms = self._terms
+        if not workers:
+            terms.counts["stranger"] += 1
+            return WorkerError("moved", f"{reply.served} answered, which is no worker")
+        terms.counts["moved"] += 1
+        self._moved_to = workers[0]
+        tried = reply.attempts is not None and reply.attempts > 1
+        why = f"the data plane went on to {reply.served}"
+        return WorkerError("connect" if tried else "moved", why)
+
+
+class PickerTerms:
+    """What is the same for all requests. Lifetime: process, replaced on reload."""
+
+    def __init__(
+        self, decision_s: float, endpoints: int, objectives: Mapping[str, int], counts: Any
+    ) -> None:
+        """`counts`: by word, of what data planes did otherwise than told."""
+        self.decision_s = decision_s
+        self.endpoints = endpoints
+        self.objectives = objectives
+        self.counts = counts
+
+
+class _DataPlane:
+    """Sends one request by naming its worker. Lifetime: dispatch."""
+
+    def __init__(self, request: PickedInference, member: Member) -> None:
+        self._request = request
+        self._member = member
+        self._clock = request.clock
+
+    async def send(
+        self,
+        request: UpstreamRequest,
+        sink: ReplySink,
+        timeouts: Timeouts,
+        on_first_byte: Callable[[float], None] | None = None,
+        on_progress: Callable[[float, int], None] | None = None,
+    ) -> Outcome:
+        """As of `Sends`. How long each step may take is the data plane's to say."""
+        picked, outcome = self._request, Outcome(self._clock())
+        call, exchange = picked.call, picked.call.exchange
+        if not exchange.placed:
+            try:
+                await picked.name(request, self._member)
+            except WorkerError as error:
+                outcome.error = error
+                return outcome
+        while exchange.reply is None and not exchange.refused:
+            if not await call.take():
+                outcome.error, outcome.final = _left(), True
+                return outcome
+        reply = exchange.reply
+        if reply is None:
+            outcome.error, outcome.final = _left(), True
+            return outcome
+        if (elsewhere := await picked.went_elsewhere(reply, self._member)) is not None:
+            outcome.error = elsewhere
+            outcome.final = not picked.follows
+            return outcome
+        outcome.final, outcome.status = True, reply.head.status
+        if not reply.by_worker:
+            outcome.error = _own_answer(reply)
+        sink.head(reply.head)
+        watch = _Watch(request, reply.head, outcome, self._clock, on_first_byte, on_progress)
+        return await watch.follow(call, sink)
+
+    def abandon_silent(self) -> None:
+        """Nothing can be: the data plane has it."""
+
+    async def aclose(self) -> None:
+        """Nothing is open."""
+
+
+class _Watch:
+    """Follows an answer that passes by. Lifetime: dispatch."""
+
+    def __init__(
+        self,
+        request: UpstreamRequest,
+        head: ReplyHead,
+        outcome: Outcome,
+        clock: Callable[[], float],
+        on_first_byte: Callable[[float], None] | None,
+        on_progress: Callable[[float, int], None] | None,
+    ) -> None:
+        plain = all(
+            value.strip().lower() in (b"", b"identity")
+            for name, value in head.headers
+            if name == b"content-encoding"
+        )
+        self._meter = (
+            Meter(head.event_stream, _LIMITS.tail_bytes, request.mark, request.keeps_ends)
+            if plain
+            else None
+        )
+        self._head = head
+        self._outcome = outcome
+        self._clock = clock
+        self._on_first_byte = on_first_byte
+        self._on_progress = on_progress
+        self._told_s = float("-inf")
+        self._keeps_ends = request.keeps_ends
+
+    async def follow(self, call: Call, sink: ReplySink) -> Outcome:
+        """What became of it, at its end."""
+        exchange, outcome = call.exchange, self._outcome
+        while True:
+            for piece in exchange.taken():
+                self._feed(piece)
+                sink.data(piece)
+            if exchange.over or exchange.refused or not await call.take():
+                break
+        for piece in exchange.taken():
+            self._feed(piece)
+            sink.data(piece)
+        meter = self._meter
+        if meter is not None:
+            outcome.usage, outcome.events = meter.usage(), meter.events
+            if self._keeps_ends:
+                outcome.kept = meter.kept
+        if not exchange.over or exchange.refused:
+            outcome.error = outcome.error or _left()
+        else:
+            sink.finish()
+        if outcome.error is None and outcome.status in RETRYABLE_STATUSES:
+            outcome.error = WorkerError(self._head.kind, f"it answered {outcome.status}")
+        return outcome
+
+    def _feed(self, piece: bytes) -> None:
+        outcome, meter, now_s = self._outcome, self._meter, self._clock()
+        outcome.last_byte_s = now_s
+        outcome.bytes_to_client += len(piece)
+        if outcome.first_byte_s is None:
+            outcome.first_byte_s = now_s
+        if meter is None:
+            return
+        meter.feed(piece)
+        if outcome.first_token_s is None and meter.begun:
+            outcome.first_token_s = now_s
+            if self._on_first_byte is not None and self._head.answers:
+                self._on_first_byte(now_s)
+        elif self._on_progress is not None and now_s - self._told_s >= _LIMITS.progress_s:
+            self._told_s = now_s
+            self._on_progress(now_s, meter.events)
+
+
+def _left() -> ClientError:
+    return ClientError(499, "the client closed its connection", code="client_closed")
+
+
+def _own_answer(reply: Reply) -> WorkerError | ClientError | None:
+    """Whose fault an answer is that the data plane made by itself."""
+    details = reply.details or ""
+    for pattern, kind in _KINDS:
+        if pattern.search(details):
+            return WorkerError(kind, details[:200])
+    if reply.head.status < 500:
+        return _left()
+    return WorkerError("moved", f"nobody got it: {details[:200] or reply.head.status}")

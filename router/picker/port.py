@@ -1,0 +1,330 @@
+"""Envoy's external processing served: one stream for each request of the data plane.
+
+What a client asks for is answered as at the client port, with the same keys, limits and logs; an
+answer of the router's own stands in the worker's place. The order of messages is `exchange.py`'s.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import grpc
+import msgspec
+from grpc import aio
+
+from router.config.schema import Config
+from router.picker.exchange import Exchange
+from router.picker.messages import PROCESS, SERVICE
+from router.picker.picked import (
+    TOO_LATE,
+    Endpoints,
+    PickedHttp,
+    PickedInference,
+    PickedReply,
+    PickerTerms,
+)
+from router.record.request_record import DEADLINE
+from router.request.inference import Inference
+from router.request.kserve_http import target_of
+from router.request.quotas import objectives_of
+from router.request.service import Service
+from router.server.client_port import ClientPort
+from router.server.grpc_listener import GrpcListener, Peer, Place, serves
+from router.server.kserve_port import KservePort
+from router.server.messages import REFUSALS, Answer, Request, Response, error_response
+from router.server.parser import Head, RefusedError, head_of
+from router.upstream.reply import Header
+
+_SERVICES = frozenset({"", SERVICE, "readiness", "inference-extension"})
+_LIVENESS = "liveness"
+_MESSAGE_BYTES = 1 << 20  # beside a body, in one message
+_FAIRNESS = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")
+_REASON = b"x-llm-d-request-dropped-reason"
+# By the code of a refusal: llm-d's word for it.
+_DROPPED: Mapping[str, bytes] = MappingProxyType(
+    {
+        **dict.fromkeys(("hold_timeout", TOO_LATE), b"rejected-ttl-expired"),
+        **dict.fromkeys(("no_worker_available", "no_endpoint_in_subset"), b"rejected-no-endpoints"),
+        **dict.fromkeys(("shutting_down", "draining"), b"rejected-shutting-down"),
+        "displaced": b"evicted-priority",
+    }
+)
+_SATURATED = b"rejected-saturated"
+
+log = logging.getLogger(__name__)
+
+
+class PickerPort:
+    """Lifetime: process."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        service: Service,
+        kserve: KservePort,
+        config: Callable[[], Config],
+        counts: Counter[str],
+    ) -> None:
+        """`counts`: by word, of what becomes of requests (`metrics.requests.picker_metrics`)."""
+        self._inference = inference
+        self._service = service
+        self._config = config
+        self.address = self.health_address = ""  # once it listens
+        self._counts = counts
+        self._endpoints = Endpoints(service.fleet, service.clock)
+        forwards = config().unknown_paths == "forward"
+        self._port = ClientPort(self._pick, service, forwards, kserve)
+        self._listener = GrpcListener(self._handler, self._health)
+        self._probed = GrpcListener(lambda method: None, self._health)
+        self._terms = self.terms_of(config())
+
+    def terms_of(self, config: Config) -> PickerTerms:
+        """What requests are bound by."""
+        picker = config.picker
+        known = objectives_of(picker.objectives)
+        return PickerTerms(picker.decision_s, picker.endpoints, known, self._counts)
+
+    def settle(self) -> None:
+        """Take over the configuration in force."""
+        self._terms = self.terms_of(self._config())
+
+    async def listen(self) -> None:
+        """Serve at `address`, and health alone at `health_address`. Raises OSError, TlsError."""
+        config = self._config()
+        picker, most = config.picker, config.limits.body_bytes + _MESSAGE_BYTES
+        place = Place(picker.host, picker.port, config.picker_tls)
+        self.address = await self._listener.listen(place, config, most)
+        if picker.health_port >= 0:
+            place = Place(picker.host, picker.health_port)
+            self.health_address = await self._probed.listen(place, config)
+
+    def renew(self) -> None:
+        """Read the files of TLS anew. Those that cannot be used change nothing."""
+        self._listener.renew(self._config().picker_tls)
+
+    def accept_no_more(self) -> None:
+        """Take no more streams; running ones may end, and what is left is cut off."""
+        self._listener.accept_no_more(self._config().timeouts.shutdown_s)
+
+    async def aclose(self) -> None:
+        """As `accept_no_more`; returns once nothing is left. Probes are answered to the end."""
+        await self._listener.aclose(self._config().timeouts.shutdown_s)
+        await self._probed.aclose(0.0)
+
+    def _handler(self, method: str) -> Any:
+        """What answers a method; None: nobody does."""
+        if method == PROCESS:
+            return grpc.stream_stream_rpc_method_handler(self._process)
+        return None
+
+    def _health(self, service: str) -> bool | None:
+        """Whether a service serves; None: there is none of this name."""
+        if service == _LIVENESS:
+            return not self._service.hangs()
+        return serves(self._service) if service in _SERVICES else None
+
+    # --- a stream -----------------------------------------------------------------------------
+
+    async def _process(self, _: object, context: Any) -> None:
+        """ExternalProcessor/Process. Ends with the stream; cancelled where that is reset."""
+        exchange = Exchange(self._config().limits.body_bytes)
+        call = _Stream(context, exchange, self._service.clock)
+        self._counts["open"] += 1
+        broken = False
+        try:
+            await self._request(call)
+            if exchange.asks:
+                await self._answer(call)
+            while await call.take():  # to its end, whoever it is that counts
+                exchange.taken()
+        except asyncio.CancelledError:
+            raise
+        except Exception:
+            # Ours: a stream that only ended would be a whole answer that is empty.
+            log.exception("failed to pick an endpoint")
+            broken = True
+            why = "internal error of the router"
+            await self._refuse(call, error_response(500, why, "internal_error"))
+        finally:
+            self._counts["open"] -= 1
+            self._counts["broken" if broken else _end_of(exchange)] += 1
+
+    async def _request(self, call: _Stream) -> None:
+        """Read until the exchange asks, or is over."""
+        exchange = call.exchange
+        while not (exchange.asks or exchange.refused or exchange.reply):
+            if not await call.take():
+                return
+
+    async def _answer(self, call: _Stream) -> None:
+        """Decide, and follow the answer."""
+        exchange = call.exchange
+        try:
+            http = self._http(call)
+        except RefusedError as error:
+            self._service.faulty(REFUSALS[error.reason].status)
+            answer: Answer = REFUSALS[error.reason].response(0)
+        else:
+            answer = await self._port.answer(http)
+        aborted = isinstance(answer, PickedReply) and answer.aborted
+        if isinstance(answer, Response) and exchange.reply is None:
+            await self._refuse(call, answer)
+        elif exchange.asks or aborted:
+            why = "the request's deadline has passed in the middle of its answer"
+            await self._refuse(call, error_response(504, why, DEADLINE))
+
+    async def _refuse(self, call: _Stream, answer: Response) -> None:
+        """Give an answer of the router's own."""
+        code = _code_of(answer.body)
+        headers: list[Header] = [
+            (name.lower().encode(), value.encode("latin-1", "replace"))
+            for name, value in answer.headers.items()
+        ]
+        headers.append((b"content-type", answer.content_type.encode()))
+        if answer.status in (429, 503):
+            headers.append((_REASON, _DROPPED.get(code, _SATURATED)))
+        await call.say(
+            call.exchange.refuse(answer.status, headers, answer.body, code or f"{answer.status}")
+        )
+
+    def _http(self, call: _Stream) -> PickedHttp:
+        """The request, as if it had come over HTTP. Raises RefusedError."""
+        exchange, peer = call.exchange, Peer(call.context.peer())
+        head = self._head(exchange.headers)
+        http = PickedHttp(peer, head, exchange.body)  # type: ignore[arg-type]
+        http.call = call
+        return http
+
+    def _head(self, headers: list[Header]) -> Head:
+        """A head by the grammar of HTTP/1.1, whatever the data plane lets through."""
+        named = {name: value for name, value in headers if name.startswith(b":")}
+        pairs = [one for one in headers if one[0] not in named and one[0] not in _FRAMING]
+        tenant, names = self._config().tenant_header.encode(), dict(pairs)
+        if tenant not in names:
+            pairs += [(tenant, names[name]) for name in _FAIRNESS if name in names][:1]
+        method, path = named.get(b":method", b"GET"), named.get(b":path", b"/")
+        lines = [b"%b %b HTTP/1.1" % (method, path)]
+        lines.append(b"host: " + (named.get(b":authority") or b"-"))
+        lines += [b"%b: %b" % pair for pair in pairs]
+        text = b"\r\n".join(lines)
+        ends = len(lines) - 1  # else a value has some of its own
+        if text.count(b"\r") != ends or text.count(b"\n") != ends:
+            raise RefusedError("bad_header")
+        return head_of(text + b"\r\n\r\n", False)
+
+    async def _pick(self, http: Request) -> Answer:
+        """As `Inference.handle`, within the time for a decision."""
+        assert isinstance(http, PickedHttp), "made here"
+        call, terms, service = http.call, self._terms, self._service
+        assert isinstance(call, _Stream), "made here"
+        among = await self._endpoints.among(call.exchange.subset)
+        with PickedInference(service, http, self._endpoints, among, terms) as request:
+            try:
+                async with asyncio.timeout(terms.decision_s) as limit:
+                    call.limit = limit
+                    target = None if call.exchange.blind else target_of(http.path)
+                    return await self._inference.answer(request, target)
+            except TimeoutError:
+                if not limit.expired():
+                    raise
+                return request.too_late()
+
+
+_FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})
+
+
+class _Stream:
+    """The data plane's side of one exchange. Lifetime: call."""
+
+    def __init__(self, context: Any, exchange: Exchange, clock: Callable[[], float]) -> None:
+        self.context = context
+        self.deadline_s = math.inf  # then whoever waits is cancelled, too
+        self._clock = clock
+        self.exchange = exchange
+        self.limit: asyncio.Timeout | None = None  # of the decision
+        self._closed = False  # the data plane says nothing more
+
+    async def take(self) -> bool:
+        """As of `picked.Call`, and so are the others."""
+        message = aio.EOF if self._closed else await self._read()
+        if message is aio.EOF:
+            self._closed = True
+            self.exchange.closed()
+            return False
+        await self.say(self.exchange.feed(message))
+        return True
+
+    async def _read(self) -> Any:
+        """The next message; EOF where the stream ends with the answer, however it ends.
+
+        Where no body comes by, Envoy (1.40) resets a stream at the answer's end as it does when
+        its client leaves, and gRPC may tell either as a mere end: all of it is the answer's end.
+        """
+        try:
+            return await self.context.read()
+        except asyncio.CancelledError:
+            if not self._ended():
+                raise
+            return aio.EOF
+
+    def _ended(self) -> bool:
+        """Whether a cancellation is no more than the answer's end."""
+        task, exchange = asyncio.current_task(), self.exchange
+        unseen = exchange.reply is not None and not exchange.shows_body
+        if task is None or not unseen or self._clock() >= self.deadline_s:
+            return False
+        task.uncancel()
+        self._closed = True
+        exchange.closed()
+        return True
+
+    async def say(self, answers: Iterable[bytes]) -> None:
+        try:
+            for answer in answers:
+                await self.context.write(answer)
+        except asyncio.CancelledError:
+            if not self._ended():
+                raise
+
+    def decided(self, deadline_s: float | None) -> None:
+        if deadline_s is not None:
+            self.deadline_s = deadline_s
+        if self.limit is not None:
+            self.limit.reschedule(None)
+
+
+class _Code(msgspec.Struct):
+    code: str | None = None
+
+
+class _Refusal(msgspec.Struct):
+    error: _Code | str | None = None
+
+
+_REFUSAL = msgspec.json.Decoder(_Refusal)
+
+
+def _code_of(body: bytes) -> str:
+    """The code of an error's body; empty where it has none."""
+    try:
+        error = _REFUSAL.decode(body).error
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
+    return (error.code or "") if isinstance(error, _Code) else ""
+
+
+def _end_of(exchange: Exchange) -> str:
+    """What became of a request, in a word."""
+    if exchange.idle:
+        return "watched"
+    if exchange.refused:
+        return "refused"
+    if exchange.placed:
+        return "placed" if exchange.over else "left"
+    return "unasked" if exchange.reply is not None else "left"

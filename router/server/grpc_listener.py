@@ -1,0 +1,197 @@
+"""A gRPC server's socket, TLS, health and end; what it serves is somebody else's.
+
+Health is grpc/grpc's, `doc/health-checking.md`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from grpc import aio
+
+from router.config.schema import Config, Tls
+from router.request.protobuf import message_classes
+from router.request.service import Service
+from router.server.tls import TlsError, pem, server_tls
+
+_HEALTH = "grpc.health.v1.Health"
+_WATCH_S = 0.5  # between two looks of a health watch
+_Asked = message_classes("grpc.health.v1", {"HealthCheckRequest": "string service"})[
+    "HealthCheckRequest"
+]
+Serves = Callable[[str], bool | None]  # by a service's name; None: there is none
+
+log = logging.getLogger(__name__)
+
+
+def serves(service: Service) -> bool:
+    """Whether a request that came now would be placed."""
+    return not service.reasons() and service.ready_workers() > 0
+
+
+class Peer:
+    """As much of a connection as a request needs. Lifetime: call."""
+
+    transport = None
+    goes_on = True
+
+    def __init__(self, address: str) -> None:
+        """`address`: as gRPC has it, `ipv4:HOST:PORT` or `ipv6:[HOST]:PORT`, quoted."""
+        kind, _, rest = address.partition(":")
+        host = rest.rpartition(":")[0].replace("%5B", "[").replace("%5D", "]")
+        self.host = host.strip("[]") if kind in ("ipv4", "ipv6") else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a server listens."""
+
+    host: str
+    port: int  # 0: the system chooses
+    tls: Tls = field(default_factory=Tls)
+
+
+class GrpcListener:
+    """Lifetime: process."""
+
+    def __init__(self, find: Callable[[str], Any], health: Serves) -> None:
+        """`find`: the handler of a method, None: nobody's."""
+        self._find = find
+        self._health = health
+        self._server: aio.Server | None = None
+        self.stopping = asyncio.Event()
+        self._stopping: asyncio.Task[None] | None = None
+        self._credentials: grpc.ServerCertificateConfiguration | None = None
+
+    async def listen(self, place: Place, config: Config, message_bytes: int = 0) -> str:
+        """Serve there; returns host and port. `message_bytes`: the largest message, where that is
+        not a request's body. Raises OSError, TlsError.
+        """
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        limits, server = config.limits, config.server
+        shared = config.reuse_port or config.hot_restart is not None
+        self._server = aio.server(
+            options=(
+                ("grpc.so_reuseport", int(shared)),
+                ("grpc.max_receive_message_length", message_bytes or limits.body_bytes),
+                ("grpc.max_send_message_length", -1),
+                ("grpc.max_metadata_size", limits.header_bytes),
+                ("grpc.server_handshake_timeout_ms", int(server.head_s * 1e3)),
+                ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+                ("grpc.keepalive_permit_without_calls", 1),
+                ("grpc.keepalive_time_ms", 60_000),  # a client that is gone without a word
+                ("grpc.keepalive_timeout_ms", 20_000),
+            ),
+            maximum_concurrent_rpcs=server.connections,
+        )
+        self._server.add_generic_rpc_handlers((_Handlers(self._handler),))
+        try:
+            self._read_files(place.tls)
+            at = f"{host}:{place.port}"
+            if self._credentials is None:
+                port = self._server.add_insecure_port(at)
+            else:
+                port = self._server.add_secure_port(at, self._secure(place.tls))
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {host}, port {place.port}: in use?") from error
+        await self._server.start()
+        return f"{host}:{port}"
+
+    def renew(self, tls: Tls) -> None:
+        """Read the files of TLS anew. Those that cannot be used change nothing."""
+        try:
+            self._read_files(tls)
+        except TlsError as error:
+            log.error("TLS files not read anew for gRPC, the old ones stay: %s", error)
+
+    def _read_files(self, tls: Tls) -> None:
+        """Raises TlsError."""
+        if tls.cert is None:
+            return
+        server_tls(tls)  # says what is wrong with them
+        key, cert, ca = pem(tls.key or tls.cert), pem(tls.cert), None
+        if tls.client_ca is not None:
+            ca = pem(tls.client_ca)
+        self._credentials = grpc.ssl_server_certificate_configuration([(key, cert)], ca)
+
+    def _secure(self, tls: Tls) -> grpc.ServerCredentials:
+        """Credentials that are asked for at each handshake."""
+        assert self._credentials is not None, "read"
+        return grpc.dynamic_ssl_server_credentials(
+            self._credentials, lambda: self._credentials, tls.client_ca is not None
+        )
+
+    def accept_no_more(self, grace_s: float) -> None:
+        """Take no more calls; running ones may end, and what is left after `grace_s` is cut off."""
+        self.stopping.set()
+        if self._server is not None and self._stopping is None:
+            self._stopping = asyncio.create_task(self._server.stop(grace_s))
+
+    async def aclose(self, grace_s: float) -> None:
+        """As `accept_no_more`; returns once nothing is left."""
+        self.accept_no_more(grace_s)
+        if self._stopping is not None:
+            await self._stopping
+
+    def _handler(self, method: str) -> Any:
+        if method == f"/{_HEALTH}/Check":
+            return grpc.unary_unary_rpc_method_handler(self._check)
+        if method == f"/{_HEALTH}/Watch":
+            return grpc.unary_stream_rpc_method_handler(self._watch)
+        return self._find(method)
+
+    async def _check(self, message: bytes, context: Any) -> bytes:
+        """grpc.health.v1.Health/Check."""
+        try:
+            name: str = _Asked.FromString(message).service
+        except DecodeError:
+            context.set_code(grpc.StatusCode.INVALID_ARGUMENT)
+            context.set_details("the message is no HealthCheckRequest")
+            return b""
+        well = self._health(name)
+        if well is None:
+            context.set_code(grpc.StatusCode.NOT_FOUND)
+            context.set_details("no such service here; ask with an empty name")
+            return b""
+        return _answer(well)
+
+    async def _watch(self, message: bytes, context: Any) -> AsyncIterator[bytes]:
+        """grpc.health.v1.Health/Watch. Ends with the router."""
+        try:
+            name: str = _Asked.FromString(message).service
+        except DecodeError:
+            name = ""
+        told: bool | None = None
+        while told is None or not self.stopping.is_set():
+            well = bool(self._health(name))
+            if well is not told:
+                told = well
+                yield _answer(well)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_WATCH_S):
+                    await self.stopping.wait()
+        if told:
+            yield _answer(False)
+
+
+def _answer(well: bool) -> bytes:
+    """A HealthCheckResponse: its only field is 1 for SERVING, 2 for NOT_SERVING."""
+    return b"\x08\x01" if well else b"\x08\x02"
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a call. Lifetime: process."""
+
+    def __init__(self, find: Callable[[str], Any]) -> None:
+        self._find = find
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        """As of the library."""
+        return self._find(details.method)
