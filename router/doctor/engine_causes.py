@@ -15,6 +15,7 @@ from router.doctor.report import Change, Found, number
 
 KV_FULL = 0.8  # share in use from which memory is the limit
 AT_LIMIT = 0.95  # of the largest batch
+WAITING = 0.2  # share of what is active: fewer wait for nothing but their first step
 SOME = 0.5  # requests, on average: fewer are none
 LONG_PROMPT = 1024  # tokens whose prefill others notice
 _GUARANTEED, _UTMOST = "guaranteed_no_evict", "max_utilization"
@@ -77,8 +78,10 @@ def _length(e: Evidence, x: EngineEvidence) -> float:
 
 
 def _waits(x: EngineEvidence) -> bool:
-    """Whether requests wait that are active."""
-    return x.moving and x.waiting >= SOME
+    """Whether requests wait that are active, and longer than until the next step begins: each has
+    to, so that a few do wherever answers are short.
+    """
+    return x.moving and x.waiting >= max(1.0, WAITING * x.active)
 
 
 def _short(x: EngineEvidence) -> bool:

@@ -30,7 +30,13 @@ from router.doctor.readings import (
     parse_stats,
 )
 from router.doctor.report import DoctorError
-from router.fleet.engines.adapter import MAX_METRICS_BYTES, MAX_REPLY_BYTES, Reply, ask
+from router.fleet.engines.adapter import (
+    MAX_METRICS_BYTES,
+    MAX_REPLY_BYTES,
+    Reply,
+    ask,
+    trouble_with,
+)
 
 _TRITON_METRICS_PORT = 8002
 _MOST_TOLD = 64  # settings of an engine
@@ -82,19 +88,24 @@ class Reader:
         """Who it is, and its configuration. Raises DoctorError."""
         try:
             about = await self._ask("/v2")
-            if about.status == 200:
+            if about.status == 200 and about.body:  # a page of metrics has none
                 return await self._v2(parse_json(about.body, _About, f"{self.url}/v2"))
             return await self._plain()
         except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise DoctorError(_told(self.url, error)) from error
+            raise DoctorError(await self.trouble(error)) from error
 
     async def read(self, source: Source, now_s: float) -> Reading:
         """Its figures of now. Raises DoctorError."""
         try:
             gauges, stats = await asyncio.gather(self._gauges(source), self._stats(source))
         except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise DoctorError(_told(self.url, error)) from error
+            raise DoctorError(await self.trouble(error)) from error
         return Reading(now_s, gauges, stats)
+
+    async def trouble(self, error: Exception) -> str:
+        """What is to be said of an error, with the URL."""
+        said = await trouble_with(self.url, error, self._timeout.total or 0.0)
+        return f"{self.url}: {said}" if isinstance(error, WireError) else said
 
     async def _v2(self, about: _About) -> Source:
         found = await self._ask("/v2/repository/index", "POST")
@@ -145,8 +156,8 @@ class Reader:
         if kind is None:
             raise DoctorError(
                 f"{self.url} is neither Triton nor vLLM, SGLang or warmroute-engine: GET /v2 is "
-                f"not there, and GET {metrics_url} answered {reply.status} without their metrics; "
-                "give the server's own URL"
+                f"not there or empty, and GET {metrics_url} answered {reply.status} without their "
+                "metrics; give the server's own URL"
             )
         cards = await self._ask("/v1/models")
         listed = parse_json(cards.body, _Cards, "/v1/models") if cards.status == 200 else _Cards()
@@ -210,7 +221,7 @@ async def read_router(http: aiohttp.ClientSession, url: str, timeout_s: float) -
     try:
         found = await reader.gauges(f"{reader.url}/metrics", ROUTER_WANTED)
     except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
-        raise DoctorError(f"--router: {_told(reader.url, error)}") from error
+        raise DoctorError(f"--router: {await reader.trouble(error)}") from error
     if not found.by_name:
         raise DoctorError(f"--router {url}: no warmroute metrics there; give its admin port")
     return found
@@ -225,18 +236,6 @@ def check_url(url: str) -> None:
         good = False
     if not good:
         raise DoctorError(f"{url!r} is no URL; give one such as http://127.0.0.1:8000")
-
-
-def _told(url: str, error: Exception) -> str:
-    if isinstance(error, TimeoutError):
-        return f"{url} does not answer in time; is it overloaded, or another protocol's port?"
-    if isinstance(error, aiohttp.ClientSSLError):
-        return f"{url}: somebody listens, but TLS fails ({error.strerror or error}); is it http://?"
-    if isinstance(error, aiohttp.ClientConnectorError):
-        return f"{url}: nobody listens there ({error.strerror or error}); check host and port"
-    if isinstance(error, aiohttp.ClientError):
-        return f"{url}: {error or type(error).__name__}; is it an HTTP server? https://?"
-    return f"{url}: {str(error)[:400]}"
 
 
 def _flat(told: Table) -> dict[str, str]:

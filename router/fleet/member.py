@@ -28,6 +28,7 @@ from router.fleet.engines.adapter import (
     ask,
     is_paused,
     total,
+    trouble_with,
 )
 from router.fleet.recognize import (
     NoSuchRankError,
@@ -371,7 +372,7 @@ class Member:
             except (UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError) as error:
                 fits = False
                 failures += 1
-                self._not_recognized(str(error) or type(error).__name__)
+                self._not_recognized(await trouble_with(spec.url, error, terms.probe_s))
                 if self._state != "down" and (failures >= _DOWN_AFTER or refused(error)):
                     self._put_down()
                     self.abandon_silent()

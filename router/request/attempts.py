@@ -218,9 +218,12 @@ class Sieve:
     Lifetime: one dispatch.
     """
 
-    def __init__(self, reply: ReplySink, kserve: bool = False) -> None:
-        """`kserve`: 400 may mean that a queue is full, and another worker's is not."""
+    def __init__(self, reply: ReplySink, kserve: bool = False, escaped: bool = False) -> None:
+        """`kserve`: 400 may mean that a queue is full, and another worker's is not. `escaped`: the
+        target has escapes, which some servers leave as they are: not found is then the target.
+        """
         self._reply = reply
+        self._escaped = escaped
         self._kserve = kserve
         self._events: Body | None = None  # of KServe's, as far as they have come
         self._events_end = b"\n\n"
@@ -279,7 +282,8 @@ class Sieve:
             return
         body = b"".join(self._payload)
         held = HeldReply(self._head, body)
-        self._absent = self._head.status in _STATUSES and says_absent(self._head.status, body)
+        if self._head.status in _STATUSES and not self._escaped:
+            self._absent = says_absent(self._head.status, body)
         if says_busy(self._head.status, body):
             self._busy = held
         elif not self._absent:
@@ -514,7 +518,7 @@ class Attempts:
         if arrival.needs is not None:
             kserve = request.path.reads in ("infer", "tensors")
             sent = replace(sent, mark=request.path.mark, keeps_ends=kserve)
-            sieve = Sieve(stream or reply, kserve)
+            sieve = Sieve(stream or reply, kserve, "%" in sent.target.partition("?")[0])
         sending = request.upstream(member).send(
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,

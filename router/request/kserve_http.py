@@ -56,7 +56,7 @@ MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
 BROKEN = "the worker failed in the middle of its answer"
 LATE = "the request's deadline passed in the middle of its answer"
 _PATH = re.compile(
-    r"/v2/models/(?P<model>[^/]{1,1024})(?:/versions/(?P<version>[^/]{1,64}))?/(?P<verb>[a-z_]+)"
+    r"/v2/models/(?P<model>[^/]{1,1024})(?:/versions/(?P<version>[0-9]{1,64}))?/(?P<verb>[a-z_]+)"
 )
 _PREFIXES = (
     *("/v2/models", "/v2/health", "/v2/repository", "/v2/trace/", "/v2/logging"),
@@ -99,7 +99,7 @@ def target_of(path: str) -> HttpTarget | None:
 
 
 def is_kserve(path: str) -> bool:
-    """Whether an error on this path has Triton's form."""
+    """Whether an error on this path has Triton's form. Others have paths below /v2, too."""
     return path == PREFIX or path.startswith(_PREFIXES)
 
 

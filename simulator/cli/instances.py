@@ -298,6 +298,7 @@ def _page(planner: Planner, plan: Plan, lines: Sequence[str]) -> str:
         seen = [one for one in batches.sizes if one.batch <= batches.largest]
         times["measured"] = ([float(s.batch) for s in seen], [s.seconds * 1e3 for s in seen])
         bands["measured"] = (times["measured"][1], times["measured"][1])
+    drawn = f"Drawn to {BEYOND} times the largest seen." if batches.sizes else "As given."
     rate = {"one instance": (sizes, [batches.rate_per_s(int(b)) for b in sizes])}
     plot = partial(line_plot, whole_x=True)
     by_count = [
@@ -310,7 +311,7 @@ def _page(planner: Planner, plan: Plan, lines: Sequence[str]) -> str:
     ]  # fmt: skip
     by_batch = [
         Picture(plot(times, "batch", "execution, ms", bands=bands, ylim=(0, None)),
-                "time of an execution by batch", f"Drawn to {BEYOND} times the largest seen."),
+                "time of an execution by batch", drawn),
         Picture(plot(rate, "requests in flight", "requests/s", points=True, ylim=(0, None)),
                 "throughput by requests in flight", f"Knee: {plan.knee.requests}."),
     ]  # fmt: skip

@@ -145,6 +145,9 @@ _ENSEMBLE = config(
 )
 HEALTHY = {
     "batch 1 at the TensorRT-LLM backend, which says so of every request": llm({}),
+    "short answers, of which one or two wait for their first step": llm(
+        {"active": [7, 7, 8, 6, 8], "scheduled": [7, 6, 8, 6, 6], "kv_used": 1}
+    ),
     "gauges that stand still since the last request": pool(
         triton([_ENGINE], ran("tensorrt_llm"), gauges=_STILL)
     ),

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 import tritonclient.http.aio as client_of
 import tritonclient.utils as utils
+from yarl import URL
 
 from tests.engines.pool import Pool
 from tests.engines.test_triton import GENERATE, INFER, STREAM, answer_of, asked, tensors
@@ -165,6 +166,23 @@ async def test_malformed_tensors_are_refused_in_tritons_form(triton: Pool, what:
     headers["Inference-Header-Content-Length"] = length
     assert (await answer_of(router.url, "POST", path, body, **headers))[0] == 200
     await router.assert_idle()
+
+
+@pytest.mark.parametrize("path", ["versions/x/infer", "versions/%31/infer", "%69nfer", "infer;x=1"])
+async def test_paths_that_triton_does_not_know_take_none_from_others(
+    triton: Pool, path: str
+) -> None:
+    """It leaves escapes as they are; no server is believed to lack the path for that."""
+    length, body = binary(16, [1, 4], SIXTEEN)
+    headers = {"Inference-Header-Content-Length": length}
+    url, router = f"/v2/models/{ECHO}/{path}", triton.router
+    for base in (triton.servers[0].url, router.url, router.url):
+        target = URL(f"{base}{url}", encoded=True)
+        async with router.http.post(target, data=body, headers=headers) as reply:
+            assert (reply.status, await reply.read()) == (404, b'{"error":"Not Found"}')
+    assert (await answer_of(router.url, "POST", f"/v2/models/{ECHO}/infer", body, **headers))[
+        0
+    ] == 200
 
 
 async def test_what_is_asked_beside_inference(clients) -> None:

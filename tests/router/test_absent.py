@@ -9,7 +9,9 @@ import pytest
 
 from policies.facts import Failure
 from router.core.actions import Dispatch, Reject
-from router.request.attempts import says_absent
+from router.request.attempts import Sieve, says_absent
+from router.upstream.client_reply import CollectedReply
+from router.upstream.reply import Framing, Outcome, ReplyHead
 from tests.router.core_world import World
 
 OURS = b'{"error":{"message":"no such path: /x","type":"NotFoundError","param":null,"code":404}}'
@@ -41,6 +43,18 @@ def test_only_what_speaks_of_the_path_means_the_path(
     status: int, body: bytes, absent: bool
 ) -> None:
     assert says_absent(status, body) is absent
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
+    """Triton leaves them as they are, so any client could take a path from all others."""
+    client, body = CollectedReply(99), b'{"error":"Not Found"}'
+    sieve = Sieve(client, kserve=True, escaped=escaped)
+    sieve.head(ReplyHead(404, b"", (), Framing.LENGTH, len(body)))
+    sieve.data(body)
+    sieve.finish()
+    outcome = sieve.judged(Outcome(started_s=0.0))
+    assert (outcome.error is None) == escaped == (client.body == body)
 
 
 def asking(world: World, needs: str | None, **fields: Any) -> Any:

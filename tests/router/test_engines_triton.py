@@ -179,6 +179,21 @@ async def test_one_of_its_models_may_be_named() -> None:
     assert (one.facts.models, one.health.path) == (("llm",), "/v2/models/llm/ready")
 
 
+@pytest.mark.parametrize(
+    ("given", "found", "advice"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1", "nobody speaks gRPC at 127.0.0.1:1 now: check grpc="),
+        ("none", None, ""),
+    ],
+)
+async def test_grpc_that_is_named_where_nobody_speaks_it_is_told(
+    given: str, found: str | None, advice: str
+) -> None:
+    async with engine({"/metrics": BACKEND}) as metrics:
+        one = await recognized(OWN, f",metrics={metrics}/metrics,grpc={given}")
+    assert (one.grpc, one.advice) == (found, advice)
+
+
 async def test_without_metrics_or_configs_it_serves_by_load_alone() -> None:
     bare = {path: page for path, page in OWN.items() if "models" not in path}
     one = await recognized(bare)

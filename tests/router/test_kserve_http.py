@@ -163,7 +163,16 @@ def test_paths() -> None:
     target = target_of("/v2/models/a%2Fb/versions/2/infer")
     assert target is not None
     assert (target.model, target.version) == ("a/b", "2")
-    for path in ("/v2/models/m", "/v2/models//infer", "/v2/models/m/ready", "/v2/rerank"):
+    versions = [
+        f"/v2/models/m/versions/{version}/infer" for version in ("x", "", "-1", "1.5", "1 ")
+    ]
+    for path in (
+        *versions,
+        "/v2/models/m",
+        "/v2/models//infer",
+        "/v2/models/m/ready",
+        "/v2/rerank",
+    ):
         assert target_of(path) is None
     assert is_kserve("/v2/models/m")
     assert not is_kserve("/v2/rerank")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 
 import aiohttp
@@ -16,6 +17,7 @@ from router.fleet.engines.adapter import (
     MAX_REPLY_BYTES,
     LoadReader,
     UnrecognizedError,
+    trouble_with,
 )
 from router.fleet.engines.vllm import loads_in
 from router.fleet.recognize import NoSuchRankError, Recognized
@@ -279,6 +281,34 @@ async def test_answers_that_do_not_come_or_do_not_end_are_errors_in_time(
     pages = {**VLLM, "/kv_event_sources": SOURCES, path: page}
     with pytest.raises((TimeoutError, aiohttp.ClientError)):
         await recognized(pages, timeout_s=0.2 if page is HANGS else 5.0)
+
+
+async def test_an_address_of_something_else_is_told_from_one_where_nobody_listens() -> None:
+    async def speaks_grpc(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"\0\0\0\4\0\0\0\0\0")  # settings, whoever asks
+        await reader.read(1)
+        writer.close()
+
+    async def speaks_http(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.close()
+
+    async def trouble(url: str) -> str:
+        async with aiohttp.ClientSession() as http:
+            with pytest.raises(aiohttp.ClientError) as caught:
+                await http.get(url)
+        return await trouble_with(url, caught.value, 1.0)
+
+    for speaks, scheme, says in (
+        (speaks_grpc, "http", "speaks gRPC, or HTTP/2 alone; give its HTTP port"),
+        (speaks_grpc, "https", "somebody listens, but TLS fails"),
+        (speaks_http, "https", "somebody listens, but TLS fails"),
+        (speaks_http, "http", "is it an HTTP server?"),
+    ):
+        async with await asyncio.start_server(speaks, "127.0.0.1") as server:
+            port = server.sockets[0].getsockname()[1]
+            assert says in await trouble(f"{scheme}://127.0.0.1:{port}/")
+    assert "127.0.0.1:1: nobody listens there" in await trouble("http://127.0.0.1:1/v2")
 
 
 def test_the_line_of_a_worker_stays_one_line_whatever_its_models_are_called():

@@ -63,6 +63,46 @@ def decoded(body: bytes | str, kind: type[T], what: str) -> T:
         raise WireError(f"{what}: {error}") from error
 
 
+async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
+    """What failed when a server was asked, and what may be wrong with its URL, for people."""
+    if isinstance(error, TimeoutError):
+        return f"{url} does not answer in time; is it overloaded, or another protocol's port?"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        return f"{url}: its certificate is not accepted: {error.certificate_error}"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        place = f"{error.host}:{error.port}"
+        reason = error.os_error.strerror or str(error.os_error)
+        hung_up = isinstance(error.os_error, ConnectionResetError)
+        if hung_up or isinstance(error, aiohttp.ClientSSLError):
+            why = "it hung up" if hung_up else reason
+            return f"{place}: somebody listens, but TLS fails ({why}); is it http://?"
+        return f"{place}: nobody listens there ({reason}); check host and port"
+    if isinstance(error, aiohttp.ClientError):
+        parts = urlsplit(url)
+        if await speaks_http2(parts.hostname or "", parts.port or 80, timeout_s):
+            return f"{url} speaks gRPC, or HTTP/2 alone; give its HTTP port (Triton's is 8000)"
+        return f"{url}: {error or type(error).__name__}; is it an HTTP server? https://?"
+    return str(error)[:400]
+
+
+async def speaks_http2(host: str, port: int, timeout_s: float) -> bool:
+    """Whether somebody there answers as servers of gRPC do, in plain text: to the preface of
+    HTTP/2 with settings (RFC 9113, section 3.4).
+    """
+    writer = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(host, port)
+            writer.write(_PREFACE + _SETTINGS)
+            head = await reader.readexactly(9)
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False
+    finally:
+        if writer is not None:
+            writer.close()
+    return head[3] == _SETTINGS[3]
+
+
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 _SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame without any
 
@@ -110,21 +150,8 @@ class Interview:
         return self._replies[key]
 
     async def speaks_http2(self, host: str, port: int) -> bool:
-        """Whether somebody there answers as servers of gRPC do, in plain text: to the preface of
-        HTTP/2 with settings (RFC 9113, section 3.4).
-        """
-        writer = None
-        try:
-            async with asyncio.timeout(self._timeout.total):
-                reader, writer = await asyncio.open_connection(host, port)
-                writer.write(_PREFACE + _SETTINGS)
-                head = await reader.readexactly(9)
-        except (OSError, TimeoutError, asyncio.IncompleteReadError):
-            return False
-        finally:
-            if writer is not None:
-                writer.close()
-        return head[3] == _SETTINGS[3]
+        """Whether somebody there speaks HTTP/2, as gRPC does."""
+        return await speaks_http2(host, port, self._timeout.total or 0.0)
 
     async def metrics(self) -> str:
         """Its metrics as text; empty where it has none that we would read."""

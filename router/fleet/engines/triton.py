@@ -83,36 +83,38 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in told]
     blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in told]
     capacity = sum(map(int.__mul__, sizes, blocks))
-    grpc = await _grpc(talk) if own else None
+    grpc, advice = await _grpc(talk) if own else (None, "")
+    if not told and not (own and text):
+        advice = "no load figures: give metrics=http://HOST:8002/metrics"
     return Profile(
         block_size=next(filter(None, sizes), None),
         usual_block_size=_BLOCK_SIZE,
         kv_tokens={0: capacity} if capacity else {},
         loads=LoadReader(url, loads_in) if told else None,
         health=await _health(talk, own),
-        advice=""
-        if told or (own and text)
-        else "no load figures: give metrics=http://HOST:8002/metrics",
+        advice=advice,
         roles=await roles(talk, own),
         lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
         grpc=grpc,
     )
 
 
-async def _grpc(talk: Interview) -> str | None:
-    """Where its gRPC is: as the operator says, else at the port after its own if it speaks there.
+async def _grpc(talk: Interview) -> tuple[str | None, str]:
+    """Where its gRPC is, as the operator says, else at the port after its own if it speaks there;
+    and what the operator should know of it.
 
     Behind https nothing is looked for: the operator has to name it.
     """
     given, parts = talk.spec.grpc, urlsplit(talk.spec.url)
-    if given is not None:
-        return None if given == "none" else given
-    if parts.scheme == "https":
-        return None
+    if given == "none" or (given is None and parts.scheme == "https"):
+        return None, ""
     host, port = parts.hostname or "", (parts.port or 80) + 1
-    if not await talk.speaks_http2(host, port):
-        return None
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    if given is not None:
+        named = urlsplit(f"//{given}")
+        host, port = named.hostname or "", named.port or port
+    if parts.scheme == "https" or await talk.speaks_http2(host, port):
+        return given or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), ""
+    return given, "" if given is None else f"nobody speaks gRPC at {given} now: check grpc="
 
 
 class _Entry(msgspec.Struct):
