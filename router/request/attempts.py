@@ -27,7 +27,7 @@ from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
-from router.request.kserve_http import BROKEN, LATE, says_busy, says_unreadable
+from router.request.kserve_http import last_event, says_busy, says_unreadable
 from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
@@ -206,12 +206,6 @@ class _Denial(msgspec.Struct):
 _DENIAL = msgspec.json.Decoder(_Denial)
 
 
-def _last_event(why: str) -> bytes:
-    """As a model's own error within a stream, and the end of its chunks."""
-    words = b'data: {"error":"%b"}\n\n' % why.encode()
-    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
-
-
 class Sieve:
     """A `ReplySink` before the client's: it keeps back what says that there is no such path.
 
@@ -296,7 +290,7 @@ class Sieve:
         elif self._events is None or not self._events.between_chunks or self._events_end != b"\n\n":
             self._reply.abort(late)
         else:
-            self._reply.data(_last_event(LATE if late else BROKEN))
+            self._reply.data(last_event(late))
             self._reply.finish()
 
     def left(self) -> None:

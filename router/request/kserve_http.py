@@ -124,6 +124,14 @@ def tritons_error(body: bytes, model: str | None) -> bytes:
     return msgspec.json.encode({"error": message})
 
 
+def last_event(late: bool) -> bytes:
+    """As a model's own error within a stream, and the end of its chunks. `late`: its deadline
+    passed, else its worker failed.
+    """
+    words = b'data: {"error":"%b"}\n\n' % (LATE if late else BROKEN).encode()
+    return b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
+
+
 def error_in(body: bytes) -> str:
     """What an error of Triton's says; empty: nothing that can be read."""
     try:
