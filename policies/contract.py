@@ -146,6 +146,9 @@ class FleetView:
     load_age_s: Floats  # age of the last load report; +inf before the first
     event_age_s: Floats  # age of the last KV event; +inf before the first
     arrival_rate_per_s: float = 0.0  # smoothed arrivals of the pool
+    # Arrivals per second for each unfinished request: by Little's law, how often one worker's
+    # requests are replaced; so `requests` times this is what comes to a worker in a second.
+    turnover_per_s: float = 0.0
     mean_load_s: float = 0.0  # mean over rows of queued prefill in seconds
     live_sessions: int = 0  # sessions with a request in flight or seen lately
     pair_tokens: float = 0.0  # prefill attention of one query to one key, in tokens of linear work
@@ -226,6 +229,17 @@ class FleetView:
     def has_kv_thresholds(self) -> bool:
         """Whether any worker has a threshold of its own for its KV in use."""
         return bool(np.count_nonzero(self.max_kv_fraction == self.max_kv_fraction))
+
+    @property
+    def assumed_capacity_tokens(self) -> Floats:
+        """float64[rows]: KV capacity; where unknown, the others' median; 1e18 where nobody told.
+
+        One that does not tell must not look as if everything fitted in.
+        """
+        told, unknown = self.kv_capacity_tokens, np.isnan(self.kv_capacity_tokens)
+        if not np.count_nonzero(unknown):
+            return told
+        return np.where(unknown, 1e18 if unknown.all() else median(told[~unknown]), told)
 
     @property
     def kv_fraction(self) -> Floats:

@@ -1,100 +1,100 @@
-"""Warmset: new sessions start only where their caches will last; a cost in seconds chooses.
-
-Source: this project (docs/reference/warmset.md). The factor for requests lies between the sum of
-Llumnix (2026) and the product of LMetric (arXiv 2603.15202, 2026).
-"""
+"""Warmset, of this project: new sessions start only where their caches will last."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.contract import Bools, FleetView, Floats, RequestView, median
+from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.work import later_s, new_s
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
-_GAMMA = 1.5  # an all-cold worker never reaches its bound: by this factor holding pays sooner
-_EMPTY = 0.2  # how much of a new session's price does not depend on how full its worker is
+_GAMMA = 1.2  # an all-cold worker never reaches its bound: by this factor holding pays sooner
 _REUSED = 0.1  # chance that somebody wants what an unknown prompt leaves in a cache
 _RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, if the pool has room
+_BEGUN = 4.0  # times what its cache takes to compute: then who has begun may go there anyway
 
 
 @dataclass(frozen=True, slots=True)
 class Warmset:
-    """cost [s] = (queue + prefill + pushed out) * sqrt(requests + 1) * keep + requests * step/2
-    + evicted/10. step: of decode, the pool's median. keep, to the power of the chance that the
-    session returns: for one that is warm, 1 at home and `stay` elsewhere; else 0.2 + the share of
-    memory that sessions want. evicted: where caches are full, seconds of prefill that is not warm.
-    A warm session moves only where its cache pushes nothing out. A new one, or one whose cache is
-    lost, starts where it mostly is, fits within `gate` or needs no cache, or waits: +inf.
+    """cost [s] = queue + prefill + later + running + pushed_out + place + evicted.
 
-    Spill depth of H hits, queue drained: P^2 / (P - H)^2 - 1 requests of P tokens, less for steps.
-    Unknown hits are taken as they are. Unknown capacities: never waits.
+    later: by how much its prefill delays all who come before that worker's queue is empty again.
+    running: how long the worker's requests wait for it, each second for `running` of a second.
+    place: for a warm session away from home, `stay` - 1 times all of these; for another, what its
+    cache takes to compute, by the chance that it returns, times the memory that is wanted there.
+    A new session, or one whose cache is lost, starts where it fits within `gate`, or waits: +inf.
+
+    Spill depth of hits of H s in prompts of P s, no queues: H / (P - H) / `running` requests.
+    Unknown hits are taken as they are; an unknown capacity as the others' median, none: endless.
 
     gate: share of a worker's KV memory that sessions at home may want; above 0.
     stay: how many times dearer a warm session is away from home; 1 or more.
+    running: weight of running answers' delay; more: more good answers, later first tokens. 0..1.
     """
 
     gate: float = 1.0
-    stay: float = 2.0
+    stay: float = 4.0
+    running: float = 0.1
     needs_sessions: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.gate < float("inf"):
-            raise ValueError(f"gate is {self.gate}; it must be finite, above 0")
-        if not 1.0 <= self.stay < float("inf"):
-            raise ValueError(f"stay is {self.stay}; it must be finite, 1 or more")
+        for name, least, most in (("gate", 0.01, 1e6), ("stay", 1.0, 1e6), ("running", 0.0, 1.0)):
+            if not least <= (value := getattr(self, name)) <= most:
+                raise ValueError(f"{name} is {value}; it must be {least:g} to {most:g}")
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        t = self.terms(request, fleet, state)
-        work_s = t["queue_s"] + t["prefill_s"] + t["pushed_out_s"]
-        costs: Floats = work_s * t["crowd"] * t["keep"] + t["steps_s"] + t["evicted_s"]
-        costs[t["over_tokens"] > 0.0] = np.inf
+        terms = self.terms(request, fleet, state)
+        shut = np.where(terms.pop("over_tokens") > 0.0, np.inf, 0.0)
+        costs: Floats = sum(terms.values(), start=shut)
         return costs
 
-    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> Mapping[str, Floats]:
-        """The factors of the cost; `over_tokens` above 0 shuts a worker to this request."""
-        hits, wanted = fleet.hit_tokens, fleet.working_set_tokens
-        private, trunk, cached = request.private_tokens, request.trunk_tokens, fleet.cached_tokens
-        capacity = np.nan_to_num(fleet.kv_capacity_tokens, nan=np.inf)
-        lacks_trunk = ~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1))
-        after = wanted + (private + trunk * lacks_trunk)
-        pushed = np.minimum(np.maximum(after - _FULL * capacity, 0.0), private)
-        if request.standing == "warm":
-            home = fleet.worker_id == request.home_id
-            over, keep = np.where(home, 0.0, pushed), np.where(home, 1.0, self.stay)
-            pushed, evicted = over, np.zeros(len(fleet))
-        else:
-            there = 2 * (hits - trunk) > private  # most of what is its own: it pushes little out
-            over = np.where(there | self._open(request, fleet, after, capacity), 0.0, private)
-            keep = _EMPTY + np.minimum((wanted + private) / capacity, 4.0)
-            evicted = np.clip(np.nan_to_num(cached) + private - capacity, 0.0, private)
-        return {
+    def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
+        """The seconds of the cost; `over_tokens` above 0 shuts a worker to this request."""
+        hits, wanted, redo_s = fleet.hit_tokens, fleet.working_set_tokens, fleet.working_set_s
+        private, trunk = request.private_tokens, request.trunk_tokens
+        size, own_s = fleet.assumed_capacity_tokens, new_s(request, fleet)
+        after = wanted + private
+        after += trunk * (~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1)))
+        full_s = _FULL * redo_s * (size / np.maximum(wanted, 1.0))
+        saved_s = _GAMMA * float(full_s.sum()) / max(len(fleet), 1)
+        lasts = saved_s >= fleet.cycle_s > 0.0  # else a full cache saves less than it idles
+        pushed = np.clip(after - _FULL * size, 0.0, private * lasts)
+        seconds = {
             "queue_s": fleet.queued_prefill_s,
-            "prefill_s": fleet.prefill_s(request.prompt_tokens - hits, hits),
-            "pushed_out_s": pushed * (fleet.working_set_s / np.maximum(wanted, 1.0)),
-            "crowd": np.sqrt(fleet.requests + 1.0),
-            "steps_s": fleet.requests * (0.5 * median(fleet.step_s)),
-            "keep": keep**request.return_chance,
+            "prefill_s": own_s,
+            "later_s": later_s(fleet, own_s),
+            "running_s": self.running * fleet.requests * own_s,
+            "pushed_out_s": pushed * (redo_s / np.maximum(wanted, 1.0)),
+        }
+        if request.standing == "warm":
+            away, nothing = fleet.worker_id != request.home_id, np.zeros(len(fleet))
+            seconds["pushed_out_s"] *= away
+            dearer = away * lasts * (self.stay**request.return_chance - 1.0)
+            seconds["place_s"] = dearer * sum(seconds.values(), start=nothing)
+            return seconds | {"evicted_s": nothing, "over_tokens": nothing}
+        again_s = fleet.prefill_s(private, trunk)
+        there = 2 * (hits - trunk) > private  # most of what is its own: it pushes little out
+        fits = there | (not lasts) | self._open(request, fleet, after, again_s)
+        evicted = np.clip(np.nan_to_num(fleet.cached_tokens) + private - size, 0.0, private)
+        return seconds | {
+            "place_s": again_s * (lasts * request.return_chance) * np.minimum(after / size, 4.0),
             "evicted_s": evicted * (_REUSED / fleet.prefill_tokens_per_s),
-            "over_tokens": over,
+            "over_tokens": np.where(fits, 0.0, private),
         }
 
-    def _open(self, request: RequestView, fleet: FleetView, after: Floats, size: Floats) -> Bools:
-        wanted, redo_s, cycle_s = fleet.working_set_tokens, fleet.working_set_s, fleet.cycle_s
-        fits: Bools = (after <= self.gate * size) | (wanted == 0.0) | (cycle_s == 0.0)
-        if not fits.all():
-            own_s = fleet.prefill_s(request.private_tokens, request.trunk_tokens)
-            fits |= redo_s + own_s <= _REDO * cycle_s
-            full_s = _FULL * redo_s / np.maximum(wanted / size, 1e-9)
-            if _GAMMA * float(full_s.mean()) < cycle_s:  # a full cache saves less than it idles
-                fits[:] = True
+    def _open(self, request: RequestView, fleet: FleetView, after: Floats, redo_s: Floats) -> Bools:
+        wanted, size = fleet.working_set_tokens, fleet.assumed_capacity_tokens
+        over = after - self.gate * size
+        fits: Bools = (over <= 0.0) | (wanted == 0.0)
+        fits |= fleet.working_set_s + redo_s <= _REDO * fleet.cycle_s
         if request.held_s > _RELIEF_S and not fits.any():
-            need, over = after - wanted, after - self.gate * size
+            need = after - wanted
             room = float(wanted.sum() + need.min()) <= _FULL * float(size.sum())
-            if room or (need > self.gate * size).all():  # or it would wait for ever
+            begun = request.standing == "cold" and request.held_s > _BEGUN * redo_s.min()
+            if room or begun or (need > self.gate * size).all():  # or it would wait for ever
                 fits |= over <= over.min()
         return fits

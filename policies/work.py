@@ -20,6 +20,27 @@ def load_s(fleet: FleetView, step: float) -> Floats:
     return seconds
 
 
+def new_s(request: RequestView, fleet: FleetView) -> Floats:
+    """float64[rows]: seconds of the request's prefill, without what a worker's cache holds."""
+    return fleet.prefill_s(request.prompt_tokens - fleet.hit_tokens, fleet.hit_tokens)
+
+
+_BUSY = 2.0  # a queue at half load lasts twice its own work, and delays all who come until then
+
+
+def later_s(fleet: FleetView, own_s: Floats) -> Floats:
+    """float64[rows]: by how much a prefill of `own_s` seconds delays those who come after it.
+
+    The value function of an M/G/1 queue, first come first served (Hyytiä, Penttinen and Aalto,
+    2012): who comes before the queue was empty waits for all of it, who comes while it is computed
+    for half. How many come to a worker is told by how many it has (Little's law), so long prompts
+    go where few are, and the others find workers without a queue.
+    """
+    rate_per_s = fleet.requests * fleet.turnover_per_s
+    seconds: Floats = _BUSY * rate_per_s * own_s * (fleet.queued_prefill_s + 0.5 * own_s)
+    return seconds
+
+
 def brought_s(request: RequestView, fleet: FleetView, step: float) -> Floats:
     """float64[rows]: what the request would add to `load_s`: its missing prefill and one step."""
     computed = np.maximum(request.prompt_tokens - fleet.hit_tokens, 1)

@@ -236,6 +236,11 @@ class LiveFleet(FleetView):
     def arrival_rate_per_s(self) -> float:
         return self._arrivals.rate_per_s(self._now_s)
 
+    @property
+    def turnover_per_s(self) -> float:
+        unfinished = int(np.add.reduce(self._columns.requests))  # of all pools, as are arrivals
+        return self.arrival_rate_per_s / max(unfinished, 1)
+
     @cached_property
     def mean_load_s(self) -> float:
         if not len(self):

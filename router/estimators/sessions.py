@@ -71,7 +71,7 @@ def _smooth(known: float | None, sample: float) -> float:
     return sample if known is None else known + _WEIGHT * (sample - known)
 
 
-_LEAST_CHANCE = 0.02  # of a return within its horizon: below it a session is over
+_LEAST_CHANCE = 0.02  # of a return within its horizon: below it a session wants no memory
 _IDLE_S = 900.0  # longest time to remember one that does not return
 _HORIZON_S = 60.0  # where the worker's memory is unknown
 _REFRESH_S = 0.1  # at least; longer with very many sessions, so that it stays a small share of time
@@ -215,9 +215,10 @@ class Sessions:
             rows.bin[idle] = bins
             home = rows.home[idle]
             chance = self.hazard.within(self._horizon_s(idle), away_s)
-            over = ((chance < _LEAST_CHANCE) & (home >= 0)) | (away_s > _IDLE_S)
             rows.weight[idle] = chance
-            for row in idle[over].tolist():
+            for row in idle[(chance < _LEAST_CHANCE) & (home >= 0)].tolist():
+                self._go(row)  # that it has begun is remembered: it waits with those that have
+            for row in idle[away_s > _IDLE_S].tolist():
                 self._forget(row)
         self.unowned.weigh(self.hazard, now_s)
         used = rows.used

@@ -14,6 +14,7 @@ _INTS = {"worker_id", "hit_tokens", "hit_tokens_host", "hit_tokens_disk", "runni
 _BOOLS = {"hits_unknown", "holds_trunk"}
 _SCALARS = {
     "arrival_rate_per_s": 0.0,
+    "turnover_per_s": 0.0,
     "mean_load_s": 0.0,
     "live_sessions": 0,
     "pair_tokens": 0.0,

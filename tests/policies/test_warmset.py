@@ -20,7 +20,19 @@ FULL = {"kv_capacity_tokens": 10_000.0, "working_set_tokens": 10_000.0, "working
 
 @pytest.mark.parametrize(
     "parameters",
-    ["gate=0", "gate=-1", "gate=nan", "gate=inf", "gate=x", "stay=0.9", "stay=nan", "stay=inf"],
+    [
+        *(
+            "gate=0",
+            "gate=-1",
+            "gate=nan",
+            "gate=inf",
+            "gate=x",
+            "stay=0.9",
+            "stay=nan",
+            "stay=inf",
+        ),
+        *("running=-0.1", "running=1.1", "running=nan"),
+    ],
 )
 def test_a_parameter_out_of_range_is_refused(parameters: str) -> None:
     with pytest.raises(PolicyError, match=parameters.partition("=")[0]):
@@ -48,6 +60,7 @@ def fleets(draw: st.DrawFn) -> FleetView:
         prefill_tokens_per_s=column(st.floats(1.0, 1e6)),
         pair_tokens=draw(st.floats(0.0, 1e-2)),
         cycle_s=draw(st.floats(0.0, 1e4)),
+        turnover_per_s=draw(st.floats(0.0, 1e3)),
     )
 
 
@@ -74,8 +87,8 @@ def test_costs_are_costs_whatever_is_told_of_sessions(
     nobody = fleet.working_set_tokens == 0.0
     if standing != "warm":
         assert np.isfinite(costs[nobody]).all(), "an empty worker takes anybody"
-    unknown = np.isnan(fleet.kv_capacity_tokens)
-    assert np.isfinite(costs[unknown]).all(), "what nobody told of shuts nobody out"
+    if np.isnan(fleet.kv_capacity_tokens).all():
+        assert np.isfinite(costs).all(), "what nobody told of shuts nobody out"
 
 
 @pytest.mark.parametrize("standing", ["new", "cold"])
@@ -104,10 +117,13 @@ def test_a_wider_gate_lets_more_in() -> None:
     assert np.isfinite(load("warmset?gate=1.2").costs(request, full, None)).all()
 
 
-def test_a_warm_session_goes_home_though_it_is_full_and_nowhere_that_is() -> None:
+def test_a_warm_session_goes_home_though_it_is_full_and_pays_for_moving() -> None:
     full = fleet_of(worker_id=[0, 1], hit_tokens=[900, 0], cycle_s=10.0, **FULL)
-    costs = WARMSET.costs(request_of(standing="warm", home_id=0), full, None)
-    assert np.isfinite(costs).tolist() == [True, False]
+    request = request_of(standing="warm", home_id=0, return_chance=1.0)
+    home_s, away_s = WARMSET.costs(request, full, None)
+    pushed_s = 1_000 * 60.0 / 10_000
+    assert home_s == pytest.approx(0.01)
+    assert away_s == pytest.approx((0.1 + pushed_s) * 4.0)
 
 
 def test_a_pool_of_one_holds_what_does_not_fit() -> None:
@@ -169,6 +185,7 @@ EXAMPLE = {
     "step_s": 0.02,
     "pair_tokens": 4e-5,
     "cycle_s": 6.0,
+    "turnover_per_s": 0.5,
 }
 PROMPT = {"prompt_tokens": 20_000, "trunk_tokens": 10_000, "return_chance": 0.9}
 
@@ -176,14 +193,17 @@ PROMPT = {"prompt_tokens": 20_000, "trunk_tokens": 10_000, "return_chance": 0.9}
 def test_a_new_session_goes_where_it_fits() -> None:
     request = request_of(standing="new", **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 10_000], **EXAMPLE), None)
-    assert costs.tolist() == [pytest.approx(1.1 * 2 * 1.1**0.9 + 0.03), np.inf]
+    later_s, place_s = 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4), 0.8 * 0.9 * 0.9
+    assert costs.tolist() == [pytest.approx(0.3 + 0.8 + later_s + 0.24 + place_s), np.inf]
 
 
 def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
     request = request_of(standing="warm", home_id=1, **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 18_000], **EXAMPLE), None)
     # Away: the trunk is there, and its 10,000 private tokens push nothing out.
-    assert costs.tolist() == pytest.approx([1.1 * 2 * 2**0.9 + 0.03, 0.176 * 3 + 0.08])
+    away_s = 0.3 + 0.8 + 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4) + 0.24
+    home_s = 0.176 + 8 * 0.176 * 2 * 0.5 * 0.088 + 0.8 * 0.176
+    assert costs.tolist() == pytest.approx([away_s * 4**0.9, home_s])
 
 
 @pytest.mark.parametrize(
@@ -192,14 +212,14 @@ def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
         ({"working_set_tokens": 95_000.0, "working_set_s": 9.5}, 0.0, [False, False]),
         # It could compute all of it again within 0.9 of a turn: 4.5 + 0.8 s of 6 s.
         ({"working_set_tokens": 95_000.0, "working_set_s": [9.5, 4.5]}, 0.0, [False, True]),
-        # Holding does not pay: 1.5 * 0.9 * 100,000 tokens of 9.5 s / 95,000 are 13.5 s.
+        # Holding does not pay: 1.2 * 0.9 * 100,000 tokens of 9.5 s / 95,000 are 10.8 s.
         (
-            {"working_set_tokens": 95_000.0, "working_set_s": 9.5, "cycle_s": 13.6},
+            {"working_set_tokens": 95_000.0, "working_set_s": 9.5, "cycle_s": 10.9},
             0.0,
             [True, True],
         ),
         ({"working_set_tokens": [99_000.0, 0.0], "working_set_s": 9.9}, 0.0, [False, True]),
-        # The pool has room (10,000 + 160,000 of 180,000), but in pieces: after 5 s any will do.
+        # Where one has room, no wait opens the other.
         ({"working_set_tokens": [80_000.0, 91_000.0]}, 5.1, [True, False]),
     ],
 )
@@ -240,3 +260,39 @@ def test_one_that_is_larger_than_any_cache_does_not_wait_for_ever() -> None:
         )
         costs = WARMSET.costs(giant, fleet, None)
         assert np.isfinite(costs).tolist() == open_rows
+
+
+@pytest.mark.parametrize(("standing", "shut"), [("cold", False), ("new", True)])
+def test_who_has_begun_waits_four_times_what_computing_takes_at_most(
+    standing: str, shut: bool
+) -> None:
+    full = EXAMPLE | {"working_set_tokens": [97_000.0, 95_000.0], "working_set_s": 60.0}
+    fleet = fleet_of(hit_tokens=[10_000, 10_000], **full | {"prefill_tokens_per_s": 10_000.0})
+    # Its 10,000 tokens after 10,000 take 1.6 s.
+    for held_s, second in ((6.3, True), (6.5, shut)):
+        request = request_of(standing=standing, held_s=held_s, **PROMPT)
+        costs = WARMSET.costs(request, fleet, None)
+        assert np.isinf(costs).tolist() == [True, second]
+
+
+def test_a_worker_that_tells_no_capacity_is_as_large_as_the_others() -> None:
+    columns = EXAMPLE | {
+        "working_set_tokens": 95_000.0,
+        "working_set_s": 9.5,
+        "worker_id": [0, 1, 2],
+    }
+    columns |= {"queued_prefill_tokens": 0.0, "running": 0}
+    columns["kv_capacity_tokens"] = [100_000.0, float("nan"), 100_000.0]
+    fleet = fleet_of(hit_tokens=[10_000] * 3, **columns)
+    assert np.isinf(WARMSET.costs(request_of(standing="new", **PROMPT), fleet, None)).all()
+
+
+def test_nothing_is_paid_for_memory_where_caches_do_not_last() -> None:
+    columns = EXAMPLE | {"cycle_s": 100.0, "working_set_tokens": [150_000.0, 99_000.0]}
+    fleet = fleet_of(hit_tokens=[10_000, 10_000], **columns)
+    for standing in ("new", "cold", "warm"):
+        request = request_of(standing=standing, home_id=1, **PROMPT)
+        terms = WARMSET.terms(request, fleet, None)
+        assert not terms["pushed_out_s"].any()
+        assert not terms["place_s"].any()
+        assert not terms["over_tokens"].any()

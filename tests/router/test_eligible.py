@@ -174,6 +174,8 @@ def test_every_column_is_what_the_ledger_and_the_reports_say(
         "load_age_s": now_s - columns.report_s[slots],
         "event_age_s": now_s - columns.event_s[slots],
         "arrival_rate_per_s": world.core.arrivals.rate_per_s(now_s),
+        "turnover_per_s": world.core.arrivals.rate_per_s(now_s)
+        / max(int(columns.requests.sum()), 1),
         "mean_load_s": float(np.mean(queued / columns.prefill_tokens_per_s[slots]))
         if slots
         else 0.0,
