@@ -6,11 +6,12 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import grpc.aio
 import pytest
 import yaml
 
@@ -98,13 +99,13 @@ class Cluster:
 
 @asynccontextmanager
 async def cluster(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *sources: str, router: Sequence[str] = ()
 ) -> AsyncIterator[Cluster]:
     async with kubernetes_api() as api:
         port = lasting_port()
         await api.put("inferencepools", pool("chat", LABELS, port))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", api.url)))
-        flags = ["--slow-start-s", "0.1"]
+        flags = ["--slow-start-s", "0.1", *router]
         for source in sources or ("inferencepool:llm/chat",):
             flags += ["--discover", f"{source},kind=openai,events=none"]
         async with running(tmp_path, workers=0, router=flags) as stack:
@@ -209,3 +210,31 @@ async def test_several_pools_are_one_fleet_of_several_models(tmp_path, monkeypat
         await one.api.delete("inferencepools", "chat")
         await one.until_up("e", within_s=GONE_WITHIN_S)
         assert (await one.stack.complete([1], model="embedder"))[0] == 200
+
+
+async def test_a_picker_is_ready_while_its_pool_has_workers(tmp_path, monkeypatch) -> None:
+    """By gRPC health, as its probe and gateways ask; the API away changes nothing."""
+    flags = ("--picker-port", "0", "--picker-health-port", "0")
+    async with cluster(tmp_path, monkeypatch, router=flags) as one:
+        address = one.stack.router.facts["health"]
+        async with grpc.aio.insecure_channel(address) as channel:
+            check = channel.unary_unary("/grpc.health.v1.Health/Check")
+
+            async def is_ready(wanted: bool) -> None:
+                async def reached() -> bool:
+                    answer = await check(b"\x0a\x09readiness", timeout=5)
+                    return bool(answer == (b"\x08\x01" if wanted else b"\x08\x02"))
+
+                await until(reached, f"readiness to be {wanted}")
+
+            await is_ready(False)
+            await one.start("a", 1)
+            await is_ready(True)
+            await one.api.stop()
+            await one.start("b", 2)
+            await is_ready(True)
+            await one.api.start()
+            await one.until_up("a", "b")
+            await one.api.delete("inferencepools", "chat")
+            await is_ready(False)
+            assert await check(b"\x0a\x08liveness", timeout=5) == b"\x08\x01"

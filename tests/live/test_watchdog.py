@@ -81,8 +81,9 @@ async def manager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
 async def lives(stack: Stack) -> bool:
     """What the kubelet finds out by the sample's liveness probe."""
     parts = yaml.safe_load_all((DEPLOY / "kubernetes" / "central.yaml").read_text())
-    (deployment,) = [part for part in parts if part["kind"] == "Deployment"]
-    (router,) = deployment["spec"]["template"]["spec"]["containers"]
+    deployments = [part for part in parts if part["kind"] == "Deployment"]
+    containers = [c for d in deployments for c in d["spec"]["template"]["spec"]["containers"]]
+    (router,) = [container for container in containers if container["name"] == "router"]
     probe = router["livenessProbe"]
     url = {"http": stack.url, "admin": stack.admin}[probe["httpGet"]["port"]]
     timeout = aiohttp.ClientTimeout(total=probe["timeoutSeconds"])

@@ -1,0 +1,116 @@
+"""The Helm chart, rendered by Helm itself; run as a program it writes the plain files made of it.
+
+python -m tests.deploy.chart      writes docs/deploy/kubernetes/{central,sidecar,picker}.yaml
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import jsonschema
+import kubernetes_validate
+import yaml
+
+from tests.deploy.parsed import DEPLOY
+
+CHART = DEPLOY / "helm" / "warmroute"
+PLAIN = DEPLOY / "kubernetes"
+RELEASE, NAMESPACE = "warmroute", "llm"
+VERSIONS = ("1.28", kubernetes_validate.latest_version())
+CUSTOM = json.loads((Path(__file__).parent / "custom_kinds.json").read_text(encoding="utf-8"))
+# The plain files of docs/deploy/kubernetes, and the values that they are made with.
+SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
+    "central": (
+        "Two routers in front of all engines (engines.yaml), which share what they know by Redis.",
+        {"discovery": {"sources": ["dns:warmroute-engines:8000"]}},
+    ),
+    "sidecar": (
+        "A router beside each engine, in its pod: no hop more, and as many routers as engines.\n"
+        "# Each of them knows all engines, by DNS, and what the other routers do, by Redis.",
+        {"mode": "sidecar"},
+    ),
+    "picker": (
+        "Two endpoint pickers for a gateway, which carries the requests itself, and the\n"
+        "# InferencePool of all engines (engines.yaml). A route to that pool is yours to add.",
+        {"mode": "picker"},
+    ),
+}
+
+Object = dict[str, Any]
+
+
+class RefusedError(Exception):
+    """Helm does not take these values; the text says why."""
+
+
+def merged(*parts: Object) -> Object:
+    """Values over values, as Helm does it."""
+    whole: Object = {}
+    for part in parts:
+        for key, value in copy.deepcopy(part).items():
+            both = isinstance(value, dict) and isinstance(whole.get(key), dict)
+            whole[key] = merged(whole[key], value) if both else value
+    return whole
+
+
+@cache
+def _loaded() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
+
+
+def texts(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> dict[str, str]:
+    """What each template becomes, by its file. Raises RefusedError."""
+    try:
+        _loaded().validate_schema(values)
+        rendered = _loaded().render(values, name=name, namespace=namespace)
+    except helm_python.HelmError as error:
+        raise RefusedError(str(error)) from error
+    return {path.rpartition("/")[2]: text for path, text in sorted(rendered.items())}
+
+
+def objects(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
+    """What is applied. Raises RefusedError."""
+    files = texts(values, name, namespace).items()
+    found = (yaml.safe_load_all(text) for file, text in files if file.endswith(".yaml"))
+    return [one for documents in found for one in documents if one]
+
+
+def faults(one: Object, version: str) -> tuple[str, ...]:
+    """What is wrong with an object by the schema of its kind."""
+    return _faults(json.dumps(one, sort_keys=True), version)
+
+
+@cache
+def _faults(text: str, version: str) -> tuple[str, ...]:
+    one = json.loads(text)
+    custom = CUSTOM.get(f"{one['kind']} {one['apiVersion']}")
+    try:
+        if custom is not None:
+            jsonschema.validate(one, custom)
+        else:
+            kubernetes_validate.validate(one, version, strict=True)
+    except (jsonschema.ValidationError, kubernetes_validate.ValidationError) as error:
+        return (f"{one['kind']} {one['metadata']['name']}: {error}",)
+    return ()
+
+
+def sample(name: str) -> str:
+    """A plain file of docs/deploy/kubernetes, for those without Helm."""
+    about, values = SAMPLES[name]
+    parts = [text for file, text in texts(values).items() if file.endswith(".yaml")]
+    documents = [d.strip("\n") for text in parts for d in text.split("\n---\n") if d.strip()]
+    given = "".join(f" \\\n#     --set-json '{k}={json.dumps(v)}'" for k, v in values.items())
+    command = f"helm template {RELEASE} docs/deploy/helm/warmroute -n {NAMESPACE}{given}"
+    usage = f"kubectl apply -n {NAMESPACE} -f docs/deploy/kubernetes/{name}.yaml"
+    head = f"# {about}\n#   {usage}\n# Made of the chart:\n#   {command}\n"
+    return head + "\n---\n".join(documents) + "\n"
+
+
+if __name__ == "__main__":
+    for which in SAMPLES:
+        (PLAIN / f"{which}.yaml").write_text(sample(which), encoding="utf-8")
