@@ -15,7 +15,7 @@ _REDO = 0.9  # a worker that can redo all its sessions in this share of their cy
 _GAMMA = 1.2  # an all-cold worker never reaches its bound: by this factor holding pays sooner
 _REUSED = 0.1  # chance that somebody wants what an unknown prompt leaves in a cache
 _RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, if the pool has room
-_BEGUN = 4.0  # times what its cache takes to compute: then who has begun may go there anyway
+_BEGUN, _BEYOND = 4.0, 1.15  # times own recomputing, then who has begun may fill a cache so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,15 @@ class Warmset:
         size, own_s = fleet.assumed_capacity_tokens, new_s(request, fleet)
         after = wanted + private
         after += trunk * (~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1)))
-        full_s = _FULL * redo_s * (size / np.maximum(wanted, 1.0))
-        saved_s = _GAMMA * float(full_s.sum()) / max(len(fleet), 1)
+        token_s = redo_s / np.maximum(wanted, 1.0)
+        saved_s = _GAMMA * _FULL * float((token_s * size).sum()) / max(len(fleet), 1)
         lasts = saved_s >= fleet.cycle_s > 0.0  # else a full cache saves less than it idles
-        pushed = np.clip(after - _FULL * size, 0.0, private * lasts)
         seconds = {
             "queue_s": fleet.queued_prefill_s,
             "prefill_s": own_s,
             "later_s": later_s(fleet, own_s),
             "running_s": self.running * fleet.requests * own_s,
-            "pushed_out_s": pushed * (redo_s / np.maximum(wanted, 1.0)),
+            "pushed_out_s": np.clip(after - _FULL * size, 0.0, private * lasts) * token_s,
         }
         if request.standing == "warm":
             away, nothing = fleet.worker_id != request.home_id, np.zeros(len(fleet))
@@ -94,7 +93,8 @@ class Warmset:
         if request.held_s > _RELIEF_S and not fits.any():
             need = after - wanted
             room = float(wanted.sum() + need.min()) <= _FULL * float(size.sum())
-            begun = request.standing == "cold" and request.held_s > _BEGUN * redo_s.min()
-            if room or begun or (need > self.gate * size).all():  # or it would wait for ever
+            if room or (need > self.gate * size).all():  # or it would wait for ever
                 fits |= over <= over.min()
+            elif request.standing == "cold" and request.held_s > _BEGUN * redo_s.min():
+                fits |= (over <= over.min()) & (after <= _BEYOND * size)
         return fits

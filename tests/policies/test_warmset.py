@@ -263,9 +263,7 @@ def test_one_that_is_larger_than_any_cache_does_not_wait_for_ever() -> None:
 
 
 @pytest.mark.parametrize(("standing", "shut"), [("cold", False), ("new", True)])
-def test_who_has_begun_waits_four_times_what_computing_takes_at_most(
-    standing: str, shut: bool
-) -> None:
+def test_who_has_begun_waits_four_times_what_computing_takes(standing: str, shut: bool) -> None:
     full = EXAMPLE | {"working_set_tokens": [97_000.0, 95_000.0], "working_set_s": 60.0}
     fleet = fleet_of(hit_tokens=[10_000, 10_000], **full | {"prefill_tokens_per_s": 10_000.0})
     # Its 10,000 tokens after 10,000 take 1.6 s.
@@ -273,6 +271,8 @@ def test_who_has_begun_waits_four_times_what_computing_takes_at_most(
         request = request_of(standing=standing, held_s=held_s, **PROMPT)
         costs = WARMSET.costs(request, fleet, None)
         assert np.isinf(costs).tolist() == [True, second]
+        beyond = fleet.with_columns(working_set_tokens=np.array([107_000.0, 106_000.0]))
+        assert np.isinf(WARMSET.costs(request, beyond, None)).all()
 
 
 def test_a_worker_that_tells_no_capacity_is_as_large_as_the_others() -> None:
