@@ -13,7 +13,8 @@ from router.events.sources import MAX_RANK, endpoint_at_rank, usable
 
 KINDS = ("warmroute", "vllm", "sglang", "trtllm", "triton", "openai")
 ROLES = ("both", "prefill", "decode")
-TRANSFERS = ("nixl", "mooncake")  # vLLM's connectors; other engines have one way each
+# vLLM's connectors, and llm-d's sidecar before any engine; other engines have one way each.
+TRANSFERS = ("nixl", "mooncake", "sidecar")
 MAX_SPEC_CHARACTERS = 4_096
 MAX_KV_TOKENS = 10**12
 BIND = "bind:"  # before an endpoint that the router binds and engines connect to
@@ -59,7 +60,7 @@ class WorkerSpec:
         _one_of("kind", self.kind, (None, *KINDS))
         _one_of("role", self.role, ROLES)
         _one_of("transfer", self.transfer, (None, *TRANSFERS))
-        if self.transfer is not None and self.kind not in (None, "vllm"):
+        if self.transfer not in (None, "sidecar") and self.kind not in (None, "vllm"):
             raise WorkerSpecError(f"transfer is for kind=vllm; kind is {self.kind}")
         if self.model is not None and not self.model:
             raise WorkerSpecError("model is empty")

@@ -336,6 +336,7 @@ class PickedInference(InferenceRequest):
                 wanted.append(one)
         came = {name for name, _ in exchange.headers if not name.startswith(b":")}
         kept = {name.lower() for name, _ in sent.headers}
+        kept |= {name for name, _ in sent.internal_headers}  # which replace them
         gone = sorted(name.decode("latin-1") for name in came - kept - _OF_CONNECTION)
         body = None if sent.body is self.http.body else sent.body
         told = Placement(",".join(wanted), sent.internal_headers, tuple(gone), body)
@@ -414,6 +415,8 @@ class _DataPlane:
         outcome.final, outcome.status = True, reply.head.status
         if not reply.by_worker:
             outcome.error = _own_answer(reply)
+        elif reply.head.answers:
+            picked.prefilled_beside()
         sink.head(reply.head)
         watch = _Watch(request, reply.head, outcome, self._clock, on_first_byte, on_progress)
         return await watch.follow(call, sink)

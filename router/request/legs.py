@@ -444,6 +444,26 @@ class Mooncake:
         return of.number % door.ranks if door.rank is None else door.rank
 
 
+class Sidecar:
+    """llm-d's routing sidecar: the worker that decodes is told in a header who prefills, asks that
+    one itself, and waits for it. Whatever connector passes the KV. Lifetime: process.
+    """
+
+    serves_alone, concurrent, answers_late = True, True, True
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        """As of `Transfer`; the router sends no leg of its own."""
+        raise AssertionError("the sidecar sends it")
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        raise AssertionError("the sidecar reads it")
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        return Leg(body)
+
+
+SIDECAR = "sidecar"
+PREFILLER = b"x-prefiller-host-port"  # HOST:PORT; llm-d-router, `pkg/sidecar/proxy` (2026)
 _NIXL = Nixl()
 # By what a worker's options say, else by the kind of engine.
 TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
@@ -453,5 +473,6 @@ TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
         "sglang": Rooms(),
         "mooncake": Mooncake(),
         "trtllm": Trtllm(),
+        SIDECAR: Sidecar(),
     }
 )

@@ -8,6 +8,7 @@ from asyncio import CancelledError
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal
+from urllib.parse import urlsplit
 
 from policies.facts import Arrival, Role
 from router.core.actions import Dispatch, Reject
@@ -30,6 +31,7 @@ from router.request.explain import (
 )
 from router.request.kserve import Target
 from router.request.kserve_http import answer_usage
+from router.request.legs import PREFILLER, SIDECAR
 from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
@@ -72,9 +74,30 @@ class InferenceRequest(Ticket):
     """
 
     __slots__ = (
-        "_answered_s", "_asked_s", "_began_s", "_explain", "_grant", "_id", "_kept", "_key",
-        "_late_status", "_lost", "_prompt_tokens", "_read_s", "_refused", "_resumes", "_service",
-        "arrival", "attempts", "beside", "body", "http", "path", "prompt", "trace",
+        "_answered_s",
+        "_asked_s",
+        "_began_s",
+        "_explain",
+        "_grant",
+        "_id",
+        "_kept",
+        "_key",
+        "_late_status",
+        "_lost",
+        "_prefiller",
+        "_prompt_tokens",
+        "_read_s",
+        "_refused",
+        "_resumes",
+        "_service",
+        "arrival",
+        "attempts",
+        "beside",
+        "body",
+        "http",
+        "path",
+        "prompt",
+        "trace",
     )  # fmt: skip
 
     arrival: Arrival  # these three once it is read
@@ -87,6 +110,7 @@ class InferenceRequest(Ticket):
         self.path: Path = OTHER
         self.attempts: list[Attempt] = []
         self.beside: Attempt | None = None  # the prefill that began with the latest attempt
+        self._prefiller: Attempt | None = None  # the same, begun by the worker that decodes
         self.trace = None if service.tracer is None else service.tracer.begin(http)
         self._service = service
         self._began_s = service.clock()
@@ -207,12 +231,17 @@ class InferenceRequest(Ticket):
         return self._rejected(action) if isinstance(action, Reject) else self.dispatched(action)
 
     def dispatched(self, action: Dispatch) -> Attempt:
-        """The core's choice, noted. Of two legs at once the first is `beside`."""
-        self.beside = None
+        """The core's choice, noted. Of two legs at once the first is `beside`, unless a sidecar of
+        the worker that answers begins it.
+        """
+        self.beside = self._prefiller = None
         if action.prefill is not None:
             self.beside = self._noted(
                 replace(action, stages=action.stages[:1], decision=action.prefill, prefill=None)
             )
+            member = self._service.fleet.members.get(action.worker_id)
+            if member is not None and member.transfer == SIDECAR:
+                self._prefiller, self.beside = self.beside, None
         return self._noted(action)
 
     def _noted(self, action: Dispatch) -> Attempt:
@@ -270,11 +299,26 @@ class InferenceRequest(Ticket):
         self.fail(blame, retry=False, reason=kind, leg="prefill")
 
     def leg_headers(self) -> tuple[Header, ...]:
-        """By which two workers know it for the same request; nothing where its client named it."""
+        """By which two workers know it for the same request, but where its client named it; and by
+        which a sidecar knows who prefills.
+        """
+        headers: tuple[Header, ...] = ()
+        if self._prefiller is not None:
+            member = self._service.fleet.members.get(self._prefiller.worker_id)
+            if member is not None:  # else the worker that decodes does all of it
+                headers = ((PREFILLER, urlsplit(member.spec.url).netloc.encode()),)
         if self.http.headers.get(ID_HEADER) is not None:
-            return ()
+            return headers
         number = self._id or f"warmroute-{self.request_id}"
-        return ((ID_HEADER.encode(), number.encode()),)
+        return (*headers, (ID_HEADER.encode(), number.encode()))
+
+    def prefilled_beside(self) -> None:
+        """An answer begins, so a prefill that a sidecar has begun is over; else nothing is."""
+        prefiller, self._prefiller = self._prefiller, None
+        if prefiller is not None:
+            now_s = self._service.clock()
+            prefiller.end(Outcome(prefiller.sent_s, status=200, first_byte_s=now_s), now_s)
+            self.prefilled(None)
 
     def gone(self, whose: Whose = "answer") -> None:
         """The attempt's worker is gone: nothing was sent. Another attempt follows."""
@@ -306,6 +350,8 @@ class InferenceRequest(Ticket):
         if usage is not None and usage.cached_tokens is not None:
             own = is_own_hit(self.body, attempt.leg)
             outcome.usage = usage if own else replace(usage, cached_tokens=None)
+        if outcome.error is None and outcome.answers:
+            self.prefilled_beside()
         service.metrics.requests.ended(self.arrival, attempt.worker_id, outcome, now_s)
         attempt.end(outcome, now_s)
         self._compare(outcome, own_tokens)
