@@ -18,6 +18,7 @@ import zmq.asyncio
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
+from router.admin.advice import Advising
 from router.admin.app import AdminApi
 from router.admin.ui.state import replicas_shown
 from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
@@ -135,7 +136,7 @@ class Router:
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core)
         admin = (self.dispatcher, service, self.fleet, self.inference, service.latest, self.metrics)
-        self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"))
+        self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"), Advising(config))
         self.admin.hosts = admin_hosts(config)
         self.admin.sources = self.discovery.shown
         self.admin.ui.replicas = partial(replicas_shown, self.replica)
@@ -147,6 +148,8 @@ class Router:
             self._context.relay.thread()
         self._watching = [asyncio.create_task(ring.watch()) for ring in self._rings.values()]
         self._watching.append(asyncio.create_task(self.admin.ui.run(), name="page"))
+        if self.admin.advising is not None and self.admin.advising.wanted:
+            self._watching.append(asyncio.create_task(self.admin.advising.run(), name="advice"))
         if self._keeper is not None:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)

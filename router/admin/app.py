@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from router.admin.advice import Advising
 from router.admin.kv_view import encode_kv_view, kv_view
 from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
@@ -60,6 +61,7 @@ class AdminApi:
         decisions: LatestAttempts,
         metrics: RouterMetrics,
         keys: KeyRing | None = None,
+        advising: Advising | None = None,
     ) -> None:
         """`keys`: one of which every request needs, but for `/health`; None: nobody needs any."""
         self._dispatcher = dispatcher
@@ -70,6 +72,7 @@ class AdminApi:
         self._metrics = metrics
         self.ui = UiState(dispatcher, service, fleet, decisions, metrics)
         self._keys = keys
+        self.advising = advising
         self.hosts: tuple[str, ...] = ()  # names by which it may be asked, replaced on reload
         self.sources: Callable[[], list[dict[str, Any]]] = list  # those that name workers
         self._strange_hosts = 0  # requests that asked by another name
@@ -100,6 +103,7 @@ class AdminApi:
             "/kv": {"GET": self.kv},
             "/explain": {"GET": explain.look, "POST": explain.attempt},
             "/doctor": {"GET": doctor.examine},
+            **({} if self.advising is None else {"/advice": {"GET": self.advising.show}}),
             "/policy": {"GET": self.policy},
             "/trunks": {"GET": self.trunks},
             "/metrics": {"GET": self.metrics},

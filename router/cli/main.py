@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -38,6 +39,14 @@ A worker given by its URL alone is asked who it is: engine, model, block size, K
 When the router listens it prints one line: ready http://HOST:PORT admin=http://HOST:PORT
 SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
 """
+_ADVISE = """\
+What to change, by the router's own request log: policy, thresholds, block size, roles, workers.
+
+  warmroute advise requests.jsonl --profile llama-3.1-8b-h100
+  warmroute advise later.jsonl --profile mine.json --state requests.jsonl.advice --check
+
+It is `warmroute-sim advise` at low priority; its options: warmroute advise --help
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +75,7 @@ _COMMANDS = MappingProxyType(
             add_workers_command,
             workers_command,
         ),
+        "advise": _Command("what to change, by the request log", _ADVISE, lambda parser: None),
         "doctor": _Command(
             "why servers do not batch, and what to change",
             DOCTOR_ABOUT,
@@ -96,6 +106,8 @@ class BriefParser(argparse.ArgumentParser):
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns its exit status: 0, 1 (cannot start) or 2 (bad configuration)."""
     argv = sys.argv[1:] if argv is None else argv
+    if argv[:1] == ["advise"]:  # its options are another program's
+        return _advise(argv[1:])
     args = _parser().parse_args(argv)
     run = _COMMANDS[args.command].run
     return _serve(args, argv) if run is None else run(args)
@@ -118,6 +130,18 @@ def _parser() -> BriefParser:
         )
         command.add(adding)
     return parser
+
+
+def _advise(arguments: Sequence[str]) -> int:
+    """Runs it in the terminal; its exit status."""
+    from router.admin.advice import command_of  # only here: other commands start sooner
+
+    process = subprocess.Popen(command_of(arguments, 3_600.0, 4_096))
+    while True:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the terminal told both: it ends by itself
+            continue
 
 
 def _serve(args: argparse.Namespace, argv: list[str]) -> int:

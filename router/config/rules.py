@@ -79,6 +79,7 @@ FIXED = MappingProxyType(
                 "request_log",
                 "request_log_bytes",
                 *("record", "recording.part_bytes", "recording.part_s", "recording.parts"),
+                *("advise.every_s", "advise.budget_s", "advise.memory_mb", "advise.options"),
                 *("recording.total_bytes", "tracing.endpoint", "tracing.service_name"),
                 "access_log",
                 "access_log_bytes",
@@ -278,6 +279,13 @@ def check_together(config: Config) -> list[str]:
             problems.append(f"{one} and {other} are both {written[one]}")
     if config.record is not None and config.request_log is not None:
         problems.append("record and request_log are both given: they hold the same lines")
+    if config.advise.every_s and config.request_log is None and config.record is None:
+        problems.append("advise.every_s needs a log to read: give request_log or record")
+    strange = [one for one in config.advise.options if not one.startswith("--")]
+    if strange:
+        problems.append(
+            f"advise.options has {strange[0]!r}: write options as --NAME=VALUE, each by itself"
+        )
     if config.recording.part_bytes * 2 > config.recording.total_bytes:
         problems.append(
             f"recording.part_bytes {config.recording.part_bytes} is more than half of "

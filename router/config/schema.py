@@ -218,6 +218,25 @@ class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = 8 << 30
 
 
+class Advise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """`warmroute advise` beside the router, by its own log. Lifetime: process."""
+
+    every_s: Annotated[
+        float,
+        Meta(ge=0.0, le=30 * 86_400.0, description="seconds between two advices; 0: none"),
+    ] = 0.0
+    budget_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="that one may take, seconds")
+    ] = 900.0
+    memory_mb: Annotated[
+        int, Meta(ge=256, le=1 << 20, description="that each of its processes may take, MiB")
+    ] = 4_096
+    options: Annotated[
+        tuple[str, ...],
+        Meta(description="options of `warmroute advise`, as --profile=mine.json"),
+    ] = ()
+
+
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 
 
@@ -620,6 +639,7 @@ class Config(_Section, frozen=True):
     picker: Picker = field(default_factory=Picker)
     picker_tls: Tls = field(default_factory=Tls)
     recording: Recording = field(default_factory=Recording)
+    advise: Advise = field(default_factory=Advise)
     retries: Retries = field(default_factory=Retries)
     roles: Roles = field(default_factory=Roles)
     tenants: TenantRules = field(default_factory=TenantRules)

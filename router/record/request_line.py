@@ -24,6 +24,18 @@ VERSION = 1
 _PSEUDONYM_BYTES = 12  # 96 bits: no two of a thousand million sessions are likely to meet
 
 
+class FleetPart(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Workers that are alike, as the router knew them. None: not known, or no threshold."""
+
+    count: int
+    block_size: int
+    kv_tokens: int | None = None
+    role: str = "both"
+    max_requests: float | None = None
+    max_queued_tokens: float | None = None
+    max_kv_fraction: float | None = None
+
+
 class Header(msgspec.Struct, frozen=True):
     """The first line of a file, or of what a restarted router adds to it."""
 
@@ -33,6 +45,9 @@ class Header(msgspec.Struct, frozen=True):
     format: str = FORMAT
     version: int = VERSION
     salt: str = ""  # `Salt.mark` of what keyed the names and chains up to the next header
+    fleet: tuple[FleetPart, ...] = ()  # `workers` by kind
+    worker_requests: int | None = None  # `limits.worker_requests`; None: no limit
+    worker_queued_tokens: int | None = None
 
 
 class Best(msgspec.Struct, frozen=True, array_like=True):

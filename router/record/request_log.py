@@ -6,8 +6,10 @@ entries and writes them. Where the disk is slow or full, lines are lost and coun
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +17,11 @@ import msgspec
 import numpy as np
 
 from policies.contract import Hashes
-from policies.facts import Arrival
+from policies.facts import Arrival, WorkerFacts
 from router.config.schema import Config
 from router.core.actions import regret_hit_tokens, regret_s
 from router.core.core import RouterCore
+from router.core.settings import NO_LIMIT
 from router.record.access_log import ms_since
 from router.record.log_files import (
     LineFile,
@@ -29,7 +32,14 @@ from router.record.log_files import (
     QueuedLog,
     opening,
 )
-from router.record.request_line import Best, Header, RequestLine, chain_bytes, pseudonym
+from router.record.request_line import (
+    Best,
+    FleetPart,
+    Header,
+    RequestLine,
+    chain_bytes,
+    pseudonym,
+)
 from router.record.request_record import CLIENT_LEFT, RequestRecord
 from router.record.salt import Salt, salt_beside
 from router.request.explain import everything
@@ -194,6 +204,31 @@ class RequestLog(QueuedLog[RequestRecord]):
         self.queue(record, _RECORD_BYTES + sum(chain.nbytes for chain in chains))
 
 
+def fleet_parts(workers: Iterable[WorkerFacts]) -> tuple[FleetPart, ...]:
+    """The workers by kind, in the order in which the kinds come first."""
+    kinds = Counter(
+        FleetPart(
+            0,
+            facts.block_size,
+            None if (tokens := _known(facts.kv_capacity_tokens)) is None else round(tokens),
+            facts.role,
+            _known(facts.max_requests),
+            _known(facts.max_queued_tokens),
+            _known(facts.max_kv_fraction),
+        )
+        for facts in workers
+    )
+    return tuple(msgspec.structs.replace(part, count=count) for part, count in kinds.items())
+
+
+def _limit(value: int) -> int | None:
+    return value if value < NO_LIMIT else None
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
 def request_log_of(
     config: Config, core: RouterCore, workers: Callable[[], int]
 ) -> RequestLog | None:
@@ -211,6 +246,14 @@ def request_log_of(
         return None
 
     def header(started: float) -> Header:
-        return Header(round(started, 6), core.policy.spec, workers())
+        facts = [worker.facts for worker in tuple(core.workers)]  # the loop may change the table
+        return Header(
+            round(started, 6),
+            core.policy.spec,
+            workers(),
+            fleet=fleet_parts(facts),
+            worker_requests=_limit(config.limits.worker_requests),
+            worker_queued_tokens=_limit(config.limits.worker_queued_tokens),
+        )
 
     return RequestLog(file, salt, time.monotonic, time.time, header)

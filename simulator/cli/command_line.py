@@ -165,6 +165,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     commands_of = parser.add_subparsers(required=True, metavar="COMMAND")
     cli_replay.add_replay(commands_of)
+    cli_study.add_advise(commands_of)
     cli_study.add_plan(commands_of)
     cli_study.add_rate_match(commands_of)
     cli_study.add_pareto(commands_of)

@@ -305,12 +305,12 @@ def add_policies(
     )  # fmt: skip
 
 
-def add_pool(parser: argparse.ArgumentParser) -> None:
+def add_pool(parser: argparse.ArgumentParser, workers: str = str(WORKERS)) -> None:
     """Options that say which workers there are."""
     group = parser.add_argument_group("workers").add_argument
     group(
         "--workers", type=arguments.count, metavar="N",
-        help=f"how many that do all of a request; default {WORKERS}, 0 beside those of roles",
+        help=f"how many that do all of a request; default {workers}, 0 beside those of roles",
     )  # fmt: skip
     group(
         "--prefill-workers", type=arguments.count, metavar="N",

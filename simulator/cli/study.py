@@ -3,30 +3,49 @@
 from __future__ import annotations
 
 import argparse
+import os
+import resource
 from collections import deque
 from dataclasses import replace
+from pathlib import Path
+from urllib.parse import quote
 
 import msgspec
 from rich.console import Console
 
+from policies.facts import Role
 from policies.load import PolicyError
 from router.record.facts import Player
-from simulator.cli.replay_options import GENERATED, POLICIES, SEEDS, setup_of, workload_of
+from simulator.cli.replay_options import (
+    GENERATED,
+    POLICIES,
+    PROFILE,
+    SEEDS,
+    setup_of,
+    workload_of,
+)
 from simulator.cli.usage import UsageError, check_files, check_folder, check_policy
 from simulator.limits.hits import RULES
 from simulator.limits.hits import hits as hit_rows
 from simulator.limits.report import bound as bounded
 from simulator.limits.show import bound_tables, hits_table
-from simulator.replay.setup import WorkloadSpec
+from simulator.replay.fleet import check_setup
+from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.report.board import Board
 from simulator.report.console import say_trace_errors
+from simulator.runs.advice import Advice, keep, read_kept, state_path, told
+from simulator.runs.advise import Adviser
+from simulator.runs.advise import Asked as AdviceAsked
 from simulator.runs.compare import run_compare
 from simulator.runs.plan import PlanRequest, Targets, check_request
-from simulator.runs.runs import MAX_REQUEST_FILES, MAX_REQUEST_LINES, RunOptions
+from simulator.runs.runs import MAX_REQUEST_FILES, MAX_REQUEST_LINES, RunOptions, Runs
 from simulator.runs.sheet import read_sheet
 from simulator.runs.study import Asked, run_study
 from simulator.runs.sweep import run_plan, run_sweep
+from simulator.traces.files import opened
+from simulator.traces.job import ErrorLog
 from simulator.traces.open import help_lines, open_jobs
+from simulator.traces.request_log import Recorded, read_recorded
 
 
 def study(options: argparse.Namespace, console: Console) -> bool:
@@ -182,6 +201,112 @@ def sources(options: argparse.Namespace, console: Console) -> bool:
     for line in help_lines():
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     return True
+
+
+def advise(options: argparse.Namespace, console: Console) -> bool:
+    """Says what to change, and what became of what it said before."""
+    _go_easy(options)
+    model = None if options.model is None else f"?model={quote(options.model, safe='')}&turns=true"
+    options.format = f"requests{model or '?turns=true'}"
+    check_files(options, ("json", "state"), [options.trace])
+    errors = ErrorLog(options.trace)
+    recorded = read_recorded(opened(Path(options.trace)).lines(errors), options.model)
+    asked = AdviceAsked(
+        base=_base_of(options, recorded),
+        recorded=_measured(options, recorded),
+        policies=tuple(dict.fromkeys(options.candidate or ())),
+        targets=_targets(options) if any(getattr(options, name) for name in TARGETS) else None,
+        draws=options.draws,
+        seed=options.seed,
+        seconds=options.budget,
+        kept=tuple(read_kept(options.state or state_path(options.trace))),
+        check_only=options.check,
+        any_fit=options.any_fit,
+    )
+    with Runs(RunOptions(jobs=options.jobs), console) as runs:
+        advice = Adviser(asked, runs).advise()
+    for part in told(advice, console.width):
+        console.print(part, highlight=False, markup=False, soft_wrap=True)
+    _write_advice(options, console, advice)
+    return True
+
+
+def _go_easy(options: argparse.Namespace) -> None:
+    """Lowers this process and those it starts, where it is asked."""
+    if options.nice:
+        os.nice(options.nice)
+    if options.memory_mb is not None:
+        most = options.memory_mb << 20
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _base_of(options: argparse.Namespace, recorded: Recorded) -> Setup:
+    """What ran: as the options have it, else as the log has it. Raises `UsageError`."""
+    options.policy = options.policy or (recorded.policies[-1] if recorded.policies else None)
+    if not recorded.requests:
+        raise UsageError(f"{options.trace}: holds no requests{_of(options.model)}")
+    if options.policy is None:
+        raise UsageError(f"{options.trace}: does not say which policy ran; give --policy")
+    named = ("workers", "prefill_workers", "decode_workers", "group")
+    if not any(getattr(options, name) for name in named):
+        if recorded.workers is None:
+            raise UsageError(f"{options.trace}: does not say how many workers ran; give --workers")
+        options.workers = recorded.workers
+    setup = setup_of(options, options.policy, options.seed)
+    if recorded.fleet and options.workers == recorded.workers:
+        setup = msgspec.structs.replace(setup, groups=_recorded_groups(options, recorded))
+    limits = {
+        name: value
+        for name in ("worker_requests", "worker_queued_tokens")
+        if (value := getattr(options, name) or getattr(recorded, name)) is not None
+    }
+    router = msgspec.structs.replace(setup.router, **limits)
+    work = msgspec.structs.replace(setup.workload, resample=True)
+    size = setup.block_size or open_jobs(setup.workload).block_tokens
+    setup = msgspec.structs.replace(setup, workload=work, block_size=size, router=router)
+    check_setup(setup)
+    return setup
+
+
+def _of(model: str | None) -> str:
+    return "" if model is None else f" of the model {model}"
+
+
+def _recorded_groups(options: argparse.Namespace, recorded: Recorded) -> tuple[WorkerGroup, ...]:
+    return tuple(
+        WorkerGroup(
+            part.count,
+            options.profile or PROFILE,
+            options.kv_tokens or part.kv_tokens,
+            prefix_wait_tokens=options.prefix_wait_tokens,
+            max_requests=part.max_requests,
+            max_queued_tokens=part.max_queued_tokens,
+            max_kv_fraction=part.max_kv_fraction,
+            role=msgspec.convert(part.role, Role),
+        )
+        for part in recorded.fleet
+    )
+
+
+def _measured(options: argparse.Namespace, recorded: Recorded) -> Recorded:
+    """Of a part of the log what clients saw of the whole says nothing."""
+    if options.requests or options.skip or options.seconds:
+        return msgspec.structs.replace(recorded, ttft_ms=None, hit_rate=None)
+    return recorded
+
+
+def _write_advice(options: argparse.Namespace, console: Console, advice: Advice) -> None:
+    """Keeps the forecast, and the whole as JSON where it is asked; the file is there at once."""
+    path = options.state or state_path(options.trace)
+    try:
+        keep(path, advice)
+    except OSError as error:
+        told = f"{path}: the forecast is not kept: {error.strerror}; --state FILE"
+        console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if options.json is not None:
+        part = options.json.with_name(f"{options.json.name}.part")
+        part.write_bytes(msgspec.json.format(msgspec.json.encode(advice), indent=1) + b"\n")
+        part.replace(options.json)
 
 
 def _read(options: argparse.Namespace) -> list[str]:

@@ -24,6 +24,9 @@ from simulator.cli.replay_options import (
 )
 from simulator.cli.usage import add_command, from_module
 from simulator.limits.hits import ALL_RULES, RULES
+from simulator.runs.advise import DRAWS
+from simulator.runs.advise import TARGETS as ADVISE_TARGETS
+from simulator.runs.plan import shown
 from simulator.runs.runs import MAX_REQUEST_LINES
 
 STUDIES = "simulator.cli.study"
@@ -48,6 +51,12 @@ example of a file:
     policies: [round_robin, warmset, {hybrid: {load_factor: [0.5, 1, 2]}}]
     workers: [6, 8, 12]
     seeds: [1, 2, 3]
+"""
+ADVISE_EXAMPLES = """\
+examples:
+  warmroute-sim advise requests.jsonl --profile llama-3.1-8b-h100
+  warmroute-sim advise requests.jsonl --profile mine.json --ttft-p90-ms 1000 --json advice.json
+  warmroute-sim advise later.jsonl --profile mine.json --state requests.jsonl.advice --check
 """
 COMPARE_EXAMPLES = """\
 examples:
@@ -80,8 +89,72 @@ def add_plan(parsers: Any) -> None:
     parser.set_defaults(command=from_module(STUDIES, "plan"))
 
 
-def _add_targets(parser: argparse.ArgumentParser) -> None:
-    targets = parser.add_argument_group("targets (at least one)")
+def add_advise(parsers: Any) -> None:
+    """`warmroute-sim advise`."""
+    parser = add_command(
+        parsers,
+        "advise",
+        "LOG [--profile P] [targets] [--candidate SPEC]... [option]...",
+        "what to change, by the router's own log",
+        "Replays draws of LOG, the router's request log, as it ran and with one thing changed: "
+        "policy, thresholds, block size, roles, number of workers. Says what is clearly better, by "
+        "how much, and how to change it; or that nothing is. Half of the draws choose the best of "
+        "each kind, the other half judge it. Forecasts are kept beside the log, and held against "
+        "the log that is made after the change.",
+        ADVISE_EXAMPLES + known(),
+    )
+    parser.add_argument("trace", metavar="LOG", help="the router's request log: file, folder or "
+                        "pattern of parts")  # fmt: skip
+    add = parser.add_argument
+    add("--model", metavar="NAME", help="requests of this model; needed where there are several")
+    add("--policy", metavar="SPEC", help="that ran; default: the log's")
+    add(
+        "--candidate", action="append", metavar="SPEC",
+        help="a policy to try besides those it knows; repeat",
+    )  # fmt: skip
+    add("--draws", type=arguments.count, default=DRAWS, metavar="N",
+        help="half of them choose, half judge; default %(default)s")  # fmt: skip
+    add("--seed", type=arguments.whole, default=0, metavar="N", help="of the first draw")
+    add("--budget", type=arguments.positive, metavar="S",
+        help="seconds to spend at most: fewer draws where they do not suffice")  # fmt: skip
+    add("--jobs", type=arguments.count, metavar="N", help="processes; default: one for each core")
+    add("--check", action="store_true", help="only hold earlier forecasts against this log")
+    add("--state", type=Path, metavar="FILE",
+        help="where forecasts are kept; default: LOG.advice")  # fmt: skip
+    add("--any-fit", action="store_true",
+        help="advise although a replay as it ran is unlike what the log measured")  # fmt: skip
+    add("--nice", type=arguments.whole, default=0, metavar="N", help="lower its priority by N")
+    add("--memory-mb", type=arguments.count, metavar="N", help="of each process at most")
+    _add_targets(parser, f"targets; default: {', '.join(shown(ADVISE_TARGETS))}", loss=0.01)
+    add_pool(parser, workers="the log's")
+    for name in ("worker_requests", "worker_queued_tokens"):
+        add(f"--{name.replace('_', '-')}", type=arguments.count, metavar="N",
+            help=f"limits.{name} that ran; default: the log's")  # fmt: skip
+    _add_part(parser)
+    add_world(parser)
+    add_reports(parser, json="everything, as the admin page reads it")
+    parser.set_defaults(
+        command=from_module(STUDIES, "advise"), block_tokens=None, speed=None, rate=None,
+        spread=None, resample=False,
+    )  # fmt: skip
+
+
+def _add_part(parser: argparse.ArgumentParser) -> None:
+    """Which requests of a log: never faster or slower, for their times were measured."""
+    group = parser.add_argument_group("requests").add_argument
+    group("--requests", type=arguments.count, metavar="N", help="the first N only")
+    group("--skip", type=arguments.not_negative, default=0.0, metavar="S",
+          help="leave out the first S seconds")  # fmt: skip
+    group("--seconds", type=arguments.positive, metavar="S", help="the first S seconds only")
+    group("--closed-loop", action="store_true",
+          help="a session's next turn waits for the answer before it")  # fmt: skip
+    group("--strict", action="store_true", help="stop at the first wrong line")
+
+
+def _add_targets(
+    parser: argparse.ArgumentParser, title: str = "targets (at least one)", loss: float = 0.0
+) -> None:
+    targets = parser.add_argument_group(title)
     for name, what in _TARGETS:
         targets.add_argument(
             f"--{name}", type=arguments.positive, metavar="MS", help=f"{what}, at most"
@@ -91,8 +164,8 @@ def _add_targets(parser: argparse.ArgumentParser) -> None:
         help="good answers (below) of all requests, at least, as 0.99",
     )  # fmt: skip
     targets.add_argument(
-        "--max-lost-share", type=arguments.share, default=0.0, metavar="SHARE",
-        help="requests turned away or lost, of all, at most; default 0",
+        "--max-lost-share", type=arguments.share, default=loss, metavar="SHARE",
+        help="requests turned away or lost, of all, at most; default %(default)g",
     )  # fmt: skip
 
 

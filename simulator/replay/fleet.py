@@ -8,6 +8,8 @@ from dataclasses import astuple
 from itertools import chain, islice
 from random import Random
 
+import msgspec
+
 from engine.profiles import gpus_of, profile
 from engine.scheduler.types import SchedulerSettings
 from kvkernels import VirtualWorker
@@ -85,9 +87,9 @@ def _check_router(router: RouterSettings) -> None:
         raise ReplayError(
             f"router.speculative_s: {speculative_s}; expected above 0, to {_MAX_ROUTER_S:g}"
         )
-    for name in ("hold_requests", "inflight_requests"):
+    for name in ("hold_requests", "inflight_requests", "worker_requests", "worker_queued_tokens"):
         value = getattr(router, name)
-        if value is not None and not 1 <= value <= _MAX_REQUESTS:
+        if value not in (None, msgspec.UNSET) and not 1 <= value <= _MAX_REQUESTS:
             raise ReplayError(f"router.{name}: {value}; expected 1..{_MAX_REQUESTS}")
 
 

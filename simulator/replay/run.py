@@ -85,7 +85,8 @@ class _Run:
         jobs = some_fit(stream.jobs, self._stations)
 
         slots = len(groups) + sum(fault.do == "join" for fault in self._faults)
-        told = {k: v for k, v in msgspec.structs.asdict(setup.router).items() if v is not None}
+        unsaid = (None, msgspec.UNSET)
+        told = {k: v for k, v in msgspec.structs.asdict(setup.router).items() if v not in unsaid}
         settings = CoreSettings(max_workers=slots, **told)
         self._agenda = Agenda()
         cores = [RouterCore(policy, settings, setup.seed) for _ in range(setup.world.replicas)]

@@ -84,6 +84,10 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     speculative_s: float | None = None  # that a block on its way is believed in
     disaggregation: Disaggregation | None = None  # auto, always, never; of workers with roles
     tpot_s: float | None = None  # time per token that clients of such workers accept
+    # The router's limits.worker_requests and limits.worker_queued_tokens: beyond them it waits.
+    # Not said where unset: set-ups that were kept stay the same.
+    worker_requests: int | msgspec.UnsetType = msgspec.UNSET
+    worker_queued_tokens: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -85,6 +85,13 @@ def check_targets(targets: Targets) -> None:
         if value is not None and not (0 <= value <= 1 if share else 0 < value < float("inf")):
             expected = "a share from 0 to 1" if share else "milliseconds above 0"
             problems.append(f"{limit.field}: {value:g}; expected {expected}")
+    for of in ("ttft", "tpot"):
+        p90_ms, p99_ms = getattr(targets, f"{of}_p90_ms"), getattr(targets, f"{of}_p99_ms")
+        if p90_ms is not None and p99_ms is not None and p90_ms > p99_ms:
+            problems.append(
+                f"{of}_p90_ms {p90_ms:g} and {of}_p99_ms {p99_ms:g} contradict: where 99 of 100 "
+                "are within the one, 90 are within the other; give the larger one for p99"
+            )
     if all(getattr(targets, limit.field) is None for limit in LIMITS[:-1]):
         names = ", ".join(limit.field for limit in LIMITS[:-1])
         problems.append(f"no target: nothing but lost requests is limited; give one of {names}")

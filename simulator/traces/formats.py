@@ -191,7 +191,8 @@ def _read_request_log(reading: Reading) -> Iterator[Job]:
     def parser(block_tokens: int) -> Parse:
         return request_log.parser(block_tokens, reading.options.model)
 
-    return _by_line(parser, request_log.SLACK_S)(reading)
+    jobs = _by_line(parser, request_log.SLACK_S)(reading)
+    return request_log.continued(jobs, reading.block_tokens) if reading.options.turns else jobs
 
 
 def _read_sessions(reading: Reading) -> Iterator[Job]:

@@ -9,19 +9,25 @@ has one; sessions and tenants do not compare across headings of different salts,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import blake2b
+from statistics import fmean
 from typing import Annotated
 
 import msgspec
+import numpy as np
 
-from router.record.request_line import FORMAT, VERSION, hashes_of
-from simulator.traces.job import Job, LineError
+from policies.contract import Hashes
+from router.record.request_line import FORMAT, VERSION, FleetPart, hashes_of
+from simulator.traces.job import NO_IDS, Job, LineError, TraceError
 from simulator.traces.mooncake import (
     DECODE_ERRORS,
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_TOKENS,
     SessionId,
 )
+from simulator.traces.sessions import MAX_SESSION_JOBS
 
 BLOCK_TOKENS = 16
 SLACK_S = 3600  # lines stand in order of the requests' ends
@@ -34,6 +40,10 @@ class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     model: Annotated[
         str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
     ] = None
+    turns: Annotated[
+        bool,
+        msgspec.Meta(description="read off a session's next turn what answers added to caches"),
+    ] = False
 
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
@@ -102,6 +112,44 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
     return parse
 
 
+def continued(jobs: Iterable[Job], block_tokens: int) -> Iterator[Job]:
+    """The same jobs, with what later turns of their sessions tell of them.
+
+    A log names full blocks of prompts alone. Where a turn of a session begins with all full
+    blocks of the one before it and is no shorter, it is taken to begin with all of that prompt,
+    and, if it is long enough, with its answer. Then the block in which the earlier prompt ends and
+    the blocks that its answer fills have the later turn's names; what no later turn names gets a
+    name that its session alone has. Holds all jobs; raises `TraceError` for too many.
+    """
+    held: list[Job] = []
+    for job in jobs:
+        if len(held) == MAX_SESSION_JOBS:
+            raise TraceError(f"turns: more than {MAX_SESSION_JOBS} requests, which it holds")
+        held.append(job)
+    later: dict[str, tuple[Hashes, int]] = {}  # names of a session's next turn, and its length
+    for place in range(len(held) - 1, -1, -1):
+        job = held[place]
+        if job.session is None:
+            continue
+        ids, tokens = job.ids[: job.prompt_tokens // block_tokens], job.prompt_tokens
+        names, reaches = later.get(job.session, (NO_IDS, 0))
+        if reaches < tokens or not np.array_equal(names[: len(ids)], ids):
+            names, reaches = np.append(ids, _own_name(job.session, place)), tokens
+        later[job.session] = names, tokens
+        ends = tokens + job.output_tokens
+        answer = names[len(ids) : -(-ends // block_tokens)] if ends <= reaches else NO_IDS
+        held[place] = msgspec.structs.replace(
+            job, ids=names[: -(-tokens // block_tokens)], answer_ids=answer
+        )
+    yield from held
+
+
+def _own_name(session: str, place: int) -> np.uint64:
+    """A name that nothing else has, but by chance."""
+    told = blake2b(f"{session}/{place}".encode(), digest_size=8).digest()
+    return np.uint64(int.from_bytes(told, "little"))
+
+
 def _check_heading(line: _Line) -> None:
     if line.format != FORMAT or line.version != VERSION:
         raise LineError(
@@ -119,3 +167,78 @@ def _check_chain(line: _Line, blocks: int, block_tokens: int) -> None:
         )
     if blocks > (line.prompt_tokens or 0) // block_tokens:
         raise LineError(f"chain: {blocks} blocks for prompt_tokens {line.prompt_tokens}")
+
+
+class Recorded(msgspec.Struct, frozen=True):
+    """What a log says of itself: who served it, how, and what clients saw. None: not told."""
+
+    policies: tuple[str, ...]  # specifications of its headings, each once, the last one last
+    workers: int | None  # of the last heading
+    fleet: tuple[FleetPart, ...]  # of the last heading
+    worker_requests: int | None  # the router's limits, of the last heading
+    worker_queued_tokens: int | None
+    models: dict[str, int]  # requests by model
+    requests: int  # of the model asked for, or of the only one
+    sessions: int  # that they name
+    first_s: float  # arrivals, unix seconds
+    last_s: float
+    ttft_ms: float | None  # mean of streams that were answered whole
+    hit_rate: float | None  # cached tokens over prompt tokens, where workers told both
+    cut: bool  # its last line ends in the middle
+
+
+class _Seen(_Line, frozen=True, gc=False):
+    """What clients saw, besides what a replay needs."""
+
+    policy: str | None = None
+    workers: int | None = None
+    fleet: tuple[FleetPart, ...] = ()
+    worker_requests: int | None = None
+    worker_queued_tokens: int | None = None
+    error: str | None = None
+    ttft_ms: float | None = None
+    worker_prompt_tokens: int | None = None
+
+
+def read_recorded(lines: Iterable[tuple[int, bytes]], model: str | None = None) -> Recorded:
+    """Goes over a log's lines; wrong ones count for nothing."""
+    decode = msgspec.json.Decoder(_Seen).decode
+    headings: dict[str, _Seen] = {}
+    models: Counter[str] = Counter()
+    own: list[_Seen] = []
+    last = b"\n"
+    for _, last in lines:
+        try:
+            line = decode(last)
+        except DECODE_ERRORS:
+            continue
+        if line.format is not None:
+            headings.pop(line.policy or "", None)
+            headings[line.policy or ""] = line
+        elif line.at is not None and line.prompt_tokens and line.model is not None:
+            models[line.model] += 1
+            if model in (None, line.model):
+                own.append(msgspec.structs.replace(line, chain=b""))
+    heading = list(headings.values())[-1] if headings else _Seen()
+    times = [line.at for line in own if line.at is not None]
+    streams = [line.ttft_ms for line in own if line.error is None and line.ttft_ms is not None]
+    told = [
+        (line.cached_tokens, line.worker_prompt_tokens)
+        for line in own
+        if line.cached_tokens is not None and line.worker_prompt_tokens
+    ]
+    return Recorded(
+        policies=tuple(filter(None, headings)),
+        workers=heading.workers,
+        fleet=heading.fleet,
+        worker_requests=heading.worker_requests,
+        worker_queued_tokens=heading.worker_queued_tokens,
+        models=dict(models),
+        requests=len(own),
+        sessions=len({line.session for line in own} - {None}),
+        first_s=min(times, default=0.0),
+        last_s=max(times, default=0.0),
+        ttft_ms=fmean(streams) if streams else None,
+        hit_rate=sum(cached for cached, _ in told) / sum(of for _, of in told) if told else None,
+        cut=not last.endswith(b"\n"),
+    )

@@ -14,7 +14,18 @@ from router.admin.ui.state import UiState
 from router.request.errors import ClientError
 from router.server.messages import Request, Response
 
-_SCRIPTS = ("values", "sparks", "cells", "fleet", "detail", "trunks", "decisions", "doctor", "app")
+_SCRIPTS = (
+    "values",
+    "sparks",
+    "cells",
+    "fleet",
+    "detail",
+    "trunks",
+    "decisions",
+    "doctor",
+    "advice",
+    "app",
+)
 _STYLES = ("look", "parts")
 _FOLDER = Path(__file__).parent
 

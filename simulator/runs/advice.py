@@ -1,0 +1,294 @@
+"""Advice as data, in words and in a file: what to change, what it should give, what it gave."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from policies.load import PolicyError, load, name_of
+from simulator.replay.setup import Setup, WorkloadSpec
+from simulator.report.board import span
+from simulator.report.figures import (
+    Interval,
+    Ratio,
+    interval,
+    percent,
+    points_told,
+    ratio_told,
+    seconds,
+)
+from simulator.report.page import Table
+from simulator.runs.task import SweepError
+from simulator.traces.request_log import Recorded
+
+Kind = Literal["policy", "threshold", "block size", "roles", "workers"]
+FORMAT: Literal["warmroute-advice"] = "warmroute-advice"
+VERSION: Literal[1] = 1
+MAX_STATE_BYTES = 16 << 20
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Something that can be changed, alone."""
+
+    kind: Kind
+    title: str
+    do: str  # the command or line of configuration that changes it
+    setup: Setup  # the pool with it
+
+
+class Forecast(msgspec.Struct, frozen=True):
+    """What a change should give, beside what ran: paired draws, 95 % intervals."""
+
+    ttft: Ratio  # of mean TTFT, over such draws: what decides
+    next_ttft: Interval  # what it should be in one more recording such as this
+    good: Interval  # difference of the shares of good answers, over such draws
+    next_good: Interval
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """A change that is clearly better, or enough."""
+
+    change: Change
+    forecast: Forecast
+    why: str  # where it is not the forecast alone: the target that it keeps
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """One candidate on the draws that choose: less than 0 is better than what ran."""
+
+    kind: Kind
+    title: str
+    draws: int
+    score: float | None  # None: it could not be replayed
+    note: str = ""
+
+
+class Check(msgspec.Struct, frozen=True):
+    """An earlier forecast beside what then happened, on the later log's own requests."""
+
+    kind: Kind
+    title: str
+    forecast: Interval  # `Forecast.next_ttft`
+    measured_ms: float | None  # mean TTFT in the later log; None: nobody streamed
+    replayed_ms: float | None  # of the same requests with the change
+    before_ms: float | None  # of the same requests as it ran before
+    happened: float | None  # the change's TTFT, measured where it was, over `before_ms`
+
+    @property
+    def within(self) -> bool | None:
+        """Whether it lies in the forecast's interval; None: nothing to compare."""
+        low, high = self.forecast.low, self.forecast.high
+        if self.happened is None or low is None or high is None:
+            return None
+        return low <= self.happened <= high
+
+
+class Advice(msgspec.Struct, frozen=True, kw_only=True):
+    """The whole answer; `findings` come in the order in which they should be made."""
+
+    format: Literal["warmroute-advice"] = FORMAT
+    version: Literal[1] = VERSION
+    log: str
+    recorded: Recorded
+    running: Setup
+    draws: int  # half of them choose, half judge
+    replayed_ms: float | None  # mean TTFT of the log's own requests, as they were served
+    replayed_hits: float | None
+    targets: str
+    keeps: bool | None  # whether what ran keeps the targets; None: one cannot tell
+    tried: tuple[Tried, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A line of the file of forecasts."""
+
+    log: str
+    first_s: float  # of the log that it was made from, unix seconds
+    last_s: float
+    before: Setup
+    change: Change
+    forecast: Forecast
+
+
+def another(sample: Sequence[float], least: float = -math.inf) -> Interval | None:
+    """The mean of `sample`, a value for each draw, and the interval of one more recording's value.
+
+    A draw differs from the recording that it was drawn from as that one differs from the next
+    (the bootstrap): their difference has twice the variance of a draw, and the mean itself is
+    known to a part in n. So Student's interval of the mean is wider by the root of 2 n + 1.
+    """
+    found = interval(sample)
+    if found is None or found.high is None:
+        return found
+    half = (found.high - found.mean) * math.sqrt(2 * len(sample) + 1)
+    low, high = round(max(found.mean - half, least), 6), round(found.mean + half, 6)
+    return msgspec.structs.replace(found, low=low, high=high)
+
+
+def short(spec: str) -> str:
+    """A specification without the parameters that have their defaults."""
+    try:
+        return "|".join(_short(part, wraps=number > 0) for number, part in enumerate(_parts(spec)))
+    except PolicyError:
+        return spec
+
+
+def _parts(spec: str) -> list[str]:
+    return spec.split("|")
+
+
+def _short(part: str, *, wraps: bool) -> str:
+    name, _, query = part.partition("?")
+    whole = load(f"round_robin|{name}" if wraps else name).spec.rpartition("|")[2]
+    defaults = whole.partition("?")[2].split("&")
+    own = [pair for pair in query.split("&") if pair and pair not in defaults]
+    return f"{name}?{'&'.join(own)}" if own else name_of(part)
+
+
+def told(advice: Advice, width: int) -> Iterator[object]:
+    """What is printed: lines and tables."""
+    recorded = advice.recorded
+    workers = sum(group.count for group in advice.running.groups)
+    took = span(max(recorded.last_s - recorded.first_s, 0.0))
+    yield (
+        f"{advice.log}: {recorded.requests:,} requests of {recorded.sessions:,} sessions in "
+        f"{took}, served by {workers} workers under {short(advice.running.policy)}"
+    )
+    yield _fit(advice)
+    yield f"target: {advice.targets}; {_KEEPS[advice.keeps]}"
+    yield from advice.notes
+    for check in advice.checks:
+        yield check_told(check)
+    if advice.tried:
+        yield ""
+        yield from _tried_table(advice.tried).in_terminal(width)
+    for number, finding in enumerate(advice.findings, 1):
+        yield from _finding(number, finding)
+    if not advice.findings:
+        yield "Change nothing: nothing that was tried is clearly better."
+    elif len(advice.findings) > 1:
+        yield "Each of these by itself. After the first one, log anew and ask again."
+
+
+_KEEPS = {True: "kept", False: "missed", None: "kept or missed, within the draws' spread"}
+
+
+def _fit(advice: Advice) -> str:
+    measured, hits = advice.recorded.ttft_ms, advice.recorded.hit_rate
+    line = f"replayed as it ran: mean TTFT {seconds(advice.replayed_ms)}"
+    line += ", not measured in the log" if measured is None else f", measured {seconds(measured)}"
+    line += f"; hits {percent(advice.replayed_hits)}"
+    return line if hits is None else f"{line}, measured {percent(hits)}"
+
+
+def _tried_table(tried: Sequence[Tried]) -> Table:
+    """The best of each kind on the draws that chose."""
+    rows = []
+    for kind in dict.fromkeys(one.kind for one in tried):
+        own = [one for one in tried if one.kind == kind]
+        scores = {one.title: one.score for one in own if one.score is not None}
+        best = min(scores, key=scores.__getitem__, default=None)
+        how = "none could be replayed" if best is None else f"{scores[best]:+.2f}"
+        rows.append((kind, str(len(own)), best or "", how))
+    return Table(("tried", "candidates", "best", "score"), rows)
+
+
+def _finding(number: int, finding: Finding) -> Iterator[str]:
+    change, forecast = finding.change, finding.forecast
+    yield f"{number}. {change.kind}: {change.title}{finding.why}"
+    yield (
+        f"   mean TTFT x {ratio_told(forecast.ttft)}; of one more recording such as this x "
+        f"{_plain(forecast.next_ttft)}; good answers {points_told(forecast.good)} points"
+    )
+    yield f"   do: {change.do}"
+
+
+def _plain(ratio: Interval) -> str:
+    if ratio.low is None or ratio.high is None:
+        return f"{ratio.mean:.2f}"
+    return f"{ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
+
+
+def check_told(check: Check) -> str:
+    """A forecast and what came of it, in one line."""
+    head = f"forecast of {check.kind} {check.title}: TTFT x {_plain(check.forecast)}"
+    if check.happened is None:
+        return f"{head}; nothing to hold it against: neither a measured nor a replayed TTFT"
+    now = "replayed" if check.measured_ms is None else "measured"
+    ms = check.replayed_ms if check.measured_ms is None else check.measured_ms
+    verdict = "within" if check.within else "NOT within"
+    return (
+        f"{head}; since then {now} {seconds(ms)}, as it ran before these requests would have had "
+        f"{seconds(check.before_ms)}: x {check.happened:.2f}, {verdict}"
+    )
+
+
+def state_path(log: str) -> Path:
+    """Where forecasts of a log are kept: beside it, under a name that no trace has."""
+    path = Path(log)
+    if any(sign in log for sign in "*?["):
+        path = path.parent
+    return path.with_name(f"{path.name}.advice") if path.name else Path("log.advice")
+
+
+def read_kept(path: Path) -> list[Kept]:
+    """Forecasts in the order in which they were made; [] without a file. Raises `SweepError`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_STATE_BYTES + 1)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+    if len(data) > MAX_STATE_BYTES:
+        raise SweepError([f"{path}: more than {MAX_STATE_BYTES} bytes; move it away"])
+    kept = []
+    for number, line in enumerate(data.splitlines(), 1):
+        try:
+            kept.append(msgspec.json.decode(line, type=Kept))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise SweepError(
+                [f"{path}:{number}: not a forecast ({error}); move it away, or name another"]
+            ) from error
+    return kept
+
+
+def keep(path: Path, advice: Advice) -> None:
+    """Adds the first finding's forecast; the same one again is kept once. Raises OSError."""
+    if not advice.findings:
+        return
+    recorded, first = advice.recorded, advice.findings[0]
+    line = Kept(
+        advice.log,
+        recorded.first_s,
+        recorded.last_s,
+        _bare(advice.running),
+        msgspec.structs.replace(first.change, setup=_bare(first.change.setup)),
+        first.forecast,
+    )
+    if line in read_kept(path):
+        return
+    with path.open("ab") as file:
+        file.write(msgspec.json.encode(line) + b"\n")
+
+
+def _bare(setup: Setup) -> Setup:
+    """The pool alone: another log has other requests."""
+    return msgspec.structs.replace(setup, workload=WorkloadSpec(""), seed=0)
+
+
+def same_pool(one: Setup, other: Setup) -> bool:
+    """Whether two set-ups are the same workers under the same policy."""
+    try:
+        policies = load(one.policy).spec == load(other.policy).spec
+    except PolicyError:
+        policies = one.policy == other.policy
+    pools = [(each.groups, each.block_size, each.router) for each in (one, other)]
+    return policies and pools[0] == pools[1]
