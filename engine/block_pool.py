@@ -1,7 +1,8 @@
 """The paged KV cache's blocks: who holds which, what is cached, what is evicted first.
 
 A block is *free* (no content worth keeping), *held* (at least one reference) or *idle* (no
-reference, but its content is cached under a chain hash). Pure: no clock, no I/O.
+reference, but its content is cached under a chain hash). What is evicted may be kept in host
+memory, as a lower tier. Pure: no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import pairwise
+from itertools import islice, pairwise
 from math import inf
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -118,20 +119,28 @@ class Retention:
 Tokens = npt.NDArray[np.int32]
 
 
+PoolTier = Literal["gpu", "host"]
+
+
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size]."""
+    """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size].
+
+    Blocks that come to the host while the GPU still has them: no tokens, and not in a row.
+    """
 
     block_hashes: list[int]
     parent_hash: int | None  # chain hash before the first block; None at the start of a prompt
     tokens: Tokens
+    tier: PoolTier = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
 class Removed:
-    """Blocks were evicted, in this order (children before parents)."""
+    """Blocks were evicted from a tier, in this order (children before parents)."""
 
     block_hashes: list[int]
+    tier: PoolTier = "gpu"
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +321,99 @@ class IdleBlocks:
         heappush(heap, entry)
 
 
-__all__ = ["BlockPool", "Cleared", "PoolEvent", "Removed", "Stored"]
+_NO_TOKENS: Tokens = np.zeros(0, dtype=np.int32)
+
+
+class HostBlock(NamedTuple):
+    parent_hash: int | None
+    tokens: Tokens
+
+
+class HostTier:
+    """What the GPU evicted, kept in host memory; lifetime: worker.
+
+    At most `blocks`; beyond it the one goes that came, or was loaded, longest ago. Children come
+    before their parents and are loaded with them, so the parent of each block is here or on the
+    GPU. Blocks that are being loaded are pinned: they stay.
+    """
+
+    def __init__(self, blocks: int) -> None:
+        if blocks < 0:
+            raise ValueError(f"host blocks must be 0 or more, got {blocks}")
+        self.blocks = blocks
+        self.evicted_total = 0
+        self._held: OrderedDict[int, HostBlock] = OrderedDict()  # by chain hash, oldest first
+        self._pins: dict[int, int] = {}  # loads under way, by chain hash
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._held
+
+    def hit(self, chain: Sequence[int], start: int, limit: int) -> int:
+        """How many blocks of `chain` from `start` on, and before `limit`, are here. O(log n).
+
+        The GPU holds those before `start`, and not the one at it.
+        """
+        stop = min(len(chain), limit)
+        if start >= stop or not self._held:
+            return 0
+        held, depths = self._held, range(start, stop)
+        return bisect_left(depths, True, key=lambda depth: chain[depth] not in held)
+
+    def pin(self, hashes: Sequence[int]) -> None:
+        """Blocks in a row, all here, are being loaded: they stay, and are the last to go."""
+        for block_hash in reversed(hashes):
+            self._held.move_to_end(block_hash)
+            self._pins[block_hash] = self._pins.get(block_hash, 0) + 1
+
+    def unpin(self, hashes: Sequence[int]) -> None:
+        """A load has ended; no `clear` came since it began."""
+        for block_hash in hashes:
+            left = self._pins[block_hash] - 1
+            if left:
+                self._pins[block_hash] = left
+            else:
+                del self._pins[block_hash]
+
+    def keep(self, evicted: Sequence[tuple[int, HostBlock]]) -> tuple[list[int], list[int]]:
+        """Take what leaves the GPU, children before parents: hashes that are new here, and those
+        that had to go for them.
+        """
+        held = self._held
+        fresh: dict[int, None] = {}
+        for block_hash, block in evicted:
+            if block_hash in held:
+                held.move_to_end(block_hash)
+            else:
+                held[block_hash] = block
+                fresh[block_hash] = None
+        excess = len(held) - self.blocks
+        if excess <= 0:
+            return list(fresh), []
+        gone = list(islice((one for one in held if one not in self._pins), excess))
+        for block_hash in gone:
+            del held[block_hash]
+        left = [block_hash for block_hash in fresh if block_hash in held]
+        lost = [block_hash for block_hash in gone if block_hash not in fresh]
+        self.evicted_total += len(lost)
+        return left, lost
+
+    def clear(self) -> None:
+        """Forget everything; who is loading holds no pin any more."""
+        self._held.clear()
+        self._pins.clear()
+
+    def snapshot(self) -> list[Stored]:
+        """The contents as events, parents before children where both are here."""
+        return [
+            Stored([block_hash], block.parent_hash, block.tokens, "host")
+            for block_hash, block in reversed(self._held.items())
+        ]
+
+
+__all__ = ["BlockPool", "Cleared", "HostTier", "PoolEvent", "PoolTier", "Removed", "Stored"]
 
 
 class BlockPool:
@@ -321,10 +422,13 @@ class BlockPool:
     Block ids are 0..blocks-1, each of `block_size` tokens. With `record_events` every change
     of the visible contents is kept, in order, until `drain_events` takes it, and the tokens of
     visible blocks are kept for `snapshot`. One step changes each block at most twice, so more
-    than 4 x blocks + 1024 pending changes mean that nobody drains: RuntimeError.
+    than 4 x blocks + 1024 pending changes mean that nobody drains: RuntimeError. What is evicted
+    goes to `host`, which keeps `host_blocks` of it (a write-back cache).
     """
 
-    def __init__(self, blocks: int, block_size: int, *, record_events: bool = True) -> None:
+    def __init__(
+        self, blocks: int, block_size: int, *, record_events: bool = True, host_blocks: int = 0
+    ) -> None:
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
         if block_size < 1:
@@ -342,7 +446,9 @@ class BlockPool:
         self._record = record_events
         kept = blocks if record_events else 0
         self._tokens: Tokens = np.zeros((kept, block_size), dtype=np.int32)
-        self._changes = Changes(4 * blocks + 1024)
+        self.host = HostTier(host_blocks)
+        # An eviction may bring a block to the host and push another one out of it.
+        self._changes = Changes((12 if host_blocks else 4) * blocks + 1024)
 
     @property
     def available_blocks(self) -> int:
@@ -358,6 +464,10 @@ class BlockPool:
     def cached_blocks(self) -> int:
         """Visible blocks, held or idle."""
         return len(self._by_hash)
+
+    def holds(self, block_hash: int) -> bool:
+        """Whether a block is visible on the GPU, or kept in the host."""
+        return block_hash in self._by_hash or block_hash in self.host
 
     def hit(self, chain: Sequence[int], limit: int | None = None) -> int:
         """How many leading blocks of `chain` (at most `limit`) are visible. O(log n)."""
@@ -476,6 +586,7 @@ class BlockPool:
         self._by_hash.clear()
         self._free.extend(self._idle)
         self._idle.clear()
+        self.host.clear()
         self.epoch += 1
         self._note(Cleared(), 1)
 
@@ -508,20 +619,30 @@ class BlockPool:
             else:
                 runs.append([block])
             previous = block_hash
-        return [self._stored(run) for run in runs]
+        return [self._stored(run) for run in runs] + self.host.snapshot()
 
     def _evict(self, count: int) -> None:
         gone: list[int] = []
+        kept: list[tuple[int, HostBlock]] = []
         for _ in range(count):
             block = self._idle.pop()
             block_hash = self._hash[block]
             assert block_hash is not None
+            if self.host.blocks:
+                tokens = self._tokens[block].copy() if self._record else _NO_TOKENS
+                kept.append((block_hash, HostBlock(self._parent[block], tokens)))
             del self._by_hash[block_hash]
             self._idle.forget(block)
             self._hash[block] = self._parent[block] = None
             self._free.append(block)
             gone.append(block_hash)
         self.evicted_total += count
+        if kept:
+            stored, lost = self.host.keep(kept)
+            if stored:  # before they leave the GPU, whose events have told what they are
+                self._note(Stored(stored, None, _NO_TOKENS, "host"), len(stored))
+            if lost:
+                self._note(Removed(lost, "host"), len(lost))
         self._note(Removed(gone), count)
 
     def _hold(self, block: int) -> None:

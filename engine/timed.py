@@ -110,7 +110,8 @@ class TimedRunner:
     `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` where
     requests end without an answer: their deadline has passed. The modelled end of a step,
     not the moment at which the loop woke, is the start of the next one, so lateness does not
-    add up; only a step that is late by its whole length restarts the timeline from now.
+    add up; only a step that is late by its whole length restarts the timeline from now. KV that the
+    host has is loaded meanwhile, `load_token_s` seconds a token, one prompt after another.
     """
 
     def __init__(
@@ -122,6 +123,7 @@ class TimedRunner:
         on_step: Callable[[Step, list[Output], float], None],
         clock: Clock,
         on_failed: Callable[[Sequence[Request], str], None] = lambda requests, why: None,
+        load_token_s: float = 0.0,
     ) -> None:
         if not 0.0 < speed < float("inf"):
             raise ValueError(f"speed must be above 0, got {speed}")
@@ -138,6 +140,9 @@ class TimedRunner:
         self._speed = speed
         self._on_step = on_step
         self._on_failed = on_failed
+        self._load_token_s = load_token_s
+        self._loaded_s = 0.0  # when all that is being loaded will have come
+        self._loads: set[asyncio.Task[None]] = set()
         self._chains: dict[int, TokenChain] = {}  # unfinished requests, by id
         self._wake = asyncio.Event()
 
@@ -158,13 +163,23 @@ class TimedRunner:
 
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
+        try:
+            await self._run()
+        finally:
+            for load in self._loads:
+                load.cancel()
+
+    async def _run(self) -> None:
         timeline_s = self.clock.now_s()
         while True:
             begun_s = self.clock.now_s()
             self._expire(begun_s)
             step = self.scheduler.schedule(begun_s)
             for read in self.scheduler.take_reads():
-                self.on_read(read)
+                if read.source == "host":
+                    self._start_load(read)
+                else:
+                    self.on_read(read)
             if step is None:
                 await rest(self._wake, self.scheduler.wake_s, self.clock)
                 timeline_s = self.clock.now_s()
@@ -187,6 +202,18 @@ class TimedRunner:
                 modelled_s=length_s,
             )
             self._on_step(step, outputs, now_s)
+
+    def _start_load(self, read: Read) -> None:
+        length_s = self._load_token_s * (read.stop - read.start) / self._speed
+        self._loaded_s = max(self._loaded_s, self.clock.now_s()) + length_s
+        load = asyncio.ensure_future(self._load(read.request.request_id, self._loaded_s))
+        self._loads.add(load)
+        load.add_done_callback(self._loads.discard)
+
+    async def _load(self, request_id: int, end_s: float) -> None:
+        await self.clock.sleep_until(end_s)
+        self.scheduler.end_read(request_id, self.clock.now_s(), arrived=True)
+        self._wake.set()
 
     def _expire(self, now_s: float) -> None:
         late = self.scheduler.expire(now_s)

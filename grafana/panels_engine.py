@@ -194,6 +194,7 @@ CACHE = Row(
             (
                 (f"sum({_of('warmroute_engine_cached_blocks')})", "cached"),
                 (f"sum({_of('warmroute_engine_pinned_blocks')})", "pinned"),
+                (f"sum({_of('warmroute_engine_host_blocks')})", "in host memory"),
             ),
         ),
         Panel(

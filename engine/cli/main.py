@@ -114,6 +114,8 @@ def _settings(flags: argparse.Namespace) -> WorkerSettings:
         profile_name=flags.timed,
         speed=flags.speed,
         kv_tokens=flags.kv_tokens,
+        host_kv_tokens=flags.host_kv_tokens,
+        host_gbytes_per_s=flags.host_gbytes_per_s,
         model_name=flags.model_name,
         tokenizer=flags.tokenizer,
         step_log=flags.step_log,
@@ -147,6 +149,14 @@ def parser() -> argparse.ArgumentParser:
     )
     add("--speed", type=float, default=1.0, metavar="X", help="divide every step's time (1)")
     add("--kv-tokens", type=int, metavar="T", help="KV cache in tokens (the profile's)")
+    add(
+        "--host-kv-tokens", type=int, default=0, metavar="T",
+        help="of what is evicted, kept in host memory (0)",
+    )  # fmt: skip
+    add(
+        "--host-gbytes-per-s", type=float, metavar="X",
+        help="at which that is loaded again (25 a GPU)",
+    )  # fmt: skip
     add("--block-size", type=int, default=worker.block_size, metavar="B", help="tokens (16)")
     add("--model-name", default=worker.model_name, metavar="M", help="as clients name it")
     add(

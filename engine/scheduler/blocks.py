@@ -32,6 +32,13 @@ class RequestBlocks:
         """Its leading blocks in the cache; the last token is always computed, for its logits."""
         return self._pool.hit(request.chain, (request.total_tokens - 1) // self._block_size)
 
+    def host_hit(self, request: Request, hit: int) -> int:
+        """Blocks beyond its `hit` ones that the host has; none for one that reads elsewhere."""
+        if request.imports or not self._pool.host.blocks:
+            return 0
+        limit = (request.total_tokens - 1) // self._block_size
+        return self._pool.host.hit(request.chain, hit, limit)
+
     def fits(self, request: Request, hit: int, spare_blocks: int) -> bool:
         """Would all its tokens fit, `hit` blocks being cached, and leave `spare_blocks`?"""
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
@@ -55,9 +62,14 @@ class RequestBlocks:
         before: who shares a trunk with others does not pay for it alone."""
         return self._held_by.get(tenant, 0)
 
-    def start(self, request: Request, hit: int) -> None:
-        """Hold `hit` cached blocks and reserve the others; `fits` has said that they are there."""
+    def start(self, request: Request, hit: int, host_hit: int = 0) -> None:
+        """Hold `hit` cached blocks and reserve the others; `fits` has said that they are there.
+
+        The `host_hit` blocks after them stay in the host until `end_load`.
+        """
         total_tokens = request.total_tokens
+        request.host_blocks = host_hit
+        self._pool.host.pin(request.chain[hit : hit + host_hit])  # what is evicted comes there
         held = self._pool.acquire(request.chain, hit, self._worths(request, 0, hit))
         fresh = self._pool.allocate(self.fresh(request, hit))
         if fresh is None:
@@ -71,6 +83,13 @@ class RequestBlocks:
         request.prefill_target = total_tokens
         request.epoch = self._pool.epoch
         self._mark(request)
+
+    def end_load(self, request: Request) -> None:
+        """Nothing is loaded from the host for it any more."""
+        start, count = request.visible_blocks, request.host_blocks
+        if count and request.epoch == self._pool.epoch:
+            self._pool.host.unpin(request.chain[start : start + count])
+        request.host_blocks = 0
 
     def grow(self, request: Request) -> bool:
         """One more block; False if none is left."""
@@ -105,6 +124,7 @@ class RequestBlocks:
 
     def leave(self, request: Request) -> None:
         """Give all its blocks back; the published ones stay cached."""
+        self.end_load(request)
         self._unmark(request)
         if self._reserves:
             self.reserved_blocks -= self._limit(request) - len(request.block_ids)

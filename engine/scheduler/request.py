@@ -24,7 +24,7 @@ class State(Enum):
     reading -> waiting where the KV did not come."""
 
     WAITING = "waiting"
-    READING = "reading"  # its blocks are reserved, and another worker's KV is written into them
+    READING = "reading"  # its blocks are reserved, and KV from elsewhere is written into them
     RUNNING = "running"
     FINISHED = "finished"
 
@@ -40,7 +40,7 @@ class Reason(Enum):
     RESERVE_POLICY = "reserve_policy"  # its prompt would fit, its whole output does not
     TENANT_SHARE = "tenant_share"  # its tenant holds as many blocks as it may
     QUEUE_DELAY = "queue_delay"  # an idle engine waits for more requests to start with
-    KV_TRANSFER = "kv_transfer"  # its prompt's KV is on its way from another worker
+    KV_TRANSFER = "kv_transfer"  # its prompt's KV is on its way from another worker, or the host
 
 
 @dataclass(slots=True, eq=False)
@@ -75,10 +75,12 @@ class Request:
     reason: Reason | None = None  # set while it waits and was looked at
     reasons: list[tuple[Reason | None, float]] = field(default_factory=list)  # see `note`
     output: list[int] = field(default_factory=list)  # tokens given so far
-    cached_tokens: int = 0  # prompt tokens found in the cache at the first admission
+    cached_tokens: int = 0  # prompt tokens found in the cache, or host, at the first admission
     computed_tokens: int = 0  # leading tokens whose KV is in `block_ids`
     scheduled_tokens: int = 0  # the same when the steps in flight have ended
     last_step: int = -1  # number of the latest step that has it
+    read_target: int = 0  # while it reads: leading tokens whose KV it has after that
+    host_blocks: int = 0  # while it reads: blocks that it loads from the host
     prefill_target: int = 0  # tokens to compute before the next one is sampled by a prefill
     preemptions: int = 0
     block_ids: list[int] = field(default_factory=list)

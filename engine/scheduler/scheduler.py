@@ -131,8 +131,10 @@ class Scheduler:
     another worker. When its turn has come and its whole prompt fits, its blocks are reserved and
     `take_reads` names it once; the caller says by `end_read`, at any time later, that nobody writes
     these blocks any more, and whether they hold the KV. Until then they are nobody else's, even if
-    the request has ended. One with `exports` leaves its prompt's blocks in `exports`, under a
-    lease, when it ends by length or stop; `Request.export` names them.
+    the request has ended. So it is, too, where the host has blocks of a prompt that the GPU has
+    not: others compute while it loads them, then it computes the rest. One with `exports` leaves
+    its prompt's blocks in `exports`, under a lease, when it ends by length or stop;
+    `Request.export` names them.
     """
 
     def __init__(
@@ -153,7 +155,8 @@ class Scheduler:
         self.steps_total = 0
         self.preemptions_total = 0
         self.prefix_query_tokens_total = 0  # prompt tokens of first admissions
-        self.prefix_hit_tokens_total = 0  # those of them found in the cache
+        self.prefix_hit_tokens_total = 0  # those of them found on the GPU
+        self.host_hit_tokens_total = 0  # and those loaded from the host
         self.recomputed_tokens_total = 0  # computed a second time after a preemption
         self._waiting: list[Request] = []  # by queue_key, as is `_running`
         self._running: list[Request] = []
@@ -190,7 +193,7 @@ class Scheduler:
 
     @property
     def reading(self) -> int:
-        """Requests whose prompt's KV is on its way from another worker."""
+        """Requests whose prompt's KV is on its way from another worker, or from the host."""
         return sum(one.state is State.READING for one in self._reading.values())
 
     @property
@@ -317,7 +320,8 @@ class Scheduler:
         return outputs
 
     def take_reads(self) -> list[Read]:
-        """What is to be read from other workers since the last call; ask after each `schedule`."""
+        """What is to be read from other workers, or from the host, since the last call; ask after
+        each `schedule`."""
         reads, self._reads = self._reads, []
         return reads
 
@@ -342,7 +346,8 @@ class Scheduler:
             request.state = State.WAITING
             insort(self._waiting, request, key=_queue_key)
             return
-        request.computed_tokens = request.scheduled_tokens = request.total_tokens - 1
+        self._blocks.end_load(request)
+        request.computed_tokens = request.scheduled_tokens = request.read_target
         self._blocks.publish(request)
         self._run(request, now_s)
 
@@ -353,11 +358,12 @@ class Scheduler:
         over: set[str] = set()  # tenants one of whose requests waits for their share
         for position, request in enumerate(waiting):
             hit = self._blocks.hit(request)
+            host_hit = self._blocks.host_hit(request, hit)
             reason = Reason.TENANT_SHARE if request.tenant in over else None
             if reason is None:
-                reason = self._obstacle(request, hit, step, budget, now_s)
+                reason = self._obstacle(request, hit, host_hit, step, budget, now_s)
             if reason is None:
-                self._start(request, hit, now_s)
+                self._start(request, hit, host_hit, now_s)
                 if request.state is State.RUNNING:
                     budget -= step.add_chunk(request, budget)
                 continue
@@ -379,15 +385,15 @@ class Scheduler:
             request.note(reason, now_s)
 
     def _obstacle(
-        self, request: Request, hit: int, step: Step, budget: int, now_s: float
+        self, request: Request, hit: int, host_hit: int, step: Step, budget: int, now_s: float
     ) -> Reason | None:
-        """Why `request`, with `hit` blocks cached, cannot start now with `budget` tokens left in
-        `step`; None if it can."""
+        """Why `request`, with `hit` blocks cached and `host_hit` after them in the host, cannot
+        start now with `budget` tokens left in `step`; None if it can."""
         settings, running = self.settings, len(self._running) + len(self._reading)
         if running >= settings.max_batch_size:
             return Reason.MAX_BATCH_SIZE
         uncached_tokens = request.total_tokens - hit * self.pool.block_size
-        computes = not request.imports or uncached_tokens == 1
+        computes = not host_hit and (not request.imports or uncached_tokens == 1)
         if computes and budget < min(settings.min_chunk_tokens, uncached_tokens):
             return Reason.TOKEN_BUDGET
         if self._waits_for_prefix(request, hit, uncached_tokens, now_s):
@@ -555,24 +561,32 @@ class Scheduler:
         request.queue_key = (0, *request.queue_key[1:])
         insort(self._waiting, request, key=_queue_key)
 
-    def _start(self, request: Request, hit: int, now_s: float) -> None:
-        self._blocks.start(request, hit)
+    def _start(self, request: Request, hit: int, host_hit: int, now_s: float) -> None:
+        self._blocks.start(request, hit, host_hit)
+        found_tokens = (hit + host_hit) * self.pool.block_size
         if request.preemptions:
-            self.recomputed_tokens_total += request.total_tokens - request.computed_tokens
+            self.recomputed_tokens_total += request.total_tokens - found_tokens
         elif request.started_s is None:
             request.started_s = now_s
-            request.cached_tokens = request.computed_tokens
+            request.cached_tokens = found_tokens
             self.prefix_query_tokens_total += request.prompt_tokens
-            self.prefix_hit_tokens_total += request.cached_tokens
+            self.prefix_hit_tokens_total += request.computed_tokens
+            self.host_hit_tokens_total += found_tokens - request.computed_tokens
+        start = request.computed_tokens
         if request.imports:
             request.imports = False
-            start, stop = request.computed_tokens, request.total_tokens - 1
-            self._reads.append(Read(request, start, stop))
-            if start < stop:
-                request.state = State.READING
-                request.note(Reason.KV_TRANSFER, now_s)
-                self._reading[request.request_id] = request
-                return
+            request.read_target = max(start, request.total_tokens - 1)
+            self._reads.append(Read(request, start, request.total_tokens - 1))
+        elif host_hit:
+            request.read_target = found_tokens
+            self._reads.append(Read(request, start, found_tokens, "host"))
+        else:
+            request.read_target = start
+        if start < request.read_target:
+            request.state = State.READING
+            request.note(Reason.KV_TRANSFER, now_s)
+            self._reading[request.request_id] = request
+            return
         if request.exports_early and not request.preemptions:
             self._begin_export(request)
         self._run(request, now_s)

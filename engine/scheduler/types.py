@@ -115,13 +115,15 @@ class SchedulerSettings:
 
 
 class Read(NamedTuple):
-    """Tokens `start`..`stop` of a request whose KV another worker has. `start` tokens stand in the
-    cache here; where `stop` is no more than that, nothing is to be read and the request has begun.
+    """Tokens `start`..`stop` of a request whose KV is not on the GPU, but `source` has it: another
+    worker, or the host. `start` tokens stand in the cache here; where `stop` is no more than that,
+    nothing is to be read and the request has begun.
     """
 
     request: Request
     start: int
     stop: int
+    source: Literal["peer", "host"] = "peer"
 
 
 class Chunk(NamedTuple):

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import zmq
 import zmq.asyncio
 
-from engine.block_pool import BlockPool, PoolEvent, Removed, Stored
+from engine.block_pool import BlockPool, PoolEvent, PoolTier, Removed, Stored
 from engine.scheduler.request import Request
 from engine.wire.events import (
     AllBlocksCleared,
@@ -31,6 +32,7 @@ from engine.wire.events import (
     replay_frames,
 )
 
+MEDIA: Mapping[PoolTier, str] = MappingProxyType({"gpu": "GPU", "host": "CPU"})  # as vLLM's
 BUFFER_BATCHES = 10_000  # vLLM's default
 BUFFER_BYTES = 64 << 20
 
@@ -111,20 +113,22 @@ class EventLog:
         if isinstance(change, Removed):
             if self._root_salts:
                 for block_hash in change.block_hashes:
-                    self._root_salts.pop(block_hash, None)
-            return BlockRemoved(tuple(change.block_hashes), medium="GPU")
+                    if not self._pool.holds(block_hash):
+                        self._root_salts.pop(block_hash, None)
+            return BlockRemoved(tuple(change.block_hashes), medium=MEDIA[change.tier])
         self._root_salts.clear()
         return AllBlocksCleared()
 
     def _stored(self, run: Stored) -> BlockStored:
-        salt = self._salt_of(run) if run.parent_hash is None else None
+        # Blocks that the host takes over bring no tokens: they are known already.
+        salt = self._salt_of(run) if run.parent_hash is None and len(run.tokens) else None
         blocks = len(run.block_hashes)
         return BlockStored(
             hashes=tuple(run.block_hashes),
             parent=run.parent_hash,
             tokens=tuple(run.tokens.tolist()),
             block_size=self._pool.block_size,
-            medium="GPU",
+            medium=MEDIA[run.tier],
             extra_keys=None if salt is None else [[salt], *[None] * (blocks - 1)],
         )
 

@@ -352,6 +352,11 @@ class WorkerCollector(Collector):
         queries, hits = scheduler.prefix_query_tokens_total, scheduler.prefix_hit_tokens_total
         yield counter(names.PREFIX_QUERIES, "Prompt tokens looked up in the prefix cache.", queries)
         yield counter(names.PREFIX_HITS, "Prompt tokens found in the prefix cache.", hits)
+        if pool.host.blocks:
+            text = "Prompt tokens looked up in host memory."
+            yield counter(names.EXTERNAL_QUERIES, text, queries - hits)
+            text = "Prompt tokens loaded from host memory."
+            yield counter(names.EXTERNAL_HITS, text, scheduler.host_hit_tokens_total)
         text = "Prompt tokens of answered requests."
         yield counter(names.PROMPT_TOKENS, text, counters.prompt_tokens)
         yield counter(names.GENERATION_TOKENS, "Tokens given.", counters.generation_tokens)
@@ -401,6 +406,9 @@ class WorkerCollector(Collector):
         yield self._counter(own + "kv_bytes_saved", text, counters.kv_bytes_saved)
         pool, pins = scheduler.pool, scheduler.pins
         yield self._gauge(own + "cached_blocks", "Blocks in the prefix cache.", pool.cached_blocks)
+        if pool.host.blocks:
+            text = "Blocks kept in host memory."
+            yield self._gauge(own + "host_blocks", text, len(pool.host))
         yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pins.held_blocks)
         yield self._counter(own + "evicted_blocks", "Blocks evicted.", pool.evicted_total)
 

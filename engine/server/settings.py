@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol, get_args
 
 from engine.block_pool import BlockPool
-from engine.profiles import profile
+from engine.profiles import gpus_of, profile
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Output, Read, SchedulerSettings, Step, StepSplit
@@ -20,6 +20,7 @@ from engine.transfer import KvStore, ModelledKv
 Role = Literal["both", "prefill", "decode"]
 KvTransport = Literal["tcp", "shm", "none"]
 FailurePolicy = Literal["recompute", "fail"]
+HOST_GBYTES_PER_S = 25.0  # what PCIe 4.0 x16 carries, less its overhead
 MODELLED_GBYTES_PER_S = 50.0  # between timed workers: eight lanes of 400 Gb/s make as much
 DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
@@ -30,7 +31,10 @@ class WorkerSettings:
 
     `profile_name` is a timed worker's; None: it computes, and `kv_tokens` says how much fits.
     `kv_tokens` None takes the profile's capacity; it is cut to whole blocks. Ports of 0 are
-    chosen by the system. `speed` divides the time of every step and transfer.
+    chosen by the system. `speed` divides the time of every step, load and transfer.
+
+    `host_kv_tokens`: how much of what is evicted a timed worker keeps in host memory, cut to whole
+    blocks; `host_gbytes_per_s`: at which it loads that again; None: HOST_GBYTES_PER_S a GPU.
 
     KV that others read is at `kv_port`, which they reach at `kv_host` (None: `host`, or where that
     is any address the machine's name). `kv_gbytes_per_s` and `kv_latency_ms` are those of the link
@@ -40,6 +44,8 @@ class WorkerSettings:
     profile_name: str | None
     speed: float = 1.0
     kv_tokens: int | None = None
+    host_kv_tokens: int = 0
+    host_gbytes_per_s: float | None = None
     block_size: int = 16
     model_name: str = "warmroute-timed"
     host: str = "127.0.0.1"
@@ -95,6 +101,17 @@ class WorkerSettings:
             raise ValueError(
                 f"kv_gbytes_per_s must be above 0 and at most 1e6, got {self.kv_gbytes_per_s}"
             )
+        if self.host_gbytes_per_s is not None and not 0.0 < self.host_gbytes_per_s <= 1e6:
+            raise ValueError(
+                f"host_gbytes_per_s must be above 0 and at most 1e6, got {self.host_gbytes_per_s}"
+            )
+        if self.host_kv_tokens < 0:
+            raise ValueError(f"host_kv_tokens must be 0 or more, got {self.host_kv_tokens}")
+        if self.host_kv_tokens and not self.load_token_s:
+            raise ValueError(
+                "host_kv_tokens need a profile that says how large a token's KV is "
+                "(kv_bytes_per_token), or no load could be timed"
+            )
         if not 0.0 <= self.kv_latency_ms <= 60_000.0:
             raise ValueError(f"kv_latency_ms must be 0..60000, got {self.kv_latency_ms}")
 
@@ -105,6 +122,20 @@ class WorkerSettings:
         if given is None and self.profile_name is not None:
             given = MODELLED_GBYTES_PER_S
         return None if given is None else given * 1e9 * self.speed
+
+    @property
+    def load_token_s(self) -> float:
+        """Seconds to load one token's KV from host memory at speed 1; 0: nobody knows."""
+        if self.profile_name is None:
+            return 0.0
+        given = self.host_gbytes_per_s
+        rate = HOST_GBYTES_PER_S * gpus_of(self.profile_name) if given is None else given
+        return profile(self.profile_name).kv_bytes_per_token / (rate * 1e9)
+
+    @property
+    def host_blocks(self) -> int:
+        """Whole blocks of host memory."""
+        return self.host_kv_tokens // self.block_size
 
     @property
     def blocks(self) -> int:
@@ -193,6 +224,7 @@ def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
             on_step,
             LoopClock(),
             on_failed,
+            settings.load_token_s,
         )
 
     chosen = profile(name)

@@ -168,7 +168,9 @@ class Worker:
         self.draining = False
         self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
         self.counters = Counters()
-        self.pool = BlockPool(settings.blocks, settings.block_size)
+        self.pool = BlockPool(
+            settings.blocks, settings.block_size, host_blocks=settings.host_blocks
+        )
         self.served = served or timed(settings, tokenizer.vocab)
         self.runner = self.served.make_runner(self.pool, self._on_step, self._on_failed)
         self.transfers: Transfers | None = None  # its KV stays where it is

@@ -95,6 +95,9 @@ KV_USAGE = "vllm:kv_cache_usage_perc"
 KV_USAGE_OLD = "vllm:gpu_cache_usage_perc"  # to vLLM 0.11
 PREFIX_QUERIES = "vllm:prefix_cache_queries"  # tokens
 PREFIX_HITS = "vllm:prefix_cache_hits"  # tokens
+# Prompt tokens that the GPU's cache lacked, and those of them that a lower tier had.
+EXTERNAL_QUERIES = "vllm:external_prefix_cache_queries"
+EXTERNAL_HITS = "vllm:external_prefix_cache_hits"
 PREFIX_QUERIES_OLD = "vllm:gpu_prefix_cache_queries"
 PREFIX_HITS_OLD = "vllm:gpu_prefix_cache_hits"
 PROMPT_TOKENS = "vllm:prompt_tokens"

@@ -17,4 +17,6 @@ class WorkerStats(NamedTuple):
     preemptions: int
     recomputed_tokens: int  # computed a second time after a preemption
     query_tokens: int  # prompt tokens of first admissions
-    hit_tokens: int  # those of them found in the cache
+    hit_tokens: int  # those of them found on the GPU
+    host_blocks: int  # held in host memory
+    host_hit_tokens: int  # prompt tokens of first admissions that were loaded from there

@@ -152,7 +152,7 @@ std::string BlockPool::check() const {
   if (held != held_ || idle != idle_) return "counts of held or idle blocks are wrong";
   if (free + idle + held != blocks_) return "a block was lost";
   if (visible != visible_) return "the count of visible blocks is wrong";
-  return "";
+  return host_.check();
 }
 
 }  // namespace kv::engine

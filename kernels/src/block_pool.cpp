@@ -6,8 +6,12 @@
 
 namespace kv::engine {
 
-BlockPool::BlockPool(std::uint32_t blocks, ChangeLog& log)
-    : blocks_(blocks), log_(log), id_mask_(std::bit_ceil(blocks + 1) - 1), table_(16, kEmpty) {}
+BlockPool::BlockPool(std::uint32_t blocks, std::uint32_t host_blocks, ChangeLog& log)
+    : blocks_(blocks),
+      log_(log),
+      host_(host_blocks),
+      id_mask_(std::bit_ceil(blocks + 1) - 1),
+      table_(16, kEmpty) {}
 
 std::size_t BlockPool::hit(Chain chain) const {
   std::size_t low = 0;
@@ -117,6 +121,7 @@ void BlockPool::clear() {
   oldest_ = newest_ = kNone;
   idle_ = 0;
   visible_ = 0;
+  host_.clear();
   ++epoch_;
   log_.cleared();
 }
@@ -169,14 +174,18 @@ void BlockPool::leave_idle(BlockId id) {
 }
 
 void BlockPool::evict(std::size_t count) {
-  log_.removed(count);
+  std::vector<std::uint64_t> gone;
+  gone.reserve(count);
   for (std::size_t i = 0; i < count; ++i) {
     const BlockId id = oldest_;
-    log_.hash(block_[id].hash());
+    gone.push_back(block_[id].hash());
     leave_idle(id);
     erase(id);
     give_free(id);
   }
+  if (host_.blocks() != 0) host_.keep(gone, log_);
+  log_.removed(count);
+  for (const std::uint64_t hash : gone) log_.hash(hash);
   evicted_ += count;
 }
 

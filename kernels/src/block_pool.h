@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "changes.h"
+#include "host_tier.h"
 
 namespace kv::engine {
 
@@ -23,7 +24,11 @@ class BlockPool {
     std::vector<std::uint64_t> hashes;
   };
 
-  BlockPool(std::uint32_t blocks, ChangeLog& log);
+  BlockPool(std::uint32_t blocks, std::uint32_t host_blocks, ChangeLog& log);
+
+  // What is evicted goes there.
+  HostTier& host() { return host_; }
+  const HostTier& host() const { return host_; }
 
   std::uint32_t blocks() const { return blocks_; }
   std::uint32_t available() const { return blocks_ - held_; }
@@ -102,6 +107,7 @@ class BlockPool {
 
   std::uint32_t blocks_;
   ChangeLog& log_;
+  HostTier host_;
   std::uint32_t id_mask_;
   std::vector<Block> block_;  // as many as were ever used
   std::vector<std::uint32_t> table_;

@@ -8,7 +8,10 @@
 
 namespace kv::engine {
 
-enum class ChangeKind : std::uint8_t { stored = 0, removed = 1, cleared = 2 };
+// Those of the host are not in a row: their parents are not told.
+enum class ChangeKind : std::uint8_t {
+  stored = 0, removed = 1, cleared = 2, stored_host = 3, removed_host = 4
+};
 
 struct Change {
   ChangeKind kind;
@@ -38,6 +41,13 @@ class ChangeLog {
   }
   void hash(std::uint64_t hash) {
     if (on_) hashes_.push_back(hash);
+  }
+
+  // One of the host's kinds; nothing where there are no hashes.
+  void host(ChangeKind kind, std::span<const std::uint64_t> hashes) {
+    if (!on_ || hashes.empty()) return;
+    changes_.push_back({kind, false, 0, hashes.size()});
+    hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
   }
 
   void cleared() {

@@ -37,7 +37,9 @@ struct Request {
   bool running = false;
   bool imports = false;  // another worker has its prompt's KV; false from its start on
   bool exports = false;  // another worker will read its prompt's KV when it has ended
-  bool reading = false;  // its blocks are reserved, and another worker's KV is written into them
+  bool reading = false;  // its blocks are reserved, and KV from elsewhere is written into them
+  std::int64_t read_target = 0;  // while it reads: leading tokens whose KV it has after that
+  std::size_t host_blocks = 0;   // while it reads: blocks that it loads from the host
   bool started = false;
   std::size_t visible_blocks = 0;
   std::size_t known_blocks = 0;      // of the names, those that prompt and output have reached

@@ -5,10 +5,18 @@
 
 namespace kv::engine {
 
-std::size_t RequestBlocks::hit(const Request& request) const {
+Chain RequestBlocks::cacheable(const Request& request) const {
   const Chain chain = request.chain();
   const auto limit = static_cast<std::size_t>((request.total_tokens() - 1) / block_size_);
-  return pool_.hit(chain.first(std::min(chain.size(), limit)));
+  return chain.first(std::min(chain.size(), limit));
+}
+
+std::size_t RequestBlocks::hit(const Request& request) const {
+  return pool_.hit(cacheable(request));
+}
+
+std::size_t RequestBlocks::host_hit(const Request& request, std::size_t hit) const {
+  return request.imports ? 0 : pool_.host().hit(cacheable(request), hit);
 }
 
 bool RequestBlocks::fits(const Request& request, std::size_t hit, std::size_t spare_blocks) const {
@@ -16,7 +24,9 @@ bool RequestBlocks::fits(const Request& request, std::size_t hit, std::size_t sp
   return need + spare_blocks <= pool_.available_beyond(request.chain(), hit);
 }
 
-void RequestBlocks::start(Request& request, std::size_t hit) {
+void RequestBlocks::start(Request& request, std::size_t hit, std::size_t host_hit) {
+  request.host_blocks = host_hit;
+  pool_.host().pin(request.chain().subspan(hit, host_hit));  // what is evicted comes there
   const std::size_t all = blocks_for(request.total_tokens());
   request.blocks.reserve(all + 1);
   pool_.acquire(request.chain().first(hit), request.blocks);
@@ -28,6 +38,13 @@ void RequestBlocks::start(Request& request, std::size_t hit) {
   request.prefill_target = request.total_tokens();
   request.epoch = pool_.epoch();
   mark(request);
+}
+
+void RequestBlocks::end_load(Request& request) {
+  if (request.host_blocks != 0 && request.epoch == pool_.epoch()) {
+    pool_.host().unpin(request.chain().subspan(request.visible_blocks, request.host_blocks));
+  }
+  request.host_blocks = 0;
 }
 
 void RequestBlocks::publish(Request& request) {
@@ -45,6 +62,7 @@ void RequestBlocks::publish(Request& request) {
 }
 
 void RequestBlocks::leave(Request& request) {
+  end_load(request);
   unmark(request);
   pool_.release(request.blocks);
   request.blocks.clear();

@@ -16,11 +16,18 @@ class RequestBlocks {
   // Its leading cached blocks; the last token is always computed.
   std::size_t hit(const Request& request) const;
 
+  // Blocks beyond its `hit` ones that the host has; none for one that reads elsewhere.
+  std::size_t host_hit(const Request& request, std::size_t hit) const;
+
   // Would all its tokens fit, `hit` blocks being cached, and leave `spare_blocks`?
   bool fits(const Request& request, std::size_t hit, std::size_t spare_blocks) const;
 
-  // Holds `hit` cached blocks and reserves the others; `fits` has said that they are there.
-  void start(Request& request, std::size_t hit);
+  // Holds `hit` cached blocks and reserves the others; `fits` has said that they are there. The
+  // `host_hit` blocks after them stay in the host until `end_load`.
+  void start(Request& request, std::size_t hit, std::size_t host_hit);
+
+  // Nothing is loaded from the host for it any more.
+  void end_load(Request& request);
 
   bool grow(Request& request) { return pool_.allocate(1, request.blocks); }
 
@@ -37,6 +44,7 @@ class RequestBlocks {
   std::size_t blocks_for(std::int64_t tokens) const {
     return static_cast<std::size_t>((tokens + block_size_ - 1) / block_size_);
   }
+  Chain cacheable(const Request& request) const;
   void mark(Request& request);
   void unmark(const Request& request);
 

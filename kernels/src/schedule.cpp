@@ -86,7 +86,8 @@ bool Scheduler::admit(std::int64_t budget, double now_s, std::vector<Read>& read
     if (taken >= settings_.max_batch_size) break;
     Request& request = *waiting_[place];
     const std::size_t hit = blocks_.hit(request);
-    const Obstacle why = obstacle(request, hit, budget, now_s);
+    const std::size_t host_hit = blocks_.host_hit(request, hit);
+    const Obstacle why = obstacle(request, hit, host_hit, budget, now_s);
     // Nobody overtakes a request that waits for room, or large ones would starve.
     if (why != Obstacle::none && why != Obstacle::prefix) break;
     ++place;
@@ -94,7 +95,7 @@ bool Scheduler::admit(std::int64_t budget, double now_s, std::vector<Read>& read
       waiting_[kept++] = &request;
       unmoved = false;  // its wait has an end in time
     } else {
-      start(request, hit, reads);
+      start(request, hit, host_hit, reads);
       if (request.running) budget -= add_chunk(request, budget);
     }
   }
@@ -105,10 +106,11 @@ bool Scheduler::admit(std::int64_t budget, double now_s, std::vector<Read>& read
 }
 
 Scheduler::Obstacle Scheduler::obstacle(const Request& request, std::size_t hit,
-                                        std::int64_t budget, double now_s) const {
+                                        std::size_t host_hit, std::int64_t budget,
+                                        double now_s) const {
   const std::int64_t uncached_tokens =
       request.total_tokens() - static_cast<std::int64_t>(hit) * block_size_;
-  const bool computes = !request.imports || uncached_tokens == 1;
+  const bool computes = host_hit == 0 && (!request.imports || uncached_tokens == 1);
   if (computes && budget < std::min(settings_.min_chunk_tokens, uncached_tokens)) {
     return Obstacle::tokens;
   }
@@ -128,24 +130,32 @@ bool Scheduler::waits_for_prefix(const Request& request, std::size_t hit,
   return shared_tokens >= least_tokens && 2 * shared_tokens >= uncached_tokens;
 }
 
-void Scheduler::start(Request& request, std::size_t hit, std::vector<Read>& reads) {
-  blocks_.start(request, hit);
+void Scheduler::start(Request& request, std::size_t hit, std::size_t host_hit,
+                      std::vector<Read>& reads) {
+  blocks_.start(request, hit, host_hit);
+  const std::int64_t cached_tokens = request.computed_tokens;
+  const std::int64_t found_tokens = static_cast<std::int64_t>(hit + host_hit) * block_size_;
   if (request.preemptions != 0) {
-    totals_.recomputed_tokens += request.total_tokens() - request.computed_tokens;
+    totals_.recomputed_tokens += request.total_tokens() - found_tokens;
   } else if (!request.started) {
     request.started = true;
-    request.cached_tokens = request.computed_tokens;
+    request.cached_tokens = found_tokens;
     totals_.query_tokens += request.prompt_tokens;
-    totals_.hit_tokens += request.cached_tokens;
+    totals_.hit_tokens += cached_tokens;
+    totals_.host_hit_tokens += found_tokens - cached_tokens;
   }
+  request.read_target = found_tokens;
   if (request.imports) {
     request.imports = false;
-    reads.push_back({request.id, request.computed_tokens, request.total_tokens() - 1});
-    if (request.computed_tokens < request.total_tokens() - 1) {
-      request.reading = true;
-      reading_.push_back(&request);
-      return;
-    }
+    request.read_target = std::max(cached_tokens, request.total_tokens() - 1);
+    reads.push_back({request.id, cached_tokens, request.total_tokens() - 1});
+  } else if (host_hit != 0) {
+    reads.push_back({request.id, cached_tokens, found_tokens, true});
+  }
+  if (cached_tokens < request.read_target) {
+    request.reading = true;
+    reading_.push_back(&request);
+    return;
   }
   run(request);
 }

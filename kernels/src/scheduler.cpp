@@ -32,14 +32,15 @@ Scheduler::Scheduler(const Settings& settings, BlockPool& pool, std::int64_t blo
 
 std::int64_t Scheduler::queued_tokens() const {
   std::int64_t tokens = 0;
-  tokens += static_cast<std::int64_t>(reading_.size());
+  for (const Request* request : reading_) tokens += request->total_tokens() - request->read_target;
   for (const Request* request : waiting_) {
     if (request->imports) {
       ++tokens;
       continue;
     }
-    const auto hit = static_cast<std::int64_t>(blocks_.hit(*request));
-    tokens += request->total_tokens() - hit * block_size_;
+    const std::size_t hit = blocks_.hit(*request);
+    const auto found = static_cast<std::int64_t>(hit + blocks_.host_hit(*request, hit));
+    tokens += request->total_tokens() - found * block_size_;
   }
   for (const Request* request : running_) {
     tokens += std::max<std::int64_t>(0, request->prefill_target - request->computed_tokens);
@@ -108,7 +109,8 @@ bool Scheduler::end_read(std::int64_t id, bool arrived) {
   std::erase(reading_, request);
   request->reading = false;
   if (arrived) {
-    request->computed_tokens = request->total_tokens() - 1;
+    blocks_.end_load(*request);
+    request->computed_tokens = request->read_target;
     blocks_.publish(*request);
     run(*request);
   } else {

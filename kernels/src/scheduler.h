@@ -28,9 +28,10 @@ struct NewRequest {
   bool exports = false;  // its prompt's blocks are held when it has ended, until `release`
 };
 
-// Tokens `start`..`stop` of a request whose KV another worker has.
+// Tokens `start`..`stop` of a request whose KV another worker has, or the host.
 struct Read {
   std::int64_t id, start, stop;
+  bool from_host = false;
 };
 
 // What completed steps gave, in order.
@@ -57,7 +58,8 @@ struct Step {
 };
 
 struct Totals {
-  std::int64_t steps = 0, preemptions = 0, recomputed_tokens = 0, query_tokens = 0, hit_tokens = 0;
+  std::int64_t steps = 0, preemptions = 0, recomputed_tokens = 0, query_tokens = 0, hit_tokens = 0,
+               host_hit_tokens = 0;
 };
 
 class Scheduler {
@@ -107,11 +109,11 @@ class Scheduler {
   void preempt(Request& victim);
   std::int64_t add_chunk(Request& request, std::int64_t budget);
   bool admit(std::int64_t budget, double now_s, std::vector<Read>& reads);
-  Obstacle obstacle(const Request& request, std::size_t hit, std::int64_t budget,
-                    double now_s) const;
+  Obstacle obstacle(const Request& request, std::size_t hit, std::size_t host_hit,
+                    std::int64_t budget, double now_s) const;
   bool waits_for_prefix(const Request& request, std::size_t hit, std::int64_t uncached_tokens,
                         double now_s) const;
-  void start(Request& request, std::size_t hit, std::vector<Read>& reads);
+  void start(Request& request, std::size_t hit, std::size_t host_hit, std::vector<Read>& reads);
   void run(Request& request);
   void keep(Request& request);
   void take_token(Request& request, Outputs& outputs);

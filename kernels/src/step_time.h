@@ -44,6 +44,11 @@ class StepPrice {
   std::int64_t step_ns(std::int64_t decode_ctx_tokens) const {
     const double seconds =
         base_s_ + time_.context_s * static_cast<double>(decode_ctx_tokens) + comm_s_;
+    return whole_ns(seconds);
+  }
+
+  // What takes `seconds` at speed 1.
+  std::int64_t whole_ns(double seconds) const {
     double ns = seconds / speed_ * 1e9;
     if (!(ns < kMaxStepNs)) ns = kMaxStepNs;  // not `>=`: what overflowed may be no number
     // Adding 1.5 * 2^52 leaves no bits for a fraction: half to even, as Python's round.

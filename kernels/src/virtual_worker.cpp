@@ -1,5 +1,6 @@
 #include "virtual_worker.h"
 
+#include <algorithm>
 #include <stdexcept>
 
 namespace kv::engine {
@@ -13,9 +14,15 @@ VirtualWorker::VirtualWorker(const WorkerSettings& settings)
 void VirtualWorker::settle(std::int64_t now_ns) {
   if (midway_) throw std::logic_error("the worker broke in an earlier call; make a new one");
   now_ns_ = now_ns;
-  while (in_flight_ && flight_.end_ns <= now_ns) {
-    skip_quiet(now_ns);
-    if (flight_.end_ns <= now_ns) end_step();
+  while (true) {
+    if (in_flight_) {
+      if (flight_.end_ns > now_ns) return;
+      skip_quiet(now_ns);
+      if (flight_.end_ns <= now_ns) end_step();
+    } else {  // idle, until what is loaded has come
+      if (loads_.empty() || loads_.front().end_ns > now_ns) return;
+      start_step(loads_.front().end_ns);
+    }
   }
 }
 
@@ -29,6 +36,7 @@ Refusal VirtualWorker::add(const NewRequest& request) {
 bool VirtualWorker::cancel(std::int64_t id) {
   planned_ = false;
   std::erase_if(outputs_.reads, [id](const Read& read) { return read.id == id; });
+  std::erase_if(loads_, [id](const Load& load) { return load.id == id; });
   const bool cancelled = engine_->scheduler.cancel(id);
   // It read, and others may have waited for its blocks.
   if (cancelled && !in_flight_) start_step(now_ns_);
@@ -37,6 +45,8 @@ bool VirtualWorker::cancel(std::int64_t id) {
 
 bool VirtualWorker::end_read(std::int64_t id, bool arrived) {
   planned_ = false;
+  const auto is_its = [id](const Load& load) { return load.id == id; };
+  if (std::any_of(loads_.begin(), loads_.end(), is_its)) return false;
   const bool ended = engine_->scheduler.end_read(id, arrived);
   changes_.tell();
   if (ended && !in_flight_) start_step(now_ns_);
@@ -54,7 +64,8 @@ std::int64_t VirtualWorker::next_ns() {
   const bool told = !outputs_.first.empty() || !outputs_.finished.empty() ||
                     !outputs_.reads.empty() || changes_.has_told();
   if (told) return now_ns_;
-  if (!in_flight_ || midway_) return -1;
+  if (midway_) return -1;
+  if (!in_flight_) return loads_.empty() ? -1 : loads_.front().end_ns;
   plan_quiet();
   return last_quiet_.end_ns;
 }
@@ -72,7 +83,8 @@ Stats VirtualWorker::stats() const {
   const std::int64_t in_flight_ns = in_flight_ ? now_ns_ - flight_.start_ns : 0;
   return {busy_ns_ + in_flight_ns,     totals_,
           scheduler.running().size(),  scheduler.waiting(),
-          engine_->pool.used(),        evicted_before_ + engine_->pool.evicted()};
+          engine_->pool.used(),        evicted_before_ + engine_->pool.evicted(),
+          engine_->pool.host().size()};
 }
 
 void VirtualWorker::set_speed(double speed) {
@@ -95,6 +107,8 @@ std::vector<std::int64_t> VirtualWorker::abort() {
   in_flight_ = planned_ = false;
   changes_.drop_untold();
   outputs_.reads.clear();
+  loads_.clear();
+  link_free_ns_ = 0;
   engine_ = std::make_unique<Engine>(settings_, changes_, totals_);
   return unfinished;
 }
@@ -108,10 +122,40 @@ std::string VirtualWorker::check() const {
   return scheduler.check();
 }
 
+// The reads of the host among those that were told last: nobody else sees them.
+void VirtualWorker::start_loads(std::int64_t now_ns, std::size_t reads_before) {
+  auto& reads = outputs_.reads;
+  auto kept = reads.begin() + static_cast<std::ptrdiff_t>(reads_before);
+  for (auto read = kept; read != reads.end(); ++read) {
+    if (!read->from_host) {
+      *kept++ = *read;
+      continue;
+    }
+    const std::int64_t blocks = (read->stop - read->start) / settings_.block_size;
+    const double seconds = settings_.load_block_s * static_cast<double>(blocks);
+    link_free_ns_ = std::max(link_free_ns_, now_ns) + price_.whole_ns(seconds);
+    loads_.push_back({read->id, link_free_ns_});
+  }
+  reads.erase(kept, reads.end());
+}
+
+// What has come by `now_ns` may run in the next step.
+void VirtualWorker::end_loads(std::int64_t now_ns) {
+  if (loads_.empty() || loads_.front().end_ns > now_ns) return;
+  do {
+    engine_->scheduler.end_read(loads_.front().id, true);
+    loads_.pop_front();
+  } while (!loads_.empty() && loads_.front().end_ns <= now_ns);
+  changes_.tell();
+}
+
 void VirtualWorker::start_step(std::int64_t now_ns) {
   planned_ = false;
   midway_ = true;
+  end_loads(now_ns);
+  const std::size_t reads_before = outputs_.reads.size();
   in_flight_ = engine_->scheduler.schedule(static_cast<double>(now_ns) / 1e9, outputs_.reads);
+  start_loads(now_ns, reads_before);
   midway_ = false;
   if (!in_flight_) return;
   const Step& step = engine_->scheduler.step();
@@ -140,10 +184,15 @@ VirtualWorker::Flight VirtualWorker::after(const Flight& flight) const {
   return {flight.end_ns, flight.end_ns + price_.step_ns(context_tokens), context_tokens};
 }
 
+// What the schedule of the step in flight evicted is told at its end, and what is loaded runs after
+// one: that is no quiet end.
+std::int64_t VirtualWorker::quiet_steps() const {
+  return changes_.has_untold() || !loads_.empty() ? 0 : engine_->scheduler.quiet_steps();
+}
+
 void VirtualWorker::plan_quiet() {
   if (planned_) return;
-  // What the schedule of the step in flight evicted is told at its end: that is no quiet end.
-  planned_steps_ = changes_.has_untold() ? 0 : engine_->scheduler.quiet_steps();
+  planned_steps_ = quiet_steps();
   last_quiet_ = flight_;
   for (std::int64_t i = 0; i < planned_steps_; ++i) last_quiet_ = after(last_quiet_);
   planned_ = true;
@@ -153,7 +202,7 @@ void VirtualWorker::plan_quiet() {
 void VirtualWorker::skip_quiet(std::int64_t now_ns) {
   const bool all = planned_ && last_quiet_.start_ns <= now_ns;
   std::int64_t most = planned_steps_;
-  if (!planned_) most = changes_.has_untold() ? 0 : engine_->scheduler.quiet_steps();
+  if (!planned_) most = quiet_steps();
   std::int64_t steps = 0;
   Flight flight = flight_;
   if (all) {

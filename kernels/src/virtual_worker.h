@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <utility>
@@ -19,6 +20,8 @@ namespace kv::engine {
 struct WorkerSettings {
   std::uint32_t blocks;
   std::int64_t block_size;
+  std::uint32_t host_blocks;
+  double load_block_s;  // of one block from the host
   StepTime step_time;
   Settings scheduler;
   bool record_events;
@@ -30,6 +33,7 @@ struct Stats {
   Totals totals;
   std::size_t running, waiting, used_blocks;
   std::uint64_t evicted;
+  std::size_t host_blocks;
 };
 
 class VirtualWorker {
@@ -57,6 +61,7 @@ class VirtualWorker {
   void clear();
   std::vector<std::int64_t> abort();
   std::vector<BlockPool::Run> snapshot() const { return engine_->pool.snapshot(); }
+  std::vector<std::uint64_t> host_contents() const { return engine_->pool.host().contents(); }
   std::string check() const;  // what is wrong, or nothing
 
   // What came out since they were last emptied.
@@ -66,7 +71,7 @@ class VirtualWorker {
  private:
   struct Engine {  // what dies in `abort`
     Engine(const WorkerSettings& settings, ChangeLog& changes, Totals& totals)
-        : pool(settings.blocks, changes),
+        : pool(settings.blocks, settings.host_blocks, changes),
           scheduler(settings.scheduler, pool, settings.block_size, totals) {}
     BlockPool pool;
     Scheduler scheduler;
@@ -77,9 +82,17 @@ class VirtualWorker {
     std::int64_t start_ns, end_ns, context_tokens;
   };
 
+  // Blocks on their way from the host, one load after the other over one link.
+  struct Load {
+    std::int64_t id, end_ns;
+  };
+
   void start_step(std::int64_t now_ns);
+  void start_loads(std::int64_t now_ns, std::size_t reads_before);
+  void end_loads(std::int64_t now_ns);
   void end_step();
   void skip_quiet(std::int64_t now_ns);
+  std::int64_t quiet_steps() const;
   void plan_quiet();
   Flight after(const Flight& flight) const;
 
@@ -95,6 +108,8 @@ class VirtualWorker {
   bool in_flight_ = false;
   bool midway_ = false;  // between two steps: after a call it means that the call threw
   Flight flight_{};
+  std::deque<Load> loads_;  // in the order of their ends
+  std::int64_t link_free_ns_ = 0;
   // The last step of the quiet run that the step in flight belongs to, if `planned_` says so.
   bool planned_ = false;
   std::int64_t planned_steps_ = 0;

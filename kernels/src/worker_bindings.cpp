@@ -66,11 +66,12 @@ void make_worker(VirtualWorker* self, nb::handle blocks, nb::handle block_size,
                  nb::handle step_time, nb::handle max_num_tokens, nb::handle max_batch_size,
                  nb::handle max_model_tokens, nb::handle min_chunk_tokens, nb::handle watermark,
                  nb::handle ageing_s, nb::handle max_queue, nb::handle prefix_wait_tokens,
-                 nb::handle record_events, nb::handle speed) {
+                 nb::handle record_events, nb::handle speed, nb::handle host_blocks,
+                 nb::handle load_block_s) {
   new (self) VirtualWorker(kv::worker_settings(
       {blocks, block_size, step_time, max_num_tokens, max_batch_size, max_model_tokens,
        min_chunk_tokens, watermark, ageing_s, max_queue, prefix_wait_tokens, record_events,
-       speed}));
+       speed, host_blocks, load_block_s}));
 }
 
 const char* add(VirtualWorker& self, nb::handle request_id, nb::handle chain,
@@ -145,7 +146,8 @@ nb::object stats(VirtualWorker& self, nb::handle now_ns) {
   return nb::module_::import_("kvkernels.virtual_stats")
       .attr("WorkerStats")(stats.busy_ns, totals.steps, stats.running, stats.waiting,
                            stats.used_blocks, stats.evicted, totals.preemptions,
-                           totals.recomputed_tokens, totals.query_tokens, totals.hit_tokens);
+                           totals.recomputed_tokens, totals.query_tokens, totals.hit_tokens,
+                           stats.host_blocks, totals.host_hit_tokens);
 }
 
 std::int64_t queued_tokens(VirtualWorker& self, nb::handle now_ns) {
@@ -175,6 +177,10 @@ nb::list snapshot(VirtualWorker& self, nb::handle now_ns) {
   return runs;
 }
 
+nb::object host_blocks(VirtualWorker& self, nb::handle now_ns) {
+  return array_of(settled(self, now_ns).host_contents());
+}
+
 void check(VirtualWorker& self) {
   const std::string wrong = self.check();
   if (wrong.empty()) return;
@@ -193,13 +199,15 @@ void kv::bind_virtual_worker(nb::module_& module) {
            arg("max_model_tokens") = 131072, arg("min_chunk_tokens") = 16,
            arg("watermark") = 0.01, arg("ageing_s") = 10.0, arg("max_queue") = 4096,
            arg("prefix_wait_tokens") = 256, arg("record_events") = true, arg("speed") = 1.0,
+           arg("host_blocks") = 0, arg("load_block_s") = 0.0,
            nb::sig("def __init__(self, *, blocks: int, block_size: int, "
                    "step_time: Sequence[float], max_num_tokens: int = 8192, "
                    "max_batch_size: int = 256, max_model_tokens: int = 131072, "
                    "min_chunk_tokens: int = 16, watermark: float = 0.01, "
                    "ageing_s: float = 10.0, max_queue: int = 4096, "
                    "prefix_wait_tokens: int = 256, record_events: bool = True, "
-                   "speed: float = 1.0) -> None"))
+                   "speed: float = 1.0, host_blocks: int = 0, load_block_s: float = 0.0) "
+                   "-> None"))
       .def("add", calls::add, arg("request_id"), arg("chain"), arg("prompt_tokens"),
            arg("max_output_tokens"), arg("priority"), arg("now_ns"), nb::arg("imports") = false,
            nb::arg("exports") = false,
@@ -247,6 +255,9 @@ void kv::bind_virtual_worker(nb::module_& module) {
       .def("snapshot", calls::snapshot, arg("now_ns"),
            nb::sig("def snapshot(self, now_ns: int) -> list[Run]"),
            "The visible contents as runs, parents first.")
+      .def("host_blocks", calls::host_blocks, arg("now_ns"),
+           nb::sig("def host_blocks(self, now_ns: int) -> Hashes"),
+           "Chain hashes of the blocks that the host has, parents first where both are there.")
       .def("check", calls::check, nb::sig("def check(self) -> None"),
            "AssertionError when an invariant is broken.");
 }

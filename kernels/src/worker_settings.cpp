@@ -102,6 +102,12 @@ engine::WorkerSettings worker_settings(const WorkerOptions& options) {
   if (record_events < 0) throw nb::python_error();
   settings.record_events = record_events == 1;
   settings.speed = positive(options.speed, "speed");
+  const auto host_blocks = in_range(options.host_blocks, "host_blocks", 0, INT32_MAX);
+  settings.host_blocks = static_cast<std::uint32_t>(host_blocks);
+  settings.load_block_s = number(options.load_block_s, "load_block_s");
+  if (!(std::isfinite(settings.load_block_s) && settings.load_block_s >= 0.0)) {
+    refuse("load_block_s must be finite and at least 0, got " + text(options.load_block_s));
+  }
   return settings;
 }
 

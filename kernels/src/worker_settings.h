@@ -9,7 +9,8 @@ namespace kv {
 
 struct WorkerOptions {  // as they came
   nanobind::handle blocks, block_size, step_time, max_num_tokens, max_batch_size, max_model_tokens,
-      min_chunk_tokens, watermark, ageing_s, max_queue, prefix_wait_tokens, record_events, speed;
+      min_chunk_tokens, watermark, ageing_s, max_queue, prefix_wait_tokens, record_events, speed,
+      host_blocks, load_block_s;
 };
 
 // TypeError or ValueError with the option's name and range.

@@ -53,6 +53,8 @@ class Life {
     settings.blocks = static_cast<std::uint32_t>(8 + below(below(2) == 0 ? 12 : 200));
     settings.step_time = {2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0};
     settings.scheduler = {24, 1 + below(6), 60, 4, 0.1, 0.05, 12, 2 * below(5)};
+    settings.host_blocks = static_cast<std::uint32_t>(below(2) == 0 ? 0 : below(60));
+    settings.load_block_s = 0.003 * static_cast<double>(below(4));
     settings.record_events = true;
     settings.speed = 1.0;
     return settings;
@@ -148,15 +150,26 @@ class Life {
   void follow(const Change& change, Hashes hashes) {
     if (visible_dropped_) {
       visible_.clear();
+      in_host_.clear();
       visible_dropped_ = false;
     }
-    if (change.kind == ChangeKind::cleared) visible_.clear();
+    if (change.kind == ChangeKind::cleared) {
+      visible_.clear();
+      in_host_.clear();
+    }
     const bool stored = change.kind == ChangeKind::stored;
     if (stored && change.has_parent && !visible_.contains(change.parent)) {
       fail("stored behind a parent that is not there", seed_);
     }
+    const bool comes = stored || change.kind == ChangeKind::stored_host;
+    const bool of_host =
+        change.kind == ChangeKind::stored_host || change.kind == ChangeKind::removed_host;
+    std::set<std::uint64_t>& held = of_host ? in_host_ : visible_;
     for (const std::uint64_t hash : hashes) {
-      const bool sensible = stored ? visible_.insert(hash).second : visible_.erase(hash) == 1;
+      if (change.kind == ChangeKind::stored_host && !visible_.contains(hash)) {
+        fail("the host has what the GPU never had", seed_);
+      }
+      const bool sensible = comes ? held.insert(hash).second : held.erase(hash) == 1;
       if (!sensible) fail("a change that changes nothing", seed_);
     }
   }
@@ -173,6 +186,7 @@ class Life {
     const auto names = chain();
     both([&](VirtualWorker& worker) { return worker.hit_blocks(names); });
     both([](VirtualWorker& worker) { return worker.snapshot().size(); });
+    both([](VirtualWorker& worker) { return worker.host_contents(); });
   }
 
   std::uint64_t seed_;
@@ -184,6 +198,7 @@ class Life {
   std::int64_t serial_ = 0;
   std::set<std::int64_t> open_;
   std::set<std::uint64_t> visible_;
+  std::set<std::uint64_t> in_host_;
   bool visible_dropped_ = false;
 };
 
@@ -200,6 +215,8 @@ bool lives_on(std::uint64_t seed) {
   settings.blocks = static_cast<std::uint32_t>(8 + below(40));
   settings.step_time = {2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0};
   settings.scheduler = {24, 1 + below(6), 60, 4, 0.1, 0.05, 12, 2 * below(5)};
+  settings.host_blocks = static_cast<std::uint32_t>(below(3) * below(40));
+  settings.load_block_s = 0.003;
   settings.record_events = true;
   settings.speed = 1.0;
   VirtualWorker worker(settings);
@@ -221,6 +238,7 @@ bool lives_on(std::uint64_t seed) {
       worker.next_ns();
       worker.hit_blocks(names);
       worker.snapshot();
+      worker.host_contents();
       if (!sound) fail("it goes on after it broke", seed);
     } catch (const std::exception&) {
       sound = false;

@@ -29,6 +29,8 @@ VARIATIONS: dict[str, list[Any]] = {
     "max_queue": [2, 12],
     "prefix_wait_tokens": [0, 4, 8, 40],
     "record_events": [True, True, True, False],
+    "host_blocks": [0, 3, 12, 100],
+    "load_block_s": [0.0, 0.0001, 0.03],
 }
 SPEEDS = [0.5, 1.0, 3.7]
 
@@ -95,7 +97,7 @@ class TwinMachine(RuleBasedStateMachine):
     def cancel(self, back: int) -> None:
         self.pair.at("cancel", max(0, self.requests - back))
 
-    @rule(call=st.sampled_from(["clear", "abort", "snapshot", "advance"]))
+    @rule(call=st.sampled_from(["clear", "abort", "snapshot", "host_blocks", "advance"]))
     def interfere(self, call: str) -> None:
         self.pair.at(call)
 
@@ -110,6 +112,7 @@ class TwinMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         """Whatever happened, the rest drains alike."""
         self.pair.at("snapshot")
+        self.pair.at("host_blocks")
         self.pair.drain()
 
 
@@ -148,8 +151,10 @@ def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
         elif kind < 0.92:
             pair.at("set_speed", draw.choice(SPEEDS))
         else:
-            pair.at(draw.choice(["clear", "abort", "snapshot", "snapshot", "advance"]))
+            calls_of = ["clear", "abort", "snapshot", "host_blocks", "advance"]
+            pair.at(draw.choice(calls_of))
     pair.at("snapshot")
+    pair.at("host_blocks")
     pair.drain()
 
 
@@ -171,6 +176,8 @@ def test_random_lives_are_alike_and_rich() -> None:
     """And all that the twins could differ in did happen."""
     seen = soak(range(60), calls=100)
     for name in ("first", "finished", "stored", "removed", "cleared", "runs", "reads", "released"):
+        assert seen[name] > 50, f"hardly any {name} in {seen}"
+    for name in ("stored_host", "removed_host", "host_hit_tokens"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"
     for name in ("evicted", "preemptions", "recomputed_tokens", "hit_tokens"):
         assert seen[name] > 50, f"hardly any {name} in {seen}"

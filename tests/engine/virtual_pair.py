@@ -28,6 +28,9 @@ TIGHT: dict[str, Any] = {
 }
 
 
+KINDS = ("stored", "removed", "cleared", "stored_host", "removed_host")  # of changes
+
+
 class Twin(Protocol):
     """What both workers offer."""
 
@@ -56,6 +59,7 @@ class Twin(Protocol):
     def clear(self, now_ns: int) -> None: ...
     def abort(self, now_ns: int) -> list[int]: ...
     def snapshot(self, now_ns: int) -> list[tuple[int | None, Hashes]]: ...
+    def host_blocks(self, now_ns: int) -> Hashes: ...
     def check(self) -> None: ...
 
 
@@ -86,9 +90,7 @@ class Pair:
         self.plain: Twin = VirtualWorker(**options)
         self.native: Twin = native(**options)
         self.now_ns = 0
-        self.seen = dict.fromkeys(
-            ("first", "finished", "stored", "removed", "cleared", "runs", "reads", "released"), 0
-        )
+        self.seen = dict.fromkeys((*KINDS, *("first", "finished", "runs", "reads", "released")), 0)
         self.reading: list[int] = []  # told to read, perhaps cancelled since
         self.exporting: list[int] = []  # asked to keep their KV, perhaps not ended
 
@@ -146,7 +148,7 @@ class Pair:
             self.seen["first"] += len(first)
             self.seen["finished"] += len(finished)
             for kind, _parent, _hashes in changes:
-                self.seen[("stored", "removed", "cleared")[kind]] += 1
+                self.seen[KINDS[kind]] += 1
             reads = self.both("take_reads", next_ns)
             self.reading += [number for number, start, stop in reads if start < stop]
         self.now_ns = max(self.now_ns, end_ns)

@@ -24,6 +24,20 @@ def check_pool(pool: BlockPool) -> None:
             parents[block] = pool._by_hash[parent_hash]
             assert parents[block] in held or block in idle, "a block is held without its prefix"
     _check_idle(pool._idle, parents)
+    _check_host(pool)
+
+
+def _check_host(pool: BlockPool) -> None:
+    """Raise AssertionError unless the host is within its bound and no block there is an orphan."""
+    host = pool.host
+    assert len(host) <= host.blocks, "the host holds more than it may"
+    assert host._held.keys() >= host._pins.keys(), "a block that is being loaded is gone"
+    newer: set[int] = set()
+    for block_hash, block in reversed(host._held.items()):
+        parent_hash = block.parent_hash
+        known = parent_hash is None or parent_hash in pool._by_hash or parent_hash in newer
+        assert known, "the host's block has no parent, or one that goes first"
+        newer.add(block_hash)
 
 
 def _check_idle(blocks: IdleBlocks, parents: dict[int, int]) -> None:

@@ -129,7 +129,7 @@ Hashes = npt.NDArray[np.uint64]
 Change = tuple[int, int | None, Hashes]
 Ended = tuple[list[int], list[int], list[int], list[Change]]
 
-STORED, REMOVED, CLEARED = 0, 1, 2  # kinds of changes
+STORED, REMOVED, CLEARED, STORED_HOST, REMOVED_HOST = range(5)  # kinds of changes
 MAX_STEP_NS = 10**15  # eleven days; the longest step there is
 NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 
@@ -146,7 +146,9 @@ class VirtualWorker:
     before it are taken in first, each followed at once by the next. What they gave is kept for
     `advance`, which the driver calls at `next_ns`. `step_time`: the constants of
     `engine.step_time.StepTime` in the order of its fields; a step lasts that long divided by
-    `speed`, rounded half to even, 1 ns at least. The other limits are `SchedulerSettings`.
+    `speed`, rounded half to even, 1 ns at least. So does the load of blocks from the host, which
+    keeps `host_blocks`: `load_block_s` each, one load after the other; what has come runs in the
+    step that starts then, or next. The other limits are `SchedulerSettings`.
     Bad arguments raise ValueError or TypeError and change nothing.
     """
 
@@ -166,6 +168,8 @@ class VirtualWorker:
         prefix_wait_tokens: int = 256,
         record_events: bool = True,
         speed: float = 1.0,
+        host_blocks: int = 0,
+        load_block_s: float = 0.0,
     ) -> None:
         self._settings = SchedulerSettings(
             max_num_tokens=in_range("max_num_tokens", max_num_tokens, 1, MAX_INT32),
@@ -191,6 +195,10 @@ class VirtualWorker:
         self._step_time = StepTime(*step_time)
         self._record = record_events
         self._speed = check_finite("speed", speed)
+        self._host_blocks = in_range("host_blocks", host_blocks, 0, MAX_INT32)
+        if not (isfinite(load_block_s) and load_block_s >= 0.0):
+            raise ValueError(f"load_block_s must be finite and at least 0, got {load_block_s}")
+        self._load_block_s = load_block_s
         self._zeros = np.zeros(max_model_tokens, dtype=np.int32)
         self._now_ns = self._busy_ns = 0
         self._past = WorkerStats(*[0] * len(WorkerStats._fields))  # before the last `abort`
@@ -248,6 +256,7 @@ class VirtualWorker:
         in_range("request_id", request_id, 0, MAX_INT64)
         self._settle(now_ns)
         self._reads = [read for read in self._reads if read[0] != request_id]
+        self._loads = [load for load in self._loads if load[1] != request_id]
         request = self._scheduler.requests.get(request_id)
         reads = request is not None and request.state is State.READING
         cancelled = self._scheduler.cancel(request_id)
@@ -270,6 +279,8 @@ class VirtualWorker:
         self._settle(now_ns)
         request = self._scheduler.requests.get(request_id)
         ended = request is not None and request.state is State.READING
+        if any(one == request_id for _, one in self._loads):
+            return False
         if ended:
             self._scheduler.end_read(request_id, now_ns / 1e9, arrived=arrived)
         self._tell_changes()
@@ -293,13 +304,16 @@ class VirtualWorker:
         """When to call `advance` next; -1: not before something else is asked of the worker."""
         if self._first or self._finished or self._changes or self._reads:
             return self._now_ns
-        return -1 if self._step is None else self._end_ns
+        if self._step is not None:
+            return self._end_ns
+        return self._loads[0][0] if self._loads else -1
 
     def advance(self, now_ns: int) -> Ended:
         """What came out since the last call: ids of requests that got their first token, their
         prompt tokens found cached at the first admission, ids of finished ones, and the cache's
         changes in order: (0 stored, parent chain hash or None, hashes), (1 removed, None, hashes),
-        (2 cleared, None, none). What a step evicts is told at its end, as engines do.
+        (2 cleared, None, none); those of the host: (3 stored, None, hashes), (4 removed, None,
+        hashes). What a step evicts is told at its end, as engines do.
         """
         self._settle(now_ns)
         ended = (self._first, self._first_hit_tokens, self._finished, self._changes)
@@ -331,6 +345,8 @@ class VirtualWorker:
             recomputed_tokens=past.recomputed_tokens + scheduler.recomputed_tokens_total,
             query_tokens=past.query_tokens + scheduler.prefix_query_tokens_total,
             hit_tokens=past.hit_tokens + scheduler.prefix_hit_tokens_total,
+            host_blocks=len(pool.host),
+            host_hit_tokens=past.host_hit_tokens + scheduler.host_hit_tokens_total,
         )
 
     def queued_tokens(self, now_ns: int) -> int:
@@ -373,7 +389,14 @@ class VirtualWorker:
         Runs follow the smallest hash wherever the tree forks; the others follow it.
         """
         self._settle(now_ns)
-        return [(parent, hashes_of(run)) for parent, run in runs_of(self._pool.snapshot())]
+        on_gpu = (one for one in self._pool.snapshot() if one.tier == "gpu")
+        return [(parent, hashes_of(run)) for parent, run in runs_of(on_gpu)]
+
+    def host_blocks(self, now_ns: int) -> Hashes:
+        """Chain hashes of the blocks that the host has, parents first where both are there."""
+        self._settle(now_ns)
+        in_host = (one for one in self._pool.snapshot() if one.tier == "host")
+        return hashes_of([block_hash for one in in_host for block_hash in one.block_hashes])
 
     def check(self) -> None:
         """AssertionError when an invariant is broken."""
@@ -387,9 +410,11 @@ class VirtualWorker:
 
     def _begin(self) -> None:
         """An empty cache, an empty queue, no step."""
-        self._pool = BlockPool(self._blocks, self._block_size)
+        self._pool = BlockPool(self._blocks, self._block_size, host_blocks=self._host_blocks)
         self._scheduler = Scheduler(self._settings, self._pool)
         self._reads = []
+        self._loads: list[tuple[int, int]] = []  # (end in ns, request), in this order
+        self._link_free_ns = 0
         self._exports: dict[int, Export] = {}  # by request
         self._step: Step | None = None
         self._start_ns = self._end_ns = 0
@@ -397,8 +422,13 @@ class VirtualWorker:
     def _settle(self, now_ns: int) -> None:
         """Take in the steps that ended at or before `now_ns`."""
         self._now_ns = check_time(now_ns, self._now_ns)
-        while self._step is not None and self._end_ns <= now_ns:
-            self._end_step(self._step)
+        while True:
+            if self._step is not None and self._end_ns <= now_ns:
+                self._end_step(self._step)
+            elif self._step is None and self._loads and self._loads[0][0] <= now_ns:
+                self._start_step(self._loads[0][0])
+            else:
+                return
 
     def _end_step(self, step: Step) -> None:
         end_ns = self._end_ns
@@ -418,10 +448,29 @@ class VirtualWorker:
         self._tell_changes()
         self._start_step(end_ns)
 
+    def _end_loads(self, now_ns: int) -> None:
+        """What has come by now may run in the next step."""
+        if not self._loads or self._loads[0][0] > now_ns:
+            return
+        while self._loads and self._loads[0][0] <= now_ns:
+            _, request_id = self._loads.pop(0)
+            self._scheduler.end_read(request_id, now_ns / 1e9, arrived=True)
+        self._tell_changes()
+
+    def _start_load(self, now_ns: int, request_id: int, blocks: int) -> None:
+        length_ns = self._load_block_s * blocks / self._speed * 1e9
+        length_ns = length_ns if length_ns < MAX_STEP_NS else MAX_STEP_NS
+        self._link_free_ns = max(self._link_free_ns, now_ns) + max(1, round(length_ns))
+        self._loads.append((self._link_free_ns, request_id))
+
     def _start_step(self, now_ns: int) -> None:
+        self._end_loads(now_ns)
         step = self._step = self._scheduler.schedule(now_ns / 1e9)
-        for request, start, stop in self._scheduler.take_reads():
-            self._reads.append((request.request_id, start, stop))
+        for request, start, stop, source in self._scheduler.take_reads():
+            if source == "host":
+                self._start_load(now_ns, request.request_id, (stop - start) // self._block_size)
+            else:
+                self._reads.append((request.request_id, start, stop))
         if step is not None:
             assert step.decodes or step.chunks, "a step that computes nothing"
             length_ns = self._step_time.seconds(step) / self._speed * 1e9
@@ -434,9 +483,11 @@ class VirtualWorker:
             if not self._record:
                 continue
             if isinstance(event, Stored):
-                self._changes.append((STORED, event.parent_hash, hashes_of(event.block_hashes)))
+                kind = STORED if event.tier == "gpu" else STORED_HOST
+                self._changes.append((kind, event.parent_hash, hashes_of(event.block_hashes)))
             elif isinstance(event, Removed):
-                self._changes.append((REMOVED, None, hashes_of(event.block_hashes)))
+                kind = REMOVED if event.tier == "gpu" else REMOVED_HOST
+                self._changes.append((kind, None, hashes_of(event.block_hashes)))
             else:
                 self._changes.append((CLEARED, None, NO_HASHES))
 
@@ -448,10 +499,14 @@ class VirtualWorker:
         """Tokens that prefills have yet to compute of it."""
         if request.state is State.RUNNING:
             return max(0, request.prefill_target - request.computed_tokens)
-        if request.state is State.READING or request.imports:
+        if request.state is State.READING:
+            return request.total_tokens - request.read_target
+        if request.imports:
             return 1
         limit = (request.total_tokens - 1) // self._block_size
-        return request.total_tokens - self._pool.hit(request.chain, limit) * self._block_size
+        hit = self._pool.hit(request.chain, limit)
+        hit += self._pool.host.hit(request.chain, hit, limit)
+        return request.total_tokens - hit * self._block_size
 
 
 @contextmanager
