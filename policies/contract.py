@@ -68,6 +68,10 @@ def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
     return missing
 
 
+# How many times as fast as it computes a worker loads KV, until it is known how fast it does. PCIe
+# carries 25 GB/s and a disk 6, which is 5 to 20 and 1 to 4 times the prefill of the GPUs and models
+# of `engine.profiles`; the least of these, for what looks dear is learned about all the same.
+HOST_SPEED, DISK_SPEED = 5.0, 1.5
 Bools = npt.NDArray[np.bool_]
 Hashes = npt.NDArray[np.uint64]
 Standing = Literal["new", "cold", "warm"]
@@ -133,6 +137,11 @@ class FleetView:
     kv_used_tokens: Floats  # reported, plus own dispatches since; NaN when never reported
     kv_capacity_tokens: Floats  # from the worker when it was recognized; NaN when unknown
     cached_tokens: Floats  # on the GPU, in use or not, by its KV events; NaN without them
+    host_cached_tokens: Floats  # in host memory, by its KV events; 0 without them
+    disk_cached_tokens: Floats
+    # KV that it loads from there, by its first tokens (estimators.speed); NaN: not known yet.
+    host_tokens_per_s: Floats
+    disk_tokens_per_s: Floats
     prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
     step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps
     # What the live sessions at home on it will want again, each by the chance that it returns in
@@ -189,6 +198,48 @@ class FleetView:
         return seconds
 
     @property
+    def spared_tokens(self) -> Ints:
+        """int64[rows]: prompt tokens whose prefill its hits spare, in whatever tier.
+
+        One that must be loaded counts by the share of its prefill that loading is shorter, so what
+        remains of a prompt costs as much as load and prefill; a tier slower than computing counts
+        nothing. Hits on the GPU where there are no others.
+        """
+        gpu, host, disk = self.hit_tokens, self.hit_tokens_host, self.hit_tokens_disk
+        if not (np.count_nonzero(host) or np.count_nonzero(disk)):
+            return gpu
+        spared = host * self._saved_share(self.host_tokens_per_s, HOST_SPEED, host, gpu)
+        spared += disk * self._saved_share(self.disk_tokens_per_s, DISK_SPEED, disk, gpu + host)
+        counted: Ints = gpu + spared.astype(np.int64)
+        return counted
+
+    def kept_tokens(self, prompt_tokens: int) -> Floats:
+        """float64[rows]: KV that it keeps, in tokens that it need not compute again.
+
+        The GPU's capacity as it is assumed, and what lower tiers hold as `spared_tokens` counts it
+        in prompts of so many tokens. A tier that is still filling up counts as what it holds.
+        """
+        kept: Floats = self.assumed_capacity_tokens + self.host_cached_tokens * self._saved_share(
+            self.host_tokens_per_s, HOST_SPEED, prompt_tokens, 0
+        )
+        kept += self.disk_cached_tokens * self._saved_share(
+            self.disk_tokens_per_s, DISK_SPEED, prompt_tokens, 0
+        )
+        return kept
+
+    def _saved_share(
+        self, rate: Floats, presumed: float, tokens: Ints | int, cached: Ints | int
+    ) -> Floats:
+        """float64[rows]: share of the prefill of `tokens` after `cached` ones that loading saves.
+
+        In seconds of both: what attention costs is part of the prefill, and none of the load.
+        """
+        load_s = tokens / rate
+        share = load_s / np.maximum(self.prefill_s(tokens, cached), 1e-9)
+        saved: Floats = 1.0 - np.fmin(np.where(np.isnan(rate), 1.0 / presumed, share), 1.0)
+        return saved
+
+    @property
     def hit_confidence(self) -> Floats:
         """Share of the hits by a worker's KV events that `hit_tokens` counts, 0..1.
 
@@ -217,7 +268,7 @@ class FleetView:
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
         """float64[rows]: tokens of the prompt a worker lacks, priced by `policies.contract`."""
-        return missing_tokens(self.hit_tokens, prompt_tokens)
+        return missing_tokens(self.spared_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:

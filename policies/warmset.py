@@ -56,7 +56,7 @@ class Warmset:
         """The seconds of the cost; `over_tokens` above 0 shuts a worker to this request."""
         hits, wanted, redo_s = fleet.hit_tokens, fleet.working_set_tokens, fleet.working_set_s
         private, trunk = request.private_tokens, request.trunk_tokens
-        size, own_s = fleet.assumed_capacity_tokens, new_s(request, fleet)
+        size, own_s = fleet.kept_tokens(request.prompt_tokens), new_s(request, fleet)
         after = wanted + private
         after += trunk * (~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1)))
         token_s = redo_s / np.maximum(wanted, 1.0)
@@ -86,7 +86,7 @@ class Warmset:
         }
 
     def _open(self, request: RequestView, fleet: FleetView, after: Floats, redo_s: Floats) -> Bools:
-        wanted, size = fleet.working_set_tokens, fleet.assumed_capacity_tokens
+        wanted, size = fleet.working_set_tokens, fleet.kept_tokens(request.prompt_tokens)
         over = after - self.gate * size
         fits: Bools = (over <= 0.0) | (wanted == 0.0)
         fits |= fleet.working_set_s + redo_s <= _REDO * fleet.cycle_s

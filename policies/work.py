@@ -21,8 +21,10 @@ def load_s(fleet: FleetView, step: float) -> Floats:
 
 
 def new_s(request: RequestView, fleet: FleetView) -> Floats:
-    """float64[rows]: seconds of the request's prefill, without what a worker's cache holds."""
-    return fleet.prefill_s(request.prompt_tokens - fleet.hit_tokens, fleet.hit_tokens)
+    """float64[rows]: seconds of the request's prefill, without what a worker's cache holds, and of
+    the load of what it holds below the GPU."""
+    spared = fleet.spared_tokens
+    return fleet.prefill_s(request.prompt_tokens - spared, spared)
 
 
 _BUSY = 2.0  # a queue at half load lasts twice its own work, and delays all who come until then
@@ -43,7 +45,7 @@ def later_s(fleet: FleetView, own_s: Floats) -> Floats:
 
 def brought_s(request: RequestView, fleet: FleetView, step: float) -> Floats:
     """float64[rows]: what the request would add to `load_s`: its missing prefill and one step."""
-    computed = np.maximum(request.prompt_tokens - fleet.hit_tokens, 1)
+    computed = np.maximum(request.prompt_tokens - fleet.spared_tokens, 1)
     cached = request.prompt_tokens - computed
     seconds: Floats = fleet.prefill_s(computed, cached) + step / fleet.prefill_tokens_per_s
     return seconds

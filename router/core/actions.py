@@ -161,13 +161,13 @@ class Ranking:
 class Decision:
     """Why a request goes where it goes. Frozen, and equal by value.
 
-    Its candidates are named when somebody reads them: few decisions are ever read. `unit` and
-    `details` are about it and no part of it: they are not compared, nor recorded.
+    Its candidates are named when somebody reads them: few decisions are ever read. `unit`,
+    `details` and `loaded_tokens` are about it and no part of it: not compared, nor recorded.
     """
 
     __slots__ = (
-        "_candidates", "approximate", "details", "hit_tokens", "policy", "prompt_tokens", "reason",
-        "unit",
+        "_candidates", "approximate", "details", "hit_tokens", "loaded_tokens", "policy",
+        "prompt_tokens", "reason", "unit",
     )  # fmt: skip
 
     def __init__(
@@ -182,7 +182,8 @@ class Decision:
     ) -> None:
         self.policy = policy
         self.reason = reason  # "policy", "only_worker", "retry", "migration", "held" or "fallback"
-        self.hit_tokens = hit_tokens  # expected on the chosen worker
+        self.hit_tokens = hit_tokens  # expected on the chosen worker's GPU
+        self.loaded_tokens = 0  # expected beyond these in its host memory or on its disk
         self.prompt_tokens = prompt_tokens
         self._candidates = candidates
         self.approximate = approximate  # hits were expected from text, not the engine's tokens

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from router.core.columns import WorkerColumns
 from router.core.eligible import Eligibility, Rows
 from router.core.guard import Answer, PolicyGuard
 from router.core.hold_queue import Pending
+from router.core.ledger import NO_LOADS, Loads
 from router.core.live_fleet import LiveFleet
 from router.core.reservations import Reservations
 from router.core.roster import Roster
@@ -100,6 +101,13 @@ class Choice:
 
     worker: Worker
     decision: Decision
+    loads: Loads = NO_LOADS  # what it will load of the prompt
+
+    @property
+    def uncached_tokens(self) -> int:
+        """What it must compute of the prompt: at least the last token, for its logits."""
+        decision = self.decision
+        return max(decision.prompt_tokens - decision.hit_tokens - self.loads.tokens, 1)
 
 
 @record
@@ -250,7 +258,11 @@ class Chooser:
             request.approximate,
             unit,
         )
-        return Choice(rows.workers[row], decision)
+        if self._roster.index.tiers == 1:
+            return Choice(rows.workers[row], decision)
+        loads = Loads(fleet.hit_tokens_host.item(row), fleet.hit_tokens_disk.item(row))
+        decision.loaded_tokens = loads.tokens
+        return Choice(rows.workers[row], decision, loads)
 
     def _details(self, request: RequestView, fleet: FleetView, answer: Answer) -> Details:
         policy, costs, row = answer
@@ -263,9 +275,12 @@ class Chooser:
         arrival = pending.arrival
         hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         size = rows.block_sizes[0]
-        sessions = (
-            None if pending.tracked is None else self._session_tracking.view(pending, rows, hits)
-        )
+        below_gpu = self._below_gpu(arrival, rows, hits)
+        sessions = None
+        if pending.tracked is not None:
+            # What was evicted to a lower tier is not lost: it costs a load.
+            held = hits if below_gpu is None else hits + sum(below_gpu())
+            sessions = self._session_tracking.view(pending, rows, hits, held)
         request = RequestView(
             chain=arrival.chains[size],
             block_size=size,
@@ -283,13 +298,6 @@ class Chooser:
             home_id=-1 if sessions is None else sessions.home_id,
             trunk_tokens=0 if sessions is None else sessions.trunk_tokens,
         )
-        index = self._roster.index
-        below_gpu = None
-        if index.tiers > 1:  # looked up only where a policy asks
-            discounts = self._roster.confidence.discounted
-            confidence = self._columns.hit_confidence[rows.slots] if discounts else None
-            asked = (arrival.chains, arrival.prompt_tokens, hits, confidence)
-            below_gpu = partial(tier_hits, index, rows, *asked)
         fleet = LiveFleet(
             self._columns,
             rows,
@@ -302,3 +310,15 @@ class Chooser:
             sessions,
         )
         return request, fleet
+
+    def _below_gpu(
+        self, arrival: Arrival, rows: Rows, hits: Ints
+    ) -> Callable[[], tuple[Ints, Ints]] | None:
+        """Looks up the hits of lower tiers, once, where somebody asks; None: there are none."""
+        index = self._roster.index
+        if index.tiers == 1:
+            return None
+        discounts = self._roster.confidence.discounted
+        confidence = self._columns.hit_confidence[rows.slots] if discounts else None
+        asked = (arrival.chains, arrival.prompt_tokens, hits, confidence)
+        return cache(partial(tier_hits, index, rows, *asked))

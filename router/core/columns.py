@@ -109,6 +109,10 @@ class WorkerColumns:
         self.own_tokens_at_report = floats()  # own prompt and context tokens when it came
         self.kv_capacity_tokens = floats(np.nan)
         self.cached_tokens = floats(np.nan)  # by its KV events
+        self.host_cached_tokens = floats()  # by these, in lower tiers
+        self.disk_cached_tokens = floats()
+        self.host_tokens_per_s = floats(np.nan)  # learned, of loads from there; NaN: not yet
+        self.disk_tokens_per_s = floats(np.nan)
         self.prefill_tokens_per_s = floats(1.0)
         self.given_tokens_per_s = floats(1.0)  # the same by its description
         self.speed_samples = ints()  # that the rate was learned from
@@ -142,6 +146,7 @@ class WorkerColumns:
             self.prefill_tokens_per_s[slot] = given * self.learned_speed
             self.speed_samples[slot] = 0
             self.step_s[slot] = facts.step_s / facts.weight
+            self.host_tokens_per_s[slot] = self.disk_tokens_per_s[slot] = np.nan
 
     def drain(self, elapsed_s: float) -> None:
         """Take off every queue what its worker should have computed in so long (above 0).
@@ -191,6 +196,8 @@ _FRESH = {
     "kv_reported_tokens": np.nan,
     "kv_capacity_tokens": np.nan,
     "cached_tokens": np.nan,
+    "host_tokens_per_s": np.nan,
+    "disk_tokens_per_s": np.nan,
     "prefill_tokens_per_s": 1.0,
     "given_tokens_per_s": 1.0,
     "step_s": 0.01,

@@ -40,7 +40,7 @@ from router.core.counters import CoreCounters
 from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_time, raising
 from router.core.health import Health
 from router.core.hold_queue import REFUSED_MAX, Pending
-from router.core.ledger import Ledger
+from router.core.ledger import NO_LOADS, Ledger
 from router.core.peer_requests import PeerRequests
 from router.core.retries import Retries, draw_of
 from router.core.roster import Roster
@@ -49,7 +49,7 @@ from router.core.settings import CoreSettings
 from router.core.split import Splits, beside_of, request_of
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
-from router.estimators.speed import SpeedEstimator
+from router.estimators.speed import LoadEstimator, SpeedEstimator
 
 
 class RequestListener:
@@ -94,6 +94,7 @@ class RouterCore:
         self.roster = Roster(settings, self.columns, self.workers)
         self.arrivals = ArrivalEstimator()
         self._speed = SpeedEstimator(self.columns)
+        self._loads = LoadEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
         self.session_tracking = SessionTracking(
@@ -167,6 +168,7 @@ class RouterCore:
         charge = self.ledger.first_token(fact.request_id, fact.now_s)
         if charge is None:
             return []
+        self._loads.first_token(charge, fact.now_s)
         self._speed.first_token(charge, fact.now_s)
         self.splits.arrived(charge, fact.now_s)
         self.listener.first_token(fact.request_id)
@@ -193,6 +195,7 @@ class RouterCore:
         self._observe(finish)  # policies follow two dispatches, one after the other
         charge = self.ledger.first_token(fact.request_id, now_s)
         if charge is not None:
+            self._loads.first_token(charge, now_s)
             self._speed.first_token(charge, now_s)
         choice = self.splits.prefilled(pending, now_s)
         self.roster.answered(pending, finish)
@@ -384,7 +387,7 @@ class RouterCore:
         computing = prefill or choice
         self.model_limits.sent(pending)
         if prefill is not None or pending.leg != "decode":
-            self.admission.sent(pending, _uncached(computing), now_s)
+            self.admission.sent(pending, computing.uncached_tokens, now_s)
         stages: tuple[Stage, ...] = (self._charge(pending, choice, now_s, prefill is not None),)
         if prefill is not None:
             pending.beside, pending.beside_id = beside_of(pending), prefill.worker.worker_id
@@ -402,13 +405,14 @@ class RouterCore:
         """
         arrival, worker, leg = pending.arrival, choice.worker, pending.leg
         request_id, prompt = arrival.request_id, arrival.prompt_tokens
-        uncached, moved = _uncached(choice), 0
+        uncached, moved = choice.uncached_tokens, 0
         if leg == "decode":
             uncached, moved = 1, uncached
         stream = arrival.stream or leg == "prefill"  # whose end shows like a first token
         charge = self.ledger.reserve(
             *(request_id, worker.slot, prompt, uncached, stream, now_s),
             moved_tokens=moved,
+            loads=NO_LOADS if moved else choice.loads,
             room_tokens=prompt if at_once and leg == "decode" else 0,
             tells=not at_once,
         )
@@ -533,11 +537,6 @@ class RouterCore:
     def _give_up(self, pending: Pending, now_s: float, rejection: Rejection) -> Reject:
         self._drop(pending, now_s)
         return self.admission.refuse(pending.arrival, now_s, rejection)
-
-
-def _uncached(choice: Choice) -> int:
-    """Tokens of a prompt that its worker must compute, by what is known."""
-    return max(choice.decision.prompt_tokens - choice.decision.hit_tokens, 1)
 
 
 # The handler of each kind of fact.

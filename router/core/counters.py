@@ -101,7 +101,7 @@ class CoreCounters:
         self.legs[leg] += 1
         if leg == "decode":  # its prompt counted with the other leg
             return
-        self.expected_hit_tokens += decision.hit_tokens
+        self.expected_hit_tokens += decision.hit_tokens + decision.loaded_tokens
         self.prompt_tokens += decision.prompt_tokens
 
     def rejected(self, code: str) -> None:

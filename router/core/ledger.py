@@ -10,8 +10,24 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from math import inf
+from typing import NamedTuple
 
 from router.core.columns import Cells, WorkerColumns
+
+
+class Loads(NamedTuple):
+    """Prompt tokens whose KV a worker has below its GPU."""
+
+    host: int
+    disk: int
+
+    @property
+    def tokens(self) -> int:
+        """Of both tiers."""
+        return self.host + self.disk
+
+
+NO_LOADS = Loads(0, 0)
 
 
 @dataclass(slots=True)
@@ -24,6 +40,7 @@ class PrefillPeriod:
     uncached_tokens: int = 0
     work_tokens: float = 0.0
     told: bool = True  # the first token of each of them shows
+    loaded_tokens: int = 0  # of those with a first token, what came from lower tiers
 
 
 @dataclass(slots=True)
@@ -41,6 +58,7 @@ class Charge:
     alone: bool  # nothing else was queued there
     period: PrefillPeriod
     moved_tokens: int = 0  # whose KV comes from another worker
+    loads: Loads = NO_LOADS  # whose KV comes from lower tiers of its own
     room_tokens: int = 0  # kept for its KV while it waits
     waiting: bool = True
     output_tokens: int = 0  # that were seen to come
@@ -119,13 +137,14 @@ class Ledger:
         now_s: float,
         *,
         moved_tokens: int = 0,
+        loads: Loads = NO_LOADS,
         room_tokens: int = 0,
         tells: bool = True,
     ) -> Charge:
         """Charge a request to the worker in `slot`. The request must have no open charge.
 
-        `moved_tokens`: it waits for the KV of so many from elsewhere. `room_tokens`: for so many
-        its worker keeps room from now on. `tells`: when its prefill ends is known.
+        `moved_tokens`: it waits for the KV of so many from elsewhere; `loads`: from lower tiers.
+        `room_tokens`: for so many its worker keeps room from now on. `tells`: its end is known.
         """
         assert request_id not in self._charges, f"request {request_id} is charged twice"
         cells = self._cells
@@ -155,13 +174,12 @@ class Ledger:
             alone=waiting == 0,
             period=period,
             moved_tokens=moved_tokens,
+            loads=loads,
             room_tokens=room_tokens,
         )
         self._charges[request_id] = charge
         if stream:
-            coming = self._coming.get(slot)
-            if coming is None:
-                coming = self._coming[slot] = deque()
+            coming = self._coming.setdefault(slot, deque())
             if not coming:
                 cells.drain_limit_work[slot] = end_work
             coming.append(charge)
@@ -188,6 +206,7 @@ class Ledger:
         period.first_tokens += 1
         period.uncached_tokens += charge.uncached_tokens
         period.work_tokens += charge.work_tokens
+        period.loaded_tokens += charge.loads.tokens
         self._start_decode(charge, now_s)
         charge.output_tokens = 1
         self._cells.context_tokens[charge.slot] += 1

@@ -93,6 +93,31 @@ class LiveFleet(FleetView):
         return self._columns.cached_tokens[self._rows.slots]
 
     @property
+    def host_cached_tokens(self) -> Floats:
+        return self._columns.host_cached_tokens[self._rows.slots]
+
+    @property
+    def disk_cached_tokens(self) -> Floats:
+        return self._columns.disk_cached_tokens[self._rows.slots]
+
+    @property
+    def host_tokens_per_s(self) -> Floats:
+        return self._columns.host_tokens_per_s[self._rows.slots]
+
+    @property
+    def disk_tokens_per_s(self) -> Floats:
+        return self._columns.disk_tokens_per_s[self._rows.slots]
+
+    @cached_property
+    def spared_tokens(self) -> Ints:
+        return self.hit_tokens if self._below_gpu is None else super().spared_tokens
+
+    def kept_tokens(self, prompt_tokens: int) -> Floats:
+        if self._below_gpu is None:
+            return self.assumed_capacity_tokens
+        return super().kept_tokens(prompt_tokens)
+
+    @property
     def prefill_tokens_per_s(self) -> Floats:
         return self._columns.prefill_tokens_per_s[self._rows.slots]
 
@@ -214,7 +239,7 @@ class LiveFleet(FleetView):
         )
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
-        return missing_tokens(self.hit_tokens, prompt_tokens)
+        return missing_tokens(self.spared_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:

@@ -117,6 +117,9 @@ class Roster:
         columns.hits_unknown[slot] = facts.has_events and not worker.kv.known
         cached_tokens = worker.kv.gpu_blocks * facts.block_size
         columns.cached_tokens[slot] = cached_tokens if facts.has_events else math.nan
+        if self.index.tiers > 1:
+            columns.host_cached_tokens[slot] = self.index.held(slot, 1) * facts.block_size
+            columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
         """It was recognized anew, perhaps as another engine, or its thresholds were changed."""

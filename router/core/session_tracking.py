@@ -27,9 +27,11 @@ class SessionView:
         tracked: TrackedRequest,
         rows: Rows,
         hits: Ints,
+        held: Ints,
         columns: WorkerColumns,
         chain: Hashes,
     ) -> None:
+        """`held`: hits in any tier, of which `hits` are on the GPU."""
         self._hits, self._chain = hits, chain
         self.trunk_tokens = tracked.trunk_tokens
         self._sessions, self._tracked = sessions, tracked
@@ -37,7 +39,7 @@ class SessionView:
         self._own_slot, self._own_tokens, self._own_work = sessions.own(tracked)
         self._own_row = self._row_of(self._own_slot)
         self.home_id = int(columns.worker_id[self._own_slot]) if self._own_slot >= 0 else -1
-        self.standing = self._standing(rows, hits)
+        self.standing = self._standing(rows, held)
         self.return_chance = sessions.return_chance(tracked, rows.slots)
 
     def _standing(self, rows: Rows, hits: Ints) -> Standing:
@@ -164,12 +166,12 @@ class SessionTracking:
         if self.sessions is not None:
             pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
-    def view(self, pending: Pending, rows: Rows, hits: Ints) -> SessionView | None:
-        """What a decision sees of sessions; None: nothing."""
+    def view(self, pending: Pending, rows: Rows, hits: Ints, held: Ints) -> SessionView | None:
+        """What a decision sees of sessions; None: nothing. `hits` on the GPU, `held` in all."""
         if self.sessions is None or pending.tracked is None:
             return None
         chain = pending.arrival.chains[rows.block_sizes[0]]
-        view = SessionView(self.sessions, pending.tracked, rows, hits, self._columns, chain)
+        view = SessionView(self.sessions, pending.tracked, rows, hits, held, self._columns, chain)
         if not pending.held:  # its place in the queue stays
             pending.standing = view.standing
         return view

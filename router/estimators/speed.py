@@ -1,4 +1,4 @@
-"""How fast each worker really is, learned from first tokens, short answers and token gaps.
+"""How fast each worker really computes and loads KV, learned from the times of answers.
 
 A prefill rate is learned over a period in which a worker always had prompts to compute: the work of
 all of them over the time that passed (the utilization law of operational analysis, Denning and
@@ -16,10 +16,13 @@ model but for their speed, so it is learned from all of them together (`PairCost
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import median
+from types import MappingProxyType
 
 import numpy as np
 
+from policies.contract import DISK_SPEED, HOST_SPEED, Floats
 from router.core.columns import Cells, WorkerColumns
 from router.core.ledger import Charge
 
@@ -34,6 +37,7 @@ _CALIBRATION_TOKENS_MIN = 256  # shorter prefills measure overheads, not speed
 _CALIBRATION_STEPS_MIN = 4.0
 # Nobody knows how much is done of prompts that still wait. Beside so much it is little.
 _WORK_BESIDE_WAITING = 32_768.0
+_LOADED_SHARE = 0.1  # of tokens computed: where more were loaded, the time is not prefill's
 _DECODE_SHARE = 0.25  # of an answer without a first token that may be decode
 _GAP_TOKENS_MIN = 8  # of a whole answer: how fewer came tells of the network
 _RATE_RANGE = (1.0, 1e9)  # tokens a second: no run of absurd samples leads out of these
@@ -96,8 +100,10 @@ class SpeedEstimator:
         work, tokens = period.work_tokens, period.uncached_tokens
         began_s, period.began_s = period.began_s, now_s
         single = period.dispatched == period.first_tokens == 1
+        loads = period.loaded_tokens > _LOADED_SHARE * tokens
         period.first_tokens, period.uncached_tokens, period.work_tokens = 0, 0, 0.0
-        if tokens >= _CALIBRATION_TOKENS_MIN:
+        period.loaded_tokens = 0
+        if tokens >= _CALIBRATION_TOKENS_MIN and not loads:
             self._prefilled(charge, work, now_s - began_s, single)
 
     def answered(self, charge: Charge, output_tokens: int, now_s: float) -> None:
@@ -111,6 +117,8 @@ class SpeedEstimator:
                 self.token_gap(slot, gap_s)
         alone = charge.alone and period.dispatched == 1 and cells.requests[slot] == 1
         if period.told or not alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
+            return
+        if charge.loads.tokens > _LOADED_SHARE * charge.uncached_tokens:
             return
         elapsed_s = now_s - charge.dispatched_s
         decode_s = max(output_tokens - 1, 0) * cells.step_s[slot]  # the first is the prefill's own
@@ -174,3 +182,60 @@ class SpeedEstimator:
             own = before + _WEIGHT * _within(sample - before, -most, most)
         self._own[slot] = own
         return own
+
+
+_SPEEDS: Mapping[str, float] = MappingProxyType({"host": HOST_SPEED, "disk": DISK_SPEED})
+_LOADED_TOKENS_MIN = 1024  # shorter loads measure overheads, not speed
+_OWN_SHARE = 0.8  # of what was loaded: by so much one tier accounts for the time
+
+
+class LoadEstimator:
+    """Keeps `host_tokens_per_s` and `disk_tokens_per_s` of the worker columns. Lifetime: process.
+
+    A prompt that was prefilled alone, and of which more was loaded than computed, took what its
+    prefill takes at the worker's known rate, the load, and where others run there half a step to
+    wait for before each of both. The rate is the median of its first samples, of which what was
+    presumed is one, then a mean of logarithms, as for prefill. A worker that was described anew is
+    unknown again: its cells are NaN.
+    """
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self._columns = columns
+        self._first: dict[tuple[int, str], list[float]] = {}  # logarithms, of who has few
+
+    def first_token(self, charge: Charge, now_s: float) -> None:
+        """A prefill ended. To be told before the speed estimator, which ends its period."""
+        period, loaded = charge.period, charge.loads.tokens
+        if loaded < max(_LOADED_TOKENS_MIN, charge.uncached_tokens):
+            return
+        if not (period.told and period.dispatched == period.first_tokens == 1):
+            return
+        from_host = charge.loads.host / loaded
+        if 1.0 - _OWN_SHARE < from_host < _OWN_SHARE:
+            return
+        columns, slot = self._columns, charge.slot
+        rate = columns.prefill_tokens_per_s[slot].item()
+        wait_s = columns.step_s[slot].item() if columns.requests[slot] > 1 else 0.0
+        load_s = now_s - charge.dispatched_s - charge.work_tokens / rate - wait_s
+        tier = "host" if from_host >= _OWN_SHARE else "disk"
+        gpu_tokens = charge.prompt_tokens - charge.uncached_tokens - loaded
+        presumed_s = columns.attention.work(loaded, gpu_tokens) / rate / _SPEEDS[tier]
+        self._learn(slot, tier, loaded / max(load_s, 1e-9), loaded / presumed_s)
+
+    def _learn(self, slot: int, tier: str, rate: float, presumed: float) -> None:
+        column: Floats = getattr(self._columns, f"{tier}_tokens_per_s")
+        known, most = column[slot].item(), math.log(_OUTLIER)
+        if math.isnan(known):
+            known = presumed
+            self._first[slot, tier] = [math.log(known)]
+        before = math.log(known)
+        sample = _within(math.log(rate), before - most, before + most)
+        first = self._first.get((slot, tier))
+        if first is None:
+            own = before + _WEIGHT * (sample - before)
+        else:
+            first.append(sample)
+            own = median(first)
+            if len(first) > _MEDIAN_SAMPLES:
+                del self._first[slot, tier]
+        column[slot] = _within(math.exp(own), *_RATE_RANGE)

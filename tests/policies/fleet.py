@@ -25,6 +25,8 @@ _IDLE: dict[str, float] = {
     "token_work": 1.0,
     "working_set_tokens": 0.0,
     "working_set_s": 0.0,
+    "host_cached_tokens": 0.0,
+    "disk_cached_tokens": 0.0,
     "context_tokens": 0.0,
     "prefill_tokens_per_s": 10_000.0,
     "step_s": 0.010,
