@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from simulator.cli.usage import (
 )
 from simulator.replay.fleet import check_setup
 from simulator.replay.setup import (
+    HOST_LOAD_GBPS,
     Goodput,
     ReplayError,
     RouterSettings,
@@ -34,6 +35,8 @@ from simulator.replay.setup import (
     World,
 )
 from simulator.traces.formats import FORMATS
+
+T = TypeVar("T")
 
 # By turns, by load alone, by load and caches, and what a router does that nobody told otherwise.
 # `kv_prefix` alone would be a warning, not a choice.
@@ -47,7 +50,7 @@ GENERATED_BLOCK = 16  # tokens a KV block where nothing is recorded, as vLLM's d
 # Options that --group replaces.
 ALONE = (
     *("workers", "prefill_workers", "decode_workers", "profile", "kv_tokens"),
-    "prefix_wait_tokens",
+    *("prefix_wait_tokens", "host_kv_tokens", "host_load_gbps"),
 )
 
 
@@ -102,6 +105,7 @@ def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
             replicas=options.replicas,
             replica_lag_ms=options.replica_lag_ms,
             replicas_share=not options.no_sharing,
+            host_events=False if options.no_host_events else msgspec.UNSET,
         ),
         faults=options.faults,
         goodput=Goodput(options.good_ttft_ms, options.good_tpot_ms),
@@ -163,6 +167,8 @@ def groups_of(options: argparse.Namespace) -> tuple[WorkerGroup, ...]:
                 options.kv_tokens,
                 prefix_wait_tokens=options.prefix_wait_tokens,
                 role=role,
+                host_kv_tokens=_or_unset(options.host_kv_tokens),
+                host_load_gbps=_or_unset(options.host_load_gbps),
             )
             for role, count in roles.items()
             if count
@@ -171,6 +177,10 @@ def groups_of(options: argparse.Namespace) -> tuple[WorkerGroup, ...]:
         if getattr(options, name) is not None:
             raise UsageError(f"--{name.replace('_', '-')} belongs into --group where there is one")
     return tuple(_group(text) for text in options.group)
+
+
+def _or_unset(value: T | None) -> T | msgspec.UnsetType:
+    return msgspec.UNSET if value is None else value
 
 
 def _group(text: str) -> WorkerGroup:
@@ -330,6 +340,15 @@ def add_pool(parser: argparse.ArgumentParser, workers: str = str(WORKERS)) -> No
         help="KV tokens a worker holds, as 300000 or 300k; default: the profile's",
     )  # fmt: skip
     group(
+        "--host-kv-tokens", type=arguments.count, metavar="T",
+        help="evicted KV tokens a worker keeps in host memory; default: none",
+    )  # fmt: skip
+    group(
+        "--host-load-gbps", type=arguments.positive, metavar="G",
+        help="Gbit/s of each GPU at which they are loaded again; "
+        f"default {HOST_LOAD_GBPS:g}",
+    )  # fmt: skip
+    group(
         "--prefix-wait-tokens", type=arguments.whole, metavar="N",
         help="least prefix for which a request waits while its worker computes it for another; "
         "0: never, as in vLLM and SGLang; default: 256, as in our engine",
@@ -339,7 +358,7 @@ def add_pool(parser: argparse.ArgumentParser, workers: str = str(WORKERS)) -> No
         help="workers that are alike, instead of the options above; repeat for a mixed pool. "
         "Keys: count, profile, role (both, prefill, decode), kv_tokens, speed, max_num_tokens, "
         "max_batch_size, max_model_tokens, prefix_wait_tokens, max_requests, max_queued_tokens, "
-        "max_kv_fraction",
+        "max_kv_fraction, host_kv_tokens, host_load_gbps",
     )  # fmt: skip
     group(
         "--block-size", type=arguments.count, metavar="B",
@@ -409,6 +428,10 @@ def add_world(parser: argparse.ArgumentParser) -> None:
             f"--{name}-ms", type=arguments.not_negative, default=default, metavar="MS",
             help=f"{what}; default {default:g}",
         )  # fmt: skip
+    group(
+        "--no-host-events", action="store_true",
+        help="routers are told of the GPUs' blocks alone, not of those in host memory",
+    )  # fmt: skip
     group(
         "--link-gbps", type=arguments.positive, default=_WORLD.link_gbps, metavar="G",
         help="Gbit/s of each GPU for KV between workers of roles; default %(default)g",

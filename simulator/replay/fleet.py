@@ -10,12 +10,19 @@ from random import Random
 
 import msgspec
 
-from engine.profiles import gpus_of, profile
+from engine.profiles import Profile, gpus_of, profile
 from engine.scheduler.types import SchedulerSettings
 from kvkernels import VirtualWorker
 from policies.facts import WorkerFacts
 from simulator.replay.relay import MODEL
-from simulator.replay.setup import ReplayError, RouterSettings, Setup, WorkerGroup, World
+from simulator.replay.setup import (
+    HOST_LOAD_GBPS,
+    ReplayError,
+    RouterSettings,
+    Setup,
+    WorkerGroup,
+    World,
+)
 from simulator.replay.station import KEPT_BATCHES, Station
 from simulator.traces.job import Job
 
@@ -51,6 +58,7 @@ def check_setup(setup: Setup) -> None:
             raise ReplayError(f"groups[{number}].speed: {group.speed}; expected above 0")
         if group.kv_tokens is not None and group.kv_tokens < 1:
             raise ReplayError(f"groups[{number}].kv_tokens: {group.kv_tokens}; expected 1 or more")
+        _check_host(number, group)
     workers = sum(group.count for group in setup.groups)
     if not 1 <= workers <= MAX_WORKERS:
         raise ReplayError(f"groups: {workers} workers in all; expected 1..{MAX_WORKERS}")
@@ -59,6 +67,21 @@ def check_setup(setup: Setup) -> None:
     _check_roles(setup)
     _check_world(setup.world)
     _check_router(setup.router)
+
+
+def _check_host(number: int, group: WorkerGroup) -> None:
+    """A host tier holds something, and its link moves something whose size is known."""
+    tokens, gbps = group.host_kv_tokens or 0, group.host_load_gbps
+    where = f"groups[{number}]"
+    if tokens < 0:
+        raise ReplayError(f"{where}.host_kv_tokens: {tokens}; expected 0 or more")
+    if gbps is not msgspec.UNSET and not 0 < gbps <= _MAX_GBPS:
+        raise ReplayError(f"{where}.host_load_gbps: {gbps}; expected above 0, to {_MAX_GBPS:g}")
+    if tokens and not profile(group.profile).kv_bytes_per_token:
+        raise ReplayError(
+            f"{where}.profile: {group.profile} does not say how many bytes the KV of a token has "
+            "(kv_bytes_per_token), so no load from host memory can be timed"
+        )
 
 
 def _check_roles(setup: Setup) -> None:
@@ -164,6 +187,8 @@ class FleetBuilder:
             prefix_wait_tokens=limits.prefix_wait_tokens,
             record_events=has_events,
             speed=group.speed,
+            host_blocks=(group.host_kv_tokens or 0) // self._block_size,
+            load_block_s=self._block_size * _load_token_s(group, hardware),
         )
         facts = WorkerFacts(
             name=f"w{worker_id}",
@@ -189,7 +214,14 @@ class FleetBuilder:
             random=Random(f"{self._setup.seed}/lost events/{worker_id}"),
             kv_bytes_per_token=hardware.kv_bytes_per_token,
             link_bytes_per_ns=self._setup.world.link_gbps * gpus_of(group.profile) / 8,
+            tells_host=self._setup.world.host_events is not False,
         )
+
+
+def _load_token_s(group: WorkerGroup, hardware: Profile) -> float:
+    """Seconds to load one token's KV from host memory, all GPUs of a worker at once."""
+    gbps = group.host_load_gbps or HOST_LOAD_GBPS
+    return hardware.kv_bytes_per_token * 8 / (gbps * 1e9 * gpus_of(group.profile))
 
 
 def _limits(group: WorkerGroup) -> SchedulerSettings:

@@ -271,7 +271,8 @@ class Relay:
         book.worker[row] = action.worker_id
         if live.leg != "decode":  # whose prompt was sent, expected and found with the other leg
             book.dispatched_ns[row] = now_ns
-            book.expected_hit_tokens[row] = action.decision.hit_tokens
+            decision = action.decision
+            book.expected_hit_tokens[row] = decision.hit_tokens + decision.loaded_tokens
             book.hit_tokens[row] = NEVER
         if not book.attempts[row]:
             book.held_ns[row] = now_ns - book.arrival_ns[row]

@@ -76,7 +76,8 @@ class WorkerTotals:
     recomputed_tokens: int  # computed a second time after a preemption
     preemptions: int
     query_tokens: int
-    hit_tokens: int
+    hit_tokens: int  # of these, found on the GPU
+    host_hit_tokens: int = 0  # and loaded from host memory
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,7 @@ def _totals(station: Station, now_ns: int) -> WorkerTotals:
         preemptions=stats.preemptions,
         query_tokens=stats.query_tokens,
         hit_tokens=stats.hit_tokens,
+        host_hit_tokens=stats.host_hit_tokens,
     )
 
 

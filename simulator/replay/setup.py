@@ -33,6 +33,9 @@ class WorkloadSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     resample: bool | msgspec.UnsetType = msgspec.UNSET
 
 
+HOST_LOAD_GBPS = 200.0  # what PCIe 4.0 x16 carries, less its overhead: 25 GB/s
+
+
 class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Workers that are alike. None: as the profile, or the scheduler's default."""
 
@@ -50,6 +53,10 @@ class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_queued_tokens: float | None = None
     max_kv_fraction: float | None = None
     role: Role = "both"  # where some have one, all of a pool move KV between them
+    # Evicted KV tokens that a worker keeps in host memory, and gigabits per second of each GPU at
+    # which they are loaded again. Unset: no host tier, HOST_LOAD_GBPS; not said then, as above.
+    host_kv_tokens: int | msgspec.UnsetType = msgspec.UNSET
+    host_load_gbps: float | msgspec.UnsetType = msgspec.UNSET
 
 
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,6 +80,8 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     link_gbps: float = 200.0
     link_setup_ms: float = 1.0  # ... before a transfer begins, ...
     kv_lease_ms: float = 30_000.0  # ... and how long a prefilled prompt is kept for nobody
+    # KV events tell of host memory, too; False: routers know of the GPUs' blocks alone.
+    host_events: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -9,10 +9,11 @@ from random import Random
 from engine.step_time import StepTime
 from kvkernels import VirtualWorker
 from policies.contract import Hashes
-from policies.facts import Cleared, KvEvent, Removed, Stored, WorkerFacts
+from policies.facts import Cleared, KvEvent, Removed, Stored, Tier, WorkerFacts
 
 KEPT_BATCHES = 10_000  # as our engine's publisher keeps for replays
-_STORED, _REMOVED = 0, 1  # kinds of changes that `VirtualWorker.advance` tells
+# Kinds of changes that `VirtualWorker.advance` tells.
+_STORED, _REMOVED, _CLEARED, _STORED_HOST, _REMOVED_HOST = range(5)
 
 
 class Station:
@@ -34,6 +35,7 @@ class Station:
         random: Random,
         kv_bytes_per_token: int,
         link_bytes_per_ns: float,
+        tells_host: bool = True,
     ) -> None:
         self.worker_id = worker_id
         self.facts = facts
@@ -44,6 +46,7 @@ class Station:
         self.sequence_tokens = sequence_tokens  # longest prompt plus output that fits
         self.kv_bytes_per_token = kv_bytes_per_token
         self.link_bytes_per_ns = link_bytes_per_ns  # each way
+        self._tells_host = tells_host  # its events tell of host memory, too
         self.dispatches = 0
         self.random = random  # which of its batches get lost
 
@@ -83,16 +86,29 @@ class Station:
     def batch(self, changes: Sequence[tuple[int, int | None, Hashes]]) -> tuple[KvEvent, ...]:
         """Cache changes as the facts that an event batch brings."""
         size = self.facts.block_size
-        return tuple([_event(kind, parent, hashes, size) for kind, parent, hashes in changes])
+        return tuple(
+            [
+                _event(kind, parent, hashes, size)
+                for kind, parent, hashes in changes
+                if self._tells_host or kind <= _CLEARED
+            ]
+        )
 
     def snapshot(self, now_ns: int) -> tuple[KvEvent, ...]:
         """The visible contents as facts, parents first."""
-        contents = self.engine.snapshot(self.local_ns(now_ns))
-        size = self.facts.block_size
-        return tuple([_event(_STORED, parent, hashes, size) for parent, hashes in contents])
+        local_ns, size = self.local_ns(now_ns), self.facts.block_size
+        contents = self.engine.snapshot(local_ns)
+        events = [_event(_STORED, parent, hashes, size) for parent, hashes in contents]
+        in_host = self.engine.host_blocks(local_ns)
+        if self._tells_host and len(in_host):
+            events.append(_event(_STORED_HOST, None, in_host, size))
+        return tuple(events)
 
 
 def _event(kind: int, parent: int | None, hashes: Hashes, block_size: int) -> KvEvent:
-    if kind == _STORED:
-        return Stored(hashes, parent, (), block_size, chain=hashes)
-    return Removed(hashes) if kind == _REMOVED else Cleared()
+    if kind in (_STORED, _STORED_HOST):
+        tier: Tier = "gpu" if kind == _STORED else "host"
+        return Stored(hashes, parent, (), block_size, tier, chain=hashes)
+    if kind == _CLEARED:
+        return Cleared()
+    return Removed(hashes, "gpu" if kind == _REMOVED else "host")

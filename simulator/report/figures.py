@@ -112,6 +112,9 @@ FIGURES = (
         "waits.max_ms", "held", "lower", ms, "longest wait at the router before a dispatch", "ms"
     ),
     Figure("hit_rate_tokens", "hits", "higher", percent, "prompt tokens found in the cache"),
+    Figure(
+        "host_hit_rate_tokens", "of host", "lower", percent, "of these, loaded from host memory"
+    ),
     Figure("output_tokens_per_s", "tok/s", "higher", whole, "answers of all workers", "tokens/s"),
     Figure("goodput.share", "good", "higher", percent, "requests within both goodput limits"),
     Figure(

@@ -288,6 +288,7 @@ class ReplayRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     continuations: TurnsRow = NO_TURNS  # the others
     waits: Waits = NO_WAITS  # at the router, of all requests
     sessions: SessionsRow = NO_SESSIONS
+    host_hit_rate_tokens: float | None = None  # loaded from host memory; null: nothing was
 
 
 def summarize(result: ReplayResult) -> ReplayRow:
@@ -339,6 +340,7 @@ def summarize(result: ReplayResult) -> ReplayRow:
         continuations=turns_row(table, ~new),
         waits=waits(table.held_ns),
         sessions=sessions_row(result),
+        host_hit_rate_tokens=_host_hit_rate(result),
     )
     return msgspec.structs.replace(row, report_hash=_hash(row, table))
 
@@ -372,6 +374,14 @@ def _hit_rates(table: RequestTable, block_size: int) -> tuple[float | None, ...]
     )
 
 
+def _host_hit_rate(result: ReplayResult) -> float | None:
+    """Share of admitted prompt tokens that workers loaded from host memory; of `hit_rate_tokens`,
+    but for workers that died."""
+    loaded = sum(one.host_hit_tokens for one in result.workers)
+    asked = sum(one.query_tokens for one in result.workers)
+    return ratio(loaded, asked, 5) if loaded else None
+
+
 def _goodput(result: ReplayResult) -> GoodputShare:
     table, limits = result.table, result.setup.goodput
     later = table.output_tokens.astype(np.int64) - 1
@@ -397,6 +407,8 @@ def _hash(row: ReplayRow, table: RequestTable) -> str:
         del figures[name]
     if not row.stages:  # what has no stages keeps the hash it had before there were any
         del figures["stages"]
+    if row.host_hit_rate_tokens is None:  # nor has what has no host tier
+        del figures["host_hit_rate_tokens"]
     digest = hashlib.sha256(msgspec.json.encode(figures, order="sorted"))
     for column in fields(table):
         digest.update(getattr(table, column.name).astype("<i8").tobytes())

@@ -78,7 +78,7 @@ def test_every_axis_can_be_varied() -> None:
     used = set()
     for name, place in paths.items():
         key = "profile" if name.endswith("profile") else name
-        if name in ("world.events", "world.replicas_share"):
+        if name in ("world.events", "world.host_events", "world.replicas_share"):
             given: Any = [True, False]
         else:
             given = values.get(
