@@ -56,7 +56,11 @@ class Advising:
 
     def command(self) -> list[str]:
         """What is started."""
-        arguments = [*self._keys.options, f"--json={self._file}", str(self._log)]
+        arguments = [
+            *(f"--{one}" for one in self._keys.options),
+            f"--json={self._file}",
+            str(self._log),
+        ]
         return command_of(arguments, self._keys.budget_s, self._keys.memory_mb)
 
     async def run(self) -> None:

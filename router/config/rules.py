@@ -281,10 +281,10 @@ def check_together(config: Config) -> list[str]:
         problems.append("record and request_log are both given: they hold the same lines")
     if config.advise.every_s and config.request_log is None and config.record is None:
         problems.append("advise.every_s needs a log to read: give request_log or record")
-    strange = [one for one in config.advise.options if not one.startswith("--")]
+    strange = [one for one in config.advise.options if one.startswith("-")]
     if strange:
         problems.append(
-            f"advise.options has {strange[0]!r}: write options as --NAME=VALUE, each by itself"
+            f"advise.options has {strange[0]!r}: write options as NAME=VALUE, without --, each by itself"
         )
     if config.recording.part_bytes * 2 > config.recording.total_bytes:
         problems.append(

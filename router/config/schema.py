@@ -233,7 +233,7 @@ class Advise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ] = 4_096
     options: Annotated[
         tuple[str, ...],
-        Meta(description="options of `warmroute advise`, as --profile=mine.json"),
+        Meta(description="options of `warmroute advise`, as profile=mine.json"),
     ] = ()
 
 

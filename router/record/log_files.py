@@ -199,10 +199,12 @@ class LineSink(Generic[T]):
 
     def write(self, items: Sequence[T]) -> None:
         """Append a line for each."""
-        data = self._lines(items)
+        data, headed = self._lines(items), self._file.fresh
+        if headed:
+            data = self._heading() + data
         try:
             self._file.make_room(len(data))
-            self._file.append(self._heading() + data if self._file.fresh else data)
+            self._file.append(self._heading() + data if self._file.fresh and not headed else data)
         except OSError as error:
             self._give_up(len(items), error)
             return

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.deploy.chart import PLAIN
 from tests.deploy.parsed import DEPLOY
 from tests.live.ports import lasting_port
 
 ROOT = DEPLOY.parents[1]
+PLAIN = DEPLOY / "kubernetes"
 BUILD_S = 1_200  # of what takes three minutes on a quiet machine
 
 

@@ -37,6 +37,7 @@ def another_value(path: str, folder: Path) -> object:
         "explain": False,
         "model_limits": ("mine:max_requests=8", "other:max_queued_tokens=9,max_requests=2"),
         "triton_admin": "load",
+        "advise.options": ("profile=mine.json", "draws=12"),
         "picker.objectives": ("batch=10", "chat=-1"),
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "drain_refuses": True,
@@ -74,4 +75,5 @@ def another_value(path: str, folder: Path) -> object:
 def flags_beside(path: str, folder: Path) -> tuple[str, ...]:
     """What else must be given where the key has that value."""
     keys = ("--api-keys-file", str(folder / "tokenizer.json"))
-    return {"triton_admin": keys}.get(path, ())
+    log = ("--request-log", str(folder / "requests.jsonl"))
+    return {"triton_admin": keys, "advise.every_s": log}.get(path, ())

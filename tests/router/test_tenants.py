@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from ipaddress import ip_network
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
-from unittest.mock import PropertyMock, patch
 
 import pytest
-from aiohttp import web
-from aiohttp.test_utils import make_mocked_request
+from multidict import CIMultiDict
 
 from router.keys.key_file import KeyFileError, KeyTerms, hash_of, read_keys
 from router.keys.key_ring import KeyRing
 from router.request.errors import ClientError
 from router.request.quotas import Tenants, told_on
+from router.server.messages import Request
 from router.upstream.reply import UpstreamRequest
 
 KEY = "sk-secret-of-blue"
@@ -29,9 +29,8 @@ def ring_of(folder: Path, text: str) -> KeyRing:
 
 
 def terms(tenants: Tenants, headers: dict[str, str], remote: str | None = "192.0.2.1") -> KeyTerms:
-    request = make_mocked_request("POST", "/v1/completions", headers=headers)
-    with patch.object(web.Request, "remote", PropertyMock(return_value=remote)):
-        return tenants.key_of(cast(web.Request, request)).terms
+    request = SimpleNamespace(headers=CIMultiDict(headers), peer=remote)
+    return tenants.key_of(cast(Request, request)).terms
 
 
 def test_without_keys_everybody_is_one_tenant() -> None:
