@@ -283,9 +283,7 @@ def check_together(config: Config) -> list[str]:
         problems.append("advise.every_s needs a log to read: give request_log or record")
     strange = [one for one in config.advise.options if one.startswith("-")]
     if strange:
-        problems.append(
-            f"advise.options has {strange[0]!r}: write options as NAME=VALUE, without --, each by itself"
-        )
+        problems.append(f"advise.options has {strange[0]!r}: write each as NAME=VALUE, without --")
     if config.recording.part_bytes * 2 > config.recording.total_bytes:
         problems.append(
             f"recording.part_bytes {config.recording.part_bytes} is more than half of "

@@ -65,11 +65,10 @@ def another_value(path: str, folder: Path) -> object:
         "tracing.service_name": "other",
         "tracing.sample": 0.5,
     }
-    default = keys_of()[path].default
     if "tls." in path:
         return str(folder / "tokenizer.json")
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
-    return special[path] if path in special else default + 1
+    return special[path] if path in special else keys_of()[path].default + 1
 
 
 def flags_beside(path: str, folder: Path) -> tuple[str, ...]:
