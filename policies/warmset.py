@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.contract import Bools, FleetView, Floats, RequestView, median
 from policies.work import later_s, new_s
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
@@ -28,7 +28,7 @@ class Warmset:
     cache takes to compute, by the chance that it returns, times the memory that is wanted there.
     A new session, or one whose cache is lost, starts where it fits within `gate`, or waits: +inf.
 
-    Spill depth of hits of H s in prompts of P s, no queues: H / (P - H) / `running` requests.
+    Spill depth of H of P seconds, no queues: H / (P - H + step / 2) / `running` requests.
     Unknown hits are taken as they are; an unknown capacity as the others' median, none: endless.
 
     gate: share of a worker's KV memory that sessions at home may want; above 0.
@@ -66,7 +66,7 @@ class Warmset:
             "queue_s": fleet.queued_prefill_s,
             "prefill_s": own_s,
             "later_s": later_s(fleet, own_s),
-            "running_s": self.running * fleet.requests * own_s,
+            "running_s": self.running * fleet.requests * (own_s + 0.5 * median(fleet.step_s)),
             "pushed_out_s": np.clip(after - _FULL * size, 0.0, private * lasts) * token_s,
         }
         if request.standing == "warm":

@@ -194,15 +194,15 @@ def test_a_new_session_goes_where_it_fits() -> None:
     request = request_of(standing="new", **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 10_000], **EXAMPLE), None)
     later_s, place_s = 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4), 0.8 * 0.9 * 0.9
-    assert costs.tolist() == [pytest.approx(0.3 + 0.8 + later_s + 0.24 + place_s), np.inf]
+    assert costs.tolist() == [pytest.approx(0.3 + 0.8 + later_s + 0.243 + place_s), np.inf]
 
 
 def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
     request = request_of(standing="warm", home_id=1, **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 18_000], **EXAMPLE), None)
     # Away: the trunk is there, and its 10,000 private tokens push nothing out.
-    away_s = 0.3 + 0.8 + 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4) + 0.24
-    home_s = 0.176 + 8 * 0.176 * 2 * 0.5 * 0.088 + 0.8 * 0.176
+    away_s = 0.3 + 0.8 + 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4) + 0.243
+    home_s = 0.176 + 8 * 0.176 * 2 * 0.5 * 0.088 + 0.8 * 0.186
     assert costs.tolist() == pytest.approx([away_s * 4**0.9, home_s])
 
 
