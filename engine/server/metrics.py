@@ -406,9 +406,8 @@ class WorkerCollector(Collector):
         yield self._counter(own + "kv_bytes_saved", text, counters.kv_bytes_saved)
         pool, pins = scheduler.pool, scheduler.pins
         yield self._gauge(own + "cached_blocks", "Blocks in the prefix cache.", pool.cached_blocks)
-        if pool.host.blocks:
-            text = "Blocks kept in host memory."
-            yield self._gauge(own + "host_blocks", text, len(pool.host))
+        text = "Blocks kept in host memory."
+        yield self._gauge(own + "host_blocks", text, len(pool.host))
         yield self._gauge(own + "pinned_blocks", "Blocks that pins keep.", pins.held_blocks)
         yield self._counter(own + "evicted_blocks", "Blocks evicted.", pool.evicted_total)
 
