@@ -124,7 +124,11 @@ class OutlierDetection:
         return self._eject(worker, STALLED, now_s) if worker.health.state == "healthy" else []
 
     def due(self, now_s: float) -> list[Action]:
-        """Probes of workers whose ejection is over."""
+        """Probes of workers whose ejection is over; reinstatement of those nobody has tried.
+
+        A policy may send every request to where its prefix is cached. Who answered a probe and is
+        given nothing to be tried with would be on trial for ever.
+        """
         actions: list[Action] = []
         for worker_id in sorted(self._ejected):
             worker = self._workers.get(worker_id)
@@ -132,8 +136,12 @@ class OutlierDetection:
                 self._ejected.discard(worker_id)
                 continue
             health = worker.health
-            waits = health.state in ("ejected", "probed") and worker.state == "ready"
-            if waits and now_s >= health.until_s:
+            if worker.state != "ready" or now_s < health.until_s:
+                continue
+            if health.state == "trial":
+                if health.trial is None:
+                    actions += self._reinstate(worker, now_s)
+            else:
                 health.state = "probed"
                 health.until_s = now_s + _PROBE_AGAIN_S
                 actions.append(Probe(worker_id))
@@ -147,6 +155,7 @@ class OutlierDetection:
             worker.health.count_failure("probe")
             return self._eject(worker, "probe", now_s)
         worker.health.state = "trial"
+        worker.health.until_s = now_s + self._settings.recover_s
         self._workers.changed()
         return []
 

@@ -31,7 +31,7 @@ class WorkerHealth:
     since_s: float = field(default=float("-inf"))  # when it was ejected
     until_s: float = field(
         default=float("-inf")
-    )  # until it is probed (again); healthy: until ejections are forgotten
+    )  # until it is probed (again), or is tried no longer; healthy: until ejections are forgotten
     trial: int | None = None  # the one request it has on trial
     causes: Counter[str] = field(default_factory=Counter)  # all failures ever, by cause
 

@@ -130,12 +130,14 @@ class Breakers(RuleBasedStateMachine):
             if now_s >= model.until_s:
                 model.ejections = 0
             return []
-        if sent_s < model.since_s:
-            return []
+        return [] if sent_s < model.since_s else [self.reinstated(worker_id)]
+
+    def reinstated(self, worker_id: int) -> Reinstated:
+        model = self.model[worker_id]
         ejections = model.ejections
         model.begin_anew()
-        model.ejections, model.until_s = ejections, now_s + WINDOW_S
-        return [Reinstated(worker_id)]
+        model.ejections, model.until_s = ejections, self.world.now_s + WINDOW_S
+        return Reinstated(worker_id)
 
     def failed(self, worker_id: int, sent_s: float) -> list[Action]:
         model, now_s = self.model[worker_id], self.world.now_s
@@ -173,8 +175,11 @@ class Breakers(RuleBasedStateMachine):
         now_s = self.world.now_s
         expected: list[Action] = []
         for worker_id, model in self.model.items():
-            waits = model.health in ("ejected", "probed") and model.state == "ready"
-            if waits and now_s >= model.until_s:
+            if model.state != "ready" or now_s < model.until_s:
+                continue
+            if model.health == "trial" and model.trial is None:
+                expected.append(self.reinstated(worker_id))
+            elif model.health in ("ejected", "probed"):
                 model.health, model.until_s = "probed", now_s + 5.0
                 self.asked.add(worker_id)
                 expected.append(Probe(worker_id))
@@ -191,7 +196,7 @@ class Breakers(RuleBasedStateMachine):
         expected: list[Action] = []
         if model.state == "ready" and model.health == "probed":
             if well:
-                model.health = "trial"
+                model.health, model.until_s = "trial", self.world.now_s + RECOVER_S
             else:
                 expected.append(self.ejected(worker_id, "probe"))
         probed = Probed(self.world.now_s, worker_id, well)
