@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -48,6 +48,7 @@ class StackSettings:
     model: Path | None = None  # a model's folder: workers compute, on CPUs, and nothing is timed
     routers: int = 1  # of the same workers; requests go to them in turn
     state: str | None = None  # the URL of the Redis they share by; None: they know nothing of it
+    router_flags: tuple[str, ...] = ()  # more of them, for each router
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ def _router_arguments(
         arguments += ["--state", settings.state, "--replicas-name", f"router-{number}"]
     for worker in workers:
         arguments += ["--worker", worker.url]
-    return arguments
+    return [*arguments, *settings.router_flags]
 
 
 async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[Program, ...]:
@@ -228,13 +229,24 @@ class RunResult:
     leftovers: tuple[str, ...]  # load counters that did not come back to zero
 
 
+@asynccontextmanager
+async def _own_ports(stack: Stack) -> AsyncIterator[Sequence[str]]:
+    """Where the routers serve clients by themselves."""
+    yield [router.url for router in stack.routers]
+
+
 async def run_scenario(
-    workload: Workload, settings: StackSettings, log_dir: Path, on_outcome: OnOutcome
+    workload: Workload,
+    settings: StackSettings,
+    log_dir: Path,
+    on_outcome: OnOutcome,
+    served: Callable[[Stack], AbstractAsyncContextManager[Sequence[str]]] = _own_ports,
 ) -> RunResult:
     """Runs `workload` (arrivals in model time) against a fresh stack of `settings`.
 
-    Raises `StartError` when a program does not start or dies, `ScrapeError` when one does not
-    answer. Everything started has ended when this returns or raises.
+    `served`: gives the base addresses that requests go to in turn, where another data plane stands
+    before the routers. Raises `StartError` when a program does not start or dies, `ScrapeError`
+    when one does not answer. Everything started has ended when this returns or raises.
     """
     outcomes: list[Outcome] = []
     samples: list[Sample] = []
@@ -246,12 +258,13 @@ async def run_scenario(
     async with (
         running_stack(settings, log_dir) as stack,
         aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=10)) as session,
+        AsyncExitStack() as front,
     ):
         await wait_until_routable(stack, session)
         names = await worker_names(stack, session)
         before = await fetch_workers(session, stack.urls)
-        others = tuple(router.url for router in stack.routers[1:])
-        target = Target(stack.router.url, MODEL, workload.block_tokens, others=others)
+        first, *others = await front.enter_async_context(served(stack))
+        target = Target(first, MODEL, workload.block_tokens, others=tuple(others))
         interval_s = max(MIN_SAMPLE_S, workload.span_s / settings.speed / SAMPLES_PER_RUN)
         try:
             async with asyncio.TaskGroup() as group:

@@ -36,7 +36,7 @@ from router.picker.messages import PLAIN
 from simulator.live.processes import Programs
 from tests.bench.dataplane.cpu import cpu_s
 from tests.bench.measuring import Row, show
-from tests.engines.envoy import Envoy, filters_of, picker_of, running_envoy
+from tests.engines.envoy import Envoy, duplex, filters_of, running_envoy
 from tests.live.ports import lasting_port
 from tests.live.stack import until
 from tests.served_app import served_by
@@ -161,15 +161,6 @@ async def stream_delays(way: Way, http: aiohttp.ClientSession) -> list[float]:
 
     every = await asyncio.gather(*(one() for _ in range(STREAMS)))
     return [delay for each in every for delay in each]
-
-
-def duplex(config: Any) -> None:
-    """Bodies as gateways have them."""
-    picker_of(config)["processing_mode"] |= {
-        "request_body_mode": "FULL_DUPLEX_STREAMED",
-        "response_body_mode": "FULL_DUPLEX_STREAMED",
-        "request_trailer_mode": "SEND",
-    }
 
 
 def alone(endpoint: str, config: Any) -> None:

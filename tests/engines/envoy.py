@@ -64,6 +64,15 @@ def picker_of(config: Any) -> Any:
     return next(named)["typed_config"]
 
 
+def duplex(config: Any) -> None:
+    """Bodies as gateways have them."""
+    picker_of(config)["processing_mode"] |= {
+        "request_body_mode": "FULL_DUPLEX_STREAMED",
+        "response_body_mode": "FULL_DUPLEX_STREAMED",
+        "request_trailer_mode": "SEND",
+    }
+
+
 def cluster_of(config: Any, name: str) -> Any:
     """A cluster by its name."""
     clusters = config["static_resources"]["clusters"]

@@ -18,7 +18,15 @@ import pytest_asyncio
 import yaml
 
 from tests.engines.echo_worker import EVENTS, MODEL, EchoWorker, echo_worker, event
-from tests.engines.envoy import ENVOY, Envoy, cluster_of, filters_of, picker_of, running_envoy
+from tests.engines.envoy import (
+    ENVOY,
+    Envoy,
+    cluster_of,
+    duplex,
+    filters_of,
+    picker_of,
+    running_envoy,
+)
 from tests.live.stack import Stack, running, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -92,15 +100,6 @@ async def served(
         workers = await all_of.enter_async_context(behind(stack, count))
         found = edge(folder, stack, workers, file, **more)
         yield await all_of.enter_async_context(found), workers
-
-
-def duplex(config: Any) -> None:
-    """Bodies as gateways have them."""
-    picker_of(config)["processing_mode"] |= {
-        "request_body_mode": "FULL_DUPLEX_STREAMED",
-        "response_body_mode": "FULL_DUPLEX_STREAMED",
-        "request_trailer_mode": "SEND",
-    }
 
 
 def modes(request: str, response: str) -> Any:

@@ -23,7 +23,7 @@ from router.picker.messages import PROCESS
 from simulator.live.processes import Program
 from tests.effort import QUICK
 from tests.engines.echo_worker import EVENTS, MODEL, EchoWorker, echo_worker, event
-from tests.engines.envoy import ENVOY, Envoy, cluster_of, picker_of, running_envoy
+from tests.engines.envoy import ENVOY, Envoy, cluster_of, duplex, picker_of, running_envoy
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.router.test_picker_exchange import message
@@ -80,14 +80,6 @@ async def asked(envoy: Envoy, body: bytes, **headers: str) -> tuple[int, bytes]:
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with envoy.http.post(f"{envoy.url}{PATH}", data=body, headers=named) as reply:
         return reply.status, await reply.read()
-
-
-def duplex(config: Any) -> None:
-    picker_of(config)["processing_mode"] |= {
-        "request_body_mode": "FULL_DUPLEX_STREAMED",
-        "response_body_mode": "FULL_DUPLEX_STREAMED",
-        "request_trailer_mode": "SEND",
-    }
 
 
 def _no_change(config: Any) -> None:

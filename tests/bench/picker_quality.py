@@ -1,0 +1,197 @@
+"""What the endpoint picker decides behind a real Envoy, beside the router's own front.
+
+    python -m tests.bench.picker_quality [--load shared_prompt] [--policy warmset] [--repeats 3]
+
+The demo's workloads, from the same seed, on the same timed workers as real programs: through the
+router's own front; through Envoy with docs/deploy/envoy/original-dst.yaml and the picker; the same
+with bodies as gateways have them (duplex); and through Envoy with two pickers, asked in turns, that
+share by a real Redis. Everything is started afresh for each run, repetitions are interleaved, and
+what is compared is one repetition's runs among themselves.
+
+Hits are by the workers' own counters. Balance is the busiest worker's requests over the mean. Steps
+that ended late say that the machine was too slow for the run to be believed; `--speed 0.5` takes
+twice as long and what the machine takes weighs half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import statistics
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from simulator.live.demo import BLOCK_SIZE, PROFILE, SEED, acts
+from simulator.live.load import Workload, opened
+from simulator.live.outcome import ResultRow
+from simulator.live.stack import RunResult, Stack, StackSettings, run_scenario
+from tests.bench.measuring import Row, show
+from tests.engines.envoy import cluster_of, duplex, picker_of, running_envoy
+from tests.live.redis_server import redis_server
+
+FILE = "original-dst.yaml"
+ENDS_S = 3_600.0  # of a closed loop, which ends by itself
+HOLD_S = 60.0  # as long may a request wait at either door
+
+
+@dataclass(frozen=True)
+class Door:
+    """How requests come to the router."""
+
+    name: str
+    envoy: bool = True
+    duplex: bool = False
+    routers: int = 1
+
+
+FRONT, SAMPLE = Door("front", envoy=False), Door("picker")
+DUPLEX, SHARED = Door("picker, duplex", duplex=True), Door("two pickers", routers=2)
+DOORS = (FRONT, SAMPLE, DUPLEX, SHARED)
+# A door, the one it is held to, and how much worse it may be, per cent.
+HELD_TO = ((SAMPLE, FRONT, 2.0), (DUPLEX, FRONT, 2.0), (SHARED, SAMPLE, 3.0))
+
+
+def before(door: Door, folder: Path) -> Callable[[Stack], AbstractAsyncContextManager[list[str]]]:
+    """Where requests go: the addresses of the door."""
+
+    def change(config: Any) -> None:
+        picker_of(config)["message_timeout"] = f"{HOLD_S + 1:g}s"
+        cluster_of(config, "picker")["lb_policy"] = "ROUND_ROBIN"
+        if door.duplex:
+            duplex(config)
+
+    @asynccontextmanager
+    async def served(stack: Stack) -> AsyncIterator[list[str]]:
+        if not door.envoy:
+            yield [router.url for router in stack.routers]
+            return
+        pickers = [router.facts["picker"] for router in stack.routers]
+        async with running_envoy(folder, FILE, pickers, change=change) as envoy:
+            yield [envoy.url]
+
+    return served
+
+
+async def run(workload: Workload, settings: StackSettings, door: Door, folder: Path) -> RunResult:
+    """One run through one door. Raises what `run_scenario` raises."""
+    more = ["--limits-hold-s", f"{HOLD_S:g}"]
+    if door.envoy:
+        more += ["--picker-port", "0", "--picker-decision-s", f"{HOLD_S:g}"]
+    with ExitStack() as programs:
+        state = None
+        if door.routers > 1:
+            state = programs.enter_context(redis_server(folder / "redis")).url
+        of_run = replace(settings, routers=door.routers, state=state, router_flags=tuple(more))
+        result = await run_scenario(workload, of_run, folder, lambda _: None, before(door, folder))
+    assert not result.leftovers, result.leftovers
+    return result
+
+
+def made(folder: Path) -> Path:
+    """A new folder."""
+    folder.mkdir(parents=True)
+    return folder
+
+
+Results = dict[Door, list[ResultRow]]  # in order of repetition
+
+
+async def compared(
+    workloads: Iterable[Workload],
+    settings: StackSettings,
+    folder: Path,
+    doors: Sequence[Door] = DOORS,
+    said: Callable[[str], None] = lambda line: None,
+) -> Results:
+    """Each workload through each door, in turns."""
+    results: Results = {door: [] for door in doors}
+    for number, workload in enumerate(workloads):
+        for door in doors:
+            place = made(folder / f"{workload.name}-{number}-{door.name.replace(', ', '-')}")
+            row = (await run(workload, settings, door, place)).row
+            results[door].append(row)
+            said(told(workload.name, door, row))
+    return results
+
+
+def told(name: str, door: Door, row: ResultRow) -> str:
+    """A run in a line."""
+    return (
+        f"{name}, {row.policy}, {door.name}: hits {row.hit_rate_tokens:.4f}, max/mean "
+        f"{row.load_skew:.3f}, TTFT mean {row.ttft_ms.mean:,.0f} ms, p99 {row.ttft_ms.p99:,.0f} "
+        f"ms, {row.completed} of {row.requests}, late steps {row.overrun_steps_share or 0:.1%}"
+    )
+
+
+def beyond(results: Results, door: Door, than: Door, figure: Callable[[ResultRow], float]) -> float:
+    """Median of how far a figure lies from another door's, per cent."""
+    pairs = zip(results[door], results[than], strict=True)
+    return statistics.median(100 * (figure(a) / figure(b) - 1) for a, b in pairs)
+
+
+def hits(row: ResultRow) -> float:
+    """Tokens found cached, of all."""
+    return row.hit_rate_tokens or 0.0
+
+
+def balance(row: ResultRow) -> float:
+    """The busiest worker's requests over the mean."""
+    return row.load_skew or 0.0
+
+
+def rows_of(name: str, results: Results) -> list[Row]:
+    """How much worse each door is than the one it is held to, per cent; below zero: better."""
+    found = []
+    for door, than, bar in HELD_TO:
+        if door in results and than in results:
+            what = f"{name}: {door.name} beside {than.name}"
+            fewer, above = -beyond(results, door, than, hits), beyond(results, door, than, balance)
+            found.append(Row(f"{what}, fewer hits", fewer, "%", bar))
+            found.append(Row(f"{what}, max/mean above", above, "%", bar))
+    return found
+
+
+def workloads_of(name: str, seeds: Iterable[int]) -> tuple[list[Workload], StackSettings]:
+    """One of the demo's, a seed each, and the workers that it is for."""
+    act = next(one for one in acts() if one.name == name)
+    ends_s = ENDS_S if act.closed_loop else None
+    works = [opened(act.spec, name, act.told, seed, ends_s) for seed in seeds]
+    settings = StackSettings(
+        "warmset", act.workers, PROFILE, block_size=BLOCK_SIZE, kv_tokens=act.kv_tokens
+    )
+    return works, settings
+
+
+def main() -> int:
+    """Print the figures; 1: a bar is missed."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    names = [one.name for one in acts()]
+    parser.add_argument("--load", choices=names, action="append", help="default: all")
+    parser.add_argument("--policy", action="append", help="default: warmset")
+    parser.add_argument("--door", choices=[one.name for one in DOORS], action="append")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--speed", type=float, default=1.0, help="model seconds in a second")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    options = parser.parse_args()
+    doors = [one for one in DOORS if not options.door or one.name in options.door]
+    found = list[Row]()
+    for name in options.load or names:
+        works, of_load = workloads_of(name, range(SEED, SEED + options.repeats))
+        for policy in options.policy or ["warmset"]:
+            settings = replace(of_load, policy=policy, speed=options.speed)
+            said = partial(print, file=sys.stderr, flush=True)
+            with tempfile.TemporaryDirectory() as folder:
+                results = asyncio.run(compared(works, settings, Path(folder), doors, said))
+            found += rows_of(f"{name}, {policy}", results)
+    show(found, options.json)
+    return 0 if all(row.reached for row in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
