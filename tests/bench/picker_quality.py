@@ -1,6 +1,7 @@
 """What the endpoint picker decides behind a real Envoy, beside the router's own front.
 
     python -m tests.bench.picker_quality [--load shared_prompt] [--policy warmset] [--repeats 3]
+    python -m tests.bench.picker_quality --ladder [--policy llm_d --policy round_robin]
 
 The demo's workloads, from the same seed, on the same timed workers as real programs: through the
 router's own front; through Envoy with docs/deploy/envoy/original-dst.yaml and the picker; the same
@@ -11,12 +12,18 @@ what is compared is one repetition's runs among themselves.
 Hits are by the workers' own counters. Balance is the busiest worker's requests over the mean. Steps
 that ended late say that the machine was too slow for the run to be believed; `--speed 0.5` takes
 twice as long and what the machine takes weighs half.
+
+`--ladder`: llm-d's 150 x 5 prompts on a quarter of the pool (38 x 5 prompts, two workers, a quarter
+of the rates) through Envoy and the picker, beside a replay of the same requests: what each policy's
+first tokens take at the ladder's 40 requests/s, once every prompt was seen, and whether both worlds
+rank them alike.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import statistics
 import sys
 import tempfile
@@ -24,13 +31,18 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from simulator.live.demo import BLOCK_SIZE, PROFILE, SEED, acts
 from simulator.live.load import Workload, opened
 from simulator.live.outcome import ResultRow
 from simulator.live.stack import RunResult, Stack, StackSettings, run_scenario
+from simulator.replay.run import replay
+from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from tests.bench.measuring import Row, show
 from tests.engines.envoy import cluster_of, duplex, picker_of, running_envoy
 from tests.live.redis_server import redis_server
@@ -168,6 +180,78 @@ def workloads_of(name: str, seeds: Iterable[int]) -> tuple[list[Workload], Stack
     return works, settings
 
 
+LADDER_PAUSE_S = 100  # longer than the slowest stage takes to end, but for the last
+LADDER = (
+    "gen:inference_perf?groups=38&prompts=5&system=6000&question=1200&output=1000"
+    f"&stages=3.75:50,10:20&warm_ups=1&pause_s={LADDER_PAUSE_S}"
+)
+LADDER_POLICIES = ("round_robin", "least_requests", "kv_prefix", "llm_d", "hybrid")
+LADDER_POOL = WorkerGroup(2, PROFILE, 307_328)
+LEVEL = 2.0  # first tokens that are less than so many times apart are level
+
+
+def p90_s(taken_ms: Sequence[tuple[float, float]]) -> tuple[float, ...]:
+    """TTFT p90 of each reported stage, from when each request was due and what it took."""
+    stages: list[list[float]] = [[]]
+    last_s = 0.0
+    for due_s, ttft_ms in sorted(taken_ms):
+        if due_s - last_s > LADDER_PAUSE_S / 2:
+            stages.append([])
+        stages[-1].append(ttft_ms / 1000)
+        last_s = due_s
+    return tuple(float(np.percentile(stage, 90)) for stage in stages[1:])
+
+
+async def climbed(policy: str, speed: float, folder: Path) -> tuple[float, ...]:
+    """A policy's ladder, live."""
+    workload = opened(WorkloadSpec(LADDER), "ladder", LADDER)
+    settings = StackSettings(
+        policy, LADDER_POOL.count, PROFILE, speed, block_size=16, kv_tokens=LADDER_POOL.kv_tokens
+    )
+    result = await run(workload, settings, SAMPLE, folder)
+    assert result.row.completed == result.row.requests, result.row
+    return p90_s([
+        (one.scheduled_s * speed, (one.ttft_ms or math.inf) * speed) for one in result.outcomes
+    ])  # fmt: skip
+
+
+def replayed(policy: str) -> tuple[float, ...]:
+    """The same on virtual time."""
+    table = replay(Setup(WorkloadSpec(LADDER), policy, (LADDER_POOL,), block_size=16)).table
+    taken_ns = table.first_token_ns - table.arrival_ns
+    return p90_s([*zip(table.arrival_ns / 1e9, taken_ns / 1e6, strict=True)])
+
+
+def same_order(live: Sequence[float], simulated: Sequence[float]) -> bool:
+    """Whether no two policies stand one way in one world and the other way in the other."""
+    pairs = combinations(range(len(live)), 2)
+    return not any(_ahead(live, *pair) * _ahead(simulated, *pair) < 0 for pair in pairs)
+
+
+def _ahead(of: Sequence[float], one: int, other: int) -> int:
+    if max(of[one], of[other]) < LEVEL * min(of[one], of[other]):
+        return 0
+    return 1 if of[one] < of[other] else -1
+
+
+def ladder(policies: Sequence[str], speed: float) -> bool:
+    """Print both worlds; whether they rank the policies alike."""
+    live, simulated = [], []
+    print("| policy | TTFT p90 at 40/s: live | replayed |", "|---|---|---|", sep="\n")
+    for policy in policies:
+        with tempfile.TemporaryDirectory() as folder:
+            live.append(asyncio.run(climbed(policy, speed, Path(folder))))
+        simulated.append(replayed(policy))
+        shown = (" s, ".join(f"{one:.2f}" for one in each) for each in (live[-1], simulated[-1]))
+        print(f"| `{policy}` |", " s | ".join(shown), "s |", flush=True)
+    same = all(
+        same_order([one[stage] for one in live], [one[stage] for one in simulated])
+        for stage in range(len(live[0]))
+    )
+    print("ranking: the same in both worlds" if same else "ranking: ANOTHER")
+    return same
+
+
 def main() -> int:
     """Print the figures; 1: a bar is missed."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -178,7 +262,10 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--speed", type=float, default=1.0, help="model seconds in a second")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    parser.add_argument("--ladder", action="store_true", help="llm-d's, instead of the demo's")
     options = parser.parse_args()
+    if options.ladder:
+        return 0 if ladder(options.policy or LADDER_POLICIES, options.speed) else 1
     doors = [one for one in DOORS if not options.door or one.name in options.door]
     found = list[Row]()
     for name in options.load or names:

@@ -73,6 +73,15 @@ def duplex(config: Any) -> None:
     }
 
 
+def tls_to_picker(config: Any) -> None:
+    """TLS without a look at the certificate, as most gateways speak it."""
+    kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
+    common: dict[str, Any] = {"validation_context": {}, "alpn_protocols": ["h2"]}
+    typed = {"@type": kind, "common_tls_context": common}
+    socket = {"name": "envoy.transport_sockets.tls", "typed_config": typed}
+    cluster_of(config, "picker")["transport_socket"] = socket
+
+
 def cluster_of(config: Any, name: str) -> Any:
     """A cluster by its name."""
     clusters = config["static_resources"]["clusters"]

@@ -23,7 +23,15 @@ from router.picker.messages import PROCESS
 from simulator.live.processes import Program
 from tests.effort import QUICK
 from tests.engines.echo_worker import EVENTS, MODEL, EchoWorker, echo_worker, event
-from tests.engines.envoy import ENVOY, Envoy, cluster_of, duplex, picker_of, running_envoy
+from tests.engines.envoy import (
+    ENVOY,
+    Envoy,
+    cluster_of,
+    duplex,
+    picker_of,
+    running_envoy,
+    tls_to_picker,
+)
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.router.test_picker_exchange import message
@@ -274,15 +282,8 @@ async def test_tls_is_spoken_to_the_picker(tmp_path: Path) -> None:
     pair = Authority(tmp_path).signed("picker")
     flags = ("--picker-tls-cert", str(pair.cert), "--picker-tls-key", str(pair.key))
 
-    def change(config: Any) -> None:
-        kind = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
-        common: dict[str, Any] = {"validation_context": {}, "alpn_protocols": ["h2"]}
-        typed = {"@type": kind, "common_tls_context": common}
-        socket = {"name": "envoy.transport_sockets.tls", "typed_config": typed}
-        cluster_of(config, "picker")["transport_socket"] = socket
-
     async with pool(tmp_path, *flags) as (stack, _, place):
-        found = running_envoy(tmp_path, ORIGINAL_DST, [place], change=change)
+        found = running_envoy(tmp_path, ORIGINAL_DST, [place], change=tls_to_picker)
         async with found as envoy:
             body = body_of("a" * 10_000)
             assert await asked(envoy, body) == (200, body)
