@@ -16,7 +16,15 @@ from grafana.panels_engine import BATCH, CACHE, ENGINES, SPEED, TRANSFERS, WAITI
 from grafana.panels_fleet import GLANCE as FLEET
 from grafana.panels_fleet import LOAD, SOURCES, SPREAD, STATE, TOLD
 from grafana.panels_kv import KV, REPLICAS, TOKENS
-from grafana.panels_router import DECISIONS, GLANCE, IMBALANCE, LATENCY, LEGS, SESSIONS
+from grafana.panels_router import (
+    DECISIONS,
+    GLANCE,
+    IMBALANCE,
+    LATENCY,
+    LEGS,
+    PICKER,
+    SESSIONS,
+)
 from grafana.panels_slo import (
     BLAME,
     BUDGET,
@@ -38,7 +46,7 @@ DASHBOARDS = (
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
         (
             *(GLANCE, DECISIONS, IMBALANCE, LATENCY, QUEUE, DOOR, TENANTS, SESSIONS, WORKERS),
-            *(STREAMS, LEGS, KV, TOKENS, REPLICAS),
+            *(STREAMS, LEGS, PICKER, KV, TOKENS, REPLICAS),
         ),
     ),
     Dashboard(

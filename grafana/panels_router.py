@@ -308,3 +308,33 @@ LEGS = Row(
         ),
     ),
 )
+
+PICKER = Row(
+    "Endpoint picker",
+    (
+        Panel(
+            "Requests of data planes",
+            "By what became of them. Refused: answered by the router. Unasked: the data plane "
+            "answered by itself. Left: by the client. Broken: a defect, see the log.",
+            "reqps",
+            ((rate("warmroute_picker_requests_total", by="end"), "{{end}}"),),
+            names=("placed", "refused", "unasked", "left", "watched", "broken"),
+            stacked=True,
+        ),
+        Panel(
+            "Requests open at data planes",
+            "Asked about and not told the end of. Growing while nothing runs at the workers: the "
+            "data plane does not tell of ends (response_trailer_mode: SEND).",
+            "suffix: requests",
+            ((selected("warmroute_picker_streams"), "open"),),
+        ),
+        Panel(
+            "Sent elsewhere than told",
+            "Moved: to another worker, after a refused connection or because its cluster lacks the "
+            "one that was named. Stranger: to an address that is no worker.",
+            "reqps",
+            ((rate("warmroute_picker_elsewhere_total", by="to"), "{{to}}"),),
+            names=("moved", "stranger"),
+        ),
+    ),
+)

@@ -230,9 +230,10 @@ class RouterCore:
         if charge is not None and fact.output_tokens is not None:
             self._speed.answered(charge, fact.output_tokens, fact.now_s)
         besides = self._beside_served(pending, fact.now_s, None)
+        output_tokens = self.ledger.output_tokens(pending.arrival, fact)
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
-        self.session_tracking.ended(pending, fact.now_s, fact.output_tokens or 0)
+        self.session_tracking.ended(pending, fact.now_s, output_tokens)
         actions = [*besides, *self.health.answered(worker, pending, fact), *self.roster.news()]
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 

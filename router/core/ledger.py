@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
+from policies.facts import Arrival, Finish
 from router.core.columns import Cells, WorkerColumns
 
 
@@ -224,6 +225,22 @@ class Ledger:
         charge.output_tokens = output_tokens
         charge.progress_s = now_s
         return elapsed_s / tokens if elapsed_s > 0 else None
+
+    def output_tokens(self, arrival: Arrival, finish: Finish) -> int:
+        """Tokens of an answer that is over, whose charge is still open.
+
+        Where nobody told, as where its body does not come by, they are those that its worker had
+        time for since the model says that its prefill was over, at the step time of now.
+        """
+        if finish.output_tokens is not None:
+            return finish.output_tokens
+        charge = self._charges.get(arrival.request_id)
+        if charge is None or charge.waiting or finish.refused:
+            return 0
+        decode_s = max(finish.now_s - charge.progress_s, 0.0)
+        tokens = int(decode_s / self._cells.step_s[charge.slot])
+        most = arrival.max_output_tokens
+        return tokens if most is None else min(tokens, most)
 
     def release(self, request_id: int) -> Charge | None:
         """Take the request off its worker; None when it has no open charge (any more)."""

@@ -119,9 +119,9 @@ class PeerRequests:
             return
         finish, now_s = fact.finish, fact.now_s
         self._roster.ended(pending, self._ledger.get(fact.request_id), finish)
+        output_tokens = self._ledger.output_tokens(pending.arrival, finish) if finish else None
         self._ledger.release(fact.request_id)
         self._admission.prefill_over(pending, finish is not None, now_s)
-        output_tokens = None if finish is None else finish.output_tokens or 0
         self._session_tracking.ended(pending, now_s, output_tokens)
         if self._guard.remembers:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))

@@ -301,3 +301,24 @@ def test_what_sessions_want_is_told_of_each_worker_and_not_where_nobody_follows_
     assert all(
         np.isnan(core.session_tracking.wanted_tokens(worker.slot)) for worker in core.workers
     )
+
+
+@pytest.mark.parametrize(
+    ("most", "told", "refused", "tokens"),
+    [(None, None, False, 200), (60, None, False, 60), (60, 7, False, 7), (60, None, True, 0)],
+)
+def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
+    most: int | None, told: int | None, refused: bool, tokens: int
+) -> None:
+    """Where another data plane carries it unseen: else no policy would know what a turn takes."""
+    world = World(workers=1, policy="warmset")
+    world.join(0, step_s=0.02)
+    arrival = world.arrival([1, 2], stream=False, session="s", max_output_tokens=most)
+    (dispatch,) = world.core.on_arrival(arrival)
+    assert isinstance(dispatch, Dispatch)
+    for world.now_s in (1.0, 2.0, 3.0, 5.0):  # the model has its prefill over within a second
+        world.core.on_tick(Tick(world.now_s))
+    finish = Finish(world.now_s, arrival.request_id, output_tokens=told, refused=refused)
+    world.core.on_finish(finish)
+    assert world.core.session_tracking.sessions is not None
+    assert world.core.session_tracking.sessions.cycle.output_tokens == tokens
