@@ -206,8 +206,8 @@ def sources(options: argparse.Namespace, console: Console) -> bool:
 def advise(options: argparse.Namespace, console: Console) -> bool:
     """Says what to change, and what became of what it said before."""
     _go_easy(options)
-    model = None if options.model is None else f"?model={quote(options.model, safe='')}&turns=true"
-    options.format = f"requests{model or '?turns=true'}"
+    model = "" if options.model is None else f"?model={quote(options.model, safe='')}"
+    options.format = f"requests{model}"
     check_files(options, ("json", "state"), [options.trace])
     errors = ErrorLog(options.trace)
     recorded = read_recorded(opened(Path(options.trace)).lines(errors), options.model)

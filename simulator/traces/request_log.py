@@ -10,7 +10,7 @@ has one; sessions and tenants do not compare across headings of different salts,
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from statistics import fmean
 from typing import Annotated
@@ -20,18 +20,18 @@ import numpy as np
 
 from policies.contract import Hashes
 from router.record.request_line import FORMAT, VERSION, FleetPart, hashes_of
-from simulator.traces.job import NO_IDS, Job, LineError, TraceError
+from simulator.traces.job import NO_IDS, Job, LineError
 from simulator.traces.mooncake import (
     DECODE_ERRORS,
     MAX_OUTPUT_TOKENS,
     MAX_PROMPT_TOKENS,
     SessionId,
 )
-from simulator.traces.sessions import MAX_SESSION_JOBS
 
 BLOCK_TOKENS = 16
 SLACK_S = 3600  # lines stand in order of the requests' ends
 MAX_UNIX_S = 1 << 34
+LOOK_AHEAD_JOBS = 1 << 15
 
 
 class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,7 +43,7 @@ class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     turns: Annotated[
         bool,
         msgspec.Meta(description="read off a session's next turn what answers added to caches"),
-    ] = False
+    ] = True
 
 
 class _Line(msgspec.Struct, frozen=True, gc=False):
@@ -119,29 +119,39 @@ def continued(jobs: Iterable[Job], block_tokens: int) -> Iterator[Job]:
     blocks of the one before it and is no shorter, it is taken to begin with all of that prompt,
     and, if it is long enough, with its answer. Then the block in which the earlier prompt ends and
     the blocks that its answer fills have the later turn's names; what no later turn names gets a
-    name that its session alone has. Holds all jobs; raises `TraceError` for too many.
+    name that its session alone has. A next turn is looked for among the `LOOK_AHEAD_JOBS` that
+    follow at least; twice as many jobs are held.
     """
     held: list[Job] = []
+    given = 0
     for job in jobs:
-        if len(held) == MAX_SESSION_JOBS:
-            raise TraceError(f"turns: more than {MAX_SESSION_JOBS} requests, which it holds")
         held.append(job)
+        if len(held) == 2 * LOOK_AHEAD_JOBS:
+            yield from _linked(held, block_tokens, given)[:LOOK_AHEAD_JOBS]
+            del held[:LOOK_AHEAD_JOBS]
+            given += LOOK_AHEAD_JOBS
+    yield from _linked(held, block_tokens, given)
+
+
+def _linked(jobs: Sequence[Job], block_tokens: int, before: int) -> list[Job]:
+    """Each of the jobs with what those after it tell; `before`: jobs of the log before these."""
+    linked = list(jobs)
     later: dict[str, tuple[Hashes, int]] = {}  # names of a session's next turn, and its length
-    for place in range(len(held) - 1, -1, -1):
-        job = held[place]
+    for place in range(len(linked) - 1, -1, -1):
+        job = linked[place]
         if job.session is None:
             continue
         ids, tokens = job.ids[: job.prompt_tokens // block_tokens], job.prompt_tokens
         names, reaches = later.get(job.session, (NO_IDS, 0))
         if reaches < tokens or not np.array_equal(names[: len(ids)], ids):
-            names, reaches = np.append(ids, _own_name(job.session, place)), tokens
+            names, reaches = np.append(ids, _own_name(job.session, before + place)), tokens
         later[job.session] = names, tokens
         ends = tokens + job.output_tokens
         answer = names[len(ids) : -(-ends // block_tokens)] if ends <= reaches else NO_IDS
-        held[place] = msgspec.structs.replace(
+        linked[place] = msgspec.structs.replace(
             job, ids=names[: -(-tokens // block_tokens)], answer_ids=answer
         )
-    yield from held
+    return linked
 
 
 def _own_name(session: str, place: int) -> np.uint64:

@@ -65,7 +65,7 @@ def advise(
     jobs: int | None = None,
 ) -> Advice:
     """Advice on a log that `setup` wrote."""
-    work = WorkloadSpec(str(log), format="requests?turns=true", resample=True)
+    work = WorkloadSpec(str(log), format="requests", resample=True)
     asked = Asked(
         base=msgspec.structs.replace(setup, workload=work),
         recorded=read_recorded(opened(log).lines(ErrorLog(str(log)))),

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,17 +128,15 @@ def test_turns_tell_what_answers_added_to_the_cache(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     setup = CHAT.setup(3)
     wrote = summarize(log_of(setup, log))
-    for turns in ("true", "false"):
-        work = WorkloadSpec(str(log), format=f"requests?turns={turns}")
+    for form, whole in (("requests", True), ("requests?turns=false", False)):
+        work = WorkloadSpec(str(log), format=form)
         again = summarize(replay(msgspec.structs.replace(setup, workload=work)))
         same = again.hit_rate_tokens == pytest.approx(wrote.hit_rate_tokens, abs=0.003)
-        assert same is (turns == "true")
+        assert same is whole
 
 
 def test_turns_give_partial_blocks_the_names_of_later_turns() -> None:
     def job(tokens: int, ids: list[int], output: int = 4) -> Job:
-        import numpy as np
-
         return Job(0, tokens, output, np.array(ids, dtype=np.uint64), session="s")
 
     first, second, other = continued([job(20, [1]), job(40, [1, 2]), job(40, [9, 8])], 16)
@@ -147,6 +146,24 @@ def test_turns_give_partial_blocks_the_names_of_later_turns() -> None:
     assert len(second.ids) == 3  # its last, partial block has a name of its own
     assert not len(second.answer_ids)  # what came next does not go on from it
     assert other.ids.tolist()[:2] == [9, 8]
+
+
+def test_turns_are_found_in_a_log_of_which_only_a_part_is_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two sessions by turns; every turn adds two blocks, the second one of them by its answer."""
+    jobs = [
+        Job(turn, 24 + 32 * turn, 16, np.arange(1 + 2 * turn, dtype=np.uint64) + 100, session=name)
+        for turn in range(12)
+        for name in "ab"
+    ]
+    whole = list(continued(jobs, 16))
+    monkeypatch.setattr("simulator.traces.request_log.LOOK_AHEAD_JOBS", 4)
+    parts = list(continued(iter(jobs), 16))
+    assert [job.at_ns for job in parts] == [job.at_ns for job in jobs]
+    for one, other in zip(whole, parts, strict=True):
+        assert one.ids.tolist() == other.ids.tolist()
+        assert one.answer_ids.tolist() == other.answer_ids.tolist()
 
 
 # --- what is refused -----------------------------------------------------------------------------
