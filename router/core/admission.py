@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import exp, inf
+from typing import Generic, TypeVar
 
 from policies.facts import Arrival
 from router.core.actions import Reject, Rejection
@@ -13,7 +14,9 @@ from router.core.counters import CoreCounters
 from router.core.hold_queue import HoldQueue, Pending, Watcher, most_s
 from router.core.settings import CoreSettings
 
+K = TypeVar("K")
 _MEMORY_S = 10.0  # what is older than this counts for little
+_LET_IN_MEMORY_S = 60.0  # the same of waiting requests, of which few are let in at a time
 _LEAST_BUSY_S = 0.5  # of watching, before a rate is believed
 _MODELS_MAX = 1_024
 
@@ -27,53 +30,54 @@ class _Pool:
     computed_tokens: float = 0.0  # lately
     busy_s: float = 0.0  # lately
 
-    def advance(self, now_s: float) -> None:
+    def advance(self, now_s: float, memory_s: float) -> None:
         passed_s = now_s - self.at_s
         self.at_s = max(now_s, self.at_s)
         if passed_s > 0 and self.queued_tokens:
-            kept = exp(-passed_s / _MEMORY_S)
+            kept = exp(-passed_s / memory_s)
             self.computed_tokens *= kept
-            self.busy_s = self.busy_s * kept + _MEMORY_S * (1 - kept)
+            self.busy_s = self.busy_s * kept + memory_s * (1 - kept)
 
 
-class Drain:
-    """Lifetime: process."""
+class Drain(Generic[K]):
+    """How much is queued, and at which rate that is done, by model or finer. Lifetime: process."""
 
-    def __init__(self) -> None:
-        self._pools: dict[str, _Pool] = {}
+    def __init__(self, memory_s: float = _MEMORY_S) -> None:
+        self._memory_s = memory_s
+        self._pools: dict[K, _Pool] = {}
         self.queued_tokens = 0  # dispatched, to be computed; of all models
 
-    def sent(self, model: str, tokens: int, now_s: float) -> None:
+    def sent(self, of: K, tokens: int, now_s: float) -> None:
         """So many tokens are to be computed."""
-        pool = self._pools.get(model)
+        pool = self._pools.get(of)
         if pool is None:
             if len(self._pools) >= _MODELS_MAX:
                 self._pools = {m: p for m, p in self._pools.items() if p.queued_tokens}
-            pool = self._pools[model] = _Pool(now_s)
-        pool.advance(now_s)
+            pool = self._pools[of] = _Pool(now_s)
+        pool.advance(now_s, self._memory_s)
         pool.queued_tokens += tokens
         self.queued_tokens += tokens
 
-    def over(self, model: str, tokens: int, computed: bool, now_s: float) -> None:
+    def over(self, of: K, tokens: int, computed: bool, now_s: float) -> None:
         """They are `computed`, or nobody wants them any more."""
-        pool = self._pools[model]
-        pool.advance(now_s)
+        pool = self._pools[of]
+        pool.advance(now_s, self._memory_s)
         pool.queued_tokens -= tokens
         self.queued_tokens -= tokens
         if computed:
             pool.computed_tokens += tokens
 
-    def queued_of(self, model: str) -> int:
-        """Tokens that a model's pool has yet to compute."""
-        pool = self._pools.get(model)
+    def queued_of(self, of: K) -> int:
+        """Tokens that a pool has yet to compute."""
+        pool = self._pools.get(of)
         return 0 if pool is None else pool.queued_tokens
 
-    def rate(self, model: str, now_s: float) -> float | None:
-        """Tokens that a model's pool computes in a second when it has to; None: not known."""
-        pool = self._pools.get(model)
+    def rate(self, of: K, now_s: float) -> float | None:
+        """Tokens that a pool computes in a second when it has to; None: not known."""
+        pool = self._pools.get(of)
         if pool is None:
             return None
-        pool.advance(now_s)
+        pool.advance(now_s, self._memory_s)
         if pool.busy_s < _LEAST_BUSY_S or pool.computed_tokens < 1.0:
             return None
         return pool.computed_tokens / pool.busy_s
@@ -119,7 +123,7 @@ _KEYS = ", ".join(_LIMITS)
 class ModelLimits:
     """Which models are at their limits, by what this router sent. Lifetime: process."""
 
-    def __init__(self, drain: Drain) -> None:
+    def __init__(self, drain: Drain[str]) -> None:
         self.limits: Mapping[str, ModelLimit] = {}  # replaced on reload
         self._drain = drain
         self._requests: Counter[str] = Counter()
@@ -176,13 +180,14 @@ class Admission:
         counters: CoreCounters,
         modelled_rate: Callable[[str], float],
         watcher: Watcher | None = None,
-        drain: Drain | None = None,
+        drain: Drain[str] | None = None,
     ) -> None:
         self._settings = settings
         self._counters = counters
         self._modelled_rate = modelled_rate
         self.held = HoldQueue(settings.hold_requests, watcher)
         self.drain = drain or Drain()
+        self._let_in: Drain[tuple[str, bool]] = Drain(_LET_IN_MEMORY_S)  # by `_kind`
         self._output_tokens = _FIRST_OUTPUT_TOKENS
 
     def admit(
@@ -204,13 +209,15 @@ class Admission:
         return None, victim
 
     def hold(
-        self, pending: Pending, missing_tokens: int
+        self, pending: Pending, missing_tokens: int, now_s: float
     ) -> tuple[Rejection | None, Pending | None]:
         """Let a request wait that does not wait yet; like `admit` where there is no room.
 
         `missing_tokens`: of its prompt, that even the best worker would have to compute. Who must
         leave does so before the other is held.
         """
+        pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
+        pending.waiting_tokens = max(round(pending.work_tokens), 1)
         if self.held.full:
             victim = self.held.victim(pending.arrival)
             if victim is None:
@@ -218,8 +225,8 @@ class Admission:
                 return Rejection(503, "hold_queue_full", why), None
             return None, victim
         pending.queued_tokens = missing_tokens
-        pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
         self.held.add(pending)
+        self._let_in.sent(_kind(pending), pending.waiting_tokens, now_s)
         self._counters.holds += 1
         return None, None
 
@@ -239,7 +246,7 @@ class Admission:
         if self.held.size:  # else nobody waits
             pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
             self.held.served(pending)
-            self.wait_over(pending, now_s)
+            self.wait_over(pending, now_s, True)
         pending.queued_tokens = uncached_tokens
         self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
 
@@ -259,31 +266,49 @@ class Admission:
         if output_tokens is not None:
             self._output_tokens += _SMOOTHING * (output_tokens - self._output_tokens)
 
-    def wait_over(self, pending: Pending, now_s: float) -> None:
+    def wait_over(self, pending: Pending, now_s: float, let_in: bool = False) -> None:
         """A request that may have waited does so no more, however that ended."""
         if pending.held:
+            self._let_in.over(_kind(pending), pending.waiting_tokens, let_in, now_s)
             self.held.remove(pending)
             pending.queued_tokens = 0
             self._counters.held[pending.standing].add(now_s - pending.arrival.now_s)
 
-    def wait_s(self, arrival: Arrival, now_s: float) -> float:
-        """How long until a worker would compute `arrival`, were it the last of those that wait.
+    def wait_s(
+        self, arrival: Arrival, now_s: float, begun: bool = False, own_tokens: float = 0.0
+    ) -> float:
+        """How long `arrival` would wait, were it the last of those that wait. `begun`: its session.
 
-        What is dispatched of its model is computed first, then what waits before it, at the rate
-        at which the pool really computes prompts.
+        By Little's law: the work of its kind that waits before it, and its own, over the rate at
+        which such work is let in. Where none was, yet: until a worker would compute it. What is
+        dispatched of its model is computed first, then what waits before it, at the rate at which
+        the pool really computes prompts.
         """
-        ahead = self.drain.queued_of(arrival.model) + self.held.work_before(arrival)
+        before = self.held.work_before(arrival, begun)
+        let_in = self._let_in.rate((arrival.model, begun), now_s)
+        if let_in and before + own_tokens:
+            return (before + own_tokens) / let_in
+        ahead = self.drain.queued_of(arrival.model) + before
         rate = self.drain.rate(arrival.model, now_s) or self._modelled_rate(arrival.model)
         return ahead / rate if rate > 0 else 0.0
 
-    def refuse(self, arrival: Arrival, now_s: float, rejection: Rejection) -> Reject:
-        """The answer to a request that is turned away."""
+    def refuse(
+        self,
+        arrival: Arrival,
+        now_s: float,
+        rejection: Rejection,
+        pending: Pending | None = None,
+    ) -> Reject:
+        """The answer to a request that is turned away. `pending`: where it had come in."""
         status, code, message = rejection
         self._counters.rejected(code)
         retry_after_s = None
         if status in (429, 503):
             # Whoever came back sooner would only wait here, or be turned away again.
-            wait_s = self.wait_s(arrival, now_s)
+            begun, own = False, 0
+            if pending is not None:
+                begun, own = pending.standing != "new", pending.waiting_tokens
+            wait_s = self.wait_s(arrival, now_s, begun, own)
             retry_after_s = min(max(wait_s, self._settings.retry_after_s), _RETRY_MAX_S)
         return Reject(arrival.request_id, status, code, message, retry_after_s)
 
@@ -291,3 +316,8 @@ class Admission:
         most = arrival.max_output_tokens
         expected = self._output_tokens
         return max(expected if most is None else min(expected, most), 0.0)
+
+
+def _kind(pending: Pending) -> tuple[str, bool]:
+    """Its model, and whether its session has begun: such requests wait in lines of their own."""
+    return pending.arrival.model, not pending.turn[0]

@@ -101,7 +101,7 @@ class RouterCore:
             self.columns, settings, self.ledger, self.workers, policy
         )
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
-        drain = Drain()
+        drain: Drain[str] = Drain()
         self.model_limits = ModelLimits(drain)
         self.chooser = Chooser(self.guard, settings, *pool, self.model_limits)
         self._observe = self.guard.observe
@@ -435,13 +435,13 @@ class RouterCore:
         if pending.held:
             return [hold]
         missing_tokens = self.chooser.missing_tokens(pending)
-        rejection, victim = self.admission.hold(pending, missing_tokens)
+        rejection, victim = self.admission.hold(pending, missing_tokens, now_s)
         if rejection is not None:
             return [self._give_up(pending, now_s, rejection)]
         actions: list[Action] = [hold]
         if victim is not None:
             actions.insert(0, self._displace(victim, now_s))
-            self.admission.hold(pending, missing_tokens)
+            self.admission.hold(pending, missing_tokens, now_s)
         self.session_tracking.held(pending)
         return actions
 
@@ -537,7 +537,7 @@ class RouterCore:
 
     def _give_up(self, pending: Pending, now_s: float, rejection: Rejection) -> Reject:
         self._drop(pending, now_s)
-        return self.admission.refuse(pending.arrival, now_s, rejection)
+        return self.admission.refuse(pending.arrival, now_s, rejection, pending)
 
 
 # The handler of each kind of fact.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
@@ -165,6 +165,7 @@ class Pending:
     promise: Promise | None = None  # of its worker's KV events, where these tell of its prompt
     work_tokens: float = 1.0  # predicted: what it must compute, and its answer
     queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
+    waiting_tokens: int = 0  # of work, as was predicted when it had to wait
     turn: tuple[bool, int] = (True, 0)  # its place in its tenant's line, since it began to wait
 
     @property
@@ -305,23 +306,28 @@ class HoldQueue:
                 return None
         return flow.members[-1]
 
-    def work_before(self, arrival: Arrival) -> float:
-        """Tokens of work that would be done before `arrival`, were it last of its tenant's line.
+    def work_before(self, arrival: Arrival, begun: bool) -> float:
+        """Tokens of work of its model and kind that would be done before `arrival`, were it last
+        of its tenant's line. `begun`: its session has.
 
         Of its own priority no more than its tenant's share makes it wait for.
         """
-        before = 0.0
-        for priority, turns in self._classes.items():
-            if priority < arrival.priority:
-                before += sum(p.work_tokens for p in turns)
-        turns_of = self._classes.get(arrival.priority)
-        if turns_of is None:
+
+        def work(waiting: Iterable[Pending]) -> float:
+            model, new = arrival.model, not begun
+            return sum(
+                p.work_tokens for p in waiting if p.turn[0] is new and p.arrival.model == model
+            )
+
+        more_urgent = (turns for p, turns in self._classes.items() if p < arrival.priority)
+        before = sum(work(turns) for turns in more_urgent)
+        same = self._classes.get(arrival.priority)
+        if same is None:
             return before
-        same = sum(p.work_tokens for p in turns_of)
-        own = turns_of.flow(arrival.tenant)
-        mine = 0.0 if own is None else sum(p.work_tokens for p in own.members)
-        weights = sum(f.members[0].arrival.weight for f in turns_of.flows() if f is not own)
-        return before + min(same, mine * (1 + weights / arrival.weight))
+        own = same.flow(arrival.tenant)
+        mine = 0.0 if own is None else work(own.members)
+        weights = sum(f.members[0].arrival.weight for f in same.flows() if f is not own)
+        return before + min(work(same), mine * (1 + weights / arrival.weight))
 
     def expired(self, now_s: float, hold_s: float) -> list[Pending]:
         """Those that waited `hold_s` or longer, or as long as they want, or past their deadline."""

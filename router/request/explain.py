@@ -101,6 +101,7 @@ def withheld(request_id: int, hold: Withheld) -> dict[str, Any]:
 
 EXPLAIN_HEADER = "x-warmroute-explain"
 WORKER_HEADER = b"x-warmroute-worker"
+HELD_HEADER = b"x-warmroute-held-ms"
 Asked = Literal["no", "sampled", "short", "full"]
 TO_CLIENTS = ("short", "full")
 HELD_CODES = ("hold_timeout", "hold_queue_full")  # of requests that no worker would take

@@ -23,6 +23,7 @@ from router.request.errors import ClientError, WorkerError
 from router.request.explain import (
     EXPLAIN_HEADER,
     HELD_CODES,
+    HELD_HEADER,
     TO_CLIENTS,
     WORKER_HEADER,
     Asked,
@@ -447,6 +448,9 @@ class InferenceRequest(Ticket):
     def headers(self, attempt: Attempt) -> tuple[Header, ...]:
         """What the router adds to the worker's answer."""
         headers: tuple[Header, ...] = ((WORKER_HEADER, b"%d" % attempt.worker_id),)
+        if attempt.decision.reason == "held":
+            held_ms = max(attempt.sent_s - attempt.arrived_s, 0.0) * 1e3
+            headers = (*headers, (HELD_HEADER, b"%d" % round(held_ms)))
         if self._explain in TO_CLIENTS:
             shown = attempt.request_id, attempt.worker_id, attempt.decision
             line = explanation_line(*shown, self._explain == "full", attempt.routed_by)

@@ -97,8 +97,8 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
     async with running(tmp_path, router=["--config", str(file)], speed=1) as stack:
         path = f"{stack.url}/v2/models/{MODEL}/infer"
 
-        async def infer(prompt: str, **parameters: int) -> tuple[int, str, str]:
-            """(status, Retry-After, error) of an answer of one token."""
+        async def infer(prompt: str, **parameters: int) -> tuple[int, str, str, str]:
+            """(status, Retry-After, error, milliseconds held) of an answer of one token."""
             texts = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
             most = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [1]}
             body = {"inputs": [texts, most], "parameters": parameters}
@@ -106,7 +106,8 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
                 answer = await reply.json()
                 order.append(prompt)
                 after = reply.headers.get("Retry-After", "")
-                return reply.status, after, answer.get("error", "")
+                held_ms = reply.headers.get("x-warmroute-held-ms", "")
+                return reply.status, after, answer.get("error", ""), held_ms
 
         order: list[str] = []
         body = {"model": MODEL, "prompt": [1], "max_tokens": 4_000, "stream": True}
@@ -117,20 +118,21 @@ async def test_a_models_limit_holds_over_all_workers_and_tritons_clients_are_tol
         await held(stack, 1)
         waiting.append(asyncio.create_task(infer("first", priority=1)))
         await held(stack, 2)
-        status, after, error = await infer("brief", timeout=200_000)
+        status, after, error, _ = await infer("brief", timeout=200_000)
         assert status == 503
         assert error.startswith("Request timeout expired: ")
         assert error.endswith("within 0.2 s: the model's limit of 2 requests is reached")
         assert int(after) >= 1
         waiting.append(asyncio.create_task(infer("any")))
         await held(stack, 3)
-        status, after, error = await infer("beyond")
+        status, after, error, _ = await infer("beyond")
         assert (status, error[:26]) == (503, "Exceeds maximum queue size")
         assert int(after) >= 1
         assert await stack.metric("warmroute_worker_requests") == 2
         streams.pop().close()  # one of two leaves: the others are answered, one after the other
         await held(stack, 0)
-        assert [one[0] for one in await asyncio.gather(*waiting)] == [200] * 3
+        answers = [(status, int(ms) >= 0) for status, *_, ms in await asyncio.gather(*waiting)]
+        assert answers == [(200, True)] * 3
         assert order == ["brief", "beyond", "first", "late", "any"]
         third = await stack.http.post(f"{stack.url}/v1/completions", json=body)
         await third.content.readline()

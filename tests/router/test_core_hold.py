@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.contract import FleetView, RequestView
 from policies.facts import Failure, Finish, FirstToken, Tick
-from router.core.actions import Dispatch, Hold, Reject
+from router.core.actions import Action, Dispatch, Hold, Reject
 from router.core.counters import HeldTimes
 from tests.router.core_world import BLOCK, World
 
@@ -60,6 +60,43 @@ def test_holding_is_bounded_in_number_and_time() -> None:
     late = world.core.on_tick(Tick(6.0))
     assert [a.code for a in late] == ["hold_timeout", "hold_timeout"]
     assert world.core.inflight_requests == 0
+
+
+@given(places=st.integers(5, 30), mean_s=st.floats(0.5, 10.0), seed=st.integers(0, 1_000))
+def test_a_refusal_tells_how_long_one_that_joins_would_wait(
+    places: int, mean_s: float, seed: int
+) -> None:
+    """One answer at a time, each of another length: what waits is let in as answers end."""
+    rng = np.random.default_rng(seed)
+    world = World(workers=1, policy=ONE_EACH, hold_requests=places, hold_s=1e6)
+    core = world.core
+
+    def arrive() -> list[Action]:
+        arrival = world.arrival(rng.integers(1, 99, rng.integers(1, 9)).tolist())
+        return core.on_arrival(arrival)
+
+    def answer(running: int) -> int:
+        """Lets it end; the number of the next one."""
+        world.now_s += float(rng.uniform(0.3, 1.7)) * mean_s
+        (action,) = core.on_finish(Finish(world.now_s, running))
+        assert isinstance(action, Dispatch)
+        return action.request_id
+
+    running = world.next_id
+    arrive()
+    for _ in range(places):
+        arrive()
+    for _ in range(2 * places):
+        running = answer(running)
+        arrive()
+    (reject,) = arrive()
+    assert isinstance(reject, Reject)
+    assert reject.retry_after_s is not None
+    began_s = world.now_s
+    for _ in range(places):  # then whoever had joined would be let in as the last one ends
+        running = answer(running)
+    waited_s = world.now_s - began_s + mean_s
+    assert 0.5 <= reject.retry_after_s / min(waited_s, 600.0) <= 2.0
 
 
 def test_a_wait_is_counted_once_when_it_ends_however_it_ends() -> None:

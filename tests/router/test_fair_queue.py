@@ -185,9 +185,11 @@ def test_work_before_a_newcomer_counts_the_more_important_and_its_share() -> Non
         one = pending(serial, tenant, priority=priority)
         one.work_tokens = 100.0
         queue.add(one)
-    assert queue.work_before(pending(9, "a", priority=-2).arrival) == 0.0
-    assert queue.work_before(pending(9, "a", priority=-1).arrival) == 100.0
-    assert queue.work_before(pending(9, "a").arrival) == 400.0
-    assert queue.work_before(pending(9, "b").arrival) == 300.0  # a's turns between b's own
-    assert queue.work_before(pending(9, "c").arrival) == 100.0  # its first turn comes at once
-    assert queue.work_before(pending(9, "c", priority=1).arrival) == 400.0
+    assert queue.work_before(pending(9, "a", priority=-2).arrival, False) == 0.0
+    assert queue.work_before(pending(9, "a", priority=-1).arrival, False) == 100.0
+    assert queue.work_before(pending(9, "a").arrival, False) == 400.0
+    assert queue.work_before(pending(9, "b").arrival, False) == 300.0  # a's turns between b's own
+    assert (
+        queue.work_before(pending(9, "c").arrival, False) == 100.0
+    )  # its first turn comes at once
+    assert queue.work_before(pending(9, "c", priority=1).arrival, False) == 400.0
