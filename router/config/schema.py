@@ -413,6 +413,9 @@ class Picker(_Section, frozen=True):
         tuple[str, ...],
         Meta(description="NAME=PRIORITY of objectives that requests name; lower goes first"),
     ] = ()
+    conformance: Annotated[
+        bool, Meta(description="headers of the Inference Extension's conformance tests are obeyed")
+    ] = False
 
 
 class Config(_Section, frozen=True):

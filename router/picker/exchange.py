@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from router.picker import messages
-from router.picker.messages import PLAIN, SERVED, SUBSET, Mode
+from router.picker.messages import PLAIN, SERVED, SUBSET, TEST_SERVED, Mode
 from router.request.errors import error_body, error_type
 from router.upstream.reply import EVENT_STREAM, Framing, Header, ReplyHead
 
@@ -69,6 +69,7 @@ class Exchange:
         self.subset: list[str] | None = None  # endpoints that it may go to; None: any
         self.client = ""  # HOST:PORT, where the data plane says so
         self.response_sets: tuple[Header, ...] = ()  # added to the worker's headers
+        self.tells_served = False  # the answer's head says who served, for conformance tests
         self.asks = False
         self.blind = False  # it is to be placed without its body
         self.idle = False  # the data plane only tells, and waits for no answer
@@ -124,7 +125,8 @@ class Exchange:
             return []
         if not self._begun:
             if arm != "request_headers":
-                return self._misplaced(arm)
+                why = f"{arm} came without request_headers, which are needed"
+                return self._fault("misplaced_message", f"{why}: request_header_mode: SEND")
             return self._begin(message)
         handle = {
             "request_body": self._request_body,
@@ -144,7 +146,8 @@ class Exchange:
             config = message.protocol_config
             modes = config.request_body_mode, config.response_body_mode
             if not _MODES.issuperset(modes):
-                why = f"bodies come in modes {modes[0]} and {modes[1]}, known are 0 to 4"
+                known = ", ".join(f"{mode.value} {mode.name}" for mode in Mode)
+                why = f"bodies come in modes {modes[0]} and {modes[1]}; known are {known}"
                 return self._fault("unknown_body_mode", why)
             self._request_mode, self._response_mode = Mode(modes[0]), Mode(modes[1])
         came = message.request_headers
@@ -232,6 +235,8 @@ class Exchange:
         sets = self.response_sets
         if not self.reply.by_worker or self.reply.served not in (None, self._named):
             sets = tuple(one for one in sets if not one[0].startswith(_OF_DECISION))
+        if self.tells_served and self.reply.served:
+            sets = (*sets, (TEST_SERVED, self.reply.served.encode()))
         if not sets:
             return [PLAIN["response_headers"]]
         change = messages.mutation(sets)

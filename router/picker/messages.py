@@ -22,6 +22,8 @@ DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 SUBSET = "x-gateway-destination-endpoint-subset"
 CHOSEN_SPACE, SUBSET_SPACE = "envoy.lb", "envoy.lb.subset_hint"  # of metadata
+# Headers of the conformance tests: the endpoints to choose from, and who served.
+TEST_CHOICE, TEST_SERVED = "test-epp-endpoint-selection", b"x-conformance-test-served-endpoint"
 _FILTER = "envoy.filters.http.ext_proc"  # of attributes
 
 _TABLE = {
@@ -123,8 +125,13 @@ def metadata(message: Any, space: str, key: str) -> list[str] | None:
         return None
     value = fields[key]
     values = value.list_value.values if value.HasField("list_value") else [value]
-    texts = (part for one in values for part in one.string_value.split(","))
-    return [text for part in texts if (text := part.strip())][:_SUBSET_MAX]
+    return endpoints_of(one.string_value for one in values)
+
+
+def endpoints_of(texts: Iterable[str]) -> list[str]:
+    """Endpoints of texts that have commas between them."""
+    parts = (part for text in texts for part in text.split(","))
+    return [text for part in parts if (text := part.strip())][:_SUBSET_MAX]
 
 
 def mutation(sets: Iterable[Header], removes: Iterable[str] = ()) -> Any:

@@ -20,7 +20,7 @@ from grpc import aio
 
 from router.config.schema import Config
 from router.picker.exchange import Exchange
-from router.picker.messages import PROCESS, SERVICE
+from router.picker.messages import PROCESS, SERVICE, TEST_CHOICE, endpoints_of
 from router.picker.picked import (
     TOO_LATE,
     Endpoints,
@@ -223,7 +223,7 @@ class PickerPort:
         assert isinstance(http, PickedHttp), "made here"
         call, terms, service = http.call, self._terms, self._service
         assert isinstance(call, _Stream), "made here"
-        among = await self._endpoints.among(call.exchange.subset)
+        among = await self._endpoints.among(self._hint(http, call.exchange))
         with PickedInference(service, http, self._endpoints, among, terms) as request:
             try:
                 async with asyncio.timeout(terms.decision_s) as limit:
@@ -234,6 +234,14 @@ class PickerPort:
                 if not limit.expired():
                     raise
                 return request.too_late()
+
+    def _hint(self, http: Request, exchange: Exchange) -> list[str] | None:
+        """The endpoints that it may go to; None: any."""
+        if not self._config().picker.conformance:
+            return exchange.subset
+        exchange.tells_served = True
+        chosen = http.headers.get(TEST_CHOICE)
+        return exchange.subset if chosen is None else endpoints_of([chosen])
 
 
 _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect"})

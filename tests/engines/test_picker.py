@@ -335,6 +335,26 @@ async def test_a_hint_leaves_only_its_endpoints(stack: Stack, tmp_path: Path) ->
             assert none.headers["x-llm-d-request-dropped-reason"] == "rejected-no-endpoints"
 
 
+async def test_the_headers_of_the_conformance_tests(tmp_path: Path) -> None:
+    """GatewayFollowingEPPRouting and DestinationEndpointServed: obeyed only where it is said."""
+    chosen, served_by = "test-epp-endpoint-selection", "x-conformance-test-served-endpoint"
+    for more in ((), ("--picker-conformance", "true")):
+        folder = tmp_path / ("with" if more else "without")
+        async with AsyncExitStack() as all_of:
+            router = running(folder, workers=0, router=(*ROUTER, *more))
+            stack = await all_of.enter_async_context(router)
+            found = served(stack, tmp_path, OVERRIDE_HOST, count=3)
+            envoy, workers = await all_of.enter_async_context(found)
+            last = workers[2].address
+            for _ in range(6):
+                headers = {chosen: last}
+                sent = envoy.http.post(f"{envoy.url}{PATH}", data=body_of("a"), headers=headers)
+                async with sent as reply:
+                    assert reply.status == 200
+                    assert reply.headers.get(served_by) == (last if more else None)
+            assert ([len(one.heads) for one in workers] == [0, 0, 6]) is bool(more)
+
+
 async def test_a_pool_without_pods_says_so(stack: Stack, tmp_path: Path) -> None:
     def blind(config: Any) -> None:
         del cluster_of(config, "picker")["health_checks"]
