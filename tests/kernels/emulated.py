@@ -1,9 +1,15 @@
-"""Kernels run on the CPU, in the emulator, with what a GPU would not forgive checked."""
+"""Kernels run on the CPU, in the emulator, with what a GPU would not forgive checked.
+
+WARMROUTE_KERNEL_TESTS=cuda runs the same calls by the library for GPUs, on the GPU that is there.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -13,7 +19,10 @@ import torch
 from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary
 
-needs_compiler = pytest.mark.skipif(not shutil.which("g++"), reason="g++ is not installed")
+ON_GPU = os.environ.get("WARMROUTE_KERNEL_TESTS") == "cuda"
+needs_compiler = pytest.mark.skipif(
+    not (ON_GPU or shutil.which("g++")), reason="g++ is not installed"
+)
 NAN = float("nan")
 
 
@@ -24,8 +33,33 @@ def emulator() -> KernelLibrary:
 
 def emulate(name: str, *arguments: Any, seed: int = 1) -> None:
     """Run a kernel with the arguments of its operator, fibers in the order of `seed`."""
+    if ON_GPU:
+        from kvkernels.ops.operator import cuda_library
+
+        with moved(arguments, "cuda") as given:
+            cuda_library().call(name, given, torch.cuda.current_stream().cuda_stream)
+            torch.cuda.synchronize()
+        return
     emulator().functions.wr_emulator_seed(ctypes.c_uint64(seed))
     emulator().call(name, arguments)
+
+
+@contextmanager
+def moved(arguments: Sequence[Any], device: str) -> Iterator[list[Any]]:
+    """The arguments with whole storages on `device`, so that strides, gaps and what lies in them
+    stay; what was done to them is copied back."""
+    storages: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+    given = []
+    for one in arguments:
+        if isinstance(one, torch.Tensor):
+            own = one.untyped_storage()
+            there = storages.setdefault(own.data_ptr(), (own, own.clone().to(device=device)))[1]
+            empty = torch.empty(0, dtype=one.dtype, device=device)
+            one = empty.set_(there, one.storage_offset(), one.shape, one.stride())
+        given.append(one)
+    yield given
+    for own, there in storages.values():
+        own.copy_(there)
 
 
 def poisoned(*shape: int, dtype: torch.dtype) -> torch.Tensor:

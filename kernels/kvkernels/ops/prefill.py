@@ -160,7 +160,8 @@ def prefill_on_cpu(
         k, v = (x[:end] for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide))
         rows = slice(first, first + tokens)
         query = q[rows].to(wide).view(tokens, kv_heads, group, -1) * scale
-        seen = torch.arange(end) <= position + torch.arange(tokens)[:, None]
+        at = torch.arange(end, device=q.device)
+        seen = at <= at[position:, None]
         scores = torch.einsum("nhgd,thd->nhgt", query, k)
         scores = scores.masked_fill(~seen[:, None, None], -math.inf)
         mixed = torch.einsum("nhgt,thd->nhgd", scores.softmax(-1), v)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import ceil
+from typing import Any
 
 from kvkernels.ops.relayout import PoolLayout
 
 L2_BYTES = 60 << 20  # an H200's; a device's own is asked where there is one
 TIMES_L2, LEAST_POOLS = 10, 4
 QUANTIZED = ("int8", "float8_e4m3fn")
+Beside = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -75,16 +77,13 @@ class Attention:
         own = self.requests * (self.context - self.prefix)
         return (self.prefix + own) * self.token_bytes + self.query_bytes
 
-    def ideal_gain(self, stream: float, matmul: float) -> float:
-        """How much faster decode can be that reads the prefix once, then at matmul's speed.
-
-        `stream` in bytes/s, `matmul` in FLOP/s.
-        """
+    def ideal_us(self, stream: float, matmul: float) -> float:
+        """Of decode that reads the prefix once, multiplies it at matmul's speed meanwhile, and
+        then reads what each has of its own. `stream` in bytes/s, `matmul` in FLOP/s."""
         prefix_bytes = self.prefix * self.token_bytes
         products = 4 * self.requests * self.prefix * self.heads * self.dim
         prefix_s = max(prefix_bytes / stream, products / matmul)
-        shared_s = prefix_s + (self.shared_bytes - prefix_bytes) / stream
-        return self.plain_bytes / stream / shared_s
+        return 1e6 * (prefix_s + (self.shared_bytes - prefix_bytes) / stream)
 
     @property
     def flops(self) -> int:
@@ -133,84 +132,104 @@ class Blocks:
 
 @dataclass(frozen=True)
 class Case:
-    """One line of the table. `bytes` is what has to be read and written, `flops` computed."""
+    """One line of the table. `bytes` is what has to be read and written, `flops` computed.
+
+    `ceiling` names the measured one that `of_ceiling` is a share of: stream (a read), copy, matmul.
+    `beside` names other cases whose time over this one's is a figure: times_NAME.
+    """
 
     name: str
-    kernel: str
+    kernel: str  # decode, shared, prefill (what the device takes), prefill_mma..., w8a16, copy
     shape: Attention | Linear | Blocks
     bytes: int
     flops: int
-    ceiling: str  # stream, copy or matmul: which of the measured ones `of_ceiling` is a share of
+    ceiling: str
     pool_bytes: int  # what one of the rotated inputs holds
-    bars: tuple[Bar, ...]
+    bars: tuple[Bar, ...] = ()
+    beside: Beside = ()
 
     def pools(self, l2_bytes: int = L2_BYTES) -> int:
         """How many inputs are used in turn, so that none is in L2 when its turn comes."""
         return max(LEAST_POOLS, TIMES_L2 * l2_bytes // self.pool_bytes + 1)
 
 
-def decode(name: str, shape: Attention, *bars: Bar, kernel: str = "decode") -> Case:
+def attention(name: str, kernel: str, shape: Attention, *bars: Bar, **more: Beside) -> Case:
+    is_prefill = kernel.startswith("prefill")
     read = shape.shared_bytes if kernel == "shared" else shape.plain_bytes
+    ceiling = "matmul" if is_prefill else "copy"
     pool = shape.pages * shape.page * shape.token_bytes
-    return Case(name, kernel, shape, read, shape.flops, "stream", pool, bars)
+    return Case(name, kernel, shape, read, shape.flops, ceiling, pool, bars, **more)
 
 
 def decode_cases() -> list[Case]:
-    big = Attention(requests=64, context=2042)
-    stream, peer = Bar("of_ceiling", 0.85), Bar("times_flashinfer", 1.0)
-    quantized = Bar("times_bf16", 1.6)
+    """8 us is for a step of one request, which latency bounds."""
+    big, name = Attention(requests=64, context=2042), "decode, 64 x 2k, G 4"
+    fast, peer = Bar("of_ceiling", 0.85), Bar("times_flashinfer", 1.0)
     return [
-        decode("decode, 64 x 2k, G 4", big, stream, peer),
-        decode("decode, 64 x 2k, G 8", replace(big, heads=64), stream, peer),
-        decode("decode, 1 x 32k", Attention(1, 32_763), Bar("of_ceiling", 0.70)),
-        decode("decode, 1 x 1k", Attention(1, 1_019), Bar("us", at_most=8.0)),
+        attention(name, "decode", big, fast, peer),
+        attention("decode, 64 x 2k, G 8", "decode", replace(big, heads=64), fast, peer),
+        attention("decode, 1 x 32k", "decode", Attention(1, 32_763), Bar("of_ceiling", 0.70)),
+        attention("decode, 1 x 1k", "decode", Attention(1, 1_019), Bar("us", at_most=8.0)),
         *(
-            decode(f"decode, 64 x 2k, {stored}", replace(big, stored=stored), quantized)
+            attention(
+                *(f"decode, 64 x 2k, {stored}", "decode", replace(big, stored=stored)),
+                Bar("times_bf16", 1.6),
+                beside=(("bf16", name),),
+            )
             for stored in QUANTIZED
         ),
     ]
 
 
 def shared_cases() -> list[Case]:
-    """The shapes of which the ideal gain is 7.2, 12.6, 7.7 and 19.4."""
-    bars = Bar("of_ideal_gain", 0.6), Bar("times_flashinfer", 1.3), Bar("times_plain", 1.0)
+    """Each is followed by plain decode of the same batch. A bar in the ideal time of these bytes
+    and products on this device: what plain decode finds in L2 does not count for or against it."""
     cases = []
-    for prefix, own, batch in (
-        (2_048, 256, 32),
-        (4_096, 256, 64),
-        (4_096, 512, 128),
-        (16_384, 512, 64),
-    ):
-        shape = Attention(batch, prefix + own, prefix=prefix)
-        name = f"shared prefix {prefix}, own {own}, batch {batch}"
-        cases.append(decode(name, shape, *bars, kernel="shared"))
-    # Against plain decode of the same bytes; bf16 beside it.
-    quantized = Bar("times_plain", 1.0), Bar("times_bf16", 1.3)
-    for stored in QUANTIZED:
-        shape = Attention(64, 4_096 + 256, prefix=4_096, stored=stored)
-        name = f"shared prefix 4096, own 256, batch 64, {stored}"
-        cases.append(decode(name, shape, *quantized, kernel="shared"))
+    shapes = [(2_048, 256, 32), (4_096, 256, 64), (4_096, 512, 128), (16_384, 512, 64)]
+    for prefix, own, batch in shapes:
+        for stored in ("bfloat16", *QUANTIZED):
+            shape = Attention(batch, prefix + own, prefix=prefix, stored=stored)
+            name = f"shared prefix {prefix}, own {own}, batch {batch}"
+            beside = (("plain", f"{name}, plain"),)
+            bars = Bar("of_ideal", 0.6), Bar("times_plain", 1.0), Bar("times_flashinfer", 1.3)
+            if stored != "bfloat16":
+                if batch != 64 or prefix != 4_096:
+                    continue
+                beside = (("plain", f"{name}, {stored}, plain"), ("bf16", name))
+                bars = Bar("times_plain", 1.0), Bar("times_bf16", 1.3)
+                name = f"{name}, {stored}"
+            cases.append(attention(name, "shared", shape, *bars, beside=beside))
+            cases.append(attention(f"{name}, plain", "decode", shape))
     return cases
 
 
-WIDENED = (Bar("times_bf16", 0.8),)  # products are as many, and tiles are widened
+# Shares of the device's own bf16 product, as published for the H100 SXM5 beside a product of 798
+# TFLOP/s: FlashAttention-2 reaches 0.42 there, FlashAttention-3 0.75 (Shah et al. 2024).
+OF_MATMUL = {"prefill_mma": 0.38, "prefill_wgmma": 0.65}
 
 
 def prefill_cases() -> list[Case]:
-    cases, long = [], Attention(1, 16_384, new=2_048)
-    fast = Bar("tflops", 350.0), Bar("tflops_wgmma", 550.0)
-    for name, shape, bars in (
-        ("prefill, 1 x 8k, G 4", Attention(1, 8_192, new=8_192), fast),
-        ("prefill, 4 x 2k, G 8", Attention(4, 2_048, heads=64, new=2_048), fast),
-        ("prefill, 2k after 14k, G 4", long, fast),
-        *(
-            (f"prefill, 2k after 14k, {stored}", replace(long, stored=stored), WIDENED)
-            for stored in QUANTIZED
-        ),
-    ):
-        moved = shape.requests * shape.context * shape.token_bytes + shape.query_bytes
-        pool = shape.pages * shape.page * shape.token_bytes
-        cases.append(Case(name, "prefill", shape, moved, shape.flops, "matmul", pool, bars))
+    """Both kernels of 16-bit pages, the one of quantized pages beside the one of its kind."""
+    peers = Bar("times_cudnn", 0.95), Bar("times_flashinfer", 0.95)
+    shapes = {
+        "prefill, 1 x 8k, G 4": Attention(1, 8_192, new=8_192),
+        "prefill, 4 x 2k, G 8": Attention(4, 2_048, heads=64, new=2_048),
+        "prefill, 2k after 14k, G 4": Attention(1, 16_384, new=2_048),
+        "prefill, 64 after 8k, G 4": Attention(1, 8_256, new=64),
+        "prefill, 128 after 32k, G 4": Attention(1, 32_896, new=128),
+    }
+    cases = []
+    for name, shape in shapes.items():
+        for kernel, least in OF_MATMUL.items():
+            bars = (Bar("of_ceiling", least),) if shape.new >= 2_048 else ()
+            bars += peers if kernel == "prefill_wgmma" else ()
+            cases.append(attention(f"{name}, {kernel[8:]}", kernel, shape, *bars))
+    long = "prefill, 2k after 14k"
+    for stored in QUANTIZED:  # products are as many, and tiles are widened
+        shape = replace(shapes[f"{long}, G 4"], stored=stored)
+        beside = (("mma", f"{long}, G 4, mma"),)
+        bar = Bar("times_mma", 0.8)
+        cases.append(attention(f"{long}, {stored}", "prefill", shape, bar, beside=beside))
     return cases
 
 
@@ -237,6 +256,49 @@ def other_cases() -> list[Case]:
     return cases
 
 
-def all_cases() -> list[Case]:
+def speed_cases() -> list[Case]:
     """In the order of the table."""
     return [*decode_cases(), *shared_cases(), *prefill_cases(), *other_cases()]
+
+
+def small_cases() -> list[Case]:
+    """Of each kernel what a CPU checks in float64 within seconds; kernels of Hopper last."""
+    decode = Attention(3, 1_101, heads=8, kv_heads=2)
+    shared = replace(decode, requests=9, prefix=512)
+    prefill = Attention(2, 333, heads=8, kv_heads=2, new=150)
+    shapes: list[tuple[str, Attention | Linear | Blocks]] = [
+        ("append", replace(prefill, requests=1, new=333)),
+        ("append", replace(prefill, requests=1, new=333, dim=64, page=64)),
+        *(("decode", shape) for shape in _varied(decode)),
+        *(("shared", shape) for shape in _varied(shared)),
+        ("shared", replace(shared, requests=2)),
+        *(("prefill", shape) for shape in _varied(prefill) if shape.stored != "bfloat16"),
+        *(("w8a16", Linear(rows, 512, 256)) for rows in (1, 16, 64)),
+        ("copy", Blocks(8, layers=2)),
+        ("copy", Blocks(8, layers=2, target_heads=4)),
+        ("copy", Blocks(8, layers=2, target_page=64)),
+        *(
+            (kernel, shape)
+            for kernel in OF_MATMUL
+            for shape in (*_varied(prefill), replace(prefill, requests=1, new=9))
+            if shape.stored == "bfloat16"
+        ),
+    ]
+    return [Case(_named(kernel, shape), kernel, shape, 1, 0, "", 1) for kernel, shape in shapes]
+
+
+def _varied(shape: Attention) -> list[Attention]:
+    """Head dims, groups, pages and what pages hold, one at a time."""
+    changes: list[dict[str, Any]] = [
+        *({}, {"dim": 64}, {"heads": 14}, {"page": 64}),
+        *({"stored": stored} for stored in QUANTIZED),
+        *({"stored": stored, "dim": 64} for stored in QUANTIZED),
+    ]
+    return [replace(shape, **change) for change in changes]
+
+
+def _named(kernel: str, shape: Attention | Linear | Blocks) -> str:
+    """The kernel, and what of the shape differs from its default."""
+    plain = {name: field.default for name, field in shape.__dataclass_fields__.items()}
+    told = {name: value for name, value in vars(shape).items() if value != plain[name]}
+    return f"{kernel}, " + " ".join(f"{name} {value}" for name, value in told.items())

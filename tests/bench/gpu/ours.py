@@ -1,12 +1,15 @@
-"""Our kernels on a GPU: for a case, inputs to use in turn, what runs them, and their error.
+"""Our kernels: for a case, inputs to use in turn, what runs them, and how far every row is off.
 
-Pages lie scattered, what no request has is NaN, and so are outputs before they are written.
+Pages lie scattered, what no request has is NaN, and so are outputs before they are written. On a
+CPU the same runs go by the operators' plain implementations.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
+from typing import NamedTuple
 
 import torch
 
@@ -19,12 +22,12 @@ from kvkernels.ops.prefill import plan_prefill
 from kvkernels.ops.relayout import moves, plan
 from kvkernels.ops.shared_costs import AttentionShape
 from kvkernels.ops.shared_decode import plan_shared, shared_decode, workspace_of
-from tests.bench.gpu.cases import Attention, Blocks, Linear
+from tests.bench.gpu.cases import Attention, Blocks, Case, Linear
 from tests.bench.gpu.timing import Run
 from tests.oracles.decode import decode, decode_on_cpu, plan_decode
 
 BF16 = torch.bfloat16
-CHECKED = 2  # requests compared with float64, which takes its time
+NAN = float("nan")
 
 
 @dataclass
@@ -39,15 +42,33 @@ class Batch:
     v_scales: torch.Tensor | None
     table: torch.Tensor  # int32[requests, pages]
     out: torch.Tensor
+    lse: torch.Tensor  # float32[rows, heads]; prefill's
 
     @property
     def scale(self) -> float:
         return self.shape.dim**-0.5
 
 
-def error_of(got: torch.Tensor, wanted: torch.Tensor) -> float:
-    """||got - wanted|| / ||wanted||."""
-    return float((got.double() - wanted).norm() / wanted.norm())
+class Errors(NamedTuple):
+    """Worst of all rows: ||got - wanted|| / ||wanted||, and of base-2 log-sum-exps |got - wanted|,
+    0 where there are none. NaN where one row has one."""
+
+    row: float
+    lse: float = 0.0
+
+
+class Made(NamedTuple):
+    """A case on one input: what launches it, and its errors after a launch, against float64 where
+    `oracle_on` says (the device itself by default)."""
+
+    run: Run
+    errors: Callable[..., Errors]
+
+
+def worst_row(got: torch.Tensor, wanted: torch.Tensor) -> float:
+    """Of rows [rows, ...]."""
+    got, wanted = (x.flatten(1).double().to(wanted.device) for x in (got, wanted))
+    return float(((got - wanted).norm(dim=1) / wanted.norm(dim=1)).max())
 
 
 def table_of(shape: Attention, draw: torch.Generator) -> torch.Tensor:
@@ -85,14 +106,19 @@ def batch_of(shape: Attention, seed: int, device: str = "cuda") -> Batch:
         shape,
         torch.randn(rows, device=device, dtype=BF16),
         *(views[0], views[1], of_scales[0], of_scales[1], table.to(device)),
-        torch.full(rows, float("nan"), device=device, dtype=BF16),
+        torch.full(rows, NAN, device=device, dtype=BF16),
+        torch.full(rows[:2], NAN, device=device),
     )
+
+
+def lengths_of(shape: Attention) -> torch.Tensor:
+    return torch.full((shape.requests,), shape.context)
 
 
 def decode_run(batch: Batch) -> Run:
     shape, device = batch.shape, batch.q.device
-    lengths = torch.full((shape.requests,), shape.context)
-    made = plan_decode(lengths, batch.table.cpu(), len(batch.k), shape.page).on(device)
+    sizes = len(batch.k), shape.page
+    made = plan_decode(lengths_of(shape), batch.table.cpu(), *sizes).on(device)
     workspace = workspace_of(made, shape.heads, shape.dim, device)
     scales = (batch.k_scales, batch.v_scales)
     return lambda: decode(
@@ -103,10 +129,10 @@ def decode_run(batch: Batch) -> Run:
 def shared_run(batch: Batch) -> Run:
     """As the default costs plan it, the host's part left out as for `decode_run`."""
     shape, device = batch.shape, batch.q.device
-    lengths = torch.full((shape.requests,), shape.context)
     kept = (2, 1, 0) if shape.stored == "bfloat16" else (1, 1, 4)
     heads = AttentionShape(shape.heads, shape.kv_heads, shape.dim, *kept)
-    made = plan_shared(lengths, batch.table.cpu(), len(batch.k), shape.page, heads).plan.on(device)
+    sizes = len(batch.k), shape.page, heads
+    made = plan_shared(lengths_of(shape), batch.table.cpu(), *sizes).plan.on(device)
     workspace = workspace_of(made, shape.heads, shape.dim, device)
     scales = (batch.k_scales, batch.v_scales)
     return lambda: shared_decode(
@@ -114,49 +140,65 @@ def shared_run(batch: Batch) -> Run:
     )
 
 
-def decode_error(batch: Batch) -> float:
-    """Of the first requests, after a run."""
-    shape, few = batch.shape, min(CHECKED, batch.shape.requests)
-    table = batch.table[:few]
-    made = plan_decode(torch.full((few,), shape.context), table.cpu(), len(batch.k), shape.page)
-    wanted = torch.empty_like(batch.q[:few], dtype=torch.float64)
-    parts = (torch.empty(0), torch.empty(0))
-    decode_on_cpu(
-        *(batch.q[:few].double(), batch.k, batch.v, table, *made[1:], batch.scale, wanted),
-        *(*parts, batch.k_scales, batch.v_scales),
-    )
-    return error_of(batch.out[:few], wanted)
-
-
-PREFILL_WAYS = ("mma", "wgmma")
+def spans_of(shape: Attention) -> torch.Tensor:
+    return torch.tensor([[n * shape.new, shape.new, shape.context] for n in range(shape.requests)])
 
 
 def prefill_run(batch: Batch, way: str = "") -> Run:
-    """By the device's kernel, or by the one of `PREFILL_WAYS`."""
+    """By the kernel that the device takes, or by `way`: mma or wgmma."""
     shape, device = batch.shape, batch.q.device
-    spans = torch.tensor([[n * shape.new, shape.new, shape.context] for n in range(shape.requests)])
     group = shape.heads // shape.kv_heads
-    made = plan_prefill(spans, len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group).on(
-        device
-    )
+    sizes = len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group
+    made = plan_prefill(spans_of(shape), *sizes).on(device)
     given = batch.q, batch.k, batch.v, batch.table
+    ends = batch.scale, batch.out, batch.lse
     scales = (batch.k_scales, batch.v_scales)
     if not way:
-        return lambda: prefill_op.prefill(*given, made, batch.scale, batch.out, scales=scales)
-    arguments = (*given, *made[1:], batch.scale, batch.out, None, *scales)
+        return lambda: prefill_op.prefill(*given, made, *ends, scales=scales)
+    arguments = (*given, *made[1:], *ends, *scales)
     return lambda: cuda_library().call(
         f"prefill_{way}", arguments, torch.cuda.current_stream().cuda_stream
     )
 
 
-def prefill_error(batch: Batch) -> float:
-    """Of the last query of the first requests, after a run: what decode would give it."""
-    last = [batch.shape.new * (n + 1) - 1 for n in range(min(CHECKED, batch.shape.requests))]
-    ends = Batch(**{**vars(batch), "q": batch.q[last], "out": batch.out[last]})
-    return decode_error(ends)
+def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
+    """Of every row and, for prefill, every log-sum-exp."""
+    if oracle_on:
+        moved = {
+            name: x.to(oracle_on) if isinstance(x, torch.Tensor) else x
+            for name, x in vars(batch).items()
+        }
+        batch = Batch(**moved)
+    shape, table = batch.shape, batch.table
+    out = torch.empty_like(batch.q, dtype=torch.float64)
+    lse = torch.empty_like(batch.lse, dtype=torch.float64)
+    pages = (batch.q.double(), batch.k, batch.v, table)
+    scales = (batch.k_scales, batch.v_scales)
+    if shape.new == 1:
+        made = plan_decode(lengths_of(shape), table.cpu(), len(batch.k), shape.page)
+        parts = (torch.empty(0), torch.empty(0))
+        decode_on_cpu(*pages, *made[1:], batch.scale, out, *parts, *scales)
+        return Errors(worst_row(batch.out, out))
+    group = shape.heads // shape.kv_heads
+    sizes = len(batch.q), table.cpu(), len(batch.k), shape.page, group
+    cut = plan_prefill(spans_of(shape), *sizes)
+    prefill_op.prefill_on_cpu(*pages, *cut[1:], batch.scale, out, lse, *scales)
+    off = float((batch.lse.double() - lse).abs().max())
+    return Errors(worst_row(batch.out, out), off)
 
 
-def append_run(shape: Attention, seed: int, device: str = "cuda") -> tuple[Run, float]:
+def attention_made(kernel: str, shape: Attention, seed: int, device: str) -> Made:
+    """`kernel`: decode, shared, prefill, prefill_mma or prefill_wgmma."""
+    batch = batch_of(shape, seed, device)
+    operator, _, way = kernel.partition("_")
+    if operator == "prefill":
+        run = prefill_run(batch, way)
+    else:
+        run = (shared_run if operator == "shared" else decode_run)(batch)
+    return Made(run, lambda oracle_on="": attention_errors(batch, oracle_on))
+
+
+def append_made(shape: Attention, seed: int, device: str) -> Made:
     batch = batch_of(shape, seed, device)
     k, v = (torch.randn_like(batch.q[:, : shape.kv_heads]) for _ in range(2))
     angles = torch.rand(shape.context, shape.dim // 2, device=device)
@@ -169,16 +211,22 @@ def append_run(shape: Attention, seed: int, device: str = "cuda") -> tuple[Run, 
     def run() -> None:
         torch.ops.warmroute.append(batch.q, k, v, *given, *kept, None, None)
 
-    run()
-    wide = [torch.zeros_like(x, dtype=torch.float64) for x in kept]
-    append_op.append_on_cpu(*(x.double() for x in (batch.q, k, v)), *given, *wide, None, None)
-    at = (slots // shape.page, slots % shape.page)
-    errors = [error_of(batch.out, wide[0])]
-    errors += [error_of(x[at], w[at]) for x, w in zip(kept[1:], wide[1:], strict=True)]
-    return run, max(errors, key=lambda error: (error != error, error))
+    def errors(oracle_on: str = "") -> Errors:
+        on = oracle_on or device
+        wide = [torch.zeros_like(x, dtype=torch.float64, device=on) for x in kept]
+        read = (x.to(on) if isinstance(x, torch.Tensor) else x for x in given)
+        exact = (x.double().to(on) for x in (batch.q, k, v))
+        append_op.append_on_cpu(*exact, *read, *wide, None, None)
+        at = (slots // shape.page, slots % shape.page)
+        there = tuple(index.to(on) for index in at)
+        pairs = [(batch.out, wide[0])]
+        pairs += [(x[at], w[there]) for x, w in zip(kept[1:], wide[1:], strict=True)]
+        return Errors(float(torch.tensor([worst_row(*pair) for pair in pairs]).max()))
+
+    return Made(run, errors)
 
 
-def linear_run(shape: Linear, seed: int, device: str = "cuda") -> tuple[Run, float]:
+def linear_made(shape: Linear, seed: int, device: str) -> Made:
     torch.manual_seed(seed)
     x = torch.randn(shape.rows, shape.inputs, device=device, dtype=BF16)
     q = torch.randint(-127, 128, (shape.channels, shape.inputs), device=device, dtype=torch.int8)
@@ -188,13 +236,16 @@ def linear_run(shape: Linear, seed: int, device: str = "cuda") -> tuple[Run, flo
     def run() -> None:
         torch.ops.warmroute.w8a16(x, q, scales, out)
 
-    run()
-    wanted = torch.empty_like(out, dtype=torch.float64)
-    w8a16_op.w8a16_on_cpu(x.double(), q, scales, wanted)
-    return run, error_of(out, wanted)
+    def errors(oracle_on: str = "") -> Errors:
+        on = oracle_on or device
+        wanted = torch.empty_like(out, dtype=torch.float64, device=on)
+        w8a16_op.w8a16_on_cpu(x.double().to(on), q.to(on), scales.to(on), wanted)
+        return Errors(worst_row(out, wanted))
+
+    return Made(run, errors)
 
 
-def copy_run(shape: Blocks, seed: int, device: str = "cuda") -> tuple[Run, float]:
+def copy_made(shape: Blocks, seed: int, device: str) -> Made:
     """The error is the share of sampled bytes that are not where the CPU's copy puts them."""
     source = shape.layout(shape.heads, shape.page, shape.blocks)
     target = shape.layout(
@@ -212,8 +263,22 @@ def copy_run(shape: Blocks, seed: int, device: str = "cuda") -> tuple[Run, float
     def run() -> None:
         torch.ops.warmroute.copy_runs(pool, into, runs, moved)
 
-    run()
-    wanted = torch.zeros_like(into, device="cpu")
-    copy_op.copy_runs_on_cpu(pool.cpu(), wanted, made.runs, at[:: max(1, len(at) // 8)])
-    there = wanted != 0
-    return run, float((into.cpu()[there] != wanted[there]).double().mean())
+    def errors(oracle_on: str = "cpu") -> Errors:
+        wanted = torch.zeros_like(into, device="cpu")
+        copy_op.copy_runs_on_cpu(pool.cpu(), wanted, made.runs, at[:: max(1, len(at) // 8)])
+        there = wanted != 0
+        return Errors(float((into.cpu()[there] != wanted[there]).double().mean()))
+
+    return Made(run, errors)
+
+
+def made_of(case: Case, seed: int, device: str) -> Made:
+    """The case on the input of that seed."""
+    shape = case.shape
+    if isinstance(shape, Linear):
+        return linear_made(shape, seed, device)
+    if isinstance(shape, Blocks):
+        return copy_made(shape, seed, device)
+    if case.kernel == "append":
+        return append_made(shape, seed, device)
+    return attention_made(case.kernel, shape, seed, device)

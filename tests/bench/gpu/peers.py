@@ -1,4 +1,4 @@
-"""What ours is compared with in the same run, on the same numbers and page tables.
+"""What ours is compared with on the same numbers and page tables, each in a process of its own.
 
 FlashInfer gets pages in its own order, dense. torch's SDPA and flex_attention have no pages: theirs
 are gathered first, and the time that takes is told apart.
@@ -6,18 +6,19 @@ are gathered first, and the time that takes is told apart.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from importlib import import_module
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from tests.bench.gpu.ours import Batch
+from tests.bench.gpu.cases import Attention, Case, Linear
+from tests.bench.gpu.ours import Batch, batch_of
 from tests.bench.gpu.timing import Run
 
 WORKSPACE_BYTES = 256 << 20
 Peer = Callable[[Batch], Run]
-FAILURES = (ImportError, RuntimeError, TypeError, ValueError, AttributeError, OSError)
 
 
 def _starts(count: int, step: int) -> torch.Tensor:
@@ -29,7 +30,9 @@ def _last_page(batch: Batch, rows: int) -> torch.Tensor:
     return torch.full((rows,), left, dtype=torch.int32, device="cuda")
 
 
+@cache
 def _workspace() -> torch.Tensor:
+    """One for all inputs: they run in turn."""
     return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
 
 
@@ -93,13 +96,32 @@ def _queries(batch: Batch) -> torch.Tensor:
     return batch.q.view(shape.requests, shape.new, shape.heads, shape.dim).transpose(1, 2)
 
 
-def sdpa(batch: Batch) -> Run:
+def sdpa(batch: Batch, backend: str = "") -> Run:
+    """By the backend that torch takes, or by the named one of `SDPBackend`."""
+    module = import_module("torch.nn.attention")
     bias = import_module("torch.nn.attention.bias")
     k, v = gather(batch)
-    q, mask = _queries(batch).contiguous(), None
-    if batch.shape.new > 1:
+    q, mask, is_causal = _queries(batch).contiguous(), None, False
+    if batch.shape.new == batch.shape.context:
+        is_causal = True  # which every backend has
+    elif batch.shape.new > 1:
         mask = bias.causal_lower_right(batch.shape.new, batch.shape.context)
-    return lambda: scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
+
+    def run() -> torch.Tensor:
+        return scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=is_causal, enable_gqa=True
+        )
+
+    def run_named() -> torch.Tensor:
+        with module.sdpa_kernel(getattr(module.SDPBackend, backend)):
+            return run()
+
+    return run_named if backend else run
+
+
+def cudnn(batch: Batch) -> Run:
+    """The backend that prefill on Hopper has to be measured against."""
+    return sdpa(batch, "CUDNN_ATTENTION")
 
 
 def flex(batch: Batch) -> Run:
@@ -122,19 +144,49 @@ def gathering(batch: Batch) -> Run:
     return lambda: gather(batch)
 
 
-PEERS: dict[str, dict[str, Peer]] = {
-    "decode": {"flashinfer": flashinfer_decode, "sdpa": sdpa, "flex": flex, "gather": gathering},
-    "prefill": {"flashinfer": flashinfer_prefill, "sdpa": sdpa, "flex": flex, "gather": gathering},
+PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
+    "decode": {"sdpa": sdpa, "gather": gathering, "flashinfer": flashinfer_decode, "flex": flex},
+    "prefill": {
+        "cudnn": cudnn,
+        "sdpa": sdpa,
+        "gather": gathering,
+        "flashinfer": flashinfer_prefill,
+        "flex": flex,
+    },
     "shared": {"flashinfer": flashinfer_cascade, "flashinfer_decode": flashinfer_decode},
 }
 
 
-def runs_of(kernel: str, batches: list[Batch]) -> Iterator[tuple[str, list[Run] | str]]:
-    """Each peer's name and its runs, or why it has none. Quantized pages have no peer here."""
-    for name, make in PEERS.get(kernel, {}).items():
-        if batches[0].k_scales is not None:
-            continue
-        try:
-            yield name, [make(batch) for batch in batches]
-        except FAILURES as error:
-            yield name, f"{name}: {type(error).__name__}: {error!s:.120}"
+# cuDNN first: what the bars of prefill are about; what compiles for long comes last.
+ORDER = (
+    *("torch_bf16", "cudnn", "sdpa", "gather"),
+    *("flashinfer", "flashinfer_decode", "flex"),
+)
+
+
+def linear_peer(shape: Linear, seed: int) -> Run:
+    """torch's product of wide weights."""
+    torch.manual_seed(seed)
+    x = torch.randn(shape.rows, shape.inputs, device="cuda", dtype=torch.bfloat16)
+    w = torch.randn(shape.channels, shape.inputs, device="cuda", dtype=torch.bfloat16)
+    return lambda: torch.nn.functional.linear(x, w)
+
+
+def names_of(case: Case) -> tuple[str, ...]:
+    """Peers of a case. Quantized pages have none here; of two kernels of ours one is enough."""
+    if isinstance(case.shape, Linear):
+        return ("torch_bf16",)
+    if not isinstance(case.shape, Attention) or case.shape.stored != "bfloat16":
+        return ()
+    if case.kernel == "prefill_mma" or case.name.endswith("plain"):
+        return ()
+    return tuple(PEERS.get(case.kernel.partition("_")[0], {}))
+
+
+def run_of(case: Case, peer: str, seed: int) -> Run:
+    """What launches `peer` on the case's input of that seed. Raises what the peer raises."""
+    if isinstance(case.shape, Linear):
+        return linear_peer(case.shape, seed)
+    assert isinstance(case.shape, Attention)
+    batch = batch_of(case.shape, seed)
+    return PEERS[case.kernel.partition("_")[0]][peer](batch)

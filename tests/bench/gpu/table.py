@@ -1,88 +1,109 @@
-"""Results as Markdown and JSON: each case with its figures and bars, and why one has none."""
+"""Results as a report: which kernels are right, each case with its figures and bars, and which
+kernels the engine takes of these."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field
+from typing import Any
 
-from tests.bench.gpu.cases import Attention, Case
+from tests.bench.gpu.cases import Attention, Case, small_cases, speed_cases
 
-MAX_ERROR = 1e-2  # of bf16 against float64, in norm
+Line = dict[str, Any]
+MAX_ROW_ERROR = 1e-2  # of bf16 against float64, in norm
+MAX_LSE_ERROR = 2e-3
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
+ENGINE = ("append", "shared", "prefill_mma")  # without one of these attention is torch's
 
 
-@dataclass
-class Result:
-    """A case on this device. `others` are medians of peers in us, `notes` what has no figure."""
+def is_right(found: Line) -> bool:
+    """Whether what was compared is near enough; NaN is not."""
+    row, lse = found.get("row_error", 0.0), found.get("lse_error", 0.0)
+    return bool(row < MAX_ROW_ERROR and lse < MAX_LSE_ERROR)
 
-    case: Case
-    us: float | None = None
-    error: float | None = None
-    others: dict[str, float] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
 
-    def figures(self, ceilings: dict[str, float]) -> dict[str, float]:
-        """All that follows from the medians. `ceilings`: bytes/s of stream and copy, FLOP/s."""
-        found = {"error": self.error} if self.error is not None else {}
-        if self.us is None:
-            return found
-        case, seconds = self.case, self.us * 1e-6
+def figures(case: Case, lines: dict[str, Line]) -> dict[str, float]:
+    """All that follows from the medians, as far as they were measured."""
+    us = lines.get(f"speed/{case.name}", {}).get("us")
+    if us is None:
+        return {}
+    found = {"us": us, "tb_s": case.bytes / us / 1e6, "tflops": case.flops / us / 1e6}
+    if limits := lines.get("ceilings", {}).get("ceilings"):
         done = case.flops if case.ceiling == "matmul" else case.bytes
-        found |= {"us": self.us, "of_ceiling": done / seconds / ceilings[case.ceiling]}
-        found |= {"tb_s": case.bytes / seconds / 1e12, "tflops": case.flops / seconds / 1e12}
-        found |= {f"times_{name}": other / self.us for name, other in self.others.items()}
-        if case.kernel == "prefill":
-            of_others = {name: us * 1e-6 for name, us in self.others.items()}
-            found |= {f"tflops_{name}": case.flops / s / 1e12 for name, s in of_others.items()}
-        if "times_plain" in found:
-            assert isinstance(case.shape, Attention)
-            ideal = case.shape.ideal_gain(ceilings["stream"], ceilings["matmul"])
-            found["of_ideal_gain"] = found["times_plain"] / ideal
-        return found
-
-    def verdicts(self, ceilings: dict[str, float]) -> dict[str, str]:
-        """Each bar, and the error's, which all have: met, MISSED or not measured."""
-        figures = self.figures(ceilings)
-        told = {str(bar): VERDICTS[bar.met(figures)] for bar in self.case.bars}
-        if self.error is not None:  # NaN is not below
-            told[f"error < {MAX_ERROR:g}"] = VERDICTS[self.error < MAX_ERROR]
-        return told
+        found["of_ceiling"] = done / us * 1e6 / limits[case.ceiling]
+        if case.kernel == "shared" and isinstance(case.shape, Attention):
+            found["of_ideal"] = case.shape.ideal_us(limits["stream"], limits["matmul"]) / us
+    for name, other in peers_us(case, lines).items():
+        found[f"times_{name}"] = other / us
+    return found
 
 
-def markdown(results: list[Result], ceilings: dict[str, float], head: str) -> str:
-    """The table of `docs/kernels.md`, below what it was measured on."""
-    lines = [head, "", "| case | us | TB/s | TFLOP/s | of ceiling | error | peers, us | bars |"]
-    lines.append("|---|---|---|---|---|---|---|---|")
-    for result in results:
-        figures = result.figures(ceilings)
-        columns = [
-            f"{figures[name]:{form}}" if name in figures else ""
-            for name, form in (
-                ("us", ",.1f"),
-                ("tb_s", ".2f"),
-                ("tflops", ",.0f"),
-                ("of_ceiling", ".0%"),
-                ("error", ".1e"),
-            )
-        ]
-        peers = [f"{name} {us:,.1f}" for name, us in result.others.items()]
-        bars = [f"{bar}: {told}" for bar, told in result.verdicts(ceilings).items()]
-        columns += [", ".join(peers), "; ".join([*bars, *result.notes])]
-        lines.append(f"| {result.case.name} | {' | '.join(columns)} |")
-    return "\n".join(lines)
+def peers_us(case: Case, lines: dict[str, Line]) -> dict[str, float]:
+    """Of what stands beside a case: peers, and other cases of ours that it names."""
+    first = f"peer/{case.name}/"
+    names = {name.removeprefix(first): name for name in lines if name.startswith(first)}
+    names |= {name: f"speed/{other}" for name, other in case.beside}
+    return {name: lines[at]["us"] for name, at in names.items() if "us" in lines.get(at, {})}
 
 
-def as_json(results: list[Result], ceilings: dict[str, float], head: str) -> str:
-    """The same, for programs."""
-    rows = [
-        {
-            "case": result.case.name,
-            "kernel": result.case.kernel,
-            "figures": result.figures(ceilings),
-            "others_us": result.others,
-            "bars": result.verdicts(ceilings),
-            "notes": result.notes,
-        }
-        for result in results
-    ]
-    return json.dumps({"measured_on": head, "ceilings": ceilings, "rows": rows}, indent=2)
+def right_kernels(lines: dict[str, Line]) -> dict[str, str]:
+    """Each kernel: right, WRONG, or how many of its cases have not been run."""
+    told = {}
+    cases = small_cases()
+    for kernel in dict.fromkeys(case.kernel for case in cases):
+        names = [f"numbers/{case.name}" for case in cases if case.kernel == kernel]
+        states = [lines.get(name, {}).get("status", "not yet run") for name in names]
+        bad = [name for name, state in zip(names, states, strict=True) if state != "ok"]
+        is_open = all(state in ("ok", "not yet run") for state in states)
+        if not bad:
+            told[kernel] = f"right ({len(names)} cases)"
+        elif is_open:
+            told[kernel] = f"not yet run ({len(bad)} of {len(names)} cases)"
+        else:
+            notes = [f"{name}: {lines[name]['status']}" for name in bad if name in lines]
+            told[kernel] = "WRONG: " + "; ".join(notes)
+    return told
+
+
+def engine_takes(told: dict[str, str]) -> str:
+    """What `attention_backend: auto` comes to, which tries each kernel once when it starts."""
+    if any(state.startswith("not yet") for state in told.values()):
+        return "not known before all kernels have run"
+    wrong = [name for name in ENGINE if not told[name].startswith("right")]
+    if wrong:
+        return f"torch, because of {', '.join(wrong)}"
+    is_right = told["prefill_wgmma"].startswith("right")
+    return f"kvkernels, 16-bit prefill by {'wgmma (on Hopper)' if is_right else 'mma'}"
+
+
+def row_of(case: Case, lines: dict[str, Line]) -> str:
+    """One line of the table."""
+    line, found = lines.get(f"speed/{case.name}", {}), figures(case, lines)
+    columns = [case.name]
+    forms = {"us": ",.1f", "tb_s": ".2f", "tflops": ",.0f", "of_ceiling": ".0%"}
+    columns += [f"{found[name]:{form}}" if name in found else "" for name, form in forms.items()]
+    columns.append(f"{line['row_error']:.1e}" if "row_error" in line else "")
+    columns.append(", ".join(f"{name} {us:,.1f}" for name, us in peers_us(case, lines).items()))
+    told = [f"{bar}: {VERDICTS[bar.met(found)]}" for bar in case.bars]
+    if line.get("status", "ok") != "ok":
+        told.append(f"{line['status']}: {line.get('note', '')!s:.120}".splitlines()[0])
+    return f"| {' | '.join([*columns, '; '.join(told)])} |"
+
+
+def report(results: list[Line], steps: int) -> str:
+    """What is known after `results`, of so many steps, as Markdown."""
+    lines = {line["step"]: line for line in results}
+    device, told = lines.get("device"), right_kernels(lines)
+    head = "no GPU has been seen: not yet run on a GPU"
+    if device:
+        head = f"{device['device']}, torch {device['torch']}, CUDA {device['cuda']}"
+        head += f", library {lines.get('library', {}).get('library', 'unknown')}"
+    limits = lines.get("ceilings", {}).get("ceilings", {})
+    head += "".join(f", {name} {value / 1e12:.2f} T/s" for name, value in limits.items())
+    made = [f"{head}; {len(lines)} of {steps} steps", "", "| kernel | numbers |", "|---|---|"]
+    made += [f"| {kernel} | {state} |" for kernel, state in told.items()]
+    made += ["", f"The engine takes: {engine_takes(told)}.", ""]
+    made.append("| case | us | TB/s | TFLOP/s | of ceiling | error | beside, us | bars |")
+    made.append("|---|---|---|---|---|---|---|---|")
+    made += [row_of(case, lines) for case in speed_cases()]
+    others = [line for line in results if line["status"] not in ("ok", "skipped")]
+    made += ["", *(f"- {line['step']}: {line['status']}" for line in others)]
+    return "\n".join(made).rstrip()

@@ -1,58 +1,80 @@
-"""Medians on a GPU: events, graphs for what is short, inputs in turn; the run's own ceilings."""
+"""Medians of GPU time alone, inputs in turn, and the ceilings of the device in the same terms.
+
+Events stand behind a sleep on the device that outlasts the host's launches, so that no time of the
+host lies between them. What can be captured is replayed as one graph of all inputs.
+"""
 
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Sequence
 
 import torch
 
 SAMPLES = 60
-GRAPH_BELOW_US = 50.0
+SLEEP_HZ = 2e9  # cycles a second of `torch.cuda._sleep`, not below any device's clock
 CEILING_BYTES = 1 << 30
 MATMUL = 8_192
 Run = Callable[[], object]
 
 
-def _timed_us(run: Run) -> float:
+def _captured(runs: Sequence[Run]) -> Run | None:
+    """All runs as one graph; None where one of them waits, allocates or copies from the host."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            for run in runs:
+                run()
+    except RuntimeError:
+        torch.cuda.synchronize()
+        return None
+    return graph.replay
+
+
+def _timed_us(launch: Run, sleep_cycles: int) -> float:
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(sleep_cycles)
     begin.record()
-    run()
+    launch()
     end.record()
     end.synchronize()
     return float(begin.elapsed_time(end)) * 1e3
 
 
-def median_us(runs: Sequence[Run], samples: int = SAMPLES) -> float:
-    """Median microseconds of one of `runs`, which use other inputs each and take turns.
-
-    Below GRAPH_BELOW_US all of them are replayed as one graph, so that launches by the host are
-    not what is measured.
-    """
+def median_us(runs: Sequence[Run], samples: int = SAMPLES) -> tuple[float, str]:
+    """Median microseconds of one of `runs`, which use other inputs each and take turns; and how
+    they were launched: "graph" or "stream"."""
     for run in runs:
         run()
     torch.cuda.synchronize()
-    single = statistics.median([_timed_us(runs[number % len(runs)]) for number in range(samples)])
-    if single >= GRAPH_BELOW_US:
-        return single
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    replay = _captured(runs)
+
+    def one_by_one() -> None:
         for run in runs:
             run()
-    graph.replay()
+
+    launch = replay or one_by_one
+    launch()
     torch.cuda.synchronize()
-    return statistics.median([_timed_us(graph.replay) for _ in range(samples)]) / len(runs)
+    begun = time.perf_counter()
+    launch()
+    host_s = time.perf_counter() - begun
+    torch.cuda.synchronize()
+    cycles = int(SLEEP_HZ * (2 * host_s + 1e-4))
+    median = statistics.median([_timed_us(launch, cycles) for _ in range(samples)])
+    return median / len(runs), "graph" if replay else "stream"
 
 
 def ceilings(samples: int = SAMPLES) -> dict[str, float]:
     """Bytes a second of a copy (read and written) and of a read that is reduced, FLOP/s of bf16."""
     words = CEILING_BYTES // 4
     read, written = (torch.randn(words, device="cuda") for _ in range(2))
-    copy_us = median_us([lambda: written.copy_(read)], samples)
+    copy_us, _ = median_us([lambda: written.copy_(read)], samples)
     reductions = (torch.sum, torch.amax)
-    stream_us = min(median_us([lambda f=f: f(read)], samples) for f in reductions)
+    stream_us = min(median_us([lambda f=f: f(read)], samples)[0] for f in reductions)
     a, b = (torch.randn(MATMUL, MATMUL, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    matmul_us = median_us([lambda: a @ b], samples)
+    matmul_us, _ = median_us([lambda: a @ b], samples)
     return {
         "copy": 2 * CEILING_BYTES / copy_us * 1e6,
         "stream": CEILING_BYTES / stream_us * 1e6,
