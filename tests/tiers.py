@@ -16,6 +16,7 @@ NATIVE = (
     "kernels/test_*_fuzz.py",
     "kernels/test_sanitized.py",
     "engine/test_kernel_emulated.py",
+    "engine/test_kernel_trial.py",
 )
 # Plans that are made on the host, in Python.
 NOT_NATIVE = ("kernels/test_cuda_*_plan.py",)

@@ -63,7 +63,7 @@ class Sizes(NamedTuple):
     """How large a batch is: tokens, requests, pages of a request's row, rows with logits.
 
     What follows is of the plan that kernels read, 0 where there is none: its length in int32, the
-    first requests, which decode, room for decode's items and slots, and for prefill's items.
+    first requests, which decode, room for decode's items and slots, and for prefill's.
     """
 
     tokens: int
@@ -75,6 +75,7 @@ class Sizes(NamedTuple):
     decode_items: int = 0
     decode_slots: int = 0
     prefill_items: int = 0
+    prefill_slots: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -105,6 +106,7 @@ class Plan(NamedTuple):
     decode_items: int = 0
     decode_slots: int = 0
     prefill_items: int = 0
+    prefill_slots: int = 0
     saving: Saving = NOTHING_SAVED
 
 

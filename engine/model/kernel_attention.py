@@ -56,16 +56,16 @@ class KernelPlanner:
             context = torch.zeros(decodes, dtype=torch.int64)  # padding attends to nothing
             context[: len(spans)] = torch.tensor([one[2] for one in spans[:decodes]])
             made = self._shared(context, page_table[:decodes], is_fixed)
-        words, prefill_items = made.words, 0
+        words, counts = made.words, (0, 0)
         if decodes < requests:
             chunks = torch.tensor(spans)
             chunks[:decodes, 1] = 0
             rows = spans[-1][0] + spans[-1][1]
             sizes = self.blocks, self.block_size, self.shape.group
-            cut = plan_prefill(chunks, rows, page_table, *sizes)
-            prefill_items = len(cut.items)
+            cut = plan_prefill(chunks, rows, page_table, *sizes, kv_heads=self.shape.kv_heads)
+            counts = len(cut.items), len(cut.merge_slots)
             words = torch.cat((words, _aligned(cut.all)))
-        return made._replace(words=words, prefill_items=prefill_items)
+        return made._replace(words=words, prefill_items=counts[0], prefill_slots=counts[1])
 
     def _shared(self, context: torch.Tensor, table: torch.Tensor, is_fixed: bool) -> Plan:
         room = None
@@ -89,8 +89,10 @@ def shared_part(batch: FlatBatch) -> SharedPlan:
 
 def prefill_part(batch: FlatBatch) -> PrefillPlan:
     """The plan of the others."""
-    first = -(-_decode_words(batch.sizes) // ALIGNED) * ALIGNED
-    return prefill_plan.views(batch.plan[first : first + 4 + 4 * batch.sizes.prefill_items])
+    sizes = batch.sizes
+    first = -(-_decode_words(sizes) // ALIGNED) * ALIGNED
+    counts = sizes.tokens, sizes.prefill_items, sizes.prefill_slots
+    return prefill_plan.views(batch.plan[first : first + prefill_plan.words(*counts)], *counts)
 
 
 def _decode_words(sizes: Sizes) -> int:
@@ -104,7 +106,7 @@ def _aligned(words: torch.Tensor) -> torch.Tensor:
     return functional.pad(words, (0, beyond)) if beyond else words
 
 
-Decode = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
+Attend = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
 
 class KernelAttention:
@@ -117,7 +119,7 @@ class KernelAttention:
             raise ValueError("a batch for the kernels needs their plan: lay it out with a planner")
         decodes = sizes.decodes
         run_decodes = _decode_of(batch) if decodes else None
-        prefill_plan = prefill_part(batch) if sizes.prefill_items else None
+        run_chunks = _prefill_of(batch) if sizes.prefill_items else None
 
         def attention(
             q: torch.Tensor,
@@ -134,16 +136,14 @@ class KernelAttention:
             out = torch.empty_like(turned)
             if run_decodes is not None:
                 run_decodes(turned[:decodes], layer, out[:decodes])
-            if prefill_plan is not None:
-                scale = q.shape[2] ** -0.5
-                pages = layer.k, layer.v, batch.page_table
-                prefill(turned, *pages, prefill_plan, scale, out, scales=layer[2:])
+            if run_chunks is not None:
+                run_chunks(turned, layer, out)
             return out
 
         return attention
 
 
-def _decode_of(batch: FlatBatch) -> Decode:
+def _decode_of(batch: FlatBatch) -> Attend:
     """What attends for the first requests; its workspace is one for all layers."""
     table = batch.page_table[: batch.sizes.decodes]
     plan = shared_part(batch)
@@ -156,6 +156,21 @@ def _decode_of(batch: FlatBatch) -> Decode:
         scale = q.shape[2] ** -0.5
         pages = layer.k, layer.v, table
         shared_decode(q, *pages, plan, scale, out, workspace, layer[2:])
+
+    return run
+
+
+def _prefill_of(batch: FlatBatch) -> Attend:
+    """What attends for the other requests; its workspace is one for all layers."""
+    plan = prefill_part(batch)
+    workspace: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
+        nonlocal workspace
+        if workspace is None:
+            workspace = workspace_of(plan, q.shape[1], q.shape[2], q.device)
+        pages = layer.k, layer.v, batch.page_table
+        prefill(q, *pages, plan, q.shape[2] ** -0.5, out, workspace, scales=layer[2:])
 
     return run
 

@@ -30,7 +30,7 @@ def device_lacks(device: str, kernels: Sequence[str]) -> str:
         return ""
     import torch
 
-    from kvkernels.cuda.library import BuildError, LaunchError, find_cuda
+    from kvkernels.cuda.library import BuildError, LaunchError, RefusedError, find_cuda
     from kvkernels.ops.operator import cuda_library
 
     if not device.startswith("cuda"):
@@ -42,9 +42,12 @@ def device_lacks(device: str, kernels: Sequence[str]) -> str:
     try:
         if find_cuda() is None:
             log.warning("building the CUDA kernels, once: this takes minutes")
-        functions = cuda_library().functions
-        missing = [name for name in kernels if not hasattr(functions, f"wr_{name}")]
-    except (BuildError, LaunchError, OSError, AttributeError) as error:
+        library = cuda_library()
+        missing = [name for name in kernels if not hasattr(library.functions, f"wr_{name}")]
+        if not missing:
+            with torch.cuda.device(device):
+                log.info("kernels on %s: %s", device, library.device())
+    except (BuildError, LaunchError, RefusedError, OSError, AttributeError) as error:
         return f"the kernels' library: {error!s:.500}"
     return f"the kernels' library, which lacks {', '.join(missing)}" if missing else ""
 
@@ -87,7 +90,8 @@ def choose_attention(
 ) -> KernelChoice:
     """What computes attention for `backend`, one of BACKENDS.
 
-    auto: the kernels on CUDA where they have this shape, else torch. On CPUs kvkernels are the
+    auto: the kernels on CUDA where they have this shape and a trial of each against the CPU's
+    operator gives its numbers (`kernel_trial`), else torch. On CPUs kvkernels are the
     operators' plain implementations. May build the kernels' library, which takes minutes. Raises
     ModelError where kvkernels are required and missing, ValueError for another name.
     """
@@ -96,7 +100,20 @@ def choose_attention(
         return _attention_lacks(config, shard, device, dtype, quantization, block_size)
 
     _check_backend("attention_backend", backend)
-    why = _why_torch("attention", backend, config, device, ATTENTION_KERNELS, shape_lacks)
+
+    def trial() -> str:
+        import torch
+
+        from engine.model.kernel_trial import AttentionTrial, on_device
+        from engine.model.kv_cache import kv_storage
+
+        wide: torch.dtype = getattr(torch, dtype)
+        stored = kv_storage(config, quantization.kv, device, wide)
+        heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
+        shape = heads.stop - heads.start, kv_heads.stop - kv_heads.start, config.head_dim
+        return AttentionTrial(*shape, block_size, wide, stored).why_not(on_device, device)
+
+    why = _why_torch("attention", backend, config, device, ATTENTION_KERNELS, shape_lacks, trial)
     return KernelChoice(KVKERNELS) if why is None else KernelChoice(TORCH, why)
 
 
@@ -119,7 +136,14 @@ def choose_int8(
     def shape_lacks() -> str:
         return _int8_lacks(config, shards, dtype)
 
-    why = _why_torch("int8", backend, config, device, INT8_KERNELS, shape_lacks)
+    def trial() -> str:
+        import torch
+
+        from engine.model.kernel_trial import int8_why_not, on_device
+
+        return int8_why_not(getattr(torch, dtype), MOST_ROWS, on_device, device)
+
+    why = _why_torch("int8", backend, config, device, INT8_KERNELS, shape_lacks, trial)
     return Int8Choice(KVKERNELS) if why is None else Int8Choice(TORCH, why)
 
 
@@ -136,12 +160,15 @@ def _why_torch(
     device: str,
     kernels: Sequence[str],
     shape_lacks: Callable[[], str],
+    trial: Callable[[], str],
 ) -> str | None:
     """Why torch computes `part`, empty where nobody wants the kernels; None: the kernels do."""
     if backend == TORCH or (backend == "auto" and device == "cpu"):
         return ""
     why = shape_lacks() if device != "cpu" else ""
     why = why or device_lacks(device, kernels)
+    if not why and device != "cpu":
+        why = trial()
     if not why:
         return None
     if backend == KVKERNELS:

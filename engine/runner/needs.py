@@ -35,6 +35,7 @@ from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_pages
 from engine.runner.kernel_costs import read_costs
+from kvkernels.ops.prefill import MOST_SLOTS
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import most_slots, workspace_bytes
 
@@ -225,7 +226,7 @@ def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graph
     Graphs have memory of their own, for the largest of them.
     """
     heads, rows = shard.part(config.heads), limits.max_batch_size
-    slots = most_slots(rows, rows * limits.max_model_tokens)
+    slots = MOST_SLOTS + most_slots(rows, rows * limits.max_model_tokens)
     if has_graphs:
         tokens = graph_pages(limits.max_model_tokens, limits.block_size, True) * limits.block_size
         slots += most_slots(rows, rows * tokens)

@@ -55,6 +55,8 @@ int attribute(cudaDeviceAttr name) {
 
 int64_t multiprocessors() { return attribute(cudaDevAttrMultiProcessorCount); }
 
+int64_t shared_limit() { return attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin); }
+
 bool is_hopper() {
     return attribute(cudaDevAttrComputeCapabilityMajor) == 9 &&
            attribute(cudaDevAttrComputeCapabilityMinor) == 0;
@@ -63,6 +65,11 @@ bool is_hopper() {
 int64_t multiprocessors() { return 3; }
 
 bool is_hopper() { return false; }
+
+namespace {
+int64_t emulated_limit = 227 << 10;
+}
+int64_t shared_limit() { return emulated_limit; }
 #endif
 
 void* need_tensor(const wr_tensor* tensor, const char* name, std::initializer_list<int32_t> dtypes,
@@ -124,6 +131,32 @@ void need_rows_of_16_bytes(const wr_tensor* tensor, const char* name) {
 
 // The text of this host thread's last refusal or failure; valid until its next call.
 WR_EXPORT const char* wr_last_error() { return wr::last_error.c_str(); }
+
+#ifndef __CUDACC__
+WR_EXPORT void wr_emulator_shared_limit(int64_t bytes) { wr::emulated_limit = bytes; }
+#endif
+
+// Of the current device and this library: compute capability (major * 10 + minor), SMs, bytes of
+// shared memory a CTA, CUDA versions of the driver and of the library (1000 * major + 10 * minor).
+WR_EXPORT int wr_device(int64_t* found) {
+    return wr::guarded([&] {
+#ifdef __CUDACC__
+        int driver = 0;
+        wr::check_cuda(cudaDriverGetVersion(&driver), "cudaDriverGetVersion");
+        found[3] = driver;
+        found[4] = CUDART_VERSION;
+        wr::need(driver / 1000 >= CUDART_VERSION / 1000, "the driver",
+                 "is of CUDA " + std::to_string(driver / 1000) + ", the library needs " +
+                     std::to_string(CUDART_VERSION / 1000));
+        found[0] = wr::attribute(cudaDevAttrComputeCapabilityMajor) * 10 +
+                   wr::attribute(cudaDevAttrComputeCapabilityMinor);
+#else
+        found[0] = found[3] = found[4] = 0;
+#endif
+        found[1] = wr::multiprocessors();
+        found[2] = wr::shared_limit();
+    });
+}
 
 // So that a caller compiled for another layout of `wr_tensor` notices.
 WR_EXPORT int64_t wr_tensor_bytes() { return sizeof(wr_tensor); }

@@ -87,6 +87,10 @@ int64_t multiprocessors();
 // Whether the current device has compute capability 9.0; not in the emulator.
 bool is_hopper();
 
+// Bytes of shared memory that a CTA of the current device can have; in the emulator a Hopper's, or
+// what `wr_emulator_shared_limit` was told.
+int64_t shared_limit();
+
 constexpr int64_t MAX_GRID_X = 0x7FFFFFFF, MAX_GRID_Y = 65535;
 
 #ifdef __CUDACC__
@@ -102,6 +106,9 @@ void launch(void (*kernel)(Params), const char* name, int64_t grid_x, int64_t gr
             int64_t shared_bytes, void* stream, const Params& params) {
     need(grid_x <= MAX_GRID_X && grid_y <= MAX_GRID_Y, name, "needs a larger grid than there is");
     if (grid_x == 0 || grid_y == 0) return;
+    need(shared_bytes <= (48 << 10) || shared_bytes <= shared_limit(), name,
+         "needs " + std::to_string(shared_bytes) + " bytes of shared memory, the device has " +
+             std::to_string(shared_limit()));
 #ifdef __CUDACC__
     if (shared_bytes > (48 << 10))  // a setting of the function, legal while a graph is captured
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,

@@ -4,7 +4,6 @@
 
 #include "abi.h"
 #include "decode_quantized.cuh"
-#include "merge.cuh"
 #include "paged_checks.h"
 
 namespace wr::decode {
@@ -19,17 +18,12 @@ void launch_wide(const ParamsOver<Pages>& params, int64_t items, void* stream) {
     launch(run, "decode", items, kv_heads, THREADS, SHARED_BYTES<WideTiles<T, D>>, stream, params);
 }
 
-template <class T, int D>
-void launch_merge(const merge::Params& merging, int64_t requests, void* stream) {
-    int64_t rows = (merging.heads + merge::WARPS - 1) / merge::WARPS;
-    launch(merge::kernel<T, D>, "merge", requests, rows, merge::THREADS, 0, stream, merging);
-}
-
 struct Call {
     const wr_tensor *q, *k_pages, *v_pages, *page_table, *item_count, *items, *merge_starts,
         *merge_slots, *out, *partial, *partial_lse, *k_scales, *v_scales;
     Params params{};
     merge::Params merging{};
+    CheckedHeads heads{};
     EitherPages pages{};
     int64_t requests = 0, head_dim = 0, most_items = 0;
 
@@ -43,15 +37,15 @@ struct Call {
     }
 
     void check_heads() {
-        CheckedHeads checked = need_heads(q, out, k_pages->shape[2], MAX_GROUP, "decode");
-        params.q = checked.q;
-        params.q_request = checked.q_row;
-        params.q_head = checked.q_head;
-        params.out = checked.out;
-        params.out_request = checked.out_row;
-        params.out_head = checked.out_head;
-        params.heads = checked.heads;
-        params.group = checked.group;
+        heads = need_heads(q, out, k_pages->shape[2], MAX_GROUP, "decode");
+        params.q = heads.q;
+        params.q_request = heads.q_row;
+        params.q_head = heads.q_head;
+        params.out = heads.out;
+        params.out_request = heads.out_row;
+        params.out_head = heads.out_head;
+        params.heads = heads.heads;
+        params.group = heads.group;
     }
 
     void check_plan() {
@@ -64,26 +58,10 @@ struct Call {
         need_rows_of_16_bytes(items, "items");
         need(items->stride[0] == 4 || most_items <= 1, "items", "is not dense");
         params.items = reinterpret_cast<const Item*>(at);
-        int64_t heads = params.heads, slots = partial ? partial->shape[0] : 0;
-        params.partial =
-            static_cast<float*>(need_tensor(partial, "partial", {F32}, {slots, heads, head_dim}));
-        params.partial_lse =
-            static_cast<float*>(need_tensor(partial_lse, "partial_lse", {F32}, {slots, heads}));
-        need_rows_of_16_bytes(partial, "partial");
-        need(slots <= 1 || (partial->stride[0] == heads * head_dim &&
-                            partial_lse->stride[0] == heads),
-             "partial and partial_lse", "are not dense");
-        need(heads == 1 || slots == 0 ||
-                 (partial->stride[1] == head_dim && partial_lse->stride[1] == 1),
-             "partial and partial_lse", "are not dense");
-        merging.starts = plan_part(merge_starts, "merge_starts", {requests + 1});
-        merging.slots = plan_part(merge_slots, "merge_slots", {slots});
-        merging.partial = params.partial;
-        merging.partial_lse = params.partial_lse;
-        merging.out = params.out;
-        merging.out_request = params.out_request;
-        merging.out_head = params.out_head;
-        merging.heads = params.heads;
+        merging = need_pieces(merge_starts, merge_slots, partial, partial_lse, heads, requests,
+                              head_dim);
+        params.partial = merging.partial;
+        params.partial_lse = merging.partial_lse;
     }
 
     void run(void* stream) const {
@@ -95,9 +73,7 @@ struct Call {
                                          {params, pages.bytes}, stream);
         else
             (is_bf16 ? bf16 : fp16)({params, pages.wide}, most_items, stream);
-        auto merge_bf16 = is_narrow ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;
-        auto merge_fp16 = is_narrow ? launch_merge<Fp16, 64> : launch_merge<Fp16, 128>;
-        (is_bf16 ? merge_bf16 : merge_fp16)(merging, requests, stream);
+        run_merge(merging, requests, q->dtype, head_dim, stream);
     }
 };
 

@@ -13,11 +13,13 @@ constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr float NEVER = -__builtin_inff();
 
 struct Params {
-    const float *partial, *partial_lse;  // [slot, head, D] and base 2 [slot, head], dense
+    float *partial, *partial_lse;  // [slot, head, D] and base 2 [slot, head], dense
     const int32_t *starts, *slots;       // slots of request r: slots[starts[r]:starts[r + 1]]
     uint16_t* out;                       // [request, head, D]
     int64_t out_request, out_head;
     int32_t heads;
+    float* lse;  // [request, head], base 2; may be null
+    int64_t lse_request, lse_head;
 };
 
 template <class T, int D>
@@ -48,6 +50,8 @@ WR_KERNEL(THREADS, 8) kernel(WR_PARAMS Params p) {
             out[2 * pair + 1] += weight * float_of(words.w[1]);
         }
     }
+    if (p.lse != nullptr && lane() == 0)
+        store(p.lse + request * p.lse_request + head * p.lse_head, largest + log2_fast(sum));
     float scale = sum > 0 || is_nan(sum) ? 1 / sum : 0;
     uint16_t* to = p.out + request * p.out_request + head * p.out_head;
     WR_UNROLL

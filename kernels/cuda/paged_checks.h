@@ -7,6 +7,7 @@
 
 #include "abi.h"
 #include "byte_ring.cuh"
+#include "merge.cuh"
 
 namespace wr {
 
@@ -144,6 +145,46 @@ inline const int32_t* plan_part(const wr_tensor* tensor, const char* name,
     auto data = need_tensor(tensor, name, {I32}, shape);
     need_dense_rows(tensor, name);
     return static_cast<const int32_t*>(data);
+}
+
+// Where pieces of a row's keys leave their results, and which of them are whose: the workspace
+// [slots, heads, D] and [slots, heads], and merge's CSR over `rows` of `heads.out`.
+inline merge::Params need_pieces(const wr_tensor* merge_starts, const wr_tensor* merge_slots,
+                                 const wr_tensor* partial, const wr_tensor* partial_lse,
+                                 const CheckedHeads& of, int64_t rows, int64_t head_dim) {
+    int64_t heads = of.heads, slots = partial ? partial->shape[0] : 0;
+    merge::Params merging{};
+    merging.partial =
+        static_cast<float*>(need_tensor(partial, "partial", {F32}, {slots, heads, head_dim}));
+    merging.partial_lse =
+        static_cast<float*>(need_tensor(partial_lse, "partial_lse", {F32}, {slots, heads}));
+    need_rows_of_16_bytes(partial, "partial");
+    need(slots <= 1 ||
+             (partial->stride[0] == heads * head_dim && partial_lse->stride[0] == heads),
+         "partial and partial_lse", "are not dense");
+    need(heads == 1 || slots == 0 ||
+             (partial->stride[1] == head_dim && partial_lse->stride[1] == 1),
+         "partial and partial_lse", "are not dense");
+    merging.starts = plan_part(merge_starts, "merge_starts", {rows + 1});
+    merging.slots = plan_part(merge_slots, "merge_slots", {slots});
+    merging.out = of.out;
+    merging.out_request = of.out_row;
+    merging.out_head = of.out_head;
+    merging.heads = of.heads;
+    return merging;
+}
+
+template <class T, int D>
+void launch_merge(const merge::Params& merging, int64_t rows, void* stream) {
+    int64_t ctas = (merging.heads + merge::WARPS - 1) / merge::WARPS;
+    launch(merge::kernel<T, D>, "merge", rows, ctas, merge::THREADS, 0, stream, merging);
+}
+
+inline void run_merge(const merge::Params& merging, int64_t rows, int32_t dtype, int64_t head_dim,
+                      void* stream) {
+    auto bf16 = head_dim == 64 ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;
+    auto fp16 = head_dim == 64 ? launch_merge<Fp16, 64> : launch_merge<Fp16, 128>;
+    (dtype == BF16 ? bf16 : fp16)(merging, rows, stream);
 }
 
 }  // namespace wr

@@ -13,7 +13,8 @@ void launch_for(int64_t items, const ParamsOver<BytePages>& params, void* stream
     using Keys = WidenedKeys<T, Stored, D>;
     // Two CTAs share an SM of Hopper, whose driver takes 1 KiB of each.
     static_assert(2 * (SHARED_BYTES<Keys> + 1024) <= 228 * 1024);
-    launch(kernel<T, Stored, D>, "prefill", items * params.kv_heads, 1, THREADS,
+    auto run = params.is_cut ? kernel<T, Stored, D, true> : kernel<T, Stored, D, false>;
+    launch(run, "prefill", items * params.kv_heads, 1, THREADS,
            SHARED_BYTES<Keys>, stream, params);
 }
 

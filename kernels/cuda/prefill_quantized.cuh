@@ -113,9 +113,9 @@ struct WidenedKeys {
     }
 };
 
-template <class T, class Stored, int D>
+template <class T, class Stored, int D, bool IS_CUT>
 WR_KERNEL(THREADS, 2) kernel(WR_PARAMS ParamsOver<BytePages> p) {
-    run<T, WidenedKeys<T, Stored, D>>(p);
+    run<T, WidenedKeys<T, Stored, D>, IS_CUT>(p);
 }
 
 }  // namespace wr::prefill_quantized

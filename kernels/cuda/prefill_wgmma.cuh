@@ -7,8 +7,9 @@
 // its product of the weights before runs; and the warpgroups issue their products in turn, so that
 // one's exponentials run beside the other's products.
 //
-// One CTA an SM walks over (item, KV head), longest first, with the grid's width as stride. The
-// filling warp walks ahead: the next item's queries and keys come while this one's last are used.
+// One CTA an SM walks over (item, KV head), longest first, with the grid's width as stride, every
+// other round in reverse: so that nobody always gets the longest of its round. The filling warp
+// walks ahead: the next item's queries and keys come while this one's last are used.
 //
 // Tokens beyond the item's last one may be anything, NaN also. As keys their scores are masked; as
 // values they would be multiplied by zero, so they are zeros: whole tiles by boxes beyond the
@@ -75,26 +76,26 @@ struct Walk {
     const Params& p;
     int number, count;
     Item item{};
-    int kv_head = 0, end = 0, blocks = 0;
+    int kv_head = 0, blocks = 0;
+    int position = 0;  // of the item's first token, from its first key on
 
     WR_DEV explicit Walk(const Params& params) : p(params), number(static_cast<int>(cta_x())) {
         count = load(p.of.item_count) * p.of.kv_heads;
         look();
     }
+    WR_DEV const Item* place() const { return p.of.items + number / p.of.kv_heads; }
     WR_DEV bool is_there() const { return number < count; }
     WR_DEV void next() {
-        number += p.ctas;
+        int own = static_cast<int>(cta_x()), round = number / p.ctas + 1;
+        number = round * p.ctas + (round % 2 ? p.ctas - 1 - own : own);
         look();
     }
     WR_DEV void look() {
         if (!is_there()) return;
         kv_head = number % p.of.kv_heads;
-        const Item* at = p.of.items + number / p.of.kv_heads;
-        Words4 words = load(reinterpret_cast<const Words4*>(at));
-        item = {static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
-                static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3])};
-        end = item.position + item.tokens;
-        blocks = (end + KEYS - 1) / KEYS;
+        item = prefill::load_item(place());
+        position = item.position - item.begin;
+        blocks = (item.end - item.begin + KEYS - 1) / KEYS;
     }
 };
 
@@ -108,7 +109,8 @@ struct Filler {
     WR_DEV void run() {
         for (Walk walk(p); walk.is_there(); walk.next()) {
             fetch_q(walk);
-            for (int block = 0; block < walk.blocks; block++) fetch_block(walk, block * KEYS);
+            for (int block = 0; block < walk.blocks; block++)
+                fetch_block(walk, walk.item.begin + block * KEYS);
         }
     }
 
@@ -130,7 +132,7 @@ struct Filler {
         int page_tokens = p.of.pages.tiles_per_page * TILE;
         int token = first_token + static_cast<int>(lane()) * TILE;
         int page = 0, within = page_tokens;  // beyond the page: zeros
-        if (lane() < TILES && token < walk.end) {
+        if (lane() < TILES && token < walk.item.end) {
             const int32_t* pages = p.of.page_table + walk.item.request * p.of.table_row;
             page = load(pages + token / page_tokens);
             within = token % page_tokens;
@@ -140,7 +142,7 @@ struct Filler {
         fetch_tile(p.k, walk.kv_head, page, within, lane() < TILES);
         kv_uses++;
         to.kv.wait_vacant(kv_uses);
-        int left = walk.end - first_token, last = left / TILE;
+        int left = walk.item.end - first_token, last = left / TILE;
         bool is_cut = left < KEYS && left % TILE != 0;  // the last tile, by its end
         if (is_cut) copy_cut_tile(walk, last, page, within, left % TILE);
         int bytes = KV_BYTES<D> - (is_cut ? TILE * D * 2 : 0);

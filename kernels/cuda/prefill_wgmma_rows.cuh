@@ -68,7 +68,12 @@ struct Consumer {
             Softmax<T, D> softmax;
             from.q.wait_full(q_uses);
             attend(walk, softmax);
-            write(walk, softmax);
+            // Again: registers are few in `attend`.
+            int slot = prefill::load_item(walk.place()).slot;
+            if (slot < 0)
+                write(walk, softmax);
+            else
+                write_partial(walk, slot, softmax);
             fence_async();  // rows of results, where queries come next
             from.q.leave(q_uses++);
         }
@@ -146,7 +151,7 @@ struct Consumer {
 
     WR_DEV void weigh(const Walk& walk, int block, float (&scores)[KEYS / 2],
                       Softmax<T, D>& softmax) const {
-        int first_token = block * KEYS, position = walk.item.position;
+        int first_token = block * KEYS, position = walk.position;
         if (first_token + KEYS > position + number * OWN_ROWS / p.of.group + 1) {
             WR_UNROLL
             for (int h = 0; h < 2; h++) {
@@ -160,6 +165,34 @@ struct Consumer {
             }
         }
         softmax.weigh(scores, p.of.scale_log2);
+    }
+
+    // What a piece of the keys gave the rows, normalized.
+    WR_DEV void write_partial(const Walk& walk, int first_slot,
+                              const Softmax<T, D>& softmax) const {
+        int l = static_cast<int>(lane()), count = walk.item.tokens * p.of.group;
+        int64_t heads = int64_t{1} * p.of.kv_heads * p.of.group;
+        WR_UNROLL
+        for (int h = 0; h < 2; h++) {
+            int row = row_of(h);
+            float sum = softmax.sum[h];
+            sum += shfl_xor(sum, 1);
+            sum += shfl_xor(sum, 2);
+            if (row >= count) continue;
+            int64_t slot = first_slot + row / p.of.group;
+            int64_t place = slot * heads + walk.kv_head * p.of.group + row % p.of.group;
+            float scale = 1 / sum;
+            float* to = p.of.partial + place * D + l % 4 * 2;
+            WR_UNROLL
+            for (int n = 0; n < D / 8; n++) {
+                const float* pair = &softmax.out[4 * n + 2 * h];
+                Words2 words{bits_of(pair[0] * scale), bits_of(pair[1] * scale)};
+                store(reinterpret_cast<Words2*>(to + 8 * n), words);
+            }
+            if (l % 4 == 0)
+                store(p.of.partial_lse + place,
+                      softmax.largest[h] * p.of.scale_log2 + log2_fast(sum));
+        }
     }
 
     // Normalizes and writes the rows, by way of their queries' place, so that lanes next to each

@@ -23,7 +23,8 @@ void launch_tiles(Params params, void* stream) {
 
 template <class T>
 void launch_for(const Params& params, void* stream) {
-    bool is_wide = params.channels >= WIDE_CHANNELS;
+    bool is_wide = params.channels >= WIDE_CHANNELS &&
+                   (params.rows <= 16 || SHARED_BYTES<4, 4> <= shared_limit());
     auto narrow = params.rows <= 8    ? launch_tiles<T, 2, 1>
                   : params.rows <= 16 ? launch_tiles<T, 2, 2>
                                       : launch_tiles<T, 2, 4>;

@@ -150,7 +150,7 @@ def test_what_is_planned() -> None:
         Piece([1], 31, [30, 31]),
     ]
     batch = flat_batch(pieces, 16, planner=planner)
-    assert batch.sizes[5:] == (2, 3, 2, 3)
+    assert batch.sizes[5:] == (2, 3, 2, 3, 0)
     assert batch.sizes.plan_words % 4 == 0
     with pytest.raises(ValueError, match=r"page_table\[0, 0\] is 40"):
         flat_batch([Piece([1], 0, [40])], 16, planner=planner)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import kvkernels.ops.prefill as _  # noqa: F401  (defines the operator)
-from kvkernels.ops.prefill import plan_prefill
+from kvkernels.ops.prefill import PrefillPlan, plan_prefill
 from tests.kernels.emulated import NAN, emulate, poisoned, pool_of, relative_error
 from tests.kernels.quantized import as_numbers, quantized_pages
 
@@ -26,9 +26,13 @@ class Case:
     page_table: torch.Tensor
     item_count: torch.Tensor
     items: torch.Tensor
+    merge_starts: torch.Tensor
+    merge_slots: torch.Tensor
     scale: float
     out: torch.Tensor
     lse: torch.Tensor | None
+    partial: torch.Tensor
+    partial_lse: torch.Tensor
     k_scales: torch.Tensor | None = None
     v_scales: torch.Tensor | None = None
 
@@ -46,8 +50,10 @@ def case(
     room: int | None = None,
     seed: int = 0,
     scale: float = 1.0,
+    is_cut: bool = False,
 ) -> Case:
-    """Requests of (tokens before, new tokens) on scattered pages, a row of nobody's in between."""
+    """Requests of (tokens before, new tokens) on scattered pages, a row of nobody's in between;
+    `is_cut`: keys are cut where a launch of one KV head would have few items."""
     draw = torch.Generator().manual_seed(seed)
     counts = [-(-(start + tokens) // page_tokens) for start, tokens in pieces]
     pages = sum(counts) + 3
@@ -63,7 +69,9 @@ def case(
             there = min(page_tokens, start + tokens - number * page_tokens)
             for kept in (k_pages, v_pages):
                 kept[page, :there] = torch.randn(there, kv_heads, dim, generator=draw).to(dtype)
-    plan = plan_prefill(torch.tensor(spans), rows, table, pages, page_tokens, group, room)
+    few = 1 if is_cut else None
+    sizes = pages, page_tokens, group, room
+    plan = plan_prefill(torch.tensor(spans), rows, table, *sizes, kv_heads=few)
     heads = kv_heads * group
     q = poisoned(rows, heads, dim, dtype=dtype)
     for first, tokens, _context in spans:
@@ -72,7 +80,14 @@ def case(
         *(q, k_pages, v_pages, table, *plan[1:], scale * dim**-0.5),
         poisoned(rows, heads, dim, dtype=dtype),
         torch.full((rows, heads), NAN),
+        *pieces_of(plan, heads, dim),
     )
+
+
+def pieces_of(plan: PrefillPlan, heads: int, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A poisoned workspace of the plan's pieces."""
+    slots = len(plan.merge_slots)
+    return poisoned(slots, heads, dim, dtype=torch.float32), torch.full((slots, heads), NAN)
 
 
 def exact(made: Case) -> tuple[torch.Tensor, torch.Tensor]:

@@ -86,9 +86,9 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_a_process_said_becomes_a_status() -> None:
-    def of(found: dict[str, float] | None, code: int = 0, **step: object) -> str:
+    def of(found: dict[str, float] | None, code: int = 0, under: tuple[str, ...] = ()) -> str:
         output = "" if found is None else first_run.PREFIX + json.dumps(found)
-        return str(judged(Step("numbers/x", 1, **step), code, output)["status"])  # type: ignore[arg-type]
+        return str(judged(Step("numbers/x", 1, under=under), code, output)["status"])
 
     assert of({"row_error": 1e-3, "lse_error": 0.0}) == "ok"
     assert of({"row_error": float("nan"), "lse_error": 0.0}) == "wrong"

@@ -117,7 +117,8 @@ def test_chunks_beside_a_decode(config: ModelConfig, kv: str, bound: float) -> N
         plan = plan_prefill(spans, len(q), batch.page_table, BLOCKS, PAGE, HEADS // KV_HEADS)
         out = torch.full_like(q, float("nan"))
         layer = (both.ours.k, both.ours.v, batch.page_table)
-        emulate("prefill", q, *layer, *plan[1:], DIM**-0.5, out, None, *both.ours[2:])
+        pieces = workspace_of(plan, HEADS, DIM)
+        emulate("prefill", q, *layer, *plan[1:], DIM**-0.5, out, None, *pieces, *both.ours[2:])
         first = int(is_decode.sum())
         assert out[:first].isnan().all()
         assert relative_error(out[first:], attend(exact_q, both.theirs, batch)[first:]) < bound

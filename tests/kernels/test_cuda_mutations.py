@@ -81,21 +81,21 @@ PREFILL_TILES = [
 ]  # fmt: skip
 PREFILL = [
     ("if (8 * n + i >= seen)", "if (8 * n + i > seen)"),
-    ("Keys::AT_ONCE > rows.position + 1)", "Keys::AT_ONCE > rows.position + 64)"),
+    ("AT_ONCE > rows.position + 1)", "AT_ONCE > rows.position + 64)"),
     ("if (step * KEYS >= rows.end) continue;", "if (step * KEYS + 1 >= rows.end) continue;"),
     ("        wait_async<0>();\n        keys.finish", "        keys.finish"),
     ("wait_async<0>();\n        keys.finish", "wait_async<1>();\n        keys.finish"),
     ("sync_cta();  // these", "// these"),
     ("keys.fetch(step + 1);\n        if (step * KEYS >= rows.end) continue;",
      "if (step * KEYS >= rows.end) continue;\n        keys.fetch(step + 1);"),
-    ("sum += shfl_xor(sum, 2);", ""),
+    ("sum += shfl_xor(sum, 2);\n            float scale", "float scale"),
     ("chunk * 8, token < item.tokens);", "chunk * 8, true);"),
     ("row / p.group, head = kv_head * p.group + row % p.group",
      "row / p.group, head = kv_head + row % p.group"),
     ("row < WARP_ROWS && row < rows.count", "row < WARP_ROWS"),
     ("    sync_warp();\n    constexpr int CHUNKS", "    constexpr int CHUNKS"),
-    ("l % 4 * 2;\n            WR_UNROLL", "l % 4;\n            WR_UNROLL"),
-    ("largest[m][h] * p.scale_log2 + log2_fast(sum)", "largest[m][h] * p.scale_log2 + sum"),
+    ("first_token - l % 4 * 2;", "first_token - l % 4;"),
+    ("p.scale_log2 + log2_fast(sum));\n            }", "p.scale_log2 + sum);\n            }"),
 ]  # fmt: skip
 BULK = [
     ("(use / COUNT + 1) % 2", "use / COUNT % 2"),
@@ -111,7 +111,7 @@ WGMMA_FILLER = [
     ("bool is_whole = !is_cut ||", "bool is_whole = true ||"),
     ("walk.kv_head * p.of.group, walk.item.token", "walk.kv_head, walk.item.token"),
     ("to.q.wait_vacant(q_uses);", ""),
-    ("number += p.ctas;", "number += p.ctas + 1;"),
+    ("number / p.ctas + 1;", "number / p.ctas + 2;"),
 ]
 WGMMA_ROWS = [
     ("from.kv.wait_full(kv_uses + 2);", ""),
@@ -260,6 +260,37 @@ def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary
         return KernelLibrary(build.build(QUICK))
 
 
+# Of keys that are cut into pieces.
+PREFILL_CUT = [
+    ("table += item.begin / (p.pages.tiles_per_page * TILE);", ""),
+    ("end = item.end - item.begin;", "end = item.end;"),
+    ("item.position - (IS_CUT ? item.begin : 0)", "item.position"),
+    ("p.partial + place * D + l % 4 * 2;", "p.partial + place * D + l % 4;"),
+    ("int64_t token = slot + (first + row) / p.group;", "int64_t token = slot;"),
+]
+WGMMA_CUT = [
+    ("position = item.position - item.begin;", "position = item.position;"),
+    ("walk.item.begin + block * KEYS", "block * KEYS"),
+    ("p.ctas - 1 - own : own", "p.ctas - own : own"),
+]
+WGMMA_ROWS_CUT = [("first_slot + row / p.of.group", "first_slot")]
+MERGE_CUT = [("largest + log2_fast(sum)", "largest")]
+
+
+def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
+    """A chunk in three pieces of its keys, beside one in a single piece."""
+
+    def is_wrong(library: KernelLibrary, seed: int) -> bool:
+        made = prefill.case([(1151, 9), (0, 3)], 5, 2, seed=seed, is_cut=True)
+        try:
+            prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
+        except AssertionError:
+            return True
+        return False
+
+    return is_wrong
+
+
 def slips() -> Iterator[Any]:
     """Each planted slip; of each file's all but the first at full length only: each is a build."""
     for source, pairs, is_wrong in (
@@ -272,6 +303,10 @@ def slips() -> Iterator[Any]:
         ("prefill_wgmma.cuh", WGMMA_FILLER, wgmma_is_wrong),
         ("prefill_wgmma_rows.cuh", WGMMA_ROWS, wgmma_is_wrong),
         ("prefill_tiles.cuh", PREFILL_TILES, prefill_is_wrong),
+        ("prefill.cuh", PREFILL_CUT, cut_is_wrong("prefill")),
+        ("prefill_wgmma.cuh", WGMMA_CUT, cut_is_wrong("prefill_wgmma")),
+        ("prefill_wgmma_rows.cuh", WGMMA_ROWS_CUT, cut_is_wrong("prefill_wgmma")),
+        ("merge.cuh", MERGE_CUT, cut_is_wrong("prefill")),
         ("decode_quantized.cuh", QUANTIZED, quantized_is_wrong),
         ("byte_ring.cuh", BYTE_RING, quantized_is_wrong),
         ("prefill_quantized.cuh", WIDENED, widened_is_wrong),

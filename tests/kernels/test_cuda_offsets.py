@@ -55,7 +55,7 @@ def test_append_then_attention(far_pages: list[torch.Tensor]) -> None:
     many = prefill.case([(tokens - 5, 5)], 2, 2, 64, 32)
     many.page_table = made.page_table
     plan = plan_prefill(torch.tensor([[1, 5, tokens]]), len(many.q), made.page_table, 2, 32, 2)
-    many.item_count, many.items = plan[1:]
+    many.item_count, many.items = plan[1:3]
     many.k_pages, many.v_pages = far_pages
     prefill.emulate("prefill", *many.arguments())
     many.k_pages, many.v_pages = near.k_pages, near.v_pages

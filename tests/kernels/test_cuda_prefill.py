@@ -72,6 +72,30 @@ def test_any_batch(
     hold(case(pieces, group, kv_heads, 64, page_tokens, seed=seed), seed=seed)
 
 
+@pytest.mark.parametrize("kernel", ["prefill", "prefill_wgmma"])
+@pytest.mark.parametrize(
+    ("group", "dim", "pieces"),
+    [
+        (4, 64, [(1300, 40), (0, 3), (1151, 2)]),  # the last rows of a piece see its first key
+        (7, 128, [(1024, 19)]),
+    ],
+)
+def test_keys_cut_into_pieces_are_merged(
+    kernel: str, group: int, dim: int, pieces: list[tuple[int, int]]
+) -> None:
+    made = case(pieces, group, 2, dim, seed=group, is_cut=True)
+    assert len(made.merge_slots) > 0
+    hold(made, run=lambda *arguments: emulate(kernel, *arguments, seed=group))
+
+
+def test_the_cpu_merges_to_what_it_makes_of_whole_rows() -> None:
+    cut, whole = (
+        case([(1300, 40), (0, 3)], 4, 1, seed=2, is_cut=is_cut) for is_cut in (True, False)
+    )
+    for made, wanted in zip(exact(cut), exact(whole), strict=True):
+        assert torch.allclose(made, wanted, rtol=1e-12, equal_nan=True)
+
+
 def test_large_scores_do_not_overflow() -> None:
     """Weights of one token nearly alone: base-2 exponents of hundreds."""
     made = case([(100, 40)], 4, 1, scale=60.0)
@@ -130,9 +154,12 @@ def test_items_beyond_the_count_are_not_read() -> None:
         ("page_table", lambda c: c.page_table[0], "page_table has shape [4], needs [any, any]"),
         ("page_table", lambda c: c.page_table.long(), "page_table is int64, needs int32"),
         ("item_count", lambda c: c.items[0, :2], "item_count has shape [2], needs [1]"),
-        ("items", lambda c: c.items[:, :3], "items has shape [3, 3], needs [3, 4]"),
-        ("items", lambda c: c.items.repeat(1, 2)[:, :4], "items is not dense"),
-        ("items", lambda c: None, "items needs [items, 4]"),
+        ("items", lambda c: c.items[:, :3], "items has shape [3, 3], needs [3, 8]"),
+        ("items", lambda c: c.items.repeat(1, 2)[:, :8], "items is not dense"),
+        ("items", lambda c: None, "items needs [items, 8]"),
+        ("merge_starts", lambda c: c.merge_starts[1:], "merge_starts has shape [63], needs [64]"),
+        ("partial", lambda c: c.partial.half(), "partial is float16, needs float32"),
+        ("partial_lse", lambda c: None, "partial_lse is missing"),
         ("out", lambda c: c.out.half(), "out is float16, needs bfloat16"),
         ("out", lambda c: c.out[1:], "out has shape [62, 8, 128], needs [63, 8, 128]"),
         ("lse", lambda c: c.lse[:, 1:], "lse has shape [63, 7], needs [63, 8]"),

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvkernels.ops.prefill import item_tokens, most_items, plan_prefill
+from kvkernels.ops.prefill import (
+    FILLING_CTAS,
+    LEAST_PIECE,
+    MOST_SLOTS,
+    PIECE_STEP,
+    PrefillPlan,
+    item_tokens,
+    most_items,
+    plan_prefill,
+)
+from tests.bench import prefill_balance
 
 
 @given(
@@ -26,7 +39,7 @@ def test_every_token_has_one_item(pieces: list[tuple[int, int]], group: int, spa
     plan = plan_prefill(made, rows, table, 1, 16, group, room)
     assert len(plan.items) == room
     owners, sees = [-1] * rows, []
-    for request, first, tokens, position in plan.items[: int(plan.item_count)].tolist():
+    for request, first, tokens, position, *_ in plan.items[: int(plan.item_count)].tolist():
         assert 1 <= tokens <= item_tokens(group)
         row, _, context = spans[request]
         assert position - pieces[request][0] == first - row
@@ -76,3 +89,95 @@ def test_room_and_groups_are_checked() -> None:
     for group in (0, 129):
         with pytest.raises(ValueError, match=f"{group} query heads a KV head: prefill has 1 to"):
             item_tokens(group)
+
+
+def cut_plan(pieces: list[tuple[int, int]], group: int = 4, kv_heads: int = 8) -> PrefillPlan:
+    """Of (tokens before, new tokens), with one page for all."""
+    spans, rows = [], 0
+    for start, tokens in pieces:
+        spans.append((rows, tokens, start + tokens))
+        rows += tokens
+    table = torch.zeros(len(pieces), 1 << 12, dtype=torch.int32)
+    return plan_prefill(torch.tensor(spans), rows, table, 1, 16, group, kv_heads=kv_heads)
+
+
+@given(
+    pieces=st.lists(st.tuples(st.integers(0, 20_000), st.integers(1, 300)), min_size=1, max_size=4),
+    group=st.integers(1, 128),
+    kv_heads=st.integers(1, 8),
+)
+def test_pieces_cover_each_rows_keys_once(
+    pieces: list[tuple[int, int]], group: int, kv_heads: int
+) -> None:
+    """In order, each with a key that every one of its rows sees."""
+    plan = cut_plan(pieces, group, kv_heads)
+    slots: dict[int, tuple[int, int, int]] = {}
+    whole: dict[int, tuple[int, int]] = {}
+    for _, first, tokens, position, begin, end, slot, _ in plan.items.tolist():
+        assert begin <= position, "its first row sees the first key"
+        assert begin % PIECE_STEP == 0
+        for row in range(tokens):
+            if slot < 0:
+                whole[first + row] = (begin, end)
+            else:
+                assert slot + row not in slots
+                slots[slot + row] = (first + row, begin, end)
+    assert len(slots) == len(plan.merge_slots) <= MOST_SLOTS
+    starts, row = plan.merge_starts.tolist(), 0
+    for start, count in pieces:
+        for token in range(count):
+            merged = plan.merge_slots[starts[row] : starts[row + 1]].tolist()
+            parts = [slots[slot][1:] for slot in merged] or [whole[row]]
+            assert all(slots[slot][0] == row for slot in merged)
+            assert parts[0][0] == 0
+            assert parts[-1][1] > start + token, "the last one has the row's own token"
+            assert all(a[1] == b[0] for a, b in pairwise(parts))
+            row += 1
+    assert starts[-1] == len(plan.merge_slots)
+
+
+def test_a_short_chunk_after_a_long_context_fills_the_gpu() -> None:
+    plan = cut_plan([(8_192, 64)])
+    assert len(plan.items) * 8 == FILLING_CTAS
+    assert int((plan.items[:, 5] - plan.items[:, 4]).max()) <= 8_256 // 8 + PIECE_STEP
+
+
+@pytest.mark.parametrize("piece", [(0, 2_048), (8_192, 512), (LEAST_PIECE - 64, 64)])
+def test_what_has_items_enough_or_few_keys_is_not_cut(piece: tuple[int, int]) -> None:
+    plan = cut_plan([piece])
+    assert len(plan.merge_slots) == 0
+    assert set(plan.items[:, 6].tolist()) == {-1}
+
+
+def test_where_keys_are_cut_depends_on_the_request_alone() -> None:
+    alone = cut_plan([(8_192, 64)]).items[:, 3:6].tolist()
+    beside = cut_plan([(300, 90), (8_192, 64), (0, 2_000)])
+    own = [item for item in beside.items.tolist() if item[0] == 1]
+    assert sorted(item[3:6] for item in own) == sorted(alone)
+
+
+def test_a_crowded_step_cuts_nothing() -> None:
+    """Its items fill the GPU, and partial results would take more memory than is kept for them."""
+    plan = cut_plan([(8_192, 64)] * 16)
+    assert len(plan.merge_slots) == 0
+
+
+def test_the_table_of_balance_is_what_the_command_prints(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.argv", ["prefill_balance"])
+        prefill_balance.main()
+    said = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.strip() in said
+
+
+@pytest.mark.parametrize(
+    ("name", "sms", "share"),
+    [("64 after 8k", 100, 0.8), ("128 after 32k", 100, 0.95), ("1 x 2k", 132, 0.969)],
+)
+def test_sms_are_used(name: str, sms: int, share: float) -> None:
+    shape = next(shape for shape in prefill_balance.SHAPES if shape.name == name)
+    *_, after = prefill_balance.measured(shape)
+    assert after.sms >= sms
+    assert after.share >= share

@@ -59,6 +59,12 @@ def test_a_window_of_page_ids_and_more() -> None:
     hold_quantized(case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
 
 
+def test_keys_cut_into_pieces_are_merged() -> None:
+    made = case([(1300, 40), (0, 3), (1151, 2)], 4, 1, 64, seed=5, is_cut=True)
+    assert len(made.merge_slots) > 0
+    hold_quantized(made, torch.int8, seed=5)
+
+
 @settings(max_examples=examples(5))
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=3),

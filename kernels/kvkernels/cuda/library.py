@@ -87,6 +87,23 @@ def view_of(tensor: TensorLike) -> bytes:
 Argument = TensorLike | float | int | None
 
 
+class DeviceLimits(NamedTuple):
+    """Of the current device, and of the library on it."""
+
+    capability: int  # major * 10 + minor
+    multiprocessors: int
+    shared_bytes: int  # that a CTA can have
+    driver: int  # CUDA's version, 1000 * major + 10 * minor
+    runtime: int  # that the library was built with
+
+    def __str__(self) -> str:
+        return (
+            f"compute capability {self.capability / 10:.1f}, {self.multiprocessors} SMs, "
+            f"{self.shared_bytes} bytes of shared memory a CTA, CUDA {self.driver / 1000:.1f} by "
+            f"the driver, {self.runtime / 1000:.1f} by the library"
+        )
+
+
 class KernelLibrary:
     """A loaded library. Lifetime: process; calls from any thread.
 
@@ -102,13 +119,22 @@ class KernelLibrary:
         if theirs != ours:
             raise LaunchError(f"{path} has tensors of {theirs} bytes, not {ours}: build it anew")
 
+    def device(self) -> DeviceLimits:
+        """The current device. Raises RefusedError for a driver older than the library, LaunchError
+        where there is none."""
+        found = (ctypes.c_int64 * len(DeviceLimits._fields))()
+        self._raise(self.functions.wr_device(found), "device")
+        return DeviceLimits(*found)
+
     def call(self, name: str, arguments: Sequence[Argument], stream: int = 0) -> None:
         """Launch `wr_<name>` on `stream` (a cudaStream_t); None is an absent tensor.
 
         Returns once launched. Raises RefusedError before anything ran, or LaunchError.
         """
         function = getattr(self.functions, f"wr_{name}")
-        code = function(*map(_in_c, arguments), ctypes.c_void_p(stream))
+        self._raise(function(*map(_in_c, arguments), ctypes.c_void_p(stream)), name)
+
+    def _raise(self, code: int, name: str) -> None:
         if code:
             message = self.functions.wr_last_error().decode(errors="replace")
             raise (RefusedError if code == REFUSED else LaunchError)(f"{name}: {message}")

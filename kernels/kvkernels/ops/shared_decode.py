@@ -329,7 +329,7 @@ def unsupported(
 
 
 class Splits(Protocol):
-    """A plan, of decode or shared decode."""
+    """A plan, of decode, shared decode or prefill."""
 
     @property
     def merge_slots(self) -> torch.Tensor: ...

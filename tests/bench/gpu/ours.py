@@ -149,13 +149,14 @@ def prefill_run(batch: Batch, way: str = "") -> Run:
     shape, device = batch.shape, batch.q.device
     group = shape.heads // shape.kv_heads
     sizes = len(batch.q), batch.table.cpu(), len(batch.k), shape.page, group
-    made = plan_prefill(spans_of(shape), *sizes).on(device)
+    made = plan_prefill(spans_of(shape), *sizes, kv_heads=shape.kv_heads).on(device)
     given = batch.q, batch.k, batch.v, batch.table
-    ends = batch.scale, batch.out, batch.lse
+    workspace = workspace_of(made, shape.heads, shape.dim, device)
     scales = (batch.k_scales, batch.v_scales)
+    ends = batch.scale, batch.out, batch.lse, *workspace, *scales
+    arguments = (*given, *made[1:], *ends)
     if not way:
-        return lambda: prefill_op.prefill(*given, made, *ends, scales=scales)
-    arguments = (*given, *made[1:], *ends, *scales)
+        return lambda: torch.ops.warmroute.prefill(*arguments)
     return lambda: cuda_library().call(
         f"prefill_{way}", arguments, torch.cuda.current_stream().cuda_stream
     )
@@ -182,7 +183,8 @@ def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
     group = shape.heads // shape.kv_heads
     sizes = len(batch.q), table.cpu(), len(batch.k), shape.page, group
     cut = plan_prefill(spans_of(shape), *sizes)
-    prefill_op.prefill_on_cpu(*pages, *cut[1:], batch.scale, out, lse, *scales)
+    none = workspace_of(cut, shape.heads, shape.dim, batch.q.device)
+    prefill_op.prefill_on_cpu(*pages, *cut[1:], batch.scale, out, lse, *none, *scales)
     off = float((batch.lse.double() - lse).abs().max())
     return Errors(worst_row(batch.out, out), off)
 
