@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView, median
-from policies.work import later_s, new_s
+from policies.work import busy_share, later_s, new_s, room_s
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
@@ -20,16 +20,15 @@ _BEGUN, _BEYOND = 4.0, 1.15  # times own recomputing, then who has begun may fil
 
 @dataclass(frozen=True, slots=True)
 class Warmset:
-    """cost [s] = queue + prefill + later + running + pushed_out + place + evicted.
+    """cost [s] = queue + prefill + room + later + running + pushed_out + place + evicted.
 
-    later: by how much its prefill delays all who come before that worker's queue is empty again.
-    running: how long the worker's requests wait for it, each second for `running` of a second.
-    place: for a warm session away from home, `stay` - 1 times all of these; for another, what its
-    cache takes to compute, by the chance that it returns, times the memory that is wanted there.
-    A new session, or one whose cache is lost, starts where it fits within `gate`, or waits: +inf.
-
-    Spill depth of H of P seconds, no queues: H / (P - H + step / 2) / `running` requests.
-    Unknown hits are taken as they are; an unknown capacity as the others' median, none: endless.
+    room: until answers that end there have freed the memory it lacks. later: by how much its
+    prefill delays all who come before that worker's queue is empty again. running: how long the
+    worker's requests wait for it, each second for `running` of a second. place: for a warm session
+    away from home, `stay` - 1 times all of these; for another, what its cache takes to compute, by
+    the chance that it returns, times the memory wanted there. One that is not warm starts where it
+    fits within `gate`, or waits: +inf. Unknown hits count as they are, unknown capacity as the
+    others' median. Spill depth of H of P s, no queue: H / (P - H + step / 2) / `running` requests.
 
     gate: share of a worker's KV memory that sessions at home may want; above 0.
     stay: how many times dearer a warm session is away from home; 1 or more.
@@ -61,10 +60,12 @@ class Warmset:
         after += trunk * (~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1)))
         token_s = redo_s / np.maximum(wanted, 1.0)
         saved_s = _GAMMA * _FULL * float((token_s * size).sum()) / max(len(fleet), 1)
-        lasts = saved_s >= fleet.cycle_s > 0.0  # else a full cache saves less than it idles
+        holds = saved_s >= fleet.cycle_s > 0.0  # else a full cache saves less than it idles
+        lasts = fleet.cycle_s > 0.0 and saved_s >= busy_share(fleet) * fleet.cycle_s
         seconds = {
             "queue_s": fleet.queued_prefill_s,
             "prefill_s": own_s,
+            "room_s": room_s(request, fleet),
             "later_s": later_s(fleet, own_s),
             "running_s": self.running * fleet.requests * (own_s + 0.5 * median(fleet.step_s)),
             "pushed_out_s": np.clip(after - _FULL * size, 0.0, private * lasts) * token_s,
@@ -77,7 +78,7 @@ class Warmset:
             return seconds | {"evicted_s": nothing, "over_tokens": nothing}
         again_s = fleet.prefill_s(private, trunk)
         there = 2 * (hits - trunk) > private  # most of what is its own: it pushes little out
-        fits = there | (not lasts) | self._open(request, fleet, after, again_s)
+        fits = there | (not holds) | self._open(request, fleet, after, again_s)
         evicted = np.clip(np.nan_to_num(fleet.cached_tokens) + private - size, 0.0, private)
         return seconds | {
             "place_s": again_s * (lasts * request.return_chance) * np.minimum(after / size, 4.0),
@@ -87,8 +88,7 @@ class Warmset:
 
     def _open(self, request: RequestView, fleet: FleetView, after: Floats, redo_s: Floats) -> Bools:
         wanted, size = fleet.working_set_tokens, fleet.kept_tokens(request.prompt_tokens)
-        over = after - self.gate * size
-        fits: Bools = (over <= 0.0) | (wanted == 0.0)
+        fits: Bools = ((over := after - self.gate * size) <= 0.0) | (wanted == 0.0)
         fits |= fleet.working_set_s + redo_s <= _REDO * fleet.cycle_s
         if request.held_s > _RELIEF_S and not fits.any():
             need = after - wanted

@@ -43,6 +43,25 @@ def later_s(fleet: FleetView, own_s: Floats) -> Floats:
     return seconds
 
 
+def room_s(request: RequestView, fleet: FleetView) -> Floats:
+    """float64[rows]: seconds until answers that end there have freed the memory that it lacks.
+
+    Running requests pin their KV, and by Little's law `turnover_per_s` of it is freed in a second.
+    0 where it fits, where use or capacity are unknown, and before anything is known of turnover.
+    """
+    used = np.nan_to_num(fleet.kv_used_tokens)
+    over = used + request.prompt_tokens - fleet.spared_tokens - fleet.assumed_capacity_tokens
+    freed_per_s = used * fleet.turnover_per_s
+    waits = (over > 0.0) & (freed_per_s > 0.0)
+    seconds: Floats = np.divide(over, freed_per_s, out=np.zeros(len(fleet)), where=waits)
+    return seconds
+
+
+def busy_share(fleet: FleetView) -> float:
+    """Share of the workers with queued prefill, 0..1: by that of the time one fills its cache."""
+    return np.count_nonzero(fleet.queued_prefill_tokens) / max(len(fleet), 1)
+
+
 def brought_s(request: RequestView, fleet: FleetView, step: float) -> Floats:
     """float64[rows]: what the request would add to `load_s`: its missing prefill and one step."""
     computed = np.maximum(request.prompt_tokens - fleet.spared_tokens, 1)

@@ -206,6 +206,11 @@ class SessionTracking:
         if self.sessions is not None and tracked is not None:
             self.sessions.ended(tracked, output_tokens, now_s)
 
+    def refused(self, pending: Pending) -> None:
+        """Its worker would not serve it: what it would keep there is not there."""
+        if self.sessions is not None and pending.tracked is not None:
+            self.sessions.refused(pending.tracked)
+
     def lost(self, worker: Worker | None) -> None:
         """A worker's cache is gone."""
         if self.sessions is not None and worker is not None:

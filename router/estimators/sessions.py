@@ -166,6 +166,10 @@ class Sessions:
         """It must wait because its cache is lost: what is left of it is nobody's any more."""
         self._go(tracked.row)
 
+    def refused(self, tracked: TrackedRequest) -> None:
+        """Its worker would not serve it, such as a prompt beyond its memory."""
+        self._go(tracked.row)
+
     def ended(self, tracked: TrackedRequest, output_tokens: int | None, now_s: float) -> None:
         """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
         rows, cells, row = self._rows, self._rows.cells, tracked.row

@@ -31,6 +31,7 @@ from simulator.runs.scenes import (
     MAX_TTFT_MS,
     RATIOS,
     Ladder,
+    Rivalry,
     RuleFigures,
     Saturation,
     Scene,
@@ -38,6 +39,7 @@ from simulator.runs.scenes import (
     compare_scene,
     ladder_of_scenes,
     read_scenes,
+    rivalry,
 )
 from simulator.runs.task import SweepError
 
@@ -86,14 +88,25 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
 )
 
 
+BESIDE = "The base beside the best other rule"
+
 # Folded on the page, so that the other columns fit a window of 1,280 pixels.
 FOLDED = ("E2E", "TPOT p90", "preempt.", "E2E ratio", "TPOT ratio")
 
 
 def print_scenes(
-    console: Console, scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]
+    console: Console,
+    scenes: Sequence[SceneFigures],
+    ladders: Sequence[Ladder],
+    rivals: Sequence[Rivalry] = (),
 ) -> None:
-    """One table a scene (several where the terminal is narrow), then the ladders and the terms."""
+    """The base beside the best others, each scene, the ladders, the terms.
+
+    Tables that are too wide for the terminal are printed as several.
+    """
+    if rivals:
+        console.print(Text(BESIDE, style="bold"))
+        console.print(*_rivalries(rivals).in_terminal(console.width))
     for scene in scenes:
         console.print(Text(_heading(scene), style="bold"))
         console.print(*_table(scene).in_terminal(console.width))
@@ -108,9 +121,13 @@ def print_scenes(
         console.print(Text(line, style="dim"))
 
 
-def as_markdown(scenes: Sequence[SceneFigures], ladders: Sequence[Ladder]) -> str:
+def as_markdown(
+    scenes: Sequence[SceneFigures], ladders: Sequence[Ladder], rivals: Sequence[Rivalry] = ()
+) -> str:
     """The same tables for a document, then the terms."""
     lines: list[str] = []
+    if rivals:
+        lines += [f"**{BESIDE}**", "", *_rivalries(rivals).in_markdown(), ""]
     for scene in scenes:
         lines += [f"**{_heading(scene)}**", "", *_table(scene).in_markdown(), ""]
         lines += [wide, ""] if (wide := _unresolved(scene)) else []
@@ -127,6 +144,23 @@ def _table(
     rows = [(rule.policy, *(cell(rule) for _, cell in columns)) for rule in scene.rules]
     base = [line for line, rule in enumerate(scene.rules) if rule.policy == scene.base]
     return Table(head, rows, strong=frozenset(base), summary=summary)
+
+
+def _rivalries(found: Sequence[Rivalry]) -> Table:
+    head = ("workload", "TTFT", "best other", "ratio", "good", "best other", "points")
+    rows = [
+        (
+            one.scene,
+            in_s(one.ttft_mean_ms),
+            f"{in_s(one.rival_ttft_ms)} {', '.join(one.rivals_ttft)}",
+            ratio_told(one.ttft),
+            percent(one.good),
+            f"{percent(one.rival_good)} {', '.join(one.rivals_good)}",
+            points_told(one.points),
+        )
+        for one in found
+    ]
+    return Table(head, rows)
 
 
 def _unresolved(scene: SceneFigures) -> str:
@@ -159,6 +193,10 @@ def terms() -> Iterator[str]:
         f"points: mean difference to it; 95 % intervals, {UNRESOLVED} where wider than 3 %."
     )
     yield (
+        "Best other: of all other rules, by that figure; chosen on every second seed and judged on "
+        "the rest, and the other way round. Ratio and points: the base against it."
+    )
+    yield (
         f"Saturation: where mean TTFT rises above {MAX_TTFT_MS / 1000:g} s or good falls below "
         f"{LEAST_GOOD:.0%}, interpolated between the loads tried."
     )
@@ -180,10 +218,12 @@ def render_page(
     ladders: Sequence[Ladder],
     title: str,
     failed: Sequence[str] = (),
+    rivals: Sequence[Rivalry] = (),
 ) -> str:
-    """The whole page: a picture and a table for each scene, then the ladders, then the terms."""
+    """The whole page: the best others; each scene's picture and table; the ladders, the terms."""
     by_name = {scene.name: scene for scene in scenes}
-    sections = [_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes)]
+    sections = [Section(BESIDE, tables=[_rivalries(rivals)])] if rivals else []
+    sections += [_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes)]
     sections += [_ladder(found, by_name) for found in ladders]
     sections.append(Section("Failed runs", lines=failed))
     return Page(title, (), (), [one for one in sections if one], list(terms())).html()
@@ -248,6 +288,7 @@ class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     scenes: tuple[SceneFigures, ...]
     ladders: tuple[Ladder, ...]
     failed: tuple[str, ...]  # runs without figures
+    rivals: tuple[Rivalry, ...] = ()  # scenes with too few seeds, or without the base, have none
 
 
 def run_compare(
@@ -274,17 +315,20 @@ def run_compare(
             scene.rows = {policy: rows for policy, rows in scene.rows.items() if policy in kept}
     found = [compare_scene(scene, base) for scene in scenes if scene.rows]
     steps = ladders_of(scenes, found)
+    rivals = [one for scene in scenes if (one := rivalry(scene, base))]
     failed = [f"{scene.name}: {line}" for scene in scenes for line in scene.failed]
-    print_scenes(console, found, steps)
+    print_scenes(console, found, steps, rivals)
     for line in failed:
         console.print(f"failed: {line}", markup=False, highlight=False)
-    report = CompareReport(FORMAT, VERSION, base, tuple(found), tuple(steps), tuple(failed))
+    report = CompareReport(
+        FORMAT, VERSION, base, tuple(found), tuple(steps), tuple(failed), tuple(rivals)
+    )
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
     if markdown is not None:
-        markdown.write_text(as_markdown(found, steps))
+        markdown.write_text(as_markdown(found, steps, rivals))
     if html is not None:
-        html.write_text(render_page(found, steps, f"Rules beside {base}", failed))
+        html.write_text(render_page(found, steps, f"Rules beside {base}", failed, rivals))
     return not failed
 
 

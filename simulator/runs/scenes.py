@@ -223,6 +223,69 @@ def compare_scene(scene: Scene, base: str) -> SceneFigures:
     )
 
 
+class Rivalry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The base beside the best of the other rules, which is another one for each figure.
+
+    That rule is chosen on every second seed and judged on the rest, then the other way round: a
+    rule that is the best of many by luck on some draws has no luck on the others.
+    """
+
+    scene: str
+    ttft_mean_ms: float | None  # of the base
+    rivals_ttft: tuple[str, ...]  # the one or two that were chosen
+    rival_ttft_ms: float | None
+    ttft: Ratio | None  # base by rival
+    good: float | None
+    rivals_good: tuple[str, ...]
+    rival_good: float | None
+    points: Interval | None  # base minus rival
+
+
+LEAST_SEEDS = 4  # two to choose on, two to judge on
+
+
+def rivalry(scene: Scene, base: str) -> Rivalry | None:
+    """None where there are too few seeds of the base, or no other rule has all of them."""
+    rows = scene.rows.get(base, {})
+    seeds = sorted(rows)
+    others = {
+        policy: by_seed
+        for policy, by_seed in scene.rows.items()
+        if policy != base and by_seed.keys() >= rows.keys()
+    }
+    if len(seeds) < LEAST_SEEDS or not others:
+        return None
+    own = [rows[seed] for seed in seeds]
+    ttft, quick = _rivals(others, seeds, lambda row: row.ttft_ms.mean)
+    good, well = _rivals(others, seeds, lambda row: -(row.goodput.share or 0.0))
+    return Rivalry(
+        scene=scene.name,
+        ttft_mean_ms=_mean(own, lambda row: row.ttft_ms.mean),
+        rivals_ttft=quick,
+        rival_ttft_ms=_mean(ttft, lambda row: row.ttft_ms.mean),
+        ttft=paired_ratio(lambda row: row.ttft_ms.mean, own, ttft),
+        good=_mean(own, lambda row: row.goodput.share),
+        rivals_good=well,
+        rival_good=_mean(good, lambda row: row.goodput.share),
+        points=paired(figure(GOOD), own, good),
+    )
+
+
+def _rivals(
+    others: Mapping[str, Mapping[int, ReplayRow]],
+    seeds: Sequence[int],
+    of: Callable[[ReplayRow], float | None],
+) -> tuple[list[ReplayRow], tuple[str, ...]]:
+    """Each seed's row of the rule with the least mean of `of` on the other half; those rules."""
+    chosen: dict[int, str] = {}
+    for here, there in ((seeds[::2], seeds[1::2]), (seeds[1::2], seeds[::2])):
+        means = {policy: _mean([rows[s] for s in there], of) for policy, rows in others.items()}
+        best = min(means, key=lambda policy: (means[policy] is None, means[policy] or 0.0))
+        chosen |= dict.fromkeys(here, best)
+    rows = [others[chosen[seed]][seed] for seed in seeds]
+    return rows, tuple(dict.fromkeys(chosen[seed] for seed in seeds))
+
+
 def collapse_line_ms(scene: Scene) -> float | None:
     """`COLLAPSE` times the mean TTFT of the best seed of the rule with the lowest mean.
 

@@ -287,12 +287,28 @@ def test_a_worker_that_tells_no_capacity_is_as_large_as_the_others() -> None:
     assert np.isinf(WARMSET.costs(request_of(standing="new", **PROMPT), fleet, None)).all()
 
 
-def test_nothing_is_paid_for_memory_where_caches_do_not_last() -> None:
-    columns = EXAMPLE | {"cycle_s": 100.0, "working_set_tokens": [150_000.0, 99_000.0]}
+@pytest.mark.parametrize(("queued", "priced"), [(6_000.0, False), ([6_000.0, 0.0], True)])
+def test_memory_has_a_price_where_caches_last(queued: object, priced: bool) -> None:
+    """Filling one takes 8.1 s on average: less than a turn, and more than half of one."""
+    columns = EXAMPLE | {
+        "cycle_s": 15.0,
+        "working_set_tokens": [150_000.0, 99_000.0],
+        "queued_prefill_tokens": queued,
+    }
     fleet = fleet_of(hit_tokens=[10_000, 10_000], **columns)
     for standing in ("new", "cold", "warm"):
         request = request_of(standing=standing, home_id=1, **PROMPT)
         terms = WARMSET.terms(request, fleet, None)
-        assert not terms["pushed_out_s"].any()
-        assert not terms["place_s"].any()
-        assert not terms["over_tokens"].any()
+        assert terms["pushed_out_s"].any() == priced
+        assert terms["place_s"].any() == priced
+        assert not terms["over_tokens"].any(), "holding pays nowhere, whatever the load"
+
+
+def test_one_waits_for_answers_to_free_the_memory_it_lacks() -> None:
+    """Half an arrival a second for each request: half of what is in use is freed in one."""
+    columns = EXAMPLE | {"kv_used_tokens": [96_000.0, 80_000.0]}
+    fleet = fleet_of(hit_tokens=[10_000, 10_000], **columns)
+    terms = WARMSET.terms(request_of(standing="new", **PROMPT), fleet, None)
+    assert terms["room_s"].tolist() == pytest.approx([6_000 / 48_000, 0.0])
+    unknown = fleet.with_columns(turnover_per_s=0.0)
+    assert not WARMSET.terms(request_of(standing="new", **PROMPT), unknown, None)["room_s"].any()

@@ -322,3 +322,15 @@ def test_an_answer_that_nobody_counted_has_the_tokens_that_there_was_time_for(
     world.core.on_finish(finish)
     assert world.core.session_tracking.sessions is not None
     assert world.core.session_tracking.sessions.cycle.output_tokens == tokens
+
+
+def test_what_a_worker_refused_is_not_wanted_there() -> None:
+    """As a prompt beyond its memory: its session would seem to fill a cache that it is not in."""
+    core = World(workers=1, policy=WATCHING).core
+    arrival = World().arrival([1, 2, 3, 4], session="long")
+    core.on_arrival(arrival)
+    wanted = core.session_tracking.wanted_tokens
+    assert wanted(0) == 4.0 * BLOCK
+    core.on_finish(Finish(0.0, arrival.request_id, refused=True))
+    core.on_tick(Tick(1.0))
+    assert wanted(0) == 0.0

@@ -25,6 +25,7 @@ from simulator.runs.scenes import (
     ladder_of_scenes,
     load_of,
     read_scenes,
+    rivalry,
     short_names,
 )
 from simulator.runs.store import Store
@@ -121,6 +122,43 @@ def test_good_answers_are_paired_and_what_is_unresolved_is_counted(tmp_path: Pat
     assert "would do: random good " in markdown.read_text()
     alone = compare_scene(scene, "lpwl").rules[0]
     assert (alone.good_difference, alone.more_seeds) == (None, {"ttft_mean": None, "good": None})
+
+
+def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
+    tmp_path: Path,
+) -> None:
+    times = {
+        "hybrid": (100.0, 100.0, 100.0, 100.0),
+        "random": (50.0, 400.0, 50.0, 400.0),  # the best of the even seeds, by luck
+        "lpwl": (200.0, 110.0, 200.0, 110.0),
+        "kv_load": (1.0, 1.0, 1.0),  # has not run on all of them
+    }
+    runs: list[tuple[Setup, ReplayRow | None]] = [
+        (asked, row_of(asked, ttft, good=ttft / 1000))
+        for policy, known in times.items()
+        for seed, ttft in enumerate(known)
+        for asked in [setup(policy, seed)]
+    ]
+    file = written(tmp_path / "a.jsonl", runs)
+    [scene] = read_scenes([file])
+    found = rivalry(scene, "hybrid")
+    assert found is not None
+    # lpwl is chosen on the odd seeds and judged on the even ones, random the other way round.
+    assert found.rivals_ttft == ("lpwl", "random")
+    assert found.rival_ttft_ms == (200 + 400 + 200 + 400) / 4
+    assert found.ttft is not None
+    assert found.ttft.mean == pytest.approx(math.sqrt(100 / 200 * 100 / 400), abs=1e-4)
+    # Of the good answers random has most on the odd seeds, lpwl on the even ones.
+    assert found.rivals_good == ("random", "lpwl")
+    assert found.points is not None
+    assert found.points.mean == pytest.approx(0.1 - (0.05 + 0.11) / 2)
+    assert rivalry(scene, "kv_load") is None
+    assert rivalry(scene, "jsew") is None
+    markdown, html = tmp_path / "out.md", tmp_path / "out.html"
+    _, text = compared((file,), "hybrid", markdown=markdown, html=html)
+    for shown in (text, markdown.read_text(), html.read_text()):
+        assert "The base beside the best other rule" in shown
+        assert re.search(r"0\.3\S* lpwl, random", shown)
 
 
 @settings(max_examples=examples(50), deadline=None)
