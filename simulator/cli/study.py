@@ -62,7 +62,7 @@ def study(options: argparse.Namespace, console: Console) -> bool:
     check_folder("--out", options.out)
     asked = Asked(
         traces=options.traces,
-        passes="full" if options.full else "first",
+        passes="table" if options.table else "full" if options.full else "first",
         only=tuple(dict.fromkeys(options.only or ())),
         policies=policies,
         alone=options.alone,

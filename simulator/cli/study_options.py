@@ -248,7 +248,7 @@ def add_study(parsers: Any) -> None:
     parser = add_command(
         parsers,
         "study",
-        "[--full] [--only SWEEP]... [--policy SPEC]... [option]...",
+        "[--full|--table] [--only SWEEP]... [--policy SPEC]... [option]...",
         "the sweeps behind docs/notes/policy-study.md: run, resumed, compared",
         "Runs the sweeps of simulator/data/study with the rules and seeds of study.yaml, keeps "
         "every result, and writes the comparison. Interrupted, the same command goes on.",
@@ -258,6 +258,11 @@ def add_study(parsers: Any) -> None:
     add(
         "--full", action="store_true", help="more seeds, loads, memories, traces; default: "
         "the first pass, the whole catalogue on three seeds",
+    )  # fmt: skip
+    add(
+        "--table", action="store_true", help="instead: every workload at 60, 80 and 95 % of "
+        "saturation beside the leading published rules, each seed another draw of the traces; "
+        "kept in the folder table of --out; for --base warmset",
     )  # fmt: skip
     add("--only", action="append", metavar="SWEEP", help="this one; repeat")
     add("--policy", action="append", metavar="SPEC", help="besides those of the list; repeat")

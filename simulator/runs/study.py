@@ -33,6 +33,8 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sweep: str  # a sweep file beside the list, without its suffix
     rules: str  # one of the list's sets
     seeds: int  # 1 to so many
+    name: str = ""  # of its results; as the sweep where it is not given
+    grid: dict[str, Any] = {}  # in place of the sweep file's own
 
 
 class StudyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -41,6 +43,7 @@ class StudyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: dict[str, tuple[str, ...]]
     first: tuple[Entry, ...]
     full: tuple[Entry, ...] = ()
+    table: tuple[Entry, ...] = ()  # seeds are draws of the traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,12 +51,17 @@ class Asked:
     """What part of the study is wanted. Lifetime: process."""
 
     traces: Path = Path()  # where trace files lie
-    passes: Literal["first", "full"] = "first"
+    passes: Literal["first", "full", "table"] = "first"
     only: tuple[str, ...] = ()  # sweeps; empty: all of the pass
     policies: tuple[str, ...] = ()  # rules to run besides those of the list
     alone: bool = False  # these only
     quick: bool = False  # a seed, two rules and some requests of each: that it works
     resamples: int | None = None  # seeds of each sweep, each a draw of its file; None: as listed
+
+    @property
+    def draws(self) -> bool:
+        """Whether each seed is another draw of a trace's sessions."""
+        return self.resamples is not None or self.passes == "table"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +73,23 @@ class Step:
 
 
 def read_steps(asked: Asked, file: Path = LIST) -> list[Step]:
-    """The steps in the list's order, one for each sweep file, each run once.
+    """The steps in the list's order, one for each name of results, each run once.
 
     Raises `SweepError` for a wrong list or sweep file, an unknown sweep, and missing traces.
     """
     listed = _list(file)
-    entries = listed.first if asked.passes == "first" else (*listed.first, *listed.full)
-    known = list(dict.fromkeys(entry.sweep for entry in entries))
+    entries = {
+        "first": listed.first,
+        "full": (*listed.first, *listed.full),
+        "table": listed.table,
+    }[asked.passes]
+    known = list(dict.fromkeys(entry.name or entry.sweep for entry in entries))
     problems = [unknown("sweeps", name, known) for name in asked.only if name not in known]
     if problems:
         raise SweepError(problems)
     names = [name for name in known if not asked.only or name in asked.only]
     steps = [
-        _step(name, [e for e in entries if e.sweep == name], listed, asked, file.parent)
+        _step(name, [e for e in entries if name == (e.name or e.sweep)], listed, asked, file.parent)
         for name in names
     ]
     _check_traces(steps)
@@ -92,7 +104,7 @@ def _list(file: Path) -> StudyList:
     except msgspec.ValidationError as error:
         raise SweepError([f"{file}: {error}"]) from error
     problems = []
-    for entry in (*listed.first, *listed.full):
+    for entry in (*listed.first, *listed.full, *listed.table):
         if entry.rules not in listed.rules:
             problems.append(unknown(f"{file}: {entry.sweep}", entry.rules, listed.rules))
         if not 1 <= entry.seeds <= MAX_SEEDS:
@@ -105,20 +117,21 @@ def _list(file: Path) -> StudyList:
 def _step(
     name: str, entries: Sequence[Entry], listed: StudyList, asked: Asked, folder: Path
 ) -> Step:
-    path = folder / f"{name}.yaml"
-    try:
-        plain = read_yaml(path)
-    except YamlFileError as error:
-        raise SweepError(error.problems) from error
-    _place(plain, asked.traces, resample=asked.resamples is not None)
     found: dict[Setup, None] = {}
     for entry in entries:
+        path = folder / f"{entry.sweep}.yaml"
+        try:
+            plain = read_yaml(path)
+        except YamlFileError as error:
+            raise SweepError(error.problems) from error
+        _place(plain, asked.traces, resample=asked.draws)
         rules = () if asked.alone else listed.rules[entry.rules]
         policies = [*rules, *asked.policies]
         seeds = list(range(1, (asked.resamples or entry.seeds) + 1))
         if asked.quick:
             policies, seeds = policies[:QUICK_RULES], [1]
-        grid = {**plain.get("grid", {}), "policies": list(dict.fromkeys(policies)), "seeds": seeds}
+        grid = entry.grid or plain.get("grid", {})
+        grid = {**grid, "policies": list(dict.fromkeys(policies)), "seeds": seeds}
         try:
             found.update(dict.fromkeys(setups_of(parse_sheet({**plain, "grid": grid}))))
         except SweepError as error:
@@ -177,7 +190,8 @@ def run_study(
     Raises `SweepError` before anything runs for what cannot be read or written.
     """
     steps = read_steps(asked)
-    folder = out / "quick" if asked.quick else out / "draws" if asked.resamples else out
+    kept = "quick" if asked.quick else "table" if asked.passes == "table" else "draws"
+    folder = out / kept if asked.quick or asked.draws else out
     files = [folder / f"{step.name}{SUFFIX}" for step in steps]
     for number, (step, file) in enumerate(zip(steps, files, strict=True), 1):
         console.print(f"{number}/{len(steps)} {step.name}", style="bold", highlight=False)
