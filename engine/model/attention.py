@@ -1,7 +1,8 @@
 """Paged attention in plain torch: the path of CPUs, and the reference of the kernels' tests.
 
-Scores are made in tiles of KEYS keys from the first token on, whatever the block size; the tiles'
-sums are added in order.
+`attend`: scores are made in tiles of KEYS keys from the first token on, whatever the block size;
+the tiles' sums are added in order. `attend_fused` is what GPUs without the kernels get: pages are
+gathered, torch's fused attention does the rest in the model's dtype.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Protocol
 
 import torch
 from torch.nn import functional
+from torch.nn.attention.bias import causal_lower_right
 
 from engine.model.batch import FlatBatch, placed
 from engine.model.kv_cache import LayerKv, dequantize, quantize
@@ -79,6 +81,57 @@ def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
             out[done : done + count] = made.view(kv_heads, count, group, head_dim).transpose(0, 1)
             done += count
     return out.view(-1, heads, head_dim).to(q.dtype)
+
+
+def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
+    """`attend` by torch's scaled_dot_product_attention, in q's dtype."""
+    heads, head_dim = q.shape[1:]
+    kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
+    if batch.is_fixed:
+        keys = batch.page_table.shape[1] * block_size
+        at_once = max(1, MAX_GATHERED // ((keys + KEYS) * kv_heads * head_dim))
+        parts = (torch.split(x, at_once) for x in (q, batch.page_table, batch.context_tokens))
+        done = [
+            _one_row_each(rows, layer, table, stops.long(), keys)
+            for rows, table, stops in zip(*parts, strict=True)
+        ]
+        return torch.cat(done)
+    out = torch.zeros_like(q)
+    singles = [row for row, (_, tokens, _) in enumerate(batch.spans) if tokens == 1]
+    for rows in _bounded(singles, batch, kv_heads * head_dim):
+        at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
+        stops = placed([batch.spans[row][2] for row in rows], torch.int64, q.device)
+        table = batch.page_table[placed(rows, torch.int64, q.device)]
+        longest = max(batch.spans[row][2] for row in rows)
+        out[at] = _one_row_each(q[at], layer, table, stops, longest)
+    for row, (first, tokens, stop) in enumerate(batch.spans):
+        if tokens == 1:
+            continue
+        stops = placed([stop], torch.int64, q.device)
+        k, v = _gather(layer, batch.page_table[row : row + 1], stops, stop, q.dtype)
+        is_whole = tokens == stop  # which more of torch's kernels have
+        made = functional.scaled_dot_product_attention(
+            q[first : first + tokens].transpose(0, 1)[None],
+            *(k[:, :, :stop], v[:, :, :stop]),
+            attn_mask=None if is_whole else causal_lower_right(tokens, stop),
+            is_causal=is_whole,
+            enable_gqa=heads != kv_heads,
+        )
+        out[first : first + tokens] = made[0].transpose(0, 1)
+    return out
+
+
+def _one_row_each(
+    q: torch.Tensor, layer: LayerKv, table: torch.Tensor, stops: torch.Tensor, longest: int
+) -> torch.Tensor:
+    """`q` [R, heads, head_dim] over the first `stops` tokens of each request; heads of a group are
+    the rows, so that K and V are read once for all of them."""
+    k, v = _gather(layer, table, stops, longest, q.dtype)
+    seen = torch.arange(k.shape[2], device=q.device) < stops.clamp_min(1)[:, None]
+    k = k.masked_fill(~seen[:, None, :, None], 0.0)  # a masked NaN is still one
+    rows = q.view(len(q), k.shape[1], -1, q.shape[2])
+    made = functional.scaled_dot_product_attention(rows, k, v, attn_mask=seen[:, None, None])
+    return made.reshape(q.shape)
 
 
 def _bounded(rows: list[int], batch: FlatBatch, per_token: int) -> list[list[int]]:
@@ -207,7 +260,7 @@ class Attention(Protocol):
 
 
 class TorchAttention:
-    """Plain torch: the path of CPUs, exact there in float32 and float64."""
+    """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs."""
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         cos, sin = rotary.rows(batch.positions)
@@ -222,6 +275,6 @@ class TorchAttention:
             if norms.q is not None and norms.k is not None:
                 q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
             write(rotate(k, cos, sin), v, layer, batch.slots)
-            return attend(rotate(q, cos, sin), layer, batch)
+            return (attend_fused if q.is_cuda else attend)(rotate(q, cos, sin), layer, batch)
 
         return attention
