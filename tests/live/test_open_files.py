@@ -103,8 +103,10 @@ class Client:
             writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body)
             self.head = await reader.readuntil(b"\r\n\r\n")
             self.status = int(self.head.split()[1])
-            self.begun.set()
+            if self.status == 200:  # a refusal is awaited whole: its body may come after its head
+                self.begun.set()
             self.rest = await reader.read()
+            self.begun.set()
         finally:
             writer.close()
 
