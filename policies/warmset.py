@@ -60,7 +60,7 @@ class Warmset:
         after += trunk * (~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1)))
         token_s = redo_s / np.maximum(wanted, 1.0)
         saved_s = _GAMMA * _FULL * float((token_s * size).sum()) / max(len(fleet), 1)
-        holds = saved_s >= fleet.cycle_s > 0.0  # else a full cache saves less than it idles
+        pays = saved_s >= fleet.cycle_s > 0.0  # to hold: else a full cache saves less than it idles
         lasts = fleet.cycle_s > 0.0 and saved_s >= busy_share(fleet) * fleet.cycle_s
         seconds = {
             "queue_s": fleet.queued_prefill_s,
@@ -78,7 +78,7 @@ class Warmset:
             return seconds | {"evicted_s": nothing, "over_tokens": nothing}
         again_s = fleet.prefill_s(private, trunk)
         there = 2 * (hits - trunk) > private  # most of what is its own: it pushes little out
-        fits = there | (not holds) | self._open(request, fleet, after, again_s)
+        fits = there | (not pays) | self._open(request, fleet, after, again_s)
         evicted = np.clip(np.nan_to_num(fleet.cached_tokens) + private - size, 0.0, private)
         return seconds | {
             "place_s": again_s * (lasts * request.return_chance) * np.minimum(after / size, 4.0),

@@ -58,7 +58,8 @@ def room_s(request: RequestView, fleet: FleetView) -> Floats:
 
 
 def busy_share(fleet: FleetView) -> float:
-    """Share of the workers with queued prefill, 0..1: by that of the time one fills its cache."""
+    """Share of the workers with queued prefill, 0..1: of its time, one computes and fills its cache
+    as large a share."""
     return np.count_nonzero(fleet.queued_prefill_tokens) / max(len(fleet), 1)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from itertools import takewhile
 
 import torch
@@ -147,15 +148,13 @@ def _decode_of(batch: FlatBatch) -> Attend:
     """What attends for the first requests; its workspace is one for all layers."""
     table = batch.page_table[: batch.sizes.decodes]
     plan = shared_part(batch)
-    workspace: tuple[torch.Tensor, torch.Tensor] | None = None
+    workspace = cache(partial(workspace_of, plan))
 
     def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
-        nonlocal workspace
-        if workspace is None:
-            workspace = workspace_of(plan, q.shape[1], q.shape[2], q.device)
+        parts = workspace(q.shape[1], q.shape[2], q.device)
         scale = q.shape[2] ** -0.5
         pages = layer.k, layer.v, table
-        shared_decode(q, *pages, plan, scale, out, workspace, layer[2:])
+        shared_decode(q, *pages, plan, scale, out, parts, layer[2:])
 
     return run
 
@@ -163,14 +162,12 @@ def _decode_of(batch: FlatBatch) -> Attend:
 def _prefill_of(batch: FlatBatch) -> Attend:
     """What attends for the other requests; its workspace is one for all layers."""
     plan = prefill_part(batch)
-    workspace: tuple[torch.Tensor, torch.Tensor] | None = None
+    workspace = cache(partial(workspace_of, plan))
 
     def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
-        nonlocal workspace
-        if workspace is None:
-            workspace = workspace_of(plan, q.shape[1], q.shape[2], q.device)
+        parts = workspace(q.shape[1], q.shape[2], q.device)
         pages = layer.k, layer.v, batch.page_table
-        prefill(q, *pages, plan, q.shape[2] ** -0.5, out, workspace, scales=layer[2:])
+        prefill(q, *pages, plan, q.shape[2] ** -0.5, out, parts, scales=layer[2:])
 
     return run
 

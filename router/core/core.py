@@ -233,9 +233,7 @@ class RouterCore:
         output_tokens = self.ledger.output_tokens(pending.arrival, fact)
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
-        if fact.refused:
-            self.session_tracking.refused(pending)
-        self.session_tracking.ended(pending, fact.now_s, output_tokens)
+        self.session_tracking.ended(pending, fact.now_s, output_tokens, refused=fact.refused)
         actions = [*besides, *self.health.answered(worker, pending, fact), *self.roster.news()]
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 

@@ -122,7 +122,8 @@ class PeerRequests:
         output_tokens = self._ledger.output_tokens(pending.arrival, finish) if finish else None
         self._ledger.release(fact.request_id)
         self._admission.prefill_over(pending, finish is not None, now_s)
-        self._session_tracking.ended(pending, now_s, output_tokens)
+        refused = finish is not None and finish.refused
+        self._session_tracking.ended(pending, now_s, output_tokens, refused=refused)
         if self._guard.remembers:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 

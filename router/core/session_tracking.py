@@ -198,18 +198,27 @@ class SessionTracking:
         if self.sessions is None or pending.tracked is None:
             return
         if pending.standing != "warm":
-            self.sessions.held(pending.tracked)
+            self.sessions.cache_lost(pending.tracked)
 
-    def ended(self, pending: Pending, now_s: float, output_tokens: int | None = None) -> None:
-        """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
+    def ended(
+        self,
+        pending: Pending,
+        now_s: float,
+        output_tokens: int | None = None,
+        *,
+        refused: bool = False,
+    ) -> None:
+        """Its answer is complete (with `output_tokens`), or it came to nothing (None).
+
+        One that was `refused` left no cache at its worker: its prompt may be beyond that one's
+        memory.
+        """
         tracked, pending.tracked = pending.tracked, None
-        if self.sessions is not None and tracked is not None:
-            self.sessions.ended(tracked, output_tokens, now_s)
-
-    def refused(self, pending: Pending) -> None:
-        """Its worker would not serve it: what it would keep there is not there."""
-        if self.sessions is not None and pending.tracked is not None:
-            self.sessions.refused(pending.tracked)
+        if self.sessions is None or tracked is None:
+            return
+        if refused:
+            self.sessions.cache_lost(tracked)
+        self.sessions.ended(tracked, output_tokens, now_s)
 
     def lost(self, worker: Worker | None) -> None:
         """A worker's cache is gone."""

@@ -162,12 +162,8 @@ class Sessions:
         self.sets.enter(slot, tracked.trunk, tracked.trunk_tokens)
         self.sets.shift(slot, private, work)
 
-    def held(self, tracked: TrackedRequest) -> None:
-        """It must wait because its cache is lost: what is left of it is nobody's any more."""
-        self._go(tracked.row)
-
-    def refused(self, tracked: TrackedRequest) -> None:
-        """Its worker would not serve it, such as a prompt beyond its memory."""
+    def cache_lost(self, tracked: TrackedRequest) -> None:
+        """Its session is at home nowhere: what is left of its cache is nobody's any more."""
         self._go(tracked.row)
 
     def ended(self, tracked: TrackedRequest, output_tokens: int | None, now_s: float) -> None:

@@ -254,12 +254,12 @@ def add_study(parsers: Any) -> None:
         "every result, and writes the comparison. Interrupted, the same command goes on.",
         "example:\n  warmroute-sim study --only w4b --policy 'hybrid|bounded_load'\n",
     )
-    add = parser.add_argument
-    add(
+    add, which = parser.add_argument, parser.add_mutually_exclusive_group()
+    which.add_argument(
         "--full", action="store_true", help="more seeds, loads, memories, traces; default: "
         "the first pass, the whole catalogue on three seeds",
     )  # fmt: skip
-    add(
+    which.add_argument(
         "--table", action="store_true", help="instead: every workload at 60, 80 and 95 % of "
         "saturation beside the leading published rules, each seed another draw of the traces; "
         "kept in the folder table of --out; for --base warmset",

@@ -98,7 +98,7 @@ def print_scenes(
     console: Console,
     scenes: Sequence[SceneFigures],
     ladders: Sequence[Ladder],
-    rivals: Sequence[Rivalry] = (),
+    rivals: Sequence[Rivalry],
 ) -> None:
     """The base beside the best others, each scene, the ladders, the terms.
 
@@ -122,7 +122,7 @@ def print_scenes(
 
 
 def as_markdown(
-    scenes: Sequence[SceneFigures], ladders: Sequence[Ladder], rivals: Sequence[Rivalry] = ()
+    scenes: Sequence[SceneFigures], ladders: Sequence[Ladder], rivals: Sequence[Rivalry]
 ) -> str:
     """The same tables for a document, then the terms."""
     lines: list[str] = []
@@ -216,9 +216,9 @@ MAX_PICTURES = 60
 def render_page(
     scenes: Sequence[SceneFigures],
     ladders: Sequence[Ladder],
+    rivals: Sequence[Rivalry],
     title: str,
     failed: Sequence[str] = (),
-    rivals: Sequence[Rivalry] = (),
 ) -> str:
     """The whole page: the best others; each scene's picture and table; the ladders, the terms."""
     by_name = {scene.name: scene for scene in scenes}
@@ -276,19 +276,19 @@ def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> Section:
 
 
 FORMAT: Literal["warmroute-compare"] = "warmroute-compare"
-VERSION: Literal[1] = 1
+VERSION: Literal[2] = 2
 
 
 class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole JSON file. `version` grows when a field changes."""
 
     format: Literal["warmroute-compare"]
-    version: Literal[1]
+    version: Literal[2]
     base: str
     scenes: tuple[SceneFigures, ...]
     ladders: tuple[Ladder, ...]
+    rivals: tuple[Rivalry, ...]  # scenes with too few seeds, or without the base, have none
     failed: tuple[str, ...]  # runs without figures
-    rivals: tuple[Rivalry, ...] = ()  # scenes with too few seeds, or without the base, have none
 
 
 def run_compare(
@@ -321,14 +321,14 @@ def run_compare(
     for line in failed:
         console.print(f"failed: {line}", markup=False, highlight=False)
     report = CompareReport(
-        FORMAT, VERSION, base, tuple(found), tuple(steps), tuple(failed), tuple(rivals)
+        FORMAT, VERSION, base, tuple(found), tuple(steps), tuple(rivals), tuple(failed)
     )
     if json is not None:
         json.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
     if markdown is not None:
         markdown.write_text(as_markdown(found, steps, rivals))
     if html is not None:
-        html.write_text(render_page(found, steps, f"Rules beside {base}", failed, rivals))
+        html.write_text(render_page(found, steps, rivals, f"Rules beside {base}", failed))
     return not failed
 
 

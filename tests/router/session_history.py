@@ -112,7 +112,7 @@ class History:
             self.sessions.dispatched(todo.tracked, todo.slot)
         elif kind == 11:
             if todo.slot < 0:
-                self.sessions.held(todo.tracked)
+                self.sessions.cache_lost(todo.tracked)
         else:
             self._end(todo, None if kind == 12 else amount)
 

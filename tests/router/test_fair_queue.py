@@ -185,11 +185,14 @@ def test_work_before_a_newcomer_counts_the_more_important_and_its_share() -> Non
         one = pending(serial, tenant, priority=priority)
         one.work_tokens = 100.0
         queue.add(one)
-    assert queue.work_before(pending(9, "a", priority=-2).arrival, False) == 0.0
-    assert queue.work_before(pending(9, "a", priority=-1).arrival, False) == 100.0
-    assert queue.work_before(pending(9, "a").arrival, False) == 400.0
-    assert queue.work_before(pending(9, "b").arrival, False) == 300.0  # a's turns between b's own
-    assert (
-        queue.work_before(pending(9, "c").arrival, False) == 100.0
-    )  # its first turn comes at once
-    assert queue.work_before(pending(9, "c", priority=1).arrival, False) == 400.0
+
+    def before(tenant: str, priority: int = 0, begun: bool = False) -> float:
+        return queue.work_before(pending(9, tenant, priority=priority).arrival, begun)
+
+    assert before("a", -2) == 0.0
+    assert before("a", -1) == 100.0
+    assert before("a") == 400.0
+    assert before("b") == 300.0  # a's turns between b's own
+    assert before("c") == 100.0  # its first turn comes at once
+    assert before("c", 1) == 400.0
+    assert before("a", begun=True) == 0.0, "sessions that have begun wait in lines of their own"

@@ -54,6 +54,21 @@ def test_the_first_pass_needs_no_traces() -> None:
     assert {setup.policy for setup in only[0].setups} == {"hybrid|bounded_load"}
 
 
+def test_the_table_has_each_workload_at_three_loads_as_shipped(traces: Path) -> None:
+    rules = {"warmset", "lmetric", "lpwl", "llm_d_sticky", "cache_aware"}
+    steps = read_steps(Asked(traces, "table"))
+    assert len(steps) == len({step.name for step in steps}) == 13
+    for step in steps:
+        assert {setup.policy for setup in step.setups} == rules
+        assert {setup.seed for setup in step.setups} == {1, 2, 3, 4}
+        assert {setup.router.hold_s for setup in step.setups} == {300.0}
+        fleets = {setup.groups for setup in step.setups}
+        assert len(step.setups) == len(rules) * 4 * 3 * len(fleets), step.name
+        for setup in step.setups:
+            drawn = not setup.workload.source.startswith(PREFIX)
+            assert bool(setup.workload.resample) == drawn, "a generator draws by itself"
+
+
 def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"azure_2023_conv.csv.gz: there is no such trace"):
         read_steps(Asked(tmp_path, "full"))
