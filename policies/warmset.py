@@ -61,7 +61,7 @@ class Warmset:
         token_s = redo_s / np.maximum(wanted, 1.0)
         saved_s = _GAMMA * _FULL * float((token_s * size).sum()) / max(len(fleet), 1)
         pays = saved_s >= fleet.cycle_s > 0.0  # to hold: else a full cache saves less than it idles
-        lasts = fleet.cycle_s > 0.0 and saved_s >= busy_share(fleet) * fleet.cycle_s
+        lasts = saved_s >= busy_share(fleet) * fleet.cycle_s  # so it is hoped of an unknown cycle
         seconds = {
             "queue_s": fleet.queued_prefill_s,
             "prefill_s": own_s,

@@ -40,6 +40,7 @@ from router.doctor.readings import (
 )
 
 _NS = 1e9
+_OFTEN, _OFTEN_SHARE = 20, 0.1  # as many executions, or such a share of all, tell a size's time
 NO_CONFIG = Config()  # of an engine that tells none
 
 
@@ -120,11 +121,14 @@ class ModelEvidence:
     @property
     def growth(self) -> float:
         """How many times as long the largest batch takes as the smallest, per size: 1 is linear,
-        near 0 is flat; NaN where one size alone was seen.
+        near 0 is flat; NaN where no larger one was seen often: where requests seldom join, they
+        do so while the machine stands still, and their batches take longer for that alone.
         """
-        if len(self.sizes) < 2:
+        enough = min(_OFTEN, _OFTEN_SHARE * sum(one.count for one in self.sizes))
+        larger = [one for one in self.sizes[1:] if one.count >= enough]
+        if not larger:
             return math.nan
-        least, most = self.sizes[0], self.sizes[-1]
+        least, most = self.sizes[0], larger[-1]
         if not (least.seconds and least.batch):
             return math.nan
         return (most.seconds / least.seconds - 1) / (most.batch / least.batch - 1)

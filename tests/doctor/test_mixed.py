@@ -230,3 +230,11 @@ def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
     found = judge(one(configured, figures))
     assert 12 in [one.number for one in found]
     assert all(one.harmless for one in found)
+
+
+@pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
+def test_a_few_batches_do_not_tell_how_long_batches_take(joined: int, numbers: list[int]) -> None:
+    """Those few were joined while the machine stood still, which is why they took long."""
+    configured = config(instance_group=instances(4))
+    figures = ran(sizes={1: (700, 20.0), 2: (joined, 36.0)}, queue_ms=10.0)
+    assert [found.number for found in judge(one(configured, figures))] == numbers

@@ -324,7 +324,7 @@ async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_pat
 async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None:
     """5."""
     server = servers[0]
-    await server.load(plain(count=4))
+    await server.load(plain(count=4, base_ms=60))
     async with loaded(server, 4, pause_s=0.002):
         found = first(await watched(server), 5)
     assert (found.found.changes[0].now, found.found.changes[0].to) == ("4", "2")
