@@ -106,7 +106,8 @@ def print_scenes(
     """
     if rivals:
         console.print(Text(BESIDE, style="bold"))
-        console.print(*_rivalries(rivals).in_terminal(console.width))
+        for table in _beside(rivals):
+            console.print(*table.in_terminal(console.width))
     for scene in scenes:
         console.print(Text(_heading(scene), style="bold"))
         console.print(*_table(scene).in_terminal(console.width))
@@ -127,7 +128,9 @@ def as_markdown(
     """The same tables for a document, then the terms."""
     lines: list[str] = []
     if rivals:
-        lines += [f"**{BESIDE}**", "", *_rivalries(rivals).in_markdown(), ""]
+        lines += [f"**{BESIDE}**", ""]
+        for table in _beside(rivals):
+            lines += [*table.in_markdown(), ""]
     for scene in scenes:
         lines += [f"**{_heading(scene)}**", "", *_table(scene).in_markdown(), ""]
         lines += [wide, ""] if (wide := _unresolved(scene)) else []
@@ -146,6 +149,10 @@ def _table(
     return Table(head, rows, strong=frozenset(base), summary=summary)
 
 
+def _beside(found: Sequence[Rivalry]) -> list[Table]:
+    return [table for table in (_rivalries(found), _rivalries_later(found)) if table.rows]
+
+
 def _rivalries(found: Sequence[Rivalry]) -> Table:
     head = ("workload", "TTFT", "best other", "ratio", "good", "best other", "points")
     rows = [
@@ -161,6 +168,21 @@ def _rivalries(found: Sequence[Rivalry]) -> Table:
         for one in found
     ]
     return Table(head, rows)
+
+
+def _rivalries_later(found: Sequence[Rivalry]) -> Table:
+    """Of workloads whose sessions go on."""
+    rows = [
+        (
+            one.scene,
+            in_s(one.later_p99_ms),
+            f"{in_s(one.rival_later_p99_ms)} {', '.join(one.rivals_later)}",
+            ratio_told(one.later_p99),
+        )
+        for one in found
+        if one.later_p99 is not None
+    ]
+    return Table(("workload", "later p99", "best other", "ratio"), rows)
 
 
 def _unresolved(scene: SceneFigures) -> str:
@@ -222,7 +244,7 @@ def render_page(
 ) -> str:
     """The whole page: the best others; each scene's picture and table; the ladders, the terms."""
     by_name = {scene.name: scene for scene in scenes}
-    sections = [Section(BESIDE, tables=[_rivalries(rivals)])] if rivals else []
+    sections = [Section(BESIDE, tables=_beside(rivals))] if rivals else []
     sections += [_scene(scene, drawn=n < MAX_PICTURES) for n, scene in enumerate(scenes)]
     sections += [_ladder(found, by_name) for found in ladders]
     sections.append(Section("Failed runs", lines=failed))
@@ -276,14 +298,14 @@ def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> Section:
 
 
 FORMAT: Literal["warmroute-compare"] = "warmroute-compare"
-VERSION: Literal[2] = 2
+VERSION: Literal[3] = 3
 
 
 class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The whole JSON file. `version` grows when a field changes."""
 
     format: Literal["warmroute-compare"]
-    version: Literal[2]
+    version: Literal[3]
     base: str
     scenes: tuple[SceneFigures, ...]
     ladders: tuple[Ladder, ...]

@@ -239,6 +239,10 @@ class Rivalry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rivals_good: tuple[str, ...]
     rival_good: float | None
     points: Interval | None  # base minus rival
+    later_p99_ms: float | None  # of continuations; None where no session goes on
+    rivals_later: tuple[str, ...]
+    rival_later_p99_ms: float | None
+    later_p99: Ratio | None  # base by rival
 
 
 LEAST_SEEDS = 4  # two to choose on, two to judge on
@@ -258,6 +262,7 @@ def rivalry(scene: Scene, base: str) -> Rivalry | None:
     own = [rows[seed] for seed in seeds]
     ttft, quick = _rivals(others, seeds, lambda row: row.ttft_ms.mean)
     good, well = _rivals(others, seeds, lambda row: -(row.goodput.share or 0.0))
+    later, steady = _rivals(others, seeds, _later_p99_ms)
     return Rivalry(
         scene=scene.name,
         ttft_mean_ms=_mean(own, lambda row: row.ttft_ms.mean),
@@ -268,7 +273,15 @@ def rivalry(scene: Scene, base: str) -> Rivalry | None:
         rivals_good=well,
         rival_good=_mean(good, lambda row: row.goodput.share),
         points=paired(figure(GOOD), own, good),
+        later_p99_ms=_mean(own, _later_p99_ms),
+        rivals_later=steady,
+        rival_later_p99_ms=_mean(later, _later_p99_ms),
+        later_p99=paired_ratio(_later_p99_ms, own, later),
     )
+
+
+def _later_p99_ms(row: ReplayRow) -> float | None:
+    return row.continuations.ttft_ms.p99
 
 
 def _rivals(
@@ -329,7 +342,7 @@ def _rule(
         ttft_p99_ms=_mean(rows, lambda row: row.ttft_ms.p99),
         new_ttft_ms=_mean(rows, lambda row: row.new_sessions.ttft_ms.mean),
         later_ttft_ms=_mean(rows, lambda row: row.continuations.ttft_ms.mean),
-        later_p99_ms=_mean(rows, lambda row: row.continuations.ttft_ms.p99),
+        later_p99_ms=_mean(rows, _later_p99_ms),
         held_max_ms=max(held, default=None),
         e2e_mean_ms=_mean(rows, lambda row: row.e2e_ms.mean),
         tpot_p90_ms=_mean(rows, lambda row: row.tpot_ms.p90),

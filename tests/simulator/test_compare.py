@@ -37,15 +37,17 @@ TIMES = {"lmetric": (100.0, 400.0, 200.0), "ours": (50.0, 100.0, 100.0), "slow":
 
 
 def row_of(asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0) -> ReplayRow:
-    """A row whose mean time to first token is known."""
+    """A row whose mean time to first token is known, and is a third of later turns' p99."""
     row = evaluate(asked)
+    spread = Spread(ttft_ms, ttft_ms, ttft_ms, ttft_ms, 3 * ttft_ms, 4 * ttft_ms)
     return msgspec.structs.replace(
         row,
         policy=asked.policy,
         requests=100,
         completed=100 - lost,
         rejected=lost,
-        ttft_ms=Spread(ttft_ms, ttft_ms, ttft_ms, ttft_ms, 3 * ttft_ms, 4 * ttft_ms),
+        ttft_ms=spread,
+        continuations=msgspec.structs.replace(row.continuations, ttft_ms=spread),
         goodput=GoodputShare(2000.0, 50.0, good),
     )
 
@@ -152,6 +154,9 @@ def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
     assert found.rivals_good == ("random", "lpwl")
     assert found.points is not None
     assert found.points.mean == pytest.approx(0.1 - (0.05 + 0.11) / 2)
+    assert found.rivals_later == ("lpwl", "random")
+    assert (found.later_p99_ms, found.rival_later_p99_ms) == (300.0, 900.0)
+    assert found.later_p99 == found.ttft
     assert rivalry(scene, "kv_load") is None
     assert rivalry(scene, "jsew") is None
     markdown, html = tmp_path / "out.md", tmp_path / "out.html"
@@ -159,6 +164,7 @@ def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
     for shown in (text, markdown.read_text(), html.read_text()):
         assert "The base beside the best other rule" in shown
         assert re.search(r"0\.3\S* lpwl, random", shown)
+        assert re.search(r"0\.9\S* lpwl, random", shown)
 
 
 @settings(max_examples=examples(50), deadline=None)
