@@ -135,7 +135,7 @@ class FleetView:
     waiting: Ints  # requests before their first token; own count, plus others' as reported
     context_tokens: Floats  # KV tokens read by one decode step: own ledger
     kv_used_tokens: Floats  # reported, plus own dispatches since; NaN when never reported
-    kv_capacity_tokens: Floats  # from the worker when it was recognized; NaN when unknown
+    kv_capacity_tokens: Floats  # as it told, or as evictions showed; NaN: neither
     cached_tokens: Floats  # on the GPU, in use or not, by its KV events; NaN without them
     host_cached_tokens: Floats  # in host memory, by its KV events; 0 without them
     disk_cached_tokens: Floats

@@ -302,6 +302,14 @@ class Confirmed:
 
 
 @dataclass(frozen=True, slots=True)
+class Others:
+    """Tell people that others send requests to our workers, too, or no longer do."""
+
+    share: float  # of all that workers reported, 0..1
+    many: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Probe:
     """Ask a worker whether it is well, at once, and tell the answer as `Probed`."""
 
@@ -310,7 +318,17 @@ class Probe:
 
 
 Action = (
-    Dispatch | Hold | Reject | Resync | Cancel | Ejected | Reinstated | Doubted | Confirmed | Probe
+    Dispatch
+    | Hold
+    | Reject
+    | Resync
+    | Cancel
+    | Ejected
+    | Reinstated
+    | Doubted
+    | Confirmed
+    | Others
+    | Probe
 )
 
 

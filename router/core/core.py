@@ -321,7 +321,7 @@ class RouterCore:
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.roster.report(fact, self.ledger)
-        return []
+        return self.roster.news()
 
     def on_kv_events(self, fact: KvEvents) -> list[Action]:
         """A worker's cache changed."""

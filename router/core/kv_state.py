@@ -84,6 +84,31 @@ class Turnover:
         self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
 
 
+_PROOF = 1 / 16  # of what it held must have been pushed out before that is its capacity
+
+
+class LearnedCapacity:
+    """How much a worker holds, by what it held whenever it pushed blocks out: it is full then.
+
+    A lower bound, short by the blocks that are not full yet. Lifetime: a life of its publisher.
+    """
+
+    def __init__(self) -> None:
+        self._most_blocks = 0
+        self._pushed_out = 0
+
+    def pushed_out(self, blocks: int, held: int) -> None:
+        """So many left the GPU at once, where `held` were before or after."""
+        self._pushed_out += blocks
+        self._most_blocks = max(self._most_blocks, held)
+
+    @property
+    def blocks(self) -> float:
+        """NaN until enough were pushed out."""
+        proven = self._pushed_out > 0 and self._pushed_out >= self._most_blocks * _PROOF
+        return float(self._most_blocks) if proven else math.nan
+
+
 _DIGESTS = 512  # of the latest batches
 
 
@@ -272,6 +297,7 @@ class KvState:
         self.resyncing = False  # a replay was asked for and has not ended
         self._exact = False  # all before `next_seq` was seen
         self._turnover = Turnover(capacity_blocks)  # since it was not
+        self._learned = LearnedCapacity()
         self._doubtful = False  # what we hold was saved by another router, and is unproven
         self._overflowed = False  # it holds more than we may keep of one worker
         self.unheard = False  # what a peer reads for us does not reach us; set from outside
@@ -357,6 +383,11 @@ class KvState:
     def gpu_blocks(self) -> int:
         """Of these, on the GPU."""
         return self._index.held(self._slot)
+
+    @property
+    def learned_blocks(self) -> float:
+        """Blocks the GPU holds at least, by what it pushed out; NaN: nothing was learned."""
+        return self._learned.blocks
 
     @property
     def parked_blocks(self) -> int:
@@ -604,10 +635,12 @@ class KvState:
         if gpu_blocks_in(batch.events, most) > most:  # others' blocks would make room for them
             self._overflow()
             return
+        held = self.gpu_blocks
         applied = apply_events(batch.events, blocks, self._block_size)
         self._skipped_facts += applied.skipped
         for hashes in applied.left:
             self._on_left(hashes)
+            self._learned.pushed_out(len(hashes), max(held, self.gpu_blocks))
         if applied.clears:
             self._counters.clears += applied.clears
             self._exact = True
@@ -626,6 +659,7 @@ class KvState:
 
     def _empty(self) -> None:
         self.close()
+        self._learned = LearnedCapacity()
         self.unheard = False
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
         self._emptied = None

@@ -127,6 +127,7 @@ class _Room:
 
     told_blocks: float
     blocks: float  # as corrected
+    corrected: bool = False  # by an answer that proved blocks gone
     most_blocks: int = 0  # it may ever be, bounded by what all mirrors share
     running: set[int] = field(default_factory=set)  # touches of requests that have not ended
 
@@ -227,6 +228,11 @@ class Mirrors:
         room = self._rooms.get(slot)
         return math.nan if room is None else room.blocks
 
+    def learned_blocks(self, slot: int) -> float:
+        """The same, of a worker that did not tell, once answers have proven anything gone; NaN."""
+        room = self._rooms.get(slot)
+        return math.nan if room is None or not room.corrected else room.blocks
+
     def __len__(self) -> int:
         """Distinct blocks believed resident."""
         return len(self._mirror)
@@ -243,6 +249,7 @@ class Mirrors:
             if not used:
                 return
             self.counters.fewer += 1
+            room.corrected = True
             self._mirror.drop_colder(slot, used)
             # Not less than it held when it looked: what came in since is counted as well.
             excess = room.blocks - max(self._mirror.held(slot), len(prediction.chain))

@@ -23,7 +23,7 @@ from policies.facts import (
     WorkerChange,
     WorkerFacts,
 )
-from router.core.actions import Action, Confirmed, Doubted
+from router.core.actions import Action, Confirmed, Doubted, Others
 from router.core.columns import Cells, WorkerColumns
 from router.core.counters import Window
 from router.core.eligible import Rows
@@ -50,6 +50,34 @@ class TableFullError(Exception):
     """No worker slot is free; `max_workers` is the bound to raise."""
 
 
+OTHERS_WINDOW_S = 60.0
+_OTHERS, _OURS = 0.1, 0.05  # share of others' requests above, and below which it is told
+
+
+class OthersShare:
+    """How many of the requests that workers report are not ours. Lifetime: process.
+
+    Who else sends to these workers fills their caches, and our costs know nothing of it.
+    """
+
+    def __init__(self) -> None:
+        self.told = False  # that there are many
+        self._since_s = -math.inf
+        self._all = self._others = 0
+
+    def reported(self, requests: int, others: int, now_s: float) -> float | None:
+        """A report of so many requests; the latest window's share where that is news, 0..1."""
+        share = None
+        if now_s - self._since_s >= OTHERS_WINDOW_S:
+            seen = self._others / max(self._all, 1)
+            if seen > _OTHERS if not self.told else seen < _OURS:
+                share, self.told = seen, not self.told
+            self._since_s, self._all, self._others = now_s, 0, 0
+        self._all += requests
+        self._others += others
+        return share
+
+
 class Roster:
     """Lifetime: process."""
 
@@ -65,6 +93,7 @@ class Roster:
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
         self.slow_start = SlowStart(settings.slow_start_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
+        self._others = OthersShare()
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
         self.confidence = HitConfidence(columns.hit_confidence)
@@ -114,6 +143,10 @@ class Roster:
     def _show_cache(self, worker: Worker) -> None:
         """Write how much of its cache is known, and how well."""
         columns, slot, facts = self._columns, worker.slot, worker.facts
+        if math.isnan(facts.kv_capacity_tokens):
+            kv, mirrors = worker.kv, self.mirrors
+            learned = kv.learned_blocks if facts.has_events else mirrors.learned_blocks(slot)
+            columns.kv_capacity_tokens[slot] = learned * facts.block_size
         columns.hits_unknown[slot] = facts.has_events and not worker.kv.known
         cached_tokens = worker.kv.gpu_blocks * facts.block_size
         columns.cached_tokens[slot] = cached_tokens if facts.has_events else math.nan
@@ -132,6 +165,7 @@ class Roster:
         if another_cache:
             worker.kv = self._kv_state(worker.slot, facts)
             self._forget(worker)
+        self._show_cache(worker)
 
     def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
         """The cache we knew may be gone, perhaps with its engine: expect nothing until it tells."""
@@ -192,6 +226,9 @@ class Roster:
         columns.report_s[slot] = fact.now_s
         if foreign:
             self.others_s = max(self.others_s, fact.now_s)
+        share = self._others.reported(fact.running + fact.waiting, foreign, fact.now_s)
+        if share is not None:
+            self._news.append(Others(share, self._others.told))
         idle = not (fact.running or fact.waiting)
         if worker.kv.was_emptied(fact.emptied) and idle:  # else its next step tells what became
             self._empty(worker)
@@ -352,6 +389,7 @@ class Roster:
             found = found_by(pending.arrival, finish, size, prediction.chain)
             answered = answer_blocks(pending.arrival, finish, size)
         self.mirrors.answered(prediction, found, answered)
+        self._show_cache(worker)
 
     def expire(self, now_s: float) -> None:
         """Forget expectations nobody confirmed."""

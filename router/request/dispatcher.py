@@ -23,6 +23,7 @@ from router.core.actions import (
     Doubted,
     Ejected,
     Hold,
+    Others,
     Probe,
     Reinstated,
     Reject,
@@ -43,6 +44,11 @@ _DOUBTS = {
     "count to %(percent).0f %%",
     "useless": "worker %(worker)d: its KV events are of no use: their blocks have another size "
     "than it says, or no tokens",
+}
+_OTHERS = {
+    True: "%.0f %% of the requests at the workers are not of this router: what they do to caches "
+    "and queues is not foreseen; let all routers of a pool share, and send clients to them only",
+    False: "%.0f %% of the requests at the workers are not of this router: few again",
 }
 
 
@@ -274,6 +280,8 @@ class Dispatcher:
             case Confirmed():
                 line = "worker %d: answers find what its KV events promise: its hits count in full"
                 log.warning(line, action.worker_id)
+            case Others():
+                log.warning(_OTHERS[action.many], 100 * action.share)
             case Reinstated():
                 log.warning("worker %d answers again: it gets requests as before", action.worker_id)
             case Cancel():

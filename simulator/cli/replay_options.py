@@ -106,6 +106,7 @@ def setup_of(options: argparse.Namespace, policy: str, seed: int) -> Setup:
             replica_lag_ms=options.replica_lag_ms,
             replicas_share=not options.no_sharing,
             host_events=False if options.no_host_events else msgspec.UNSET,
+            untold_capacities=options.untold_capacities or msgspec.UNSET,
         ),
         faults=options.faults,
         goodput=Goodput(options.good_ttft_ms, options.good_tpot_ms),
@@ -465,6 +466,8 @@ def add_world(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group("--no-sharing", action="store_true", help="these know nothing of each other")
     group("--no-events", action="store_true", help="workers publish no KV events")
+    told = "so many workers do not tell how much KV they hold; default none"
+    group("--untold-capacities", type=arguments.count, metavar="N", help=told)
     group(
         "--faults", metavar="FILE",
         help="YAML: when which worker dies, hangs, drains, joins ... (docs/simulator.md, Faults)",

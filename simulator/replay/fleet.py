@@ -127,6 +127,8 @@ def _check_world(world: World) -> None:
     if not 0.0 <= world.no_session_share <= 1.0:
         share = world.no_session_share
         raise ReplayError(f"world.no_session_share: {share}; expected a share from 0 to 1")
+    if (world.untold_capacities or 0) < 0:
+        raise ReplayError(f"world.untold_capacities: {world.untold_capacities}; expected 0 or more")
     if not 0.0 <= world.event_loss < 1.0:
         raise ReplayError(f"world.event_loss: {world.event_loss}; expected 0 or more, below 1")
 
@@ -190,11 +192,12 @@ class FleetBuilder:
             host_blocks=(group.host_kv_tokens or 0) // self._block_size,
             load_block_s=self._block_size * _load_token_s(group, hardware),
         )
+        untold = worker_id < (self._setup.world.untold_capacities or 0)
         facts = WorkerFacts(
             name=f"w{worker_id}",
             models=(MODEL,),
             block_size=self._block_size,
-            kv_capacity_tokens=float(blocks * self._block_size),
+            kv_capacity_tokens=math.nan if untold else float(blocks * self._block_size),
             max_model_tokens=limits.max_model_tokens,
             max_requests=_or_nan(group.max_requests),
             max_queued_tokens=_or_nan(group.max_queued_tokens),

@@ -82,6 +82,8 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_lease_ms: float = 30_000.0  # ... and how long a prefilled prompt is kept for nobody
     # KV events tell of host memory, too; False: routers know of the GPUs' blocks alone.
     host_events: bool | msgspec.UnsetType = msgspec.UNSET
+    # So many workers, the first ones, do not tell how much KV they hold; not said where none.
+    untold_capacities: int | msgspec.UnsetType = msgspec.UNSET
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

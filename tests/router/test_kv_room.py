@@ -8,13 +8,17 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvkernels import EventBatch
-from policies.facts import KvEvents
-from router.core.actions import Action, Doubted
+from policies.facts import Finish, FirstToken, KvEvents, LoadReport, WorkerChange
+from router.core.actions import Action, Doubted, Others
 from router.core.kv_events import WireEvents, gpu_blocks_in
 from router.core.kv_state import ROOM_SLACK, USELESS_EVENTS, KvState
+from router.core.mirror import BLOCKS_UNTOLD
 from router.core.workers import Worker
+from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
 
 ROOM = 100  # blocks
@@ -133,3 +137,82 @@ def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
     assert world.events(1, 0, stored([1])) == []
     for seq in range(1, 3 * USELESS_EVENTS):  # some could be used
         assert tell(1, seq) == []
+
+
+def capacity_of(world: World, worker_id: int = 0) -> float:
+    """Blocks of KV that decisions go by."""
+    slot = worker_of(world, worker_id).slot
+    return float(world.core.columns.kv_capacity_tokens[slot]) / BLOCK
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    capacity=st.integers(4, 60),
+    prompts=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 4)), max_size=120),
+)
+def test_how_much_one_holds_is_learned_of_what_it_pushes_out(
+    capacity: int, prompts: list[tuple[int, int]]
+) -> None:
+    """An engine that does not say, and pushes out the block used longest ago where it must."""
+    world = World(workers=0)
+    world.join(0, kv_capacity_tokens=math.nan)
+    cache: dict[int, None] = {}
+    pushed_out, full = 0, False
+    for seq, (family, blocks) in enumerate(prompts):
+        wanted = range(10 * family, 10 * family + blocks)
+        events = []
+        for n, block in enumerate(wanted):
+            if cache.pop(block, 0) is not None:
+                if len(cache) == capacity:
+                    oldest = next(iter(cache))
+                    del cache[oldest]
+                    chain = list(range(10 * (oldest // 10), oldest + 1))
+                    events.append(removed(chain))
+                    pushed_out, full = pushed_out + 1, True
+                events.append(stored(list(wanted[: n + 1]), after=n))
+            cache[block] = None
+        for block in reversed(wanted):  # the end of a prompt goes first
+            cache[block] = cache.pop(block)
+        world.events(0, seq, *events)
+    learned = capacity_of(world)
+    assert math.isnan(learned) == (pushed_out == 0 or pushed_out < capacity / 16)
+    assert math.isnan(learned) or learned == pytest.approx(capacity, abs=4)
+    assert full or math.isnan(learned)
+    world.core.on_worker(WorkerChange(world.now_s, 0, "down"))  # perhaps another one comes back
+    assert math.isnan(capacity_of(world))
+
+
+def test_what_is_told_counts_whatever_was_pushed_out() -> None:
+    world = world_of(ROOM)
+    world.events(0, 0, stored([1, 2, 3]))
+    world.events(0, 1, removed([1, 2, 3]))
+    assert capacity_of(world) == ROOM
+
+
+def test_without_events_it_is_learned_of_answers() -> None:
+    world = World(workers=0)
+    world.join(0, kv_capacity_tokens=math.nan, has_events=False)
+    for family in range(3):
+        answered(world, [10 * family + n for n in range(8)], 0)
+    assert math.isnan(capacity_of(world))
+    answered(world, list(range(8)), 2)  # six of its blocks are gone
+    assert 8 <= capacity_of(world) < BLOCKS_UNTOLD
+
+
+def answered(world: World, blocks: list[int], cached_blocks: int) -> None:
+    """A request, and what its answer says of the hit."""
+    arrival = world.arrival(blocks)
+    world.core.on_arrival(arrival)
+    tokens = arrival.prompt_tokens
+    world.core.on_first_token(FirstToken(world.now_s, arrival.request_id))
+    finish = Finish(world.now_s, arrival.request_id, tokens, cached_blocks * BLOCK, output_tokens=1)
+    world.core.on_finish(finish)
+
+
+def test_much_that_others_send_is_told_once_and_its_end_too() -> None:
+    world = World(workers=1)
+    told: list[Action] = []
+    for second, running in enumerate([*[0] * 200, *[5] * 200, *[0] * 200]):
+        report = LoadReport(float(second), 0, running, 0, math.nan)
+        told += world.core.on_load_report(report)
+    assert told == [Others(1.0, many=True), Others(0.0, many=False)]
