@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView, median
-from policies.work import busy_share, later_s, new_s, room_s
+from policies.work import busy_share, invested_s, later_s, new_s, room_s
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
@@ -64,7 +64,7 @@ class Warmset:
         lasts = saved_s >= busy_share(fleet) * fleet.cycle_s  # so it is hoped of an unknown cycle
         seconds = {
             "queue_s": fleet.queued_prefill_s,
-            "prefill_s": own_s,
+            "prefill_s": own_s - invested_s(fleet, own_s),
             "room_s": room_s(request, fleet),
             "later_s": later_s(fleet, own_s),
             "running_s": self.running * fleet.requests * (own_s + 0.5 * median(fleet.step_s)),

@@ -43,6 +43,17 @@ def later_s(fleet: FleetView, own_s: Floats) -> Floats:
     return seconds
 
 
+def invested_s(fleet: FleetView, own_s: Floats) -> Floats:
+    """float64[rows]: how much of a prefill of `own_s` seconds is for others: the hot trunk that a
+    worker lacks, where more workers should hold it (`FleetView.copies_missing`).
+    """
+    if fleet.copies_missing <= 0:
+        return np.zeros(len(fleet))
+    trunk_s = fleet.prefill_s(fleet.hot_trunk_tokens, 0)
+    seconds: Floats = np.where(fleet.lacking_trunk(), np.minimum(trunk_s, own_s), 0.0)
+    return seconds
+
+
 def room_s(request: RequestView, fleet: FleetView) -> Floats:
     """float64[rows]: seconds until answers that end there have freed the memory that it lacks.
 

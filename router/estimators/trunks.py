@@ -221,6 +221,7 @@ class Trunks:
 
 
 _RENEW_S = 0.5
+_ANSWER_TOKENS = 128.0  # of an answer, before any has ended
 _BATCH_LEAST = 16  # answers that share a step, even where fewer run: more would cost no more
 
 
@@ -235,7 +236,7 @@ class PaceKeeper:
     def at(self, now_s: float, output_tokens: float) -> PoolPace:
         """The pace of about now: medians over the workers there are.
 
-        `output_tokens`: of a typical answer.
+        `output_tokens`: of a typical answer; 0: none has ended.
         """
         if now_s - self._renewed_s < _RENEW_S:
             return self._pace
@@ -244,7 +245,7 @@ class PaceKeeper:
         slots = np.flatnonzero(columns.worker_id >= 0)
         if len(slots):
             batch = max(float(columns.requests[slots].mean()), _BATCH_LEAST)
-            steps_s = output_tokens * float(np.median(columns.step_s[slots]))
+            steps_s = (output_tokens or _ANSWER_TOKENS) * float(np.median(columns.step_s[slots]))
             capacity_tokens = float(columns.kv_capacity_tokens[slots].sum())
             self._pace = PoolPace(
                 workers=len(slots),

@@ -19,6 +19,8 @@ _SCALARS = {
     "live_sessions": 0,
     "pair_tokens": 0.0,
     "cycle_s": 0.0,
+    "hot_trunk_tokens": 0,
+    "copies_missing": 0,
 }
 _IDLE: dict[str, float] = {
     "queued_prefill_tokens": 0.0,

@@ -61,6 +61,8 @@ def fleets(draw: st.DrawFn) -> FleetView:
         pair_tokens=draw(st.floats(0.0, 1e-2)),
         cycle_s=draw(st.floats(0.0, 1e4)),
         turnover_per_s=draw(st.floats(0.0, 1e3)),
+        hot_trunk_tokens=draw(st.integers(0, 2_000)),
+        copies_missing=draw(st.integers(-6, 6)),
     )
 
 
@@ -160,6 +162,19 @@ def test_an_idle_pool_fills_its_empty_caches() -> None:
     unknown = fleet_of(worker_id=[0, 1], **columns)
     for fleet, best in ((full, 1), (both, 0), (unknown, 0)):
         assert int(np.argmin(WARMSET.costs(request, fleet, None))) == best
+
+
+def test_a_trunk_that_more_should_hold_is_not_charged_to_who_brings_it() -> None:
+    """An idle worker without it, beside one that holds it and has 30 requests of others."""
+    columns = {"hit_tokens": [6_000, 0], "running": [30, 0], "hot_trunk_tokens": 6_000}
+    request = request_of(prompt_tokens=6_400, standing="new")
+    for missing, best in ((0, 0), (1, 1)):
+        fleet = fleet_of(worker_id=[0, 1], copies_missing=missing, **columns)
+        terms = WARMSET.terms(request, fleet, None)
+        assert int(np.argmin(WARMSET.costs(request, fleet, None))) == best
+        assert terms["prefill_s"].tolist() == pytest.approx([0.04, 0.04 if missing else 0.64])
+        # Those who are there wait for all of it.
+        assert terms["running_s"][0] == pytest.approx(3.0 * (0.04 + 0.005))
 
 
 def test_unknown_hits_count_as_what_is_known_of_them() -> None:
