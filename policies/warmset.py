@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from policies.contract import Bools, FleetView, Floats, RequestView, median
-from policies.work import busy_share, invested_s, later_s, new_s, room_s
+from policies.work import between, busy_share, invested_s, later_s, new_s, room_s
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
@@ -68,7 +68,7 @@ class Warmset:
             "room_s": room_s(request, fleet),
             "later_s": later_s(fleet, own_s),
             "running_s": self.running * fleet.requests * (own_s + 0.5 * median(fleet.step_s)),
-            "pushed_out_s": np.clip(after - _FULL * size, 0.0, private * lasts) * token_s,
+            "pushed_out_s": between(after - _FULL * size, private * lasts) * token_s,
         }
         if request.standing == "warm":
             away, nothing = fleet.worker_id != request.home_id, np.zeros(len(fleet))
@@ -79,7 +79,7 @@ class Warmset:
         again_s = fleet.prefill_s(private, trunk)
         there = 2 * (hits - trunk) > private  # most of what is its own: it pushes little out
         fits = there | (not pays) | self._open(request, fleet, after, again_s)
-        evicted = np.clip(np.nan_to_num(fleet.cached_tokens) + private - size, 0.0, private)
+        evicted = between(np.fmax(fleet.cached_tokens, 0.0) + private - size, private)
         return seconds | {
             "place_s": again_s * (lasts * request.return_chance) * np.minimum(after / size, 4.0),
             "evicted_s": evicted * (_REUSED / fleet.prefill_tokens_per_s),

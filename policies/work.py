@@ -27,6 +27,12 @@ def new_s(request: RequestView, fleet: FleetView) -> Floats:
     return fleet.prefill_s(request.prompt_tokens - spared, spared)
 
 
+def between(values: Floats, most: float) -> Floats:
+    """float64[rows]: `values`, but from 0 to `most`, in a fraction of `np.clip`'s time."""
+    kept: Floats = np.minimum(np.maximum(values, 0.0), most)
+    return kept
+
+
 _BUSY = 2.0  # a queue at half load lasts twice its own work, and delays all who come until then
 
 
@@ -60,7 +66,7 @@ def room_s(request: RequestView, fleet: FleetView) -> Floats:
     Running requests pin their KV, and by Little's law `turnover_per_s` of it is freed in a second.
     0 where it fits, where use or capacity are unknown, and before anything is known of turnover.
     """
-    used = np.nan_to_num(fleet.kv_used_tokens)
+    used = np.fmax(fleet.kv_used_tokens, 0.0)  # unknown: 0
     over = used + request.prompt_tokens - fleet.spared_tokens - fleet.assumed_capacity_tokens
     freed_per_s = used * fleet.turnover_per_s
     waits = (over > 0.0) & (freed_per_s > 0.0)
