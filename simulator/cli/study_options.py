@@ -260,7 +260,7 @@ def add_study(parsers: Any) -> None:
         "the first pass, the whole catalogue on three seeds",
     )  # fmt: skip
     which.add_argument(
-        "--table", action="store_true", help="instead: every workload at 60, 80 and 95 %% of "
+        "--table", action="store_true", help="instead: every workload at 60 to 105 %% of "
         "saturation beside the leading published rules, each seed another draw of the traces; "
         "kept in the folder table of --out; for --base warmset",
     )  # fmt: skip

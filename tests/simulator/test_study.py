@@ -54,7 +54,7 @@ def test_the_first_pass_needs_no_traces() -> None:
     assert {setup.policy for setup in only[0].setups} == {"hybrid|bounded_load"}
 
 
-def test_the_table_has_each_workload_at_three_loads_as_shipped(traces: Path) -> None:
+def test_the_table_has_each_workload_at_four_loads_as_shipped(traces: Path) -> None:
     rules = {"warmset", "lmetric", "lpwl", "llm_d_sticky", "cache_aware"}
     steps = read_steps(Asked(traces, "table"))
     assert len(steps) == len({step.name for step in steps}) == 13
@@ -63,7 +63,7 @@ def test_the_table_has_each_workload_at_three_loads_as_shipped(traces: Path) -> 
         assert {setup.seed for setup in step.setups} == {1, 2, 3, 4}
         assert {setup.router.hold_s for setup in step.setups} == {300.0}
         fleets = {setup.groups for setup in step.setups}
-        assert len(step.setups) == len(rules) * 4 * 3 * len(fleets), step.name
+        assert len(step.setups) == len(rules) * 4 * 4 * len(fleets), step.name
         for setup in step.setups:
             drawn = not setup.workload.source.startswith(PREFIX)
             assert bool(setup.workload.resample) == drawn, "a generator draws by itself"
