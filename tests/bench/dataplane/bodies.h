@@ -13,6 +13,7 @@ struct BodyKind {
   long events;  // `max_tokens`
   int distinct;
   double shared;  // how much of each prompt, from its beginning, is that of all others
+  bool session;   // a header names the session, one for each of the distinct prompts
 };
 
 // Where a request has digits that make its prompt one of a kind from its first byte on.
@@ -73,7 +74,9 @@ inline std::vector<Request> make(const BodyKind& kind, const std::string& model)
     const std::string path = kind.chat ? "/v1/chat/completions" : "/v1/completions";
     const std::string head = "POST " + path +
                              " HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\n"
-                             "Authorization: Bearer nobody\r\nContent-Length: " +
+                             "Authorization: Bearer nobody\r\n" +
+                             (kind.session ? "x-session-id: " + std::to_string(i) + "\r\n" : "") +
+                             "Content-Length: " +
                              std::to_string(body.size()) + "\r\n\r\n";
     requests.push_back({head + body, head.size() + at});
   }

@@ -2,13 +2,13 @@
 //
 //   load --port N[,N...] [--conns 64] [--rate 0] [--ramp-s 0] [--warmup-s 1] [--seconds 3]
 //        [--count 0] [--bytes 2048] [--ids 0] [--chat 0] [--stream 0] [--events 16] [--distinct 64]
-//        [--shared 0.25] [--unique 0] [--model bench] [--dump 0]
+//        [--shared 0.25] [--unique 0] [--session 0] [--model bench] [--dump 0]
 //
 // Without a rate, each connection asks anew as soon as it was answered (closed loop); connections
 // begin spread over `ramp-s`. With one, requests begin at that pace whatever the answers do, and
 // wait for one of `conns` connections if they must, which counts as their latency (open loop).
 // `count` ends after so many requests, all of them measured. `unique` makes every prompt one of
-// a kind. Several ports share connections and requests evenly; each prompt comes to all of them.
+// a kind, `session` gives each of the distinct ones its session's id. Several ports share connections and requests evenly; each prompt comes to all of them.
 // Prints `start` and `stop` at the ends of the measured time, then one line of JSON.
 #include <arpa/inet.h>
 #include <fcntl.h>
@@ -64,7 +64,8 @@ class Load {
         dump_(flags["dump"] != "0"),
         kind_{wire::number(flags["bytes"]), flags["ids"] != "0", flags["chat"] != "0",
               flags["stream"] != "0", long(wire::number(flags["events"])),
-              int(wire::number(flags["distinct"])), std::stod(flags["shared"])},
+              int(wire::number(flags["distinct"])), std::stod(flags["shared"]),
+              flags["session"] != "0"},
         requests_(bodies::make(kind_, flags["model"])),
         poller_(wire::begin()),
         connections_(std::size_t(wire::number(flags["conns"]))),
@@ -295,6 +296,7 @@ int main(int argc, char** argv) {
                          {"count", "0"},    {"bytes", "2048"}, {"ids", "0"},
                          {"chat", "0"},     {"stream", "0"},   {"events", "16"},
                          {"distinct", "64"}, {"shared", "0.25"}, {"unique", "0"},
+                         {"session", "0"},
                          {"model", "bench"}, {"dump", "0"}}));
   load.run();
 }

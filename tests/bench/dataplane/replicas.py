@@ -37,7 +37,7 @@ def pair(bench: Bench, behind: Engines, subject: Subject, state: str | None) -> 
         for name in ("a", "b"):
             sharing = () if state is None else ("--state", state, "--replicas-name", name)
             log = f"warmroute-{'alone' if state is None else 'shares'}-{name}"
-            start = ours(*subject.flags, "--policy", POLICY, *sharing, log=log)
+            start = ours(*subject.flags, *sharing, log=log)
             routers.append(stack.enter_context(start(behind, bench.cores)))
         if state is not None:
             until_zero(lambda: sum(1 - total(page(one), PEERS_METRIC) for one in routers))

@@ -9,8 +9,10 @@ from tests.bench.dataplane.programs import engines, run_load
 from tests.bench.dataplane.routers import Subject
 
 
-def cpu_per_request(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figures]:
-    """64 connections, each asks anew when it was answered; 64 prompts, a quarter shared."""
+def cpu_per_request(bytes_: int, **flags: object) -> Callable[[Bench, Subject], Figures]:
+    """64 connections, each asks anew when it was answered; 64 prompts, a quarter shared, unless
+    `flags` of the load say otherwise.
+    """
 
     def measure(bench: Bench, subject: Subject) -> Figures:
         others = bench.cores.others
@@ -21,7 +23,7 @@ def cpu_per_request(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figure
                 router.pid,
                 behind.pid,
                 bytes=bytes_,
-                ids=ids,
+                **flags,
                 seconds=bench.seconds,
             )
         figures = {FOREIGN: load.foreign}
@@ -35,14 +37,17 @@ def cpu_per_request(bytes_: int, ids: bool) -> Callable[[Bench, Subject], Figure
     return measure
 
 
-def row(name: str, shown: str, bar: float | None, bytes_: int, ids: bool) -> Row:
+def row(name: str, shown: str, bar: float | None, bytes_: int, **flags: object) -> Row:
     figure = Figure("us", f"{shown}, CPU us/request", bar)
-    return Row(name, [figure], cpu_per_request(bytes_, ids), without=("direct",))
+    return Row(name, [figure], cpu_per_request(bytes_, **flags), without=("direct",))
 
 
 ROWS = (
-    row("2k", "2 KB text", 110, 2_048, ids=False),
-    row("64k", "64 KB text", 250, 65_536, ids=False),
+    row("2k", "2 KB text", 110, 2_048),
+    row("2k-unique", "2 KB text, no prompt twice", None, 2_048, unique=True),
+    row("2k-session", "2 KB text, 64 sessions by id", None, 2_048, session=True),
+    row("64k", "64 KB text", 250, 65_536),
+    row("64k-unique", "64 KB text, no prompt twice", None, 65_536, unique=True),
     row("ids-2k", "2 KB of token ids", None, 2_048, ids=True),
     row("ids-64k", "64 KB of token ids", None, 65_536, ids=True),
 )

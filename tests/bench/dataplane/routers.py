@@ -31,8 +31,6 @@ from tests.bench.dataplane.programs import (
     until_answers,
 )
 
-POLICY = "hybrid"
-
 
 @dataclass(frozen=True, slots=True)
 class Running:
@@ -71,12 +69,14 @@ def subjects(peers: str | None) -> list[Subject]:
 
 
 def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
-    """Our router with these flags besides; `module` starts it, `log` is what it is known by."""
+    """Our router as it is shipped but for these flags; `module` starts it, `log` is what it is
+    known by.
+    """
 
     @contextmanager
     def start(engines: Engines, cores: Cores) -> Iterator[Running]:
         command = [sys.executable, "-m", module, "serve", "--port", "0", "--admin-port", "0"]
-        command += ["--policy", POLICY, "--log-level", "warning", *flags]
+        command += ["--log-level", "warning", *flags]
         for worker in engines.workers:
             command += ["--worker", worker]
         if engines.pair:
@@ -93,6 +93,7 @@ def ours(*flags: str, module: str = "router", log: str = "warmroute") -> Start:
 def _ways() -> list[Subject]:
     """Our router by the ways that it can be told to take, which older ones know not all of."""
     ways = {
+        "warmroute, hybrid": ("--policy", "hybrid"),
         "warmroute, Python relay": ("--relay", "python"),
         "warmroute, all by aiohttp": ("--front", "aiohttp"),
         "warmroute, migration": ("--migration-moves", "2"),
