@@ -70,20 +70,20 @@ class Warmset:
             "running_s": self.running * fleet.requests * (own_s + 0.5 * median(fleet.step_s)),
             "pushed_out_s": between(after - _FULL * size, private * lasts) * token_s,
         }
+        nothing = np.zeros(len(fleet))
         if request.standing == "warm":
-            away, nothing = fleet.worker_id != request.home_id, np.zeros(len(fleet))
-            seconds["pushed_out_s"] *= away
+            seconds["pushed_out_s"] *= (away := fleet.worker_id != request.home_id)
             dearer = away * lasts * (self.stay**request.return_chance - 1.0)
             seconds["place_s"] = dearer * sum(seconds.values(), start=nothing)
             return seconds | {"evicted_s": nothing, "over_tokens": nothing}
         again_s = fleet.prefill_s(private, trunk)
         there = 2 * (hits - trunk) > private  # most of what is its own: it pushes little out
-        fits = there | (not pays) | self._open(request, fleet, after, again_s)
+        fits = there | self._open(request, fleet, after, again_s) if pays else True
         evicted = between(np.fmax(fleet.cached_tokens, 0.0) + private - size, private)
         return seconds | {
             "place_s": again_s * (lasts * request.return_chance) * np.minimum(after / size, 4.0),
             "evicted_s": evicted * (_REUSED / fleet.prefill_tokens_per_s),
-            "over_tokens": np.where(fits, 0.0, private),
+            "over_tokens": np.where(fits, nothing, private),
         }
 
     def _open(self, request: RequestView, fleet: FleetView, after: Floats, redo_s: Floats) -> Bools:

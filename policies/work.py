@@ -68,9 +68,11 @@ def room_s(request: RequestView, fleet: FleetView) -> Floats:
     """
     used = np.fmax(fleet.kv_used_tokens, 0.0)  # unknown: 0
     over = used + request.prompt_tokens - fleet.spared_tokens - fleet.assumed_capacity_tokens
-    freed_per_s = used * fleet.turnover_per_s
-    waits = (over > 0.0) & (freed_per_s > 0.0)
-    seconds: Floats = np.divide(over, freed_per_s, out=np.zeros(len(fleet)), where=waits)
+    waits = over > 0.0
+    seconds = np.zeros(len(fleet))
+    if np.count_nonzero(waits):  # else the commonest case
+        freed_per_s = used * fleet.turnover_per_s
+        np.divide(over, freed_per_s, out=seconds, where=waits & (freed_per_s > 0.0))
     return seconds
 
 
