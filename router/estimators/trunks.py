@@ -65,6 +65,8 @@ class Trunks:
         self._arrivals = 0.0
         self._since_s: float | None = None  # when an arrival counted 1
         self._now_s = 0.0  # the last time told
+        # The rows that the latest arrival begins with: its decision asks for them again.
+        self._latest: tuple[Hashes | None, list[int]] = (None, [])
         self.replaced = 0  # heads that gave way to another
 
     def pool(self, pace: PoolPace, now_s: float) -> None:
@@ -92,6 +94,7 @@ class Trunks:
         tokens = shared_blocks * block_size
         if tokens >= _LEAST_TOKENS and all(self._tokens[row] != tokens for row in begun):
             begun.append(self._enter(int(chain[shared_blocks - 1]), shared_blocks, tokens, now_s))
+        self._latest = (chain, begun)
         pace, fresh = self._pace, prompt_tokens - known_blocks * block_size
         for row in begun:
             beyond = max(min(fresh, prompt_tokens - self._tokens[row]), 1)
@@ -104,7 +107,10 @@ class Trunks:
 
     def of(self, chain: Hashes) -> Trunk | None:
         """The trunk a prompt begins with: the longest that wants copies, else the longest."""
-        begun, now_s = self._begun_with(chain), self._now_s
+        latest, begun = self._latest
+        if latest is not chain:
+            begun = self._begun_with(chain)
+        now_s = self._now_s
         scale, longest = self._scaled(now_s), None
         for row in sorted(begun, key=self._tokens.__getitem__, reverse=True):
             trunk = self._trunk(row, scale, now_s)
