@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.live.browser import CHROMIUM, Page, opened
 from tests.live.stack import running
 from tests.live.ui_checks import BROKEN, CONTRASTS, INKS, NAMELESS, SIGHTS, contrast, distance
 from tests.router.crowded import Crowd, crowd
+from tests.simulator.advised import PLANTED, advice_on
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
@@ -289,6 +292,26 @@ async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> N
         said = await page.text("#doctor-rows tbody")
         assert HOSTILE in said
         assert "f: 1 → 2" in said
+        assert await page.run(NAMELESS) == []
+
+
+async def test_the_advice_that_lies_beside_the_log_is_shown(tmp_path: Path) -> None:
+    mistake = replace(PLANTED[0], requests=250)
+    advice = advice_on(mistake, tmp_path, draws=6)
+    log = tmp_path / "log.jsonl"
+    (tmp_path / f"{log.name}.advice.json").write_bytes(msgspec.json.encode(advice))
+    async with (
+        crowd(2, request_log=str(log)) as one,
+        shown(one, tmp_path / "profile", 1280) as page,
+    ):
+        await page.until("document.querySelector('#advice-rows tbody tr')", "the advice")
+        await page.picture(tmp_path / "advice.png")
+        assert "by 250 requests." in await page.text("#advice-said")
+        first = advice.findings[0]
+        said = await page.text("#advice-rows tbody tr")
+        assert first.change.title in said
+        assert f"{first.forecast.next_ttft.mean:.2f} [" in said
+        assert await page.run("document.documentElement.scrollWidth") <= 1280
         assert await page.run(NAMELESS) == []
 
 
