@@ -310,6 +310,7 @@ async def test_the_advice_that_lies_beside_the_log_is_shown(tmp_path: Path) -> N
         first = advice.findings[0]
         said = await page.text("#advice-rows tbody tr")
         assert first.change.title in said
+        assert "–" not in said
         assert f"{first.forecast.next_ttft.mean:.2f} [" in said
         assert await page.run("document.documentElement.scrollWidth") <= 1280
         assert await page.run(NAMELESS) == []

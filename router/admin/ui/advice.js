@@ -1,6 +1,6 @@
 // What to change, as the last `warmroute advise` beside the router said, and what became of it.
 const ADVICE_EVERY_MS = 60000;
-const ADVICE_HEADS = ["Change", "", "Mean TTFT, times", "Good answers, points", "Do"];
+const ADVICE_HEADS = ["Change", "To what", "Mean TTFT, times", "Good answers, points", "Do"];
 
 const advice = { timer: null };
 
@@ -39,7 +39,7 @@ function drawAdvice(told) {
     const change = record(one.change);
     const forecast = record(one.forecast);
     const cells = [
-      change.kind, `${text(change.title, 300)}${text(one.why, 300)}`,
+      change.kind, `${text(change.title, 300)}${one.why ? text(one.why, 300) : ""}`,
       between(record(forecast.next_ttft), 1), between(record(forecast.next_good), 100), change.do,
     ];
     return make("tr", {}, ...cells.map((cell) => make("td", { class: "wide" }, text(cell, 600))));
