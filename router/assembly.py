@@ -190,7 +190,7 @@ class Router:
 
         kserve = KservePort(self.service, self.inference.tenants, self._context.http)
         made = (self.inference, self.service, kserve, lambda: self.config, self._picked)
-        return PickerPort(*made)
+        return PickerPort(*made, self.discovery.priority_of)
 
     async def relay_turn(self) -> None:
         """Return once the relay's thread has had a turn."""

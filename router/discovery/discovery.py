@@ -56,6 +56,7 @@ class SourceTrust:
         self.heard = False  # it has said something, if only that it cannot be asked
         self.trouble = ""
         self.refused: tuple[str, ...] = ()
+        self.objectives: Mapping[str, int] = {}  # priorities by name
         self.joined = self.left = self.flaps = 0  # counted since the start
         self._seen: dict[Key, ReportedWorker] = {}
         self._silent_s: float | None = None  # since when it names nobody
@@ -75,6 +76,8 @@ class SourceTrust:
         """It says this."""
         self.heard = True
         self.trouble = report.trouble
+        if report.objectives is not None:
+            self.objectives = report.objectives
         if report.workers is None:
             self._fall_silent(now_s)
             return
@@ -289,6 +292,11 @@ class Discovery:
         """What is believed of each source."""
         return {name: one.believed for name, one in self._followed.items()}
 
+    def priority_of(self, objective: str) -> int | None:
+        """By the first source that knows the objective; None: none does."""
+        known = (one.believed.objectives.get(objective) for one in self._followed.values())
+        return next((priority for priority in known if priority is not None), None)
+
     def shown(self) -> list[dict[str, Any]]:
         """The sources as the admin port shows them."""
         now_s = self._fleet.now_s
@@ -427,7 +435,7 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
         case InferencePoolSpec():
             from router.discovery.kubernetes_source import InferencePoolSource
 
-            return InferencePoolSource(spec)
+            return InferencePoolSource(spec, objectives=config().picker.port >= 0)
 
 
 def _redis_of(config: Config) -> RedisUrl:

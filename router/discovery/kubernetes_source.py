@@ -1,4 +1,4 @@
-"""Kubernetes as a source: EndpointSlices of a service, or an InferencePool and its pods."""
+"""Kubernetes as a source: EndpointSlices of a service, or an InferencePool with what is its own."""
 
 from __future__ import annotations
 
@@ -37,8 +37,12 @@ from router.discovery.source import (
     bounded,
 )
 
+GROUP = "inference.networking.k8s.io"
+OBJECTIVES_GROUP = "inference.networking.x-k8s.io"
 MAX_SLICES = 256
 MAX_PODS = MAX_SEEN
+MAX_OBJECTIVES = 256  # of a pool
+_OBJECTIVES_SEEN = 4_096  # of a namespace: the API cannot choose those of a pool
 
 
 class Conditions(msgspec.Struct):
@@ -128,6 +132,28 @@ class InferencePool(msgspec.Struct):
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     spec: PoolFields = msgspec.field(default_factory=PoolFields)
+
+
+class PoolReference(msgspec.Struct):
+    """Which pool an objective is for; the API fills in group and kind where they are not given."""
+
+    name: str = ""
+    group: str = GROUP
+    kind: str = "InferencePool"
+
+
+class ObjectiveFields(msgspec.Struct, rename="camel"):
+    """What is read of an InferenceObjective's `spec`."""
+
+    pool_ref: PoolReference = msgspec.field(default_factory=PoolReference)
+    priority: int | None = None
+
+
+class InferenceObjective(msgspec.Struct):
+    """An InferenceObjective of inference.networking.x-k8s.io/v1alpha2."""
+
+    metadata: Meta = msgspec.field(default_factory=Meta)
+    spec: ObjectiveFields = msgspec.field(default_factory=ObjectiveFields)
 
 
 class KubernetesSource:
@@ -232,10 +258,12 @@ def _port_of(one: Slice, name: str | None) -> int:
     return port
 
 
-GROUP = "inference.networking.k8s.io"
 _POOLS_MAX = 8  # one has the name that is asked for
 _PORTS_MAX = 8
 _LABELS_MAX = 64
+_NAME_CHARACTERS = 253  # of an object, as Kubernetes has it
+_PRIORITY_MOST = 999_999_999  # as in `picker.objectives`
+_LEFT_OUT_NAMED = 5
 _KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
 _VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
 
@@ -263,16 +291,24 @@ def terms_of(pool: InferencePool) -> PoolTerms:
 
 
 class InferencePoolSource:
-    """The pods of an InferencePool, of which each target port is a worker.
+    """The pods of an InferencePool, of which each target port is a worker, and its objectives.
 
     Lifetime: as long as it is named.
     """
 
     def __init__(
-        self, spec: InferencePoolSpec, connect: Connect | None = None, draw: Draw = random.random
+        self,
+        spec: InferencePoolSpec,
+        connect: Connect | None = None,
+        draw: Draw = random.random,
+        objectives: bool = False,
     ) -> None:
-        """`connect`: to another API server than the one that the environment names."""
+        """`connect`: to another API server than the one that the environment names.
+
+        `objectives`: whether they are asked for, which needs a right of its own.
+        """
         self._spec = spec
+        self._wants_objectives = objectives
         self._connect = connect
         self._draw = draw
         self._terms: PoolTerms | None = None
@@ -280,9 +316,11 @@ class InferencePoolSource:
         self._known: dict[str, ReportedWorker] = {}  # by URL, those not ready among them
 
     async def reports(self) -> AsyncIterator[Report]:
-        """One whenever the workers or the trouble are others than before."""
+        """One whenever the workers, the objectives or the trouble are others than before."""
         followed = Followed(self._connect, self._draw)
         pools = followed.begin(pools_of(self._spec))
+        wanted = self._wants_objectives
+        objectives = followed.begin(objectives_of(self._spec)) if wanted else None
         pods: Collection[Pod] | None = None
         told: Report | None = None
         try:
@@ -293,6 +331,8 @@ class InferencePoolSource:
                         await followed.end(pods)
                     pods = followed.begin(pods_of(self._spec, self._terms)) if self._terms else None
                 for report in self._said(pools, pods):
+                    if objectives is not None:
+                        report = with_objectives(report, objectives, self._spec)
                     if report != told:
                         told = report
                         yield report
@@ -357,6 +397,58 @@ def pods_of(spec: InferencePoolSpec, terms: PoolTerms) -> Resource[Pod]:
     """Its pods."""
     path = f"/api/v1/namespaces/{spec.namespace}/pods"
     return Resource(Pod, path, "pods", MAX_PODS, {"labelSelector": terms.selector})
+
+
+def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
+    """Those of all pools of its namespace; many clusters have no such kind."""
+    return Resource(
+        InferenceObjective,
+        f"/apis/{OBJECTIVES_GROUP}/v1alpha2/namespaces/{spec.namespace}/inferenceobjectives",
+        f"inferenceobjectives of {OBJECTIVES_GROUP}/v1alpha2",
+        _OBJECTIVES_SEEN,
+        optional=True,
+    )
+
+
+def with_objectives(
+    report: Report, objectives: Collection[InferenceObjective], spec: InferencePoolSpec
+) -> Report:
+    """The report with what was last said of the pool's objectives, and what is wrong with them."""
+    report = replace(report, trouble=report.trouble or objectives.trouble)
+    if objectives.objects is None:
+        return report
+    priorities, left_out = priorities_in(objectives.objects.by_name, spec)
+    refused = (left_out, *report.refused) if left_out else report.refused
+    return replace(report, refused=refused, objectives=priorities)
+
+
+def priorities_in(
+    objectives: Mapping[str, InferenceObjective], spec: InferencePoolSpec
+) -> tuple[dict[str, int], str]:
+    """By name, of the pool's objectives; and in one line those that are left out, and why.
+
+    Theirs goes first that is higher, ours that is lower: the sign changes.
+    """
+    found: dict[str, int] = {}
+    left_out: list[str] = []
+    pool = PoolReference(spec.name)
+    for name, one in sorted(objectives.items()):
+        if one.spec.pool_ref != pool or one.metadata.deletion_timestamp is not None:
+            continue
+        priority = one.spec.priority or 0
+        if not 1 <= len(name) <= _NAME_CHARACTERS:
+            left_out.append(f"{name[:40]!r}: a name has 1 to {_NAME_CHARACTERS} characters")
+        elif abs(priority) > _PRIORITY_MOST:
+            most = _PRIORITY_MOST
+            left_out.append(f"{name[:100]!r}: priority {priority}; allowed: {-most}..{most}")
+        elif len(found) == MAX_OBJECTIVES:
+            left_out.append(f"{name[:100]!r}: at most {MAX_OBJECTIVES} are taken")
+        else:
+            found[name] = -priority
+    if not left_out:
+        return found, ""
+    first = "; ".join(left_out[:_LEFT_OUT_NAMED])
+    return found, f"InferenceObjectives left out: {len(left_out)}; {first}"
 
 
 def workers_in(

@@ -8,6 +8,7 @@ is away, what it said last stands.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -103,6 +104,10 @@ class WatchError(ValueError):
     """What came is no answer of a Kubernetes API, or not one that can be used."""
 
 
+class NotInstalledError(WatchError):
+    """The API does not know the kind of what is asked for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[Kind]):
     """Which objects are listed and watched."""
@@ -112,6 +117,7 @@ class Resource(Generic[Kind]):
     name: str  # plural and group, for people
     most: int
     selectors: Mapping[str, str] = field(default_factory=dict)  # `labelSelector`, `fieldSelector`
+    optional: bool = False  # an API that does not know the kind is well
 
     def decode_list(self, data: bytes) -> Listed[Kind]:
         """Raises WatchError."""
@@ -174,6 +180,8 @@ _PAGE = 500  # objects
 _MAX_LIST_BYTES = 32 << 20  # a page
 _MAX_LINE_BYTES = 4 << 20
 
+log = logging.getLogger(__name__)
+
 Connect = Callable[[], Awaitable[Any]]  # an ApiClient
 Draw = Callable[[], float]  # 0..1
 
@@ -198,6 +206,7 @@ class Collection(Generic[Kind]):
         self._draw = draw
         self._pause_s = _AGAIN_S[0]
         self._stale = True  # a list is needed before a watch
+        self._told_missing = False  # of an optional kind
 
     async def follow(self) -> NoReturn:
         """Keep up until cancelled; what fails out there is `trouble`, and tried again."""
@@ -215,13 +224,17 @@ class Collection(Generic[Kind]):
             except WatchError as error:
                 self._stale = True
                 trouble = str(error)
+                if self._resource.optional and isinstance(error, NotInstalledError):
+                    if not self._told_missing:
+                        log.info("Kubernetes API: %s", error)
+                    self._told_missing, trouble = True, ""
             except (OSError, TimeoutError, aiohttp.ClientError, ValueError) as error:
                 trouble = str(error) or type(error).__name__
             except Exception as error:  # the library's own kinds, which are imported lazily
                 if not type(error).__module__.startswith("kubernetes_asyncio"):
                     raise
                 trouble = _reason(error)
-            self.trouble, self.current = f"Kubernetes API: {trouble}", False
+            self.trouble, self.current = trouble and f"Kubernetes API: {trouble}", False
             self._changed()
             await self._rest()
 
@@ -229,7 +242,7 @@ class Collection(Generic[Kind]):
         while True:
             if self._stale or self.objects is None:
                 self.objects = await self._list(client)
-                self._stale, self.current = False, True
+                self._stale, self.current, self._told_missing = False, True, False
                 self._changed()
             try:
                 lasted = await self._watch(client, self.objects)
@@ -317,7 +330,7 @@ class Collection(Generic[Kind]):
         if status in (401, 403):
             raise WatchError(f"{status}: the account may not list and watch {name} here")
         if status == 404:
-            raise WatchError(f"404: it knows no {name}: is that kind installed?")
+            raise NotInstalledError(f"404: it knows no {name}: is that kind installed?")
         if status == 429 or status >= 500:
             raise OSError(f"it answers {status}")
         if status != 200:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
@@ -244,6 +244,8 @@ class Report:
     )  # None: it could not be asked, what it said before stands
     trouble: str = ""  # what is wrong with it, for people
     refused: tuple[str, ...] = ()  # entries that cannot be used, and why
+    # Priorities by the names of objectives, lower goes first; None: what it said before stands.
+    objectives: Mapping[str, int] | None = None
 
 
 class Source(Protocol):

@@ -276,7 +276,7 @@ class PickedInference(InferenceRequest):
 
     def _objective(self) -> int:
         named = (self.http.headers.get(name) for name in _OBJECTIVES)
-        known = (self._terms.objectives.get(name) for name in named if name is not None)
+        known = (self._terms.priority_of(name) for name in named if name is not None)
         return next((priority for priority in known if priority is not None), 0)
 
     def upstream(self, member: Member) -> Sends:
@@ -366,13 +366,27 @@ class PickerTerms:
     """What is the same for all requests. Lifetime: process, replaced on reload."""
 
     def __init__(
-        self, decision_s: float, endpoints: int, objectives: Mapping[str, int], counts: Any
+        self,
+        decision_s: float,
+        endpoints: int,
+        objectives: Mapping[str, int],
+        found: Callable[[str], int | None],
+        counts: Any,
     ) -> None:
-        """`counts`: by word, of what data planes did otherwise than told."""
+        """`found`: priorities that others than the configuration's `objectives` have.
+
+        `counts`: by word, of what data planes did otherwise than told.
+        """
         self.decision_s = decision_s
         self.endpoints = endpoints
-        self.objectives = objectives
+        self._objectives = objectives
+        self._found = found
         self.counts = counts
+
+    def priority_of(self, objective: str) -> int | None:
+        """What requests that name it get, by the configuration first; None: nobody knows it."""
+        configured = self._objectives.get(objective)
+        return self._found(objective) if configured is None else configured
 
 
 class _DataPlane:

@@ -70,13 +70,18 @@ class PickerPort:
         kserve: KservePort,
         config: Callable[[], Config],
         counts: Counter[str],
+        found: Callable[[str], int | None],
     ) -> None:
-        """`counts`: by word, of what becomes of requests (`metrics.requests.picker_metrics`)."""
+        """`counts`: by word, of what becomes of requests (`metrics.requests.picker_metrics`).
+
+        `found`: the priority of an objective by discovery; None: nobody knows it.
+        """
         self._inference = inference
         self._service = service
         self._config = config
         self.address = self.health_address = ""  # once it listens
         self._counts = counts
+        self._found = found
         self._endpoints = Endpoints(service.fleet, service.clock)
         forwards = config().unknown_paths == "forward"
         self._port = ClientPort(self._pick, service, forwards, kserve)
@@ -88,7 +93,7 @@ class PickerPort:
         """What requests are bound by."""
         picker = config.picker
         known = objectives_of(picker.objectives)
-        return PickerTerms(picker.decision_s, picker.endpoints, known, self._counts)
+        return PickerTerms(picker.decision_s, picker.endpoints, known, self._found, self._counts)
 
     def settle(self) -> None:
         """Take over the configuration in force."""

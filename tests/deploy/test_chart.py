@@ -220,12 +220,16 @@ def test_the_router_reads_its_configuration(name, tmp_path) -> None:
 def test_an_account_may_read_what_discovery_reads_and_nothing_else(name, tmp_path) -> None:
     found = rendered(name)
     wanted: set[tuple[str, str, str]] = set()
-    for source in map(parse_source, config_of(found, tmp_path).discovery):
+    config = config_of(found, tmp_path)
+    for source in map(parse_source, config.discovery):
         if isinstance(source, KubernetesSpec):
             wanted.add((source.namespace, "discovery.k8s.io", "endpointslices"))
         elif isinstance(source, InferencePoolSpec):
             wanted.add((source.namespace, "inference.networking.k8s.io", "inferencepools"))
             wanted.add((source.namespace, "", "pods"))
+            if config.picker.port >= 0:
+                group = "inference.networking.x-k8s.io"
+                wanted.add((source.namespace, group, "inferenceobjectives"))
     allowed = set()
     for role in of_kind(found, "Role"):
         for rule in role["rules"]:

@@ -15,10 +15,12 @@ import grpc.aio
 import pytest
 import yaml
 
+from router.picker.messages import PROCESS
 from tests.live.light_engine import LightEngine
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
-from tests.router.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
+from tests.router.kubernetes_api import KubernetesApi, kubernetes_api, objective, pod, pool
+from tests.router.test_picker_exchange import message, read
 
 pytestmark = pytest.mark.alone
 
@@ -238,3 +240,47 @@ async def test_a_picker_is_ready_while_its_pool_has_workers(tmp_path, monkeypatc
             await one.api.delete("inferencepools", "chat")
             await is_ready(False)
             assert await check(b"\x0a\x08liveness", timeout=5) == b"\x08\x01"
+
+
+async def test_a_request_gets_the_priority_of_the_objective_that_it_names(
+    tmp_path, monkeypatch
+) -> None:
+    """It shows in a refusal: the key allows no other priority than 0."""
+    (tmp_path / "keys").write_text("secret grey priority=0..0\n", encoding="utf-8")
+    flags = ("--picker-port", "0", "--picker-objectives", "fixed=7")
+    flags += ("--api-keys-file", str(tmp_path / "keys"))
+    async with cluster(tmp_path, monkeypatch, router=flags) as one:
+        await one.api.put("inferenceobjectives", objective("fixed", "chat", 9))
+        await one.start("a", 1)
+        await one.until_up("a")
+
+        async def answer(named: str) -> str:
+            """What the picker says to a request that names the objective."""
+            headers = {":path": "/v1/completions", ":method": "POST", ":authority": "llm"}
+            headers |= {"content-type": "application/json", "authorization": "Bearer secret"}
+            headers["x-gateway-inference-objective"] = named
+            body = b'{"model": "tiny", "prompt": [1], "max_tokens": 2}'
+            place = one.stack.router.facts["picker"]
+            async with grpc.aio.insecure_channel(place) as channel:
+                call = channel.stream_stream(PROCESS)()
+                await call.write(message("request_headers", pairs=tuple(headers.items())))
+                await call.write(message("request_body", body=body, end_of_stream=True))
+                (said,) = read([await call.read()])
+                call.cancel()
+            return str(said)
+
+        async def gets(named: str, priority: int) -> None:
+            placed = one.engines["a"].url.removeprefix("http://")
+            refused = f"may ask for priorities 0..0, not {priority}"
+
+            async def reached() -> bool:
+                return (refused if priority else placed) in await answer(named)
+
+            await until(reached, f"{named} to be {priority}")
+
+        await gets("urgent", 0)  # nobody knows it
+        await one.api.put("inferenceobjectives", objective("urgent", "chat", 12))
+        await gets("urgent", -12)
+        await gets("fixed", 7)
+        await one.api.delete("inferenceobjectives", "urgent")
+        await gets("urgent", 0)

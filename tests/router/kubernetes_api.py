@@ -22,11 +22,15 @@ PATHS = {
     f"/api/v1/namespaces/{NAMESPACE}/pods": "pods",
     f"/apis/inference.networking.k8s.io/v1/namespaces/{NAMESPACE}/inferencepools": "inferencepools",
     f"/apis/discovery.k8s.io/v1/namespaces/{NAMESPACE}/endpointslices": "endpointslices",
+    f"/apis/inference.networking.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/inferenceobjectives": (
+        "inferenceobjectives"
+    ),
 }
 KINDS = {
     "pods": ("v1", "Pod"),
     "inferencepools": ("inference.networking.k8s.io/v1", "InferencePool"),
     "endpointslices": ("discovery.k8s.io/v1", "EndpointSlice"),
+    "inferenceobjectives": ("inference.networking.x-k8s.io/v1alpha2", "InferenceObjective"),
 }
 Illness = Literal["", "refuses", "hangs", "garbage", "forbidden", "unknown"]
 _STATUS = {"refuses": 503, "forbidden": 403, "unknown": 404}
@@ -44,6 +48,13 @@ def pool(
     if protocol is not None:
         spec["appProtocol"] = protocol
     return {"metadata": {"name": name}, "spec": spec, "status": {}}
+
+
+def objective(name: str, of: str, priority: Any = None, **ref: str) -> dict[str, Any]:
+    """An InferenceObjective of the pool `of`, with what the API fills in; `ref`: of its poolRef."""
+    named = {"group": "inference.networking.k8s.io", "kind": "InferencePool", "name": of} | ref
+    spec = {"poolRef": named} | ({} if priority is None else {"priority": priority})
+    return {"metadata": {"name": name}, "spec": spec, "status": {"conditions": []}}
 
 
 def pod(
@@ -86,6 +97,7 @@ class KubernetesApi:
 
     version: int = 1
     illness: Illness = ""
+    illnesses: dict[str, Illness] = field(default_factory=dict)  # of single kinds
     asked: list[tuple[str, dict[str, str]]] = field(default_factory=list)  # kind, query
     url: str = ""
     _objects: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
@@ -122,6 +134,12 @@ class KubernetesApi:
         """Return once somebody watches the kind."""
         async with self._news:
             await self._news.wait_for(lambda: kind in self._kinds.values())
+
+    async def asked_again(self, kind: str, times: int = 1) -> None:
+        """Return once the kind was asked for so many times from now on."""
+        wanted = times + sum(k == kind for k, _ in self.asked)
+        async with self._news:
+            await self._news.wait_for(lambda: sum(k == kind for k, _ in self.asked) >= wanted)
 
     def objects(self, kind: str) -> dict[str, dict[str, Any]]:
         """All that there are now."""
@@ -168,11 +186,14 @@ class KubernetesApi:
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         kind, query = PATHS.get(request.path, ""), dict(request.query)
         self.asked.append((kind, query))
-        if self.illness == "hangs":
+        async with self._news:
+            self._news.notify_all()
+        illness = self.illness or self.illnesses.get(kind, "")
+        if illness == "hangs":
             await asyncio.sleep(3600)
-        if self.illness == "garbage":
+        if illness == "garbage":
             return web.Response(text="<html>a proxy's page</html>")
-        status = _STATUS.get(self.illness, 200 if kind else 404)
+        status = _STATUS.get(illness, 200 if kind else 404)
         if status != 200:
             return web.json_response({"kind": "Status", "code": status}, status=status)
         if query.get("watch") == "true":

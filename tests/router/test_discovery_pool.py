@@ -23,8 +23,10 @@ from router.discovery.kubernetes_source import (
     InferencePoolSource,
     Pod,
     PoolTerms,
+    objectives_of,
     pods_of,
     pools_of,
+    priorities_in,
     terms_of,
     workers_in,
 )
@@ -194,7 +196,7 @@ _KEYS = st.sampled_from(
         *("metadata", "name", "labels", "annotations", "resourceVersion", "deletionTimestamp"),
         *("status", "podIP", "conditions", "type", "spec", "selector", "matchLabels"),
         *("targetPorts", "number", "items", "llm-d.ai/role", "llm-d.ai/active-ports"),
-        *("warmroute.io/worker", "continue", "object", "code"),
+        *("warmroute.io/worker", "continue", "object", "code", "poolRef", "priority"),
     ]
 )
 _LEAVES = (
@@ -215,6 +217,10 @@ _TREES = st.recursive(
 def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
     """Whatever an API says, nothing but WatchError and TooOldError comes of it."""
     pools, pods = pools_of(spec()), pods_of(spec(), terms())
+    objectives = objectives_of(spec())
+    with contextlib.suppress(WatchError):
+        items = objectives.decode_list(data).items or ()
+        priorities_in(Objects(objectives, "1", items).by_name, spec())
     with contextlib.suppress(WatchError):
         read = Objects(pools, "1", pools.decode_list(data).items or ())
         for one in read.by_name.values():
@@ -245,7 +251,12 @@ def test_no_more_is_kept_of_a_pod_than_is_read() -> None:
 class Following:
     """The reports of a source, its latest at hand. Lifetime: test."""
 
-    def __init__(self, api: KubernetesApi, text: str = "inferencepool:llm/chat") -> None:
+    def __init__(
+        self,
+        api: KubernetesApi,
+        text: str = "inferencepool:llm/chat",
+        objectives: bool = False,
+    ) -> None:
         from kubernetes_asyncio.client import ApiClient, Configuration
 
         async def connect() -> Any:
@@ -253,7 +264,7 @@ class Following:
 
         self.trust = SourceTrust()
         self.reports: list[Report] = []
-        self._source = InferencePoolSource(spec(text), connect, lambda: 0.5)
+        self._source = InferencePoolSource(spec(text), connect, lambda: 0.5, objectives)
         self._news = asyncio.Event()
         self.task = asyncio.create_task(self._follow())
 
@@ -289,9 +300,11 @@ class Following:
 
 
 @asynccontextmanager
-async def following(text: str = "inferencepool:llm/chat") -> AsyncIterator[Any]:
+async def following(
+    text: str = "inferencepool:llm/chat", objectives: bool = False
+) -> AsyncIterator[Any]:
     async with kubernetes_api() as api:
-        one = Following(api, text)
+        one = Following(api, text, objectives)
         try:
             yield api, one
         finally:

@@ -8,7 +8,8 @@
 // begin spread over `ramp-s`. With one, requests begin at that pace whatever the answers do, and
 // wait for one of `conns` connections if they must, which counts as their latency (open loop).
 // `count` ends after so many requests, all of them measured. `unique` makes every prompt one of
-// a kind, `session` gives each of the distinct ones its session's id. Several ports share connections and requests evenly; each prompt comes to all of them.
+// a kind, `session` gives each of the distinct ones its session's id. Several ports share
+// connections and requests evenly; each prompt comes to all of them.
 // Prints `start` and `stop` at the ends of the measured time, then one line of JSON.
 #include <arpa/inet.h>
 #include <fcntl.h>
