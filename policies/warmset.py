@@ -15,7 +15,7 @@ _REDO = 0.9  # a worker that can redo all its sessions in this share of their cy
 _GAMMA = 1.2  # an all-cold worker never reaches its bound: by this factor holding pays sooner
 _REUSED = 0.1  # chance that somebody wants what an unknown prompt leaves in a cache
 _RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, if the pool has room
-_BEGUN, _BEYOND = 4.0, 1.15  # times own recomputing, then who has begun may fill a cache so far
+_BEGUN, _BEYOND, _AT_MOST_S = 4.0, 1.15, 20.0  # waits of who has begun, for a cache so full, or any
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Warmset:
         size, own_s = fleet.kept_tokens(request.prompt_tokens), new_s(request, fleet)
         after = wanted + private
         after += trunk * (~fleet.holds_trunk & (hits < min(trunk, request.prompt_tokens - 1)))
-        token_s = redo_s / np.maximum(wanted, 1.0)
+        token_s, nothing = redo_s / np.maximum(wanted, 1.0), np.zeros(len(fleet))
         saved_s = _GAMMA * _FULL * float((token_s * size).sum()) / max(len(fleet), 1)
         pays = saved_s >= fleet.cycle_s > 0.0  # to hold: else a full cache saves less than it idles
         lasts = saved_s >= busy_share(fleet) * fleet.cycle_s  # so it is hoped of an unknown cycle
@@ -70,7 +70,6 @@ class Warmset:
             "running_s": self.running * fleet.requests * (own_s + 0.5 * median(fleet.step_s)),
             "pushed_out_s": between(after - _FULL * size, private * lasts) * token_s,
         }
-        nothing = np.zeros(len(fleet))
         if request.standing == "warm":
             seconds["pushed_out_s"] *= (away := fleet.worker_id != request.home_id)
             dearer = away * lasts * (self.stay**request.return_chance - 1.0)
@@ -96,5 +95,6 @@ class Warmset:
             if room or (need > self.gate * size).all():  # or it would wait for ever
                 fits |= over <= over.min()
             elif request.standing == "cold" and request.held_s > _BEGUN * redo_s.min():
-                fits |= (over <= over.min()) & (after <= _BEYOND * size)
+                most = _BEYOND if request.held_s < _AT_MOST_S else np.inf
+                fits |= (over <= over.min()) & (after <= most * size)
         return fits
