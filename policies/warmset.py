@@ -15,7 +15,7 @@ _REDO = 0.9  # a worker that can redo all its sessions in this share of their cy
 _GAMMA = 1.2  # an all-cold worker never reaches its bound: by this factor holding pays sooner
 _REUSED = 0.1  # chance that somebody wants what an unknown prompt leaves in a cache
 _RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, if the pool has room
-_BEGUN, _BEYOND, _AT_MOST_S = 4.0, 1.15, 20.0  # waits of who has begun, for a cache so full, or any
+_BEGUN, _BEYOND, _AT_MOST_S = 4.0, 1.15, 20.0  # who has begun waits 4 x its work, if overfull 20 s
 
 
 @dataclass(frozen=True, slots=True)

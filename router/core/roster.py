@@ -50,7 +50,7 @@ class TableFullError(Exception):
     """No worker slot is free; `max_workers` is the bound to raise."""
 
 
-OTHERS_WINDOW_S = 60.0
+_WINDOW_S = 60.0
 _OTHERS, _OURS = 0.1, 0.05  # share of others' requests above, and below which it is told
 
 
@@ -68,7 +68,7 @@ class OthersShare:
     def reported(self, requests: int, others: int, now_s: float) -> float | None:
         """A report of so many requests; the latest window's share where that is news, 0..1."""
         share = None
-        if now_s - self._since_s >= OTHERS_WINDOW_S:
+        if now_s - self._since_s >= _WINDOW_S:
             seen = self._others / max(self._all, 1)
             if seen > _OTHERS if not self.told else seen < _OURS:
                 share, self.told = seen, not self.told

@@ -74,7 +74,7 @@ def _smooth(known: float | None, sample: float) -> float:
 _LEAST_CHANCE = 0.02  # of a return within its horizon: below it a session wants no memory
 _IDLE_S = 900.0  # longest time to remember one that does not return
 _HORIZON_S = 60.0  # where the worker's memory is unknown
-_REFRESH_S = 0.5
+_REFRESH_S = 0.5  # at least; longer with very many sessions, so that it stays a small share of time
 _ROWS_PER_S = 100_000.0
 
 

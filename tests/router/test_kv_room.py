@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,6 +21,7 @@ from router.core.mirror import BLOCKS_UNTOLD
 from router.core.workers import Worker
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
+from tests.router.crowded import crowd
 
 ROOM = 100  # blocks
 MOST = int(ROOM * ROOM_SLACK)
@@ -216,3 +218,28 @@ def test_much_that_others_send_is_told_once_and_its_end_too() -> None:
         report = LoadReport(float(second), 0, running, 0, math.nan)
         told += world.core.on_load_report(report)
     assert told == [Others(1.0, many=True), Others(0.0, many=False)]
+
+
+async def test_operators_see_what_was_learned_and_that_others_send(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with crowd(1) as pool:
+        dispatcher = pool.router.dispatcher
+
+        async def seen() -> tuple[float | None, bool]:
+            async with pool.http.get(f"{pool.url}/workers") as reply:
+                (row,) = (await reply.json())["workers"]
+            return row["kv_capacity_tokens"], row["kv_capacity_learned"]
+
+        worker = dispatcher.core.workers.get(0)
+        assert worker is not None
+        untold: dict[str, Any] = {"has_events": True, "kv_capacity_tokens": math.nan}
+        pool.state(0, "ready", replace(worker.facts, block_size=BLOCK, **untold))
+        assert await seen() == (None, False)
+        now_s = dispatcher.clock()
+        for seq, event in enumerate((stored(list(range(32))), removed(list(range(32)), last=4))):
+            dispatcher.tell(KvEvents(now_s, 0, seq, (event,)))
+        assert await seen() == (32 * BLOCK, True)
+        for later_s in (0.0, 61.0):
+            dispatcher.tell(LoadReport(dispatcher.clock() + later_s, 0, 5, 0, math.nan))
+        assert "100 % of the requests at the workers are not of this router" in caplog.text

@@ -158,7 +158,7 @@ def test_every_command_has_help_that_fits(run: Run) -> None:
         said = run(command, "--help")
         assert said.status == 0
         assert said.out.startswith(f"usage: warmroute-sim {command.removeprefix('run-')} ")
-        assert "%(" not in said.out, "nothing is left to be filled in"
+        assert not re.search(r"%\(|(?<![\d ])%", said.out), "nothing is left to be filled in"
         assert "%%" not in said.out
         assert len(said.out.partition("\n\n")[0]) < 120, "a usage line, not a list of all options"
 
