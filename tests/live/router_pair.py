@@ -49,7 +49,11 @@ class Pair:
 
 @contextlib.asynccontextmanager
 async def pair(
-    folder: Path, url: str, speed: float, around: Sequence[Around] = (contextlib.nullcontext,) * 2
+    folder: Path,
+    url: str,
+    speed: float,
+    around: Sequence[Around] = (contextlib.nullcontext,) * 2,
+    policy: str = "warmset",
 ) -> AsyncIterator[Pair]:
     """Both know each other. `around`: what is so while each of them is started."""
     async with (
@@ -64,7 +68,8 @@ async def pair(
         stacks = []
         for name, while_starting in zip(("one", "two"), around, strict=True):
             ports = ["--port", "0", "--admin-port", "0", "--state", url]
-            arguments = ["serve", *ports, "--replicas-name", name, *named]
+            choose = ["--policy", policy, "--replicas-name", name]
+            arguments = ["serve", *ports, *choose, *named]
             with while_starting():
                 router = await programs.start(name, "router", arguments)
             stacks.append(Stack(programs, router, workers, http))

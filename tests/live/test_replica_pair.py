@@ -36,7 +36,9 @@ def server(tmp_path: Path):
 
 @pytest.mark.alone
 async def test_one_is_killed_under_streams(tmp_path: Path, server: RedisServer) -> None:
-    async with pair(tmp_path, server.url, speed=1) as both:
+    # By requests alone, which is what each is told of the other's: a policy that weighs queued
+    # prefill, too, is as uneven as the prefill of a moment.
+    async with pair(tmp_path, server.url, speed=1, policy="least_requests") as both:
         one, two = both.stacks
         body = {"model": MODEL, "prompt": [7] * 64, "max_tokens": 4_000, "stream": True}
         replies = await asyncio.gather(
