@@ -27,7 +27,7 @@ from engine.cli.options import (
 )
 from engine.instances import Addresses, addresses_of, end_with, supervise
 from engine.model.config import KV_DTYPES, WEIGHTS, Quantization
-from engine.model.kernel_choice import BACKENDS
+from engine.model.kernel_choice import BACKENDS, TORCH, KernelChoice
 from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings
 from engine.server.announcer import Announce
@@ -57,7 +57,8 @@ First it says what fits: blocks, tokens, requests, and what limits them. It refu
 not one request fits. Then it reads the weights and prints one line: ready URL model=...
 """
 EPILOG = """\
-exit codes: 0 stopped by a signal, 1 could not start, 2 bad flags, 3 steps failed one after another
+exit codes: 0 stopped by a signal, 1 could not start, 2 bad flags, 3 steps failed one after another,
+or the GPU is lost to the process: start a new one (--instances does)
 """
 
 
@@ -196,8 +197,12 @@ def _print_progress(line: str) -> None:
 def served(loaded: Loaded) -> ServedModel:
     """What a worker serves with: the model's tokens, ends and defaults."""
     sampling = loaded.config.sampling
-    choices = {"attention": loaded.attention, "int8": loaded.int8}
-    backends = {part: (one.backend, one.why) for part, one in choices.items() if one}
+
+    def backends() -> dict[str, tuple[str, str]]:
+        attention, why = loaded.attention, loaded.model.fell_back
+        choices = {"attention": KernelChoice(TORCH, why) if why else attention, "int8": loaded.int8}
+        return {part: (one.backend, one.why) for part, one in choices.items() if one}
+
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: getattr(sampling, name) for name in names}
     return ServedModel(

@@ -255,12 +255,18 @@ class StepAttention(Protocol):
 class Attention(Protocol):
     """A way to compute attention. Lifetime: model."""
 
+    @property
+    def fell_back(self) -> str:
+        """Why torch computes in its place by now; empty: it does not."""
+
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """What `batch`, on the model's device, is computed with; waits for nothing there."""
 
 
 class TorchAttention:
     """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs."""
+
+    fell_back = ""
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         cos, sin = rotary.rows(batch.positions)

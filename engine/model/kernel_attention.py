@@ -6,6 +6,7 @@ buffers and padding, so that everything but the kernels is tried on CPUs.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -16,10 +17,11 @@ from torch.nn import functional
 
 from engine.model.attention import Attention, StepAttention, TorchAttention
 from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
-from engine.model.kernel_choice import KVKERNELS
+from engine.model.kernel_choice import KVKERNELS, device_lost
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms
 from engine.model.rope import Rotary
+from kvkernels.cuda.library import RefusedError
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
 from kvkernels.ops import prefill as prefill_plan
 from kvkernels.ops import shared_decode as shared_plan
@@ -28,6 +30,8 @@ from kvkernels.ops.shared_costs import AttentionShape, Costs
 from kvkernels.ops.shared_decode import SharedPlan, SharedPlanner, shared_decode, workspace_of
 
 ALIGNED = 4  # words
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +115,9 @@ Attend = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
 
 class KernelAttention:
-    """Batches must have a plan of `kernel_plan.KernelPlanner`."""
+    """Batches must have a plan of `KernelPlanner`. Raises what the operators raise."""
+
+    fell_back = ""
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """Raises ValueError for a batch without a plan."""
@@ -172,6 +178,52 @@ def _prefill_of(batch: FlatBatch) -> Attend:
     return run
 
 
+class FallingBack:
+    """The kernels until one of them fails, torch from there on. Lifetime: model.
+
+    A launch that fails has computed nothing, and K and V can be written twice: so the layer that
+    failed is computed again, and nobody loses a request. What breaks the device is not survived:
+    every later call would fail, too.
+    """
+
+    def __init__(self) -> None:
+        self.fell_back = ""
+        self._kernels, self._torch = KernelAttention(), TorchAttention()
+
+    def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
+        """A batch without a plan comes from a rank 0 whose kernels have failed."""
+        if not (self.fell_back or batch.sizes.plan_words):
+            self._fall_back("rank 0 plans no more steps for the kernels")
+        by_torch = cache(partial(self._torch.begin, batch, rotary))
+        if self.fell_back:
+            return by_torch()
+        by_kernels = self._kernels.begin(batch, rotary)
+
+        def attention(
+            q: torch.Tensor,
+            k: torch.Tensor,
+            v: torch.Tensor,
+            norms: HeadNorms,
+            layer: LayerKv,
+        ) -> torch.Tensor:
+            if not self.fell_back:
+                try:
+                    return by_kernels(q, k, v, norms, layer)
+                except torch.OutOfMemoryError:
+                    raise  # torch needs more
+                except (RefusedError, RuntimeError) as error:
+                    if device_lost(q.device):
+                        raise
+                    self._fall_back(f"a kernel that failed: {error!s:.300}")
+            return by_torch()(q, k, v, norms, layer)
+
+        return attention
+
+    def _fall_back(self, why: str) -> None:
+        log.error("attention: torch from here on, because of %s", why)
+        self.fell_back = why
+
+
 def attention_of(backend: str) -> Attention:
     """The backend of that name, one of `kernel_choice`."""
-    return KernelAttention() if backend == KVKERNELS else TorchAttention()
+    return FallingBack() if backend == KVKERNELS else TorchAttention()

@@ -8,8 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard
+
+if TYPE_CHECKING:
+    import torch
 
 TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
 BACKENDS = ("auto", TORCH, KVKERNELS)
@@ -50,6 +54,23 @@ def device_lacks(device: str, kernels: Sequence[str]) -> str:
     except (BuildError, LaunchError, RefusedError, OSError, AttributeError) as error:
         return f"the kernels' library: {error!s:.500}"
     return f"the kernels' library, which lacks {', '.join(missing)}" if missing else ""
+
+
+def device_lost(device: str | torch.device) -> str:
+    """Why nothing will compute on `device` in this process any more; empty: something may.
+
+    Some of CUDA's errors break the context (an illegal address, an ECC error): each later call
+    says them again, and only a new process gets a new one. Waits for what was launched.
+    """
+    import torch
+
+    if torch.device(device).type != "cuda":
+        return ""
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        return f"{error!s:.300}"
+    return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -128,6 +128,11 @@ class Transformer:
             self._head = Linear(head)
         self.weights_bytes = weights.bytes_read
 
+    @property
+    def fell_back(self) -> str:
+        """Why torch computes attention in place of what was chosen; empty: it does not."""
+        return self._attention.fell_back
+
     @torch.inference_mode()
     def forward(
         self, batch: FlatBatch, kv: KvCache, hidden: torch.Tensor | None = None

@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.model.batch import FlatBatch, Planner, flat_batch, is_cuda
-from engine.model.kernel_choice import Int8Choice
-from engine.runner.graphs import DecodeGraphs
+from engine.model.kernel_choice import Int8Choice, device_lost
+from engine.runner.graphs import DecodeGraphs, GraphUse
 from engine.runner.work import BlockRows, LaidOut, TokenPool, Work, work_of
 from engine.sampling.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
 from engine.scheduler.request import Request
@@ -31,6 +31,10 @@ class Chosen(NamedTuple):
 
 class Model(Protocol):
     """What a step is computed with."""
+
+    @property
+    def fell_back(self) -> str:
+        """Why torch computes attention in place of the kernels, which failed; empty: they go on."""
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         """[S, vocab] of the batch's sample rows; K and V of its tokens are kept."""
@@ -103,13 +107,20 @@ class Compute:
     def lay_out(self, step: Step) -> LaidOut:
         """`step`, just scheduled, as the model takes it."""
         work = work_of(step, self._pool, self._blocks)
-        graph = None
-        if self._graphs is not None:
+        graph: GraphUse | None = None
+        planner = self._planner
+        if self._model.fell_back:
+            planner, graph = None, "fallback" if self._graphs else None
+        elif self._graphs is not None:
             graph = self._graphs.use(work.pieces, bool(step.chunks))
             if graph == "hit":
                 return LaidOut(work, self._graphs.lay_out(work.pieces), graph, self._int8)
-        batch = flat_batch(work.pieces, self._block_size, self._device, self._planner)
+        batch = flat_batch(work.pieces, self._block_size, self._device, planner)
         return LaidOut(work, batch, graph, self._int8)
+
+    def lost(self) -> str:
+        """After a failed step: why no step will be computed any more; empty: some may. Waits."""
+        return device_lost(self._device)
 
     def launch(self, step: LaidOut) -> Launched:
         """Compute a step after all those launched before it. Raises what the model raises."""
@@ -128,7 +139,9 @@ class Compute:
         return self._before
 
     def _logits(self, batch: FlatBatch) -> torch.Tensor:
-        if batch.is_fixed and self._graphs is not None:
+        # Graphs hold the kernels' launches: once these have failed, what was laid out for one goes
+        # without.
+        if batch.is_fixed and self._graphs is not None and not self._model.fell_back:
             return self._graphs.logits(batch, self._pool.fill)
         batch = batch.on(self._device)
         self._pool.fill(batch)

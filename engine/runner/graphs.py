@@ -21,8 +21,9 @@ from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, is_cuda, 
 GRAPH_TOKENS, KERNEL_GRAPH_TOKENS = 2048, 8192
 WARM_UPS = 2  # before a capture: libraries choose and allocate as they are first called
 
-# Why a step was one of a graph or not: it had chunks of prompts, or too long a context.
-GraphUse = Literal["hit", "chunks", "graph_limit"]
+# Why a step was one of a graph or not: it had chunks of prompts, too long a context, or the kernels
+# that graphs hold have failed.
+GraphUse = Literal["hit", "chunks", "graph_limit", "fallback"]
 
 log = logging.getLogger(__name__)
 

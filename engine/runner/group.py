@@ -107,6 +107,11 @@ class Group:
                     why = f"rank {rank} ended with code {process.returncode} while it loaded"
                     raise GroupLost(f"{why}: see its log above")
 
+    @property
+    def fell_back(self) -> str:
+        """Of rank 0; the others follow, for they get no plans then."""
+        return self._model.fell_back
+
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         """As of a whole model. Raises GroupLost once a rank is gone."""
         return self.begin(batch)()

@@ -60,6 +60,11 @@ class Computing:
         """Of what `logits` gives."""
         return torch.float64 if self._transformer.dtype == torch.float64 else torch.float32
 
+    @property
+    def fell_back(self) -> str:
+        """As of `Model`."""
+        return self._transformer.fell_back
+
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         return self._transformer.forward(batch, self.kv)
 

@@ -197,6 +197,11 @@ class RankModel:
             *(spec.kv, spec.shares_kv),
         )
 
+    @property
+    def fell_back(self) -> str:
+        """Why torch computes its attention in place of the kernels; empty: it does not."""
+        return self._model.fell_back
+
     def compute(self, batch: FlatBatch) -> torch.Tensor | None:
         """This rank's part of a step; the logits [S, vocab] where one stage has all of it, on
         rank 0."""

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 
 class EngineFailed(Exception):  # noqa: N818 - the end of a worker, seen by its exit code
-    """Steps fail one after another: this worker will answer nothing."""
+    """Steps fail one after another, or the device is lost: this worker will answer nothing."""
 
 
 class Ends(Protocol):
@@ -57,6 +57,9 @@ class Computes(Protocol):
     def launch(self, step: LaidOut) -> Ends:
         """Start it behind those launched before, in the model's thread."""
 
+    def lost(self) -> str:
+        """After a failed step: why no step will be computed any more; empty: some may. Waits."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flying:
@@ -74,7 +77,7 @@ class RealRunner:
 
     `on_step(step, outputs, now_s)` is called as each step ends, `on_failed(requests, why)` where
     requests end without an answer: they have left the scheduler by then. Raises EngineFailed out
-    of `run` after MAX_FAILED_STEPS in a row. Lifetime: worker.
+    of `run` after MAX_FAILED_STEPS in a row, and after one that broke the device. Lifetime: worker.
     """
 
     def __init__(
@@ -186,6 +189,8 @@ class RealRunner:
             self._take(flying, flying.chosen.result())
             return
         failed = self._fail(flying.step, error)
+        if why := self._compute.lost():
+            raise EngineFailed(f"the device is lost to this process: {why}") from error
         # One that was launched behind a failed step, for the same requests, says nothing new.
         self._failed_in_a_row += 1 if failed else 0
         if self._failed_in_a_row >= MAX_FAILED_STEPS:

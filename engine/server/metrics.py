@@ -26,7 +26,7 @@ from prometheus_client.registry import Collector
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Step, StepSplit
-from engine.server.settings import NO_BACKENDS, Backends, Runner
+from engine.server.settings import Backends, Runner, no_backends
 from engine.step_time import StepLoad
 from engine.transfer import Exporter, Importer
 from engine.wire import metrics as names
@@ -100,7 +100,7 @@ class StepRecord(msgspec.Struct, frozen=True):
     complete_ms: float
     answer_ms: float  # events and bytes to clients
     modelled_ms: float | None
-    graph: str | None  # hit, or why the step was none of a graph: chunks, graph_limit
+    graph: str | None  # hit, or why the step was none of a graph: chunks, graph_limit, fallback
     padded_rows: int
     int8: str | None  # what multiplied the layers' INT8 weights: torch, kvkernels
     shared_prefix_groups: int  # runs of tokens whose KV several decodes read once
@@ -305,7 +305,7 @@ class WorkerCollector(Collector):
         runner: Runner,
         steps: StepRecords,
         model_name: str,
-        backends: Backends = NO_BACKENDS,
+        backends: Backends = no_backends,
         transfers: tuple[Exporter, Importer] | None = None,
     ) -> None:
         self._transfers = transfers
@@ -328,7 +328,7 @@ class WorkerCollector(Collector):
         scheduler.pins.advance(now_s)
         scheduler.exports.advance(now_s)
         yield from self._vllm()
-        for part, (backend, why) in self._backends.items():
+        for part, (backend, why) in self._backends().items():
             name, text = f"warmroute_engine_{part}_backend", f"What computes {part}, and why."
             yield self._info(name, text, {"backend": backend, "because_of": why})
         yield from self._own()
@@ -392,7 +392,7 @@ class WorkerCollector(Collector):
         yield counter(own + "graph_steps", text, counters.graph_steps, "use")
         text = "Rows of graphs computed for nobody."
         yield counter(own + "graph_padded_rows", text, counters.padded_rows)
-        if "int8" in self._backends:
+        if "int8" in self._backends():
             text = "Steps by what multiplied the layers' INT8 weights."
             yield counter(own + "int8_steps", text, counters.int8_steps, "backend")
         text = "Requests that were no HTTP."

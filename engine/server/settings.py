@@ -152,9 +152,14 @@ OnStep = Callable[[Step, list[Output], float], None]
 OnFailed = Callable[[Sequence[Request], str], None]
 MakeRunner = Callable[[BlockPool, OnStep, OnFailed], "Runner"]
 NOTHING: Mapping[str, float] = MappingProxyType({})
-# What computes a part of the model, and why not the kernels: "attention", "int8" where weights are.
-Backends = Mapping[str, tuple[str, str]]
-NO_BACKENDS: Backends = MappingProxyType({})
+# What computes a part of the model by now, and why not the kernels: "attention", "int8" where
+# weights are.
+Backends = Callable[[], Mapping[str, tuple[str, str]]]
+
+
+def no_backends() -> Mapping[str, tuple[str, str]]:
+    """Of what does not compute."""
+    return MappingProxyType({})
 
 
 class Logprobs(Protocol):
@@ -177,7 +182,7 @@ class ServedModel:
     computes: bool = False  # tokens are a model's: they may end by themselves, have logprobs
     end_of_text: frozenset[int] = frozenset()
     defaults: Mapping[str, float] = field(default_factory=lambda: NOTHING)  # of sampling, by name
-    backends: Backends = field(default_factory=lambda: NO_BACKENDS)
+    backends: Backends = no_backends
     store: KvStore | None = None  # None: its KV stays where it is
 
 

@@ -23,6 +23,7 @@ class Breaking(Computing):
     """A model that fails or gives no numbers at chosen steps; those are counted from 0."""
 
     def __init__(self, inner: Computing, fails: set[int], nan: set[int]) -> None:
+        super().__init__(inner._transformer, inner.kv)
         self._inner, self._fails, self._nan, self._steps = inner, fails, nan, 0
 
     def logits(self, batch):

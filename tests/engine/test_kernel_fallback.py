@@ -1,0 +1,192 @@
+"""Kernels that fail while requests run: torch goes on, by name, and nobody loses an answer."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.model.kernel_choice import KVKERNELS, device_lost
+from engine.model.tiny import TinySettings
+from engine.runner.compute import Compute
+from engine.runner.load import Loaded
+from engine.runner.needs import StepSettings
+from engine.runner.runner import EngineFailed
+from engine.sampling.params import SamplingParams
+from kvkernels.cuda.library import LaunchError, RefusedError
+from tests.effort import examples
+from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, ids_of, loaded
+from tests.engine.test_overlap import ARRIVALS, BLOCKS, Arrival, Clients, served
+from tests.engine.test_real_failures import breaking
+from tests.engine.tiny_models import written
+
+OPERATORS = ("append", "prefill", "shared_decode")
+FAILURES = (
+    RefusedError("prefill needs 115712 bytes of shared memory, the device has 101376"),
+    LaunchError("no kernel image is available for execution on the device"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return written(tmp_path_factory.mktemp("model"), TinySettings("qwen3"))
+
+
+def model_of(folder: Path, attention: str, steps: StepSettings) -> Loaded:
+    small = {"max_num_tokens": 24, "max_batch_size": 4, "min_chunk_tokens": 4}
+    tokens = BLOCKS * BLOCK_SIZE
+    return loaded(folder, kv_tokens=tokens, attention=attention, steps=steps, **small)
+
+
+@contextmanager
+def failing(name: str, at_call: int, error: Exception) -> Iterator[list[str]]:
+    """The operator fails from its call `at_call` on; the names of all calls."""
+    calls: list[str] = []
+
+    def planted(operator: str, run: Any) -> Any:
+        def call(*arguments: Any) -> None:
+            calls.append(operator)
+            if operator == name and calls.count(name) > at_call:
+                raise error
+            run(*arguments)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for operator in OPERATORS:
+            run = getattr(torch.ops.warmroute, operator)
+            patch.setattr(torch.ops.warmroute, operator, planted(operator, run))
+        yield calls
+
+
+def ids(clients: Clients) -> dict[int, list[int]]:
+    return {number: [token for token, _ in told] for number, told in clients.tokens.items()}
+
+
+@settings(max_examples=examples(12), deadline=None)
+@given(
+    arrivals=st.lists(ARRIVALS, min_size=1, max_size=8),
+    name=st.sampled_from(OPERATORS),
+    at_call=st.integers(0, 60),
+    error=st.sampled_from(FAILURES),
+    steps=st.builds(StepSettings, overlap=st.booleans(), cuda_graphs=st.booleans()),
+)
+def test_a_failure_at_any_call_changes_no_answer(
+    arrivals: list[Arrival],
+    name: str,
+    at_call: int,
+    error: Exception,
+    steps: StepSettings,
+    folder: Path,
+) -> None:
+    """In the middle of a step's layers, too; clients that leave make steps differ in time only."""
+    arrivals = sorted(
+        (replace(one, leaves_at_step=None) for one in arrivals), key=lambda a: a.at_step
+    )
+    whole = asyncio.run(served(model_of(folder, KVKERNELS, steps), arrivals))
+    model = model_of(folder, KVKERNELS, steps)
+    with failing(name, at_call, error) as calls:
+        made = asyncio.run(served(model, arrivals))
+    assert ids(made) == ids(whole)
+    assert made.ended == whole.ended
+    has_failed = calls.count(name) > at_call
+    assert model.model.fell_back == (f"a kernel that failed: {error}" if has_failed else "")
+    assert calls.count(name) <= at_call + 1  # no kernel is tried again
+
+
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+def test_what_torch_computes_then_has_its_bits(folder: Path, cuda_graphs: bool) -> None:
+    """Log-probabilities, too."""
+    steps = StepSettings(overlap=True, cuda_graphs=cuda_graphs)
+    sampling = SamplingParams(temperature=1.0, seed=3, logprobs=2)
+    arrivals = [Arrival((n, 1, 2), 20, sampling, frozenset(), 2 * n, None) for n in range(6)]
+    plain = asyncio.run(served(model_of(folder, "torch", StepSettings(overlap=True)), arrivals))
+    with failing("append", 0, FAILURES[0]):
+        made = asyncio.run(served(model_of(folder, KVKERNELS, steps), arrivals))
+    assert made.tokens == plain.tokens
+
+
+async def test_a_worker_says_what_computes_now(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    steps = StepSettings(cuda_graphs=True)
+    model = model_of(folder, KVKERNELS, steps)
+    prompt = list(range(30, 50))
+    async with computing(model) as worker:
+        wanted = await ids_of(worker, greedy(prompt, 9))
+        with failing("shared_decode", 6, FAILURES[1]):
+            status, _ = await worker.post(COMPLETIONS, greedy(prompt[1:], 9))
+            assert status == 200
+        assert await ids_of(worker, greedy(prompt, 9)) == wanted
+        metrics = (await worker.get("/metrics")).decode()
+        told = json.loads(await worker.get("/debug/steps"))["steps"]
+    (line,) = re.findall(r"^warmroute_engine_attention_backend_info\{(.*)\} 1.0$", metrics, re.M)
+    assert 'backend="torch"' in line
+    assert f'because_of="a kernel that failed: {FAILURES[1]}"' in line
+    text = f"attention: torch from here on, because of a kernel that failed: {FAILURES[1]}"
+    assert caplog.messages.count(text) == 1
+    assert {one["graph"] for one in told} == {"chunks", "hit", "fallback"}
+    assert told[-1]["graph"] == "fallback"
+    assert (
+        'warmroute_engine_graph_steps_total{engine="0",model_name="tiny",use="fallback"}' in metrics
+    )
+
+
+@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+async def test_ranks_follow_the_first(
+    ranks: tuple[int, int], folder: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The others' kernels are whole: they get no plan any more."""
+    prompt = list(range(30, 50))
+    model = loaded(folder, ranks=ranks, attention=KVKERNELS)
+    try:
+        async with computing(model) as worker:
+            wanted = await ids_of(worker, greedy(prompt, 9))
+            with failing("shared_decode", 3, FAILURES[0]):
+                assert await ids_of(worker, greedy(prompt, 9)) == wanted
+            assert await ids_of(worker, greedy(prompt, 9)) == wanted
+    finally:
+        model.model.close()
+    assert model.model.fell_back == f"a kernel that failed: {FAILURES[0]}"
+    assert "rank 0 plans no more steps for the kernels" in capfd.readouterr().err
+
+
+async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
+    """Torch's attention takes more: the step fails, as ever."""
+    model = loaded(folder, attention=KVKERNELS)
+    async with computing(model) as worker:
+        with failing("prefill", 0, torch.OutOfMemoryError("CUDA out of memory")):
+            status, _ = await worker.post(COMPLETIONS, greedy([1, 2, 3], 4))
+        assert status == 500
+        status, _ = await worker.post(COMPLETIONS, greedy([1, 2, 3], 4))
+        assert status == 200
+    assert model.model.fell_back == ""
+
+
+async def test_a_lost_device_ends_the_worker_at_the_first_failed_step(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a device's answer in place of a device: its supervisor starts a new process."""
+    assert device_lost("cpu") == ""
+    monkeypatch.setattr(Compute, "lost", lambda self: "an illegal memory access was encountered")
+
+    async def fail_once() -> None:
+        async with computing(breaking(folder, {2})) as worker:
+            await worker.post(COMPLETIONS, greedy([1, 2, 3], 9))
+            await asyncio.Event().wait()
+
+    with pytest.raises(ExceptionGroup) as ended:
+        await fail_once()
+    failed = ended.value.subgroup(EngineFailed)
+    assert failed is not None
+    assert "the device is lost to this process: an illegal memory" in str(failed.exceptions[0])
