@@ -13,10 +13,12 @@ from fnmatch import fnmatch
 # Needs more than the ordinary build made: sanitizers, fuzzers, the CUDA emulator, nvcc.
 NATIVE = (
     "kernels/test_cuda_*.py",
+    "kernels/test_triton_*.py",
     "kernels/test_*_fuzz.py",
     "kernels/test_sanitized.py",
     "engine/test_kernel_emulated.py",
     "engine/test_kernel_trial.py",
+    "engine/test_triton_language.py",
 )
 # Plans that are made on the host, in Python.
 NOT_NATIVE = ("kernels/test_cuda_*_plan.py",)

@@ -2,7 +2,8 @@
 
 `attend`: scores are made in tiles of KEYS keys from the first token on, whatever the block size;
 the tiles' sums are added in order. `attend_fused` is what GPUs without the kernels get: pages are
-gathered, torch's fused attention does the rest in the model's dtype.
+gathered, torch's fused attention does the rest in the model's dtype. Requests of one row may go by
+a `Decode` instead, which reads pages where they lie.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from engine.model.layers import WIDTHS, HeadNorms, attention_widths, cuts, is_ex
 from engine.model.rope import Rotary, rotate
 
 KEYS = 64  # keys of a tile
-MAX_GATHERED = 1 << 24  # elements of K that are gathered at once
+MAX_GATHERED = 1 << 24  # elements of K that are gathered at once, and of a decode's partial results
+PARTIAL_TOKENS = 256  # of context, at least, for a partial result of a decode
 
 
 def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor) -> None:
@@ -83,11 +85,32 @@ def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
     return out.view(-1, heads, head_dim).to(q.dtype)
 
 
-def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
+class Decode(Protocol):
+    """Attention of requests of one row each: `kvkernels.ops.triton_decode`."""
+
+    def __call__(
+        self,
+        q: torch.Tensor,
+        k_pages: torch.Tensor,
+        v_pages: torch.Tensor,
+        page_table: torch.Tensor,
+        context_tokens: torch.Tensor,
+        scale: float,
+        longest: int,
+        scales: tuple[torch.Tensor | None, torch.Tensor | None],
+    ) -> torch.Tensor:
+        """`q` [R, heads, head_dim] over each request's own pages, q's shape."""
+
+
+def attend_fused(
+    q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode | None = None
+) -> torch.Tensor:
     """`attend` by torch's scaled_dot_product_attention, in q's dtype."""
     heads, head_dim = q.shape[1:]
     kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
     if batch.is_fixed:
+        if decode is not None:
+            return _decoded(q, layer, batch, decode)
         keys = batch.page_table.shape[1] * block_size
         at_once = max(1, MAX_GATHERED // ((keys + KEYS) * kv_heads * head_dim))
         parts = (torch.split(x, at_once) for x in (q, batch.page_table, batch.context_tokens))
@@ -97,13 +120,7 @@ def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Ten
         ]
         return torch.cat(done)
     out = torch.zeros_like(q)
-    singles = [row for row, (_, tokens, _) in enumerate(batch.spans) if tokens == 1]
-    for rows in _bounded(singles, batch, kv_heads * head_dim):
-        at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
-        stops = placed([batch.spans[row][2] for row in rows], torch.int64, q.device)
-        table = batch.page_table[placed(rows, torch.int64, q.device)]
-        longest = max(batch.spans[row][2] for row in rows)
-        out[at] = _one_row_each(q[at], layer, table, stops, longest)
+    _singles(q, layer, batch, out, decode)
     for row, (first, tokens, stop) in enumerate(batch.spans):
         if tokens == 1:
             continue
@@ -119,6 +136,35 @@ def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Ten
         )
         out[first : first + tokens] = made[0].transpose(0, 1)
     return out
+
+
+def _decoded(q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode) -> torch.Tensor:
+    """A fixed batch by `decode`, which reads on the device how long each request is."""
+    longest = batch.page_table.shape[1] * layer.k.shape[1]
+    pages = layer.k, layer.v, batch.page_table, batch.context_tokens
+    return decode(q, *pages, q.shape[2] ** -0.5, longest, layer[2:])
+
+
+def _singles(
+    q: torch.Tensor, layer: LayerKv, batch: FlatBatch, out: torch.Tensor, decode: Decode | None
+) -> None:
+    """Rows of `out` for the requests of one row each, some at a time."""
+    heads, head_dim = q.shape[1:]
+    singles = [row for row, (_, tokens, _) in enumerate(batch.spans) if tokens == 1]
+    per_token = layer.k.shape[2] * head_dim
+    if decode is not None:
+        per_token = max(1, heads * head_dim // PARTIAL_TOKENS)
+    for rows in _bounded(singles, batch, per_token):
+        at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
+        which = placed(rows, torch.int64, q.device)
+        table = batch.page_table[which]
+        longest = max(batch.spans[row][2] for row in rows)
+        if decode is None:
+            stops = placed([batch.spans[row][2] for row in rows], torch.int64, q.device)
+            out[at] = _one_row_each(q[at], layer, table, stops, longest)
+        else:
+            given = layer.k, layer.v, table, batch.context_tokens[which]
+            out[at] = decode(q[at], *given, head_dim**-0.5, longest, layer[2:])
 
 
 def _one_row_each(
@@ -264,9 +310,15 @@ class Attention(Protocol):
 
 
 class TorchAttention:
-    """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs."""
+    """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs.
+
+    `decode`: of requests of one row, in its place; then nothing is exact.
+    """
 
     fell_back = ""
+
+    def __init__(self, decode: Decode | None = None) -> None:
+        self._decode = decode
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         cos, sin = rotary.rows(batch.positions)
@@ -281,6 +333,9 @@ class TorchAttention:
             if norms.q is not None and norms.k is not None:
                 q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
             write(rotate(k, cos, sin), v, layer, batch.slots)
-            return (attend_fused if q.is_cuda else attend)(rotate(q, cos, sin), layer, batch)
+            q = rotate(q, cos, sin)
+            if q.is_cuda or self._decode is not None:
+                return attend_fused(q, layer, batch, self._decode)
+            return attend(q, layer, batch)
 
         return attention

@@ -17,11 +17,10 @@ from torch.nn import functional
 
 from engine.model.attention import Attention, StepAttention, TorchAttention
 from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
-from engine.model.kernel_choice import KVKERNELS, device_lost
+from engine.model.kernel_choice import KVKERNELS, TRITON, device_lost
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms
 from engine.model.rope import Rotary
-from kvkernels.cuda.library import RefusedError
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
 from kvkernels.ops import prefill as prefill_plan
 from kvkernels.ops import shared_decode as shared_plan
@@ -179,25 +178,26 @@ def _prefill_of(batch: FlatBatch) -> Attend:
 
 
 class FallingBack:
-    """The kernels until one of them fails, torch from there on. Lifetime: model.
+    """`first` until it fails, torch from there on. Lifetime: model.
 
     A launch that fails has computed nothing, and K and V can be written twice: so the layer that
     failed is computed again, and nobody loses a request. What breaks the device is not survived:
     every later call would fail, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, first: Attention) -> None:
         self.fell_back = ""
-        self._kernels, self._torch = KernelAttention(), TorchAttention()
+        self._first, self._torch = first, TorchAttention()
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """A batch without a plan comes from a rank 0 whose kernels have failed."""
-        if not (self.fell_back or batch.sizes.plan_words):
+        has_plans = isinstance(self._first, KernelAttention)
+        if has_plans and not (self.fell_back or batch.sizes.plan_words):
             self._fall_back("rank 0 plans no more steps for the kernels")
         by_torch = cache(partial(self._torch.begin, batch, rotary))
         if self.fell_back:
             return by_torch()
-        by_kernels = self._kernels.begin(batch, rotary)
+        by_first = self._first.begin(batch, rotary)
 
         def attention(
             q: torch.Tensor,
@@ -208,10 +208,10 @@ class FallingBack:
         ) -> torch.Tensor:
             if not self.fell_back:
                 try:
-                    return by_kernels(q, k, v, norms, layer)
+                    return by_first(q, k, v, norms, layer)
                 except torch.OutOfMemoryError:
                     raise  # torch needs more
-                except (RefusedError, RuntimeError) as error:
+                except Exception as error:  # Triton's are of no common kind
                     if device_lost(q.device):
                         raise
                     self._fall_back(f"a kernel that failed: {error!s:.300}")
@@ -225,5 +225,11 @@ class FallingBack:
 
 
 def attention_of(backend: str) -> Attention:
-    """The backend of that name, one of `kernel_choice`."""
-    return FallingBack() if backend == KVKERNELS else TorchAttention()
+    """The backend of that name, one of `kernel_choice`. Raises ImportError without Triton."""
+    if backend == KVKERNELS:
+        return FallingBack(KernelAttention())
+    if backend == TRITON:
+        from kvkernels.ops.triton_decode import triton_decode
+
+        return FallingBack(TorchAttention(triton_decode))
+    return TorchAttention()

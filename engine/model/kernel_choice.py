@@ -6,8 +6,10 @@ Imports no torch until a function is called, so that command lines know the name
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard
@@ -15,8 +17,12 @@ from engine.model.config import ModelConfig, ModelError, Quantization, Shard
 if TYPE_CHECKING:
     import torch
 
+    from engine.model.kernel_trial import AttentionTrial
+
 TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
+TRITON = "triton"  # torch's attention, with decode in Triton's language
 BACKENDS = ("auto", TORCH, KVKERNELS)
+ATTENTION_BACKENDS = (*BACKENDS, TRITON)
 LEAST_CAPABILITY = (8, 0)
 ATTENTION_KERNELS = ("append", "decode", "prefill", "shared_decode")
 INT8_KERNELS = ("w8a16",)
@@ -109,33 +115,63 @@ def choose_attention(
     quantization: Quantization,
     block_size: int,
 ) -> KernelChoice:
-    """What computes attention for `backend`, one of BACKENDS.
+    """What computes attention for `backend`, one of ATTENTION_BACKENDS.
 
-    auto: the kernels on CUDA where they have this shape and a trial of each against the CPU's
-    operator gives its numbers (`kernel_trial`), else torch. On CPUs kvkernels are the
-    operators' plain implementations. May build the kernels' library, which takes minutes. Raises
-    ModelError where kvkernels are required and missing, ValueError for another name.
+    auto: on CUDA the kernels, where they have this shape and a trial of each against the CPU's
+    operator gives its numbers (`kernel_trial`), else torch, with decode in Triton's language where
+    that passes its trial. On CPUs kvkernels are the operators' plain implementations. May build the
+    kernels' library, which takes minutes. Raises ModelError where what is required cannot be,
+    ValueError for another name.
     """
 
     def shape_lacks() -> str:
         return _attention_lacks(config, shard, device, dtype, quantization, block_size)
 
-    _check_backend("attention_backend", backend)
+    _check_backend("attention_backend", backend, ATTENTION_BACKENDS)
 
-    def trial() -> str:
+    def trial() -> AttentionTrial:
         import torch
 
-        from engine.model.kernel_trial import AttentionTrial, on_device
+        from engine.model.kernel_trial import AttentionTrial
         from engine.model.kv_cache import kv_storage
 
         wide: torch.dtype = getattr(torch, dtype)
         stored = kv_storage(config, quantization.kv, device, wide)
         heads, kv_heads = shard.part(config.heads), shard.kv_heads(config.kv_heads)
         shape = heads.stop - heads.start, kv_heads.stop - kv_heads.start, config.head_dim
-        return AttentionTrial(*shape, block_size, wide, stored).why_not(on_device, device)
+        return AttentionTrial(*shape, block_size, wide, stored)
 
-    why = _why_torch("attention", backend, config, device, ATTENTION_KERNELS, shape_lacks, trial)
-    return KernelChoice(KVKERNELS) if why is None else KernelChoice(TORCH, why)
+    def kernels_trial() -> str:
+        from engine.model.kernel_trial import on_device
+
+        return trial().why_not(on_device, device)
+
+    if backend == TRITON:
+        if why := _triton_lacks(device, trial):
+            raise _cannot_be(config, "attention", TRITON, why)
+        return KernelChoice(TRITON)
+    wants = "attention", backend, config, device, ATTENTION_KERNELS
+    why_torch = _why_torch(*wants, shape_lacks, kernels_trial)
+    if why_torch is None:
+        return KernelChoice(KVKERNELS)
+    if why_torch and not (lacks := _triton_lacks(device, trial)):
+        log.warning("decode: triton in place of torch")
+        return KernelChoice(TRITON, why_torch)
+    if why_torch:
+        log.warning("decode: torch, because of %s", lacks)
+    return KernelChoice(TORCH, why_torch)
+
+
+def _triton_lacks(device: str, trial: Callable[[], AttentionTrial]) -> str:
+    """Why Triton does not decode; empty: it does. Compiles it, which may take seconds."""
+    if find_spec("triton") is None:
+        return "Triton, which is not installed"
+    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        return "a CPU, which has only Triton's interpreter, for tests (TRITON_INTERPRET=1)"
+    from kvkernels.ops.triton_decode import triton_decode, unsupported
+
+    made = trial()
+    return unsupported(made.dtype, made.stored) or made.decode_why_not(triton_decode, device)
 
 
 def choose_int8(
@@ -168,9 +204,9 @@ def choose_int8(
     return Int8Choice(KVKERNELS) if why is None else Int8Choice(TORCH, why)
 
 
-def _check_backend(setting: str, backend: str) -> None:
-    if backend not in BACKENDS:
-        known = ", ".join(BACKENDS)
+def _check_backend(setting: str, backend: str, backends: Sequence[str] = BACKENDS) -> None:
+    if backend not in backends:
+        known = ", ".join(backends)
         raise ValueError(f"{setting} must be one of {known}, not {backend!r:.40}")
 
 
@@ -193,13 +229,17 @@ def _why_torch(
     if not why:
         return None
     if backend == KVKERNELS:
-        raise ModelError(
-            config.path,
-            f"{part}_backend {KVKERNELS} cannot be: {why}",
-            f"serve it with {part}_backend auto or torch",
-        )
+        raise _cannot_be(config, part, KVKERNELS, why)
     log.warning("%s: torch, because of %s", "INT8 weights" if part == "int8" else part, why)
     return why
+
+
+def _cannot_be(config: ModelConfig, part: str, backend: str, why: str) -> ModelError:
+    return ModelError(
+        config.path,
+        f"{part}_backend {backend} cannot be: {why}",
+        f"serve it with {part}_backend auto or torch",
+    )
 
 
 def _attention_lacks(

@@ -9,16 +9,24 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from engine.model.attention import Decode, write
 from engine.model.batch import is_cuda
+from engine.model.kv_cache import LayerKv
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
 from kvkernels.ops.calibration import ALWAYS, NEVER
 from kvkernels.ops.prefill import plan_prefill, prefill_on_cpu
-from kvkernels.ops.shared_costs import AttentionShape
-from kvkernels.ops.shared_decode import plan_shared, shared_decode_on_cpu, workspace_of
+from kvkernels.ops.shared_costs import AttentionShape, Costs
+from kvkernels.ops.shared_decode import (
+    SharedPlan,
+    plan_shared,
+    shared_decode_on_cpu,
+    workspace_of,
+)
 from kvkernels.ops.w8a16 import w8a16_on_cpu
 
 # ||got - wanted|| / ||wanted|| of a row: products of 16 bits, and what a cache rounds to.
@@ -38,6 +46,12 @@ Operator = Callable[..., None]  # its name, then its arguments
 def on_device(name: str, *arguments: object) -> None:
     """The operator, by the kernels where its tensors are on a GPU."""
     getattr(torch.ops.warmroute, name)(*arguments)
+
+
+def _by_torch(name: str, *arguments: Any) -> None:
+    """`append` without the kernels, where nothing is normed or rotated."""
+    _, k, v, _, _, _, slots, *_ = arguments
+    write(k, v, LayerKv(*arguments[-4:]), slots)
 
 
 def row_error(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -64,6 +78,20 @@ class AttentionTrial:
             return self._tried(run, device)
         except (RefusedError, RuntimeError) as error:
             return f"a trial: {error!s:.300}"
+
+    def decode_why_not(self, decode: Decode, device: str) -> str:
+        """Why `decode`, on ragged requests, is not to be taken; empty: it is right."""
+        context = torch.tensor([LONG, 1, LONG // 2, LONG - 1])
+        q, scale = self._tokens()[0][: len(context)], self.head_dim**-0.5
+        table = self._table().expand(len(context), -1).contiguous()
+        try:
+            kept = self._pages(_by_torch, device)
+            pages = *kept[:2], table.to(device), context.int().to(device)
+            out = decode(q.to(device), *pages, scale, LONG, kept[2])
+            error = row_error(out, self._decoded(q, context, table, NEVER, kept)[1])
+        except Exception as why:  # noqa: BLE001 - Triton's are of no common kind
+            return f"a trial: {why!s:.300}"
+        return "" if error < MOST_ERROR else f"a trial: decode is {error:.1e} off"
 
     def _tried(self, run: Operator, device: str) -> str:
         k, v, scales = self._pages(run, device)
@@ -168,20 +196,27 @@ class AttentionTrial:
         context = torch.full((requests,), LONG)
         table = self._table().expand(requests, -1).contiguous()
         q, scale = self._tokens()[0][:requests], self.head_dim**-0.5
-        shape = AttentionShape(self.heads, self.kv_heads, self.head_dim)
         worst = 0.0
         for costs in (NEVER, ALWAYS):
-            plan = plan_shared(context, table, len(k), self.page_tokens, shape, costs).plan
+            plan, wanted = self._decoded(q, context, table, costs, kept)
             out = torch.full_like(q, float("nan")).to(device)
             parts = workspace_of(plan, self.heads, self.head_dim, device)
             given = (q.to(device), k, v, table.to(device), *plan.on(device)[1:], scale, out)
             run("shared_decode", *given, *parts, *scales)
-            wanted = torch.empty_like(q, dtype=torch.float64)
-            pages, factors = _on_cpu(kept)
-            given = (q.double(), *pages, table, *plan[1:], scale, wanted)
-            shared_decode_on_cpu(*given, *workspace_of(plan, 0, 0), *factors)
             worst = max(worst, row_error(out, wanted), key=_or_nan)
         return worst
+
+    def _decoded(
+        self, q: torch.Tensor, context: torch.Tensor, table: torch.Tensor, costs: Costs, kept: Kept
+    ) -> tuple[SharedPlan, torch.Tensor]:
+        """A plan, and what decode by it should give, in float64."""
+        shape = AttentionShape(self.heads, self.kv_heads, self.head_dim)
+        plan = plan_shared(context, table, len(kept[0]), self.page_tokens, shape, costs).plan
+        wanted = torch.empty_like(q, dtype=torch.float64)
+        pages, factors = _on_cpu(kept)
+        given = (q.double(), *pages, table, *plan[1:], self.head_dim**-0.5, wanted)
+        shared_decode_on_cpu(*given, *workspace_of(plan, 0, 0), *factors)
+        return plan, wanted
 
 
 def _or_nan(error: float) -> tuple[bool, float]:
