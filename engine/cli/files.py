@@ -14,7 +14,9 @@ from engine.cli.options import CommandFailed, computing
 DESCRIPTION = """\
 Time attention that shares prefixes, and attention that does not, for the heads of the model in a
 folder, and write what plans cost on this device: for `warmroute-engine serve DIR --kernel-costs
-FILE`. Takes seconds on a GPU; the device should be idle. Without it plans go by predictions.
+FILE`. Then time steps of five shapes by each way to compute them whose numbers are right (ours,
+Triton's, torch's, cuDNN's), and write the fastest. Takes seconds on a GPU; the device should be
+idle. Without a file plans go by predictions, and all steps by our kernels.
 """
 
 
@@ -37,7 +39,7 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
 
     from engine.model.config import PLAIN, Shard, read_config
     from engine.model.kernel_choice import KVKERNELS, choose_attention
-    from engine.runner.kernel_costs import DecodeTimer, write_costs
+    from engine.runner.kernel_costs import DecodeTimer, WayTimer, fastest, write_costs
     from kvkernels.ops.calibration import PAGE, calibrate
     from kvkernels.ops.shared_costs import AttentionShape
 
@@ -50,13 +52,18 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     wide: torch.dtype = getattr(torch, dtype)
     shape = AttentionShape(*counts, config.head_dim, wide.itemsize)
     made = calibrate(shape, DecodeTimer(shape, wide, device), tell=_print_progress)
-    write_costs(out, made, device)
+    ways = WayTimer(config, shape, made.costs, wide, device).times()
+    write_costs(out, made, device, ways)
     for one in made.measured:
         mix, gain = one.mix, one.plain_ns / one.shared_ns
         print(
             f"{mix.requests:>4} requests, {mix.groups:>2} prefixes of {mix.prefix_tokens:>5}, own "
             f"{mix.own_tokens:>5}: {one.plain_ns / 1e3:10.1f} us, shared {gain:.2f} times as fast"
         )
+    taken = fastest(ways)
+    for way in ways:
+        told = f"not: {way.why_not}" if way.us is None else f"{way.us:10.1f} us"
+        print(f"{way.shape:<13} {way.way:<13} {told}{' *' * (taken[way.shape] == way.way)}")
     print(f"costs: {made.costs._asdict()}; written to {out}")
 
 

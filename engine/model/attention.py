@@ -106,13 +106,12 @@ def attend_fused(
     q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode | None = None
 ) -> torch.Tensor:
     """`attend` by torch's scaled_dot_product_attention, in q's dtype."""
-    heads, head_dim = q.shape[1:]
-    kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
     if batch.is_fixed:
+        kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
         if decode is not None:
             return _decoded(q, layer, batch, decode)
         keys = batch.page_table.shape[1] * block_size
-        at_once = max(1, MAX_GATHERED // ((keys + KEYS) * kv_heads * head_dim))
+        at_once = max(1, MAX_GATHERED // ((keys + KEYS) * kv_heads * q.shape[2]))
         parts = (torch.split(x, at_once) for x in (q, batch.page_table, batch.context_tokens))
         done = [
             _one_row_each(rows, layer, table, stops.long(), keys)
@@ -120,8 +119,23 @@ def attend_fused(
         ]
         return torch.cat(done)
     out = torch.zeros_like(q)
-    _singles(q, layer, batch, out, decode)
-    for row, (first, tokens, stop) in enumerate(batch.spans):
+    attend_part(q, layer, batch, out, range(len(batch.spans)), decode)
+    return out
+
+
+def attend_part(
+    q: torch.Tensor,
+    layer: LayerKv,
+    batch: FlatBatch,
+    out: torch.Tensor,
+    which: range,
+    decode: Decode | None = None,
+) -> None:
+    """Rows of `out` for these requests of a batch that is not fixed, as `attend_fused` does."""
+    heads, kv_heads = q.shape[1], layer.k.shape[2]
+    _singles(q, layer, batch, out, [row for row in which if batch.spans[row][1] == 1], decode)
+    for row in which:
+        first, tokens, stop = batch.spans[row]
         if tokens == 1:
             continue
         stops = placed([stop], torch.int64, q.device)
@@ -135,7 +149,6 @@ def attend_fused(
             enable_gqa=heads != kv_heads,
         )
         out[first : first + tokens] = made[0].transpose(0, 1)
-    return out
 
 
 def _decoded(q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode) -> torch.Tensor:
@@ -146,11 +159,15 @@ def _decoded(q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode) 
 
 
 def _singles(
-    q: torch.Tensor, layer: LayerKv, batch: FlatBatch, out: torch.Tensor, decode: Decode | None
+    q: torch.Tensor,
+    layer: LayerKv,
+    batch: FlatBatch,
+    out: torch.Tensor,
+    singles: list[int],
+    decode: Decode | None,
 ) -> None:
-    """Rows of `out` for the requests of one row each, some at a time."""
+    """Rows of `out` for these requests of one row each, some at a time."""
     heads, head_dim = q.shape[1:]
-    singles = [row for row, (_, tokens, _) in enumerate(batch.spans) if tokens == 1]
     per_token = layer.k.shape[2] * head_dim
     if decode is not None:
         per_token = max(1, heads * head_dim // PARTIAL_TOKENS)

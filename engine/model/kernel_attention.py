@@ -8,16 +8,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import takewhile
 
 import torch
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from engine.model.attention import Attention, StepAttention, TorchAttention
+from engine.model.attention import (
+    Attention,
+    Decode,
+    StepAttention,
+    TorchAttention,
+    attend_part,
+)
 from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
-from engine.model.kernel_choice import KVKERNELS, TRITON, device_lost
+from engine.model.kernel_choice import (
+    ALL_KERNELS,
+    CUDNN,
+    KVKERNELS,
+    LONG_TOKENS,
+    MMA,
+    TRITON,
+    Ways,
+    device_lost,
+)
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms
 from engine.model.rope import Rotary
@@ -29,6 +46,7 @@ from kvkernels.ops.shared_costs import AttentionShape, Costs
 from kvkernels.ops.shared_decode import SharedPlan, SharedPlanner, shared_decode, workspace_of
 
 ALIGNED = 4  # words
+PLANLESS = "a batch for the kernels needs their plan: lay it out with a planner"
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +63,7 @@ class KernelPlanner:
     block_size: int
     ranks: int = 1
     costs: Costs | None = None  # None: those predicted
+    ways: Ways = field(default_factory=lambda: ALL_KERNELS)
     _shared_steps: SharedPlanner = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -60,8 +79,12 @@ class KernelPlanner:
             context = torch.zeros(decodes, dtype=torch.int64)  # padding attends to nothing
             context[: len(spans)] = torch.tensor([one[2] for one in spans[:decodes]])
             made = self._shared(context, page_table[:decodes], is_fixed)
+            is_shared = made.saving.shared_prefix_groups > 0
+            shape = "decode_shared" if is_shared else decode_shape(spans[:decodes])
+            if not is_fixed and self.ways[shape] != KVKERNELS:  # graphs hold the kernels
+                made = Plan(made.words[:0], decodes)
         words, counts = made.words, (0, 0)
-        if decodes < requests:
+        if decodes < requests and self.ways[prefill_shape(spans[decodes:])] in (KVKERNELS, MMA):
             chunks = torch.tensor(spans)
             chunks[:decodes, 1] = 0
             rows = spans[-1][0] + spans[-1][1]
@@ -84,6 +107,18 @@ class KernelPlanner:
         return Plan(_aligned(plan.all), *counts, saving=saved)
 
 
+def decode_shape(spans: Sequence[Span]) -> str:
+    """Of these decodes, which share no pages."""
+    is_long = max((stop for _, _, stop in spans), default=0) > LONG_TOKENS
+    return "decode_long" if is_long else "decode_short"
+
+
+def prefill_shape(spans: Sequence[Span]) -> str:
+    """Of these chunks."""
+    is_fresh = all(tokens == stop for _, tokens, stop in spans)
+    return "prefill_fresh" if is_fresh else "prefill_hit"
+
+
 def shared_part(batch: FlatBatch) -> SharedPlan:
     """The plan of the first `batch.sizes.decodes` requests."""
     sizes = batch.sizes
@@ -100,7 +135,7 @@ def prefill_part(batch: FlatBatch) -> PrefillPlan:
 
 
 def _decode_words(sizes: Sizes) -> int:
-    if not sizes.decodes:
+    if not sizes.decode_items:
         return 0
     return shared_plan.words(sizes.decodes, sizes.decode_items, sizes.decode_slots)
 
@@ -114,18 +149,24 @@ Attend = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
 
 class KernelAttention:
-    """Batches must have a plan of `KernelPlanner`. Raises what the operators raise."""
+    """Attention by the operators, but for the shapes for which `ways` name something else.
+
+    Batches must have a plan of `KernelPlanner` with the same ways. Raises what the operators raise.
+    """
 
     fell_back = ""
 
+    def __init__(self, ways: Ways = ALL_KERNELS) -> None:
+        self._ways = ways
+        self._triton: Decode | None = None
+        if TRITON in ways.values():
+            from kvkernels.ops.triton_decode import triton_decode
+
+            self._triton = triton_decode
+
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
-        """Raises ValueError for a batch without a plan."""
-        sizes = batch.sizes
-        if not sizes.plan_words:
-            raise ValueError("a batch for the kernels needs their plan: lay it out with a planner")
-        decodes = sizes.decodes
-        run_decodes = _decode_of(batch) if decodes else None
-        run_chunks = _prefill_of(batch) if sizes.prefill_items else None
+        """Raises ValueError for a batch without the plan that it needs."""
+        parts = [part for part in (self._decode_part(batch), self._prefill_part(batch)) if part]
 
         def attention(
             q: torch.Tensor,
@@ -140,13 +181,48 @@ class KernelAttention:
                 *(norms.q, norms.k, norms.eps, turned, *layer),
             )
             out = torch.empty_like(turned)
-            if run_decodes is not None:
-                run_decodes(turned[:decodes], layer, out[:decodes])
-            if run_chunks is not None:
-                run_chunks(turned, layer, out)
+            for part in parts:
+                part(turned, layer, out)
             return out
 
         return attention
+
+    def _decode_part(self, batch: FlatBatch) -> Attend | None:
+        """What attends for the first requests; None: all have chunks."""
+        sizes = batch.sizes
+        if sizes.decode_items:
+            return _decode_of(batch)
+        if batch.is_fixed:
+            raise ValueError(PLANLESS)
+        if not sizes.decodes:
+            return None
+        # Without a plan: their own way is none of the kernels, or they share pages, whose is not.
+        way = self._ways[decode_shape(batch.spans[: sizes.decodes])]
+        if way == KVKERNELS:
+            way = self._ways["decode_shared"]
+        return self._gathered(batch, range(sizes.decodes), way)
+
+    def _prefill_part(self, batch: FlatBatch) -> Attend | None:
+        """What attends for the other requests."""
+        others = range(batch.sizes.decodes, len(batch.spans))
+        if batch.is_fixed or not others:
+            return None
+        way = self._ways[prefill_shape(batch.spans[others.start :])]
+        if batch.sizes.prefill_items:
+            return _prefill_of(batch, way == MMA)
+        return self._gathered(batch, others, way)
+
+    def _gathered(self, batch: FlatBatch, rows: range, way: str) -> Attend:
+        """What attends without a plan."""
+        if way in (KVKERNELS, MMA):
+            raise ValueError(PLANLESS)
+        decode = self._triton if way == TRITON else None
+
+        def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if way == CUDNN else nullcontext():
+                attend_part(q, layer, batch, out, rows, decode)
+
+        return run
 
 
 def _decode_of(batch: FlatBatch) -> Attend:
@@ -158,13 +234,13 @@ def _decode_of(batch: FlatBatch) -> Attend:
     def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
         parts = workspace(q.shape[1], q.shape[2], q.device)
         scale = q.shape[2] ** -0.5
-        pages = layer.k, layer.v, table
-        shared_decode(q, *pages, plan, scale, out, parts, layer[2:])
+        pages, own = (layer.k, layer.v, table), slice(len(table))
+        shared_decode(q[own], *pages, plan, scale, out[own], parts, layer[2:])
 
     return run
 
 
-def _prefill_of(batch: FlatBatch) -> Attend:
+def _prefill_of(batch: FlatBatch, is_mma: bool) -> Attend:
     """What attends for the other requests; its workspace is one for all layers."""
     plan = prefill_part(batch)
     workspace = cache(partial(workspace_of, plan))
@@ -172,7 +248,8 @@ def _prefill_of(batch: FlatBatch) -> Attend:
     def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
         parts = workspace(q.shape[1], q.shape[2], q.device)
         pages = layer.k, layer.v, batch.page_table
-        prefill(q, *pages, plan, q.shape[2] ** -0.5, out, parts, scales=layer[2:])
+        scale = q.shape[2] ** -0.5
+        prefill(q, *pages, plan, scale, out, parts, scales=layer[2:], is_mma=is_mma)
 
     return run
 
@@ -191,13 +268,14 @@ class FallingBack:
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """A batch without a plan comes from a rank 0 whose kernels have failed."""
-        has_plans = isinstance(self._first, KernelAttention)
-        if has_plans and not (self.fell_back or batch.sizes.plan_words):
-            self._fall_back("rank 0 plans no more steps for the kernels")
         by_torch = cache(partial(self._torch.begin, batch, rotary))
         if self.fell_back:
             return by_torch()
-        by_first = self._first.begin(batch, rotary)
+        try:
+            by_first = self._first.begin(batch, rotary)
+        except ValueError:
+            self._fall_back("a batch without the kernels' plan: rank 0 has fallen back")
+            return by_torch()
 
         def attention(
             q: torch.Tensor,
@@ -224,10 +302,11 @@ class FallingBack:
         self.fell_back = why
 
 
-def attention_of(backend: str) -> Attention:
-    """The backend of that name, one of `kernel_choice`. Raises ImportError without Triton."""
+def attention_of(backend: str, ways: Ways = ALL_KERNELS) -> Attention:
+    """The backend of that name, one of `kernel_choice`; `ways`: of the kernels. Raises ImportError
+    where one is Triton's and that is not installed."""
     if backend == KVKERNELS:
-        return FallingBack(KernelAttention())
+        return FallingBack(KernelAttention(ways))
     if backend == TRITON:
         from kvkernels.ops.triton_decode import triton_decode
 

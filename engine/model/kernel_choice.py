@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard
@@ -23,6 +24,22 @@ TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
 TRITON = "triton"  # torch's attention, with decode in Triton's language
 BACKENDS = ("auto", TORCH, KVKERNELS)
 ATTENTION_BACKENDS = (*BACKENDS, TRITON)
+# Ways to compute a part of a step that has one of these shapes; `calibrate-kernels` times them.
+MMA = "kvkernels_mma"  # prefill by the kernel of all GPUs, on Hopper, too
+CUDNN = "cudnn"  # torch's attention over gathered pages, by that backend
+_DECODE, _PREFILL = (KVKERNELS, TRITON, TORCH), (KVKERNELS, MMA, CUDNN, TORCH)
+SHAPES = MappingProxyType(
+    {
+        "decode_short": _DECODE,
+        "decode_long": _DECODE,  # some context beyond LONG_TOKENS
+        "decode_shared": _DECODE,  # requests that read pages once
+        "prefill_fresh": _PREFILL,
+        "prefill_hit": _PREFILL,  # some prompt with tokens in the cache
+    }
+)
+LONG_TOKENS = 8192
+Ways = Mapping[str, str]  # by shape
+ALL_KERNELS: Ways = MappingProxyType(dict.fromkeys(SHAPES, KVKERNELS))
 LEAST_CAPABILITY = (8, 0)
 ATTENTION_KERNELS = ("append", "decode", "prefill", "shared_decode")
 INT8_KERNELS = ("w8a16",)
@@ -81,13 +98,19 @@ def device_lost(device: str | torch.device) -> str:
 
 @dataclass(frozen=True, slots=True)
 class KernelChoice:
-    """A backend, and why it is not the kernels. Lifetime: worker."""
+    """A backend, and why it is not the kernels; of the kernels, the `ways` of attention by shape.
+
+    Lifetime: worker.
+    """
 
     backend: str = TORCH
     why: str = ""
+    ways: Ways = field(default_factory=lambda: ALL_KERNELS)
 
     def __str__(self) -> str:
-        return f"{self.backend}, because of {self.why}" if self.why else self.backend
+        others = [f"{shape} by {way}" for shape, way in self.ways.items() if way != KVKERNELS]
+        told = f"{self.backend}, because of {self.why}" if self.why else self.backend
+        return "; ".join((told, *others))
 
 
 class Int8Choice(KernelChoice):
@@ -114,8 +137,10 @@ def choose_attention(
     dtype: str,
     quantization: Quantization,
     block_size: int,
+    ways: Ways = ALL_KERNELS,
 ) -> KernelChoice:
-    """What computes attention for `backend`, one of ATTENTION_BACKENDS.
+    """What computes attention for `backend`, one of ATTENTION_BACKENDS; `ways`: that were measured,
+    which kernels leave shapes to.
 
     auto: on CUDA the kernels, where they have this shape and a trial of each against the CPU's
     operator gives its numbers (`kernel_trial`), else torch, with decode in Triton's language where
@@ -153,13 +178,21 @@ def choose_attention(
     wants = "attention", backend, config, device, ATTENTION_KERNELS
     why_torch = _why_torch(*wants, shape_lacks, kernels_trial)
     if why_torch is None:
-        return KernelChoice(KVKERNELS)
+        return KernelChoice(KVKERNELS, ways=_valid(ways, lambda: _triton_lacks(device, trial)))
     if why_torch and not (lacks := _triton_lacks(device, trial)):
         log.warning("decode: triton in place of torch")
         return KernelChoice(TRITON, why_torch)
     if why_torch:
         log.warning("decode: torch, because of %s", lacks)
     return KernelChoice(TORCH, why_torch)
+
+
+def _valid(ways: Ways, triton_lacks: Callable[[], str]) -> Ways:
+    """`ways`, but for those that Triton cannot go here."""
+    if TRITON not in ways.values() or not (lacks := triton_lacks()):
+        return ways
+    log.warning("what was measured as Triton's goes by the kernels, because of %s", lacks)
+    return {shape: KVKERNELS if way == TRITON else way for shape, way in ways.items()}
 
 
 def _triton_lacks(device: str, trial: Callable[[], AttentionTrial]) -> str:

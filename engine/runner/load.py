@@ -171,7 +171,8 @@ def load(
             max_tokens=limits.max_model_tokens,
             blocks=capacity.blocks, block_size=capacity.block_size,
             threads=settings.threads, weights=quantization.weights, kv=quantization.kv,
-            attention=chosen.backend, int8=needs.int8.backend if needs.int8 else TORCH,
+            attention=chosen.backend, ways=dict(chosen.ways),
+            int8=needs.int8.backend if needs.int8 else TORCH,
             shares_kv=settings.maps_kv,
         ),
         config,
@@ -193,7 +194,7 @@ def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
         transformer = Transformer(
             config, checkpoint, device, dtype,
             max_tokens=spec.max_tokens, quantization=quantization,
-            attention=attention_of(spec.attention), int8_kernel=spec.int8 == KVKERNELS,
+            attention=attention_of(spec.attention, spec.ways), int8_kernel=spec.int8 == KVKERNELS,
         )  # fmt: skip
     kv = KvCache(
         *(config, spec.blocks, spec.block_size, device, dtype),
@@ -266,7 +267,7 @@ def _planner(
     kept = (DTYPE_BYTES[dtype], 0) if quantization.kv == "auto" else (1, SCALE_BYTES)
     shape = AttentionShape(*counts, config.head_dim, kept[0], config.layers, kept[1])
     blocks = capacity.blocks, capacity.block_size
-    return KernelPlanner(shape, *blocks, shard.tp_size, costs)
+    return KernelPlanner(shape, *blocks, shard.tp_size, costs, chosen.ways)
 
 
 def _tokenizer(directory: Path, config: ModelConfig) -> HfTokenizer:

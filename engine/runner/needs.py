@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 from engine.capacity import Footprint, Limits
+from engine.model.attention import MAX_GATHERED
 from engine.model.batch import is_cuda
 from engine.model.checkpoint import Checkpoint, expected
 from engine.model.config import (
@@ -25,16 +26,18 @@ from engine.model.config import (
     Shard,
 )
 from engine.model.kernel_choice import (
+    ALL_KERNELS,
     KVKERNELS,
     Int8Choice,
     KernelChoice,
+    Ways,
     choose_attention,
     choose_int8,
 )
 from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_pages
-from engine.runner.kernel_costs import read_costs
+from engine.runner.kernel_costs import read_costs, read_ways
 from kvkernels.ops.prefill import MOST_SLOTS
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import most_slots, workspace_bytes
@@ -47,8 +50,8 @@ SAMPLING_COPIES = 4  # of the logits that filters and draws work on
 class StepSettings:
     """How steps are run; None: only on a GPU. `overlap`: one is scheduled while another computes,
     and stages compute different ones at a time. `cuda_graphs`: steps of decodes are padded to
-    fixed sizes and replayed. `kernel_costs`: the file by which the kernels' plans go, of this
-    device; None: predictions."""
+    fixed sizes and replayed. `kernel_costs`: the file by which the kernels' plans go, and which
+    steps are theirs, of this device; None: predictions, and all."""
 
     overlap: bool | None = None
     cuda_graphs: bool | None = None
@@ -65,6 +68,10 @@ class StepSettings:
     def costs(self, device: str) -> Costs | None:
         """What plans cost there. Raises what `read_costs` raises."""
         return read_costs(self.kernel_costs, device) if self.kernel_costs else None
+
+    def ways(self, device: str) -> Ways:
+        """What was fastest for steps of each shape there. Raises the same."""
+        return read_ways(self.kernel_costs, device) if self.kernel_costs else ALL_KERNELS
 
 
 PLAIN_STEPS = StepSettings()
@@ -130,12 +137,17 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
     with Checkpoint(settings.directory) as checkpoint:
         taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
     first, size = shards[0], limits.block_size  # others have as many heads
-    chosen = choose_attention(settings.attention, config, first, device, name, quantization, size)
+    ways = settings.steps.ways(device)
+    asked = settings.attention, config, first, device, name, quantization, size
+    chosen = choose_attention(*asked, ways)
     if chosen.backend == KVKERNELS:
         is_captured = settings.steps.has_graphs(device) and len(shards) == 1
         each = attention_bytes(config, first, limits, is_captured)
         each *= len(shards) if device == "cpu" else 1
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + each)
+    if is_cuda(device) and set(chosen.ways.values()) | {chosen.backend} != {KVKERNELS}:
+        gathered = gathered_bytes(config, first, limits, name)
+        taken = replace(taken, workspace_bytes=taken.workspace_bytes + gathered)
     products = choose_int8(settings.int8, config, shards, device, name, quantization)
     return Needs(memory_bytes(device), taken, limits, name, chosen, products)
 
@@ -231,6 +243,16 @@ def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graph
         tokens = graph_pages(limits.max_model_tokens, limits.block_size, True) * limits.block_size
         slots += most_slots(rows, rows * tokens)
     return workspace_bytes(slots, heads.stop - heads.start, config.head_dim)
+
+
+def gathered_bytes(config: ModelConfig, shard: Shard, limits: Limits, dtype: str) -> int:
+    """What torch's attention on a GPU takes on a rank, at most: the longest context of a layer's K
+    and V out of its pages, and V once more without what lies beyond its end."""
+    kv_heads = shard.kv_heads(config.kv_heads)
+    heads = kv_heads.stop - kv_heads.start
+    size: int = DTYPE_BYTES[dtype]
+    longest: int = limits.max_model_tokens * heads * config.head_dim
+    return 3 * size * max(longest, MAX_GATHERED)
 
 
 def _read_by(

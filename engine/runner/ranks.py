@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from queue import Queue
@@ -27,7 +27,7 @@ from engine.model.batch import FlatBatch, Sizes
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import attention_of
-from engine.model.kernel_choice import KVKERNELS, TORCH
+from engine.model.kernel_choice import ALL_KERNELS, KVKERNELS, TORCH
 from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer
 from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
@@ -94,6 +94,7 @@ class RankSpec:
     weights: str = "none"
     kv: str = "auto"
     attention: str = TORCH  # a backend's name
+    ways: dict[str, str] = field(default_factory=lambda: dict(ALL_KERNELS))  # of `KernelChoice`
     int8: str = TORCH  # the same, of products with INT8 weights
     shares_kv: bool = False  # rank 0 can map its KV
     step_s: float = STEP_S  # a rank that waits for the others for longer gives up
@@ -189,7 +190,7 @@ class RankModel:
                 stage if spec.tp_size > 1 else None,
                 spec.max_tokens,
                 quantization,
-                attention_of(spec.attention),
+                attention_of(spec.attention, spec.ways),
                 spec.int8 == KVKERNELS,
             )
         self.kv = KvCache(

@@ -11,11 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.attention import attend, attend_fused, write
+from engine.capacity import Limits
+from engine.model.attention import MAX_GATHERED, attend, attend_fused, write
 from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
-from engine.model.config import ModelConfig, read_config
+from engine.model.config import ModelConfig, Shard, read_config
 from engine.model.kv_cache import KvCache, LayerKv
 from engine.model.tiny import TinySettings, make_tiny
+from engine.runner.needs import gathered_bytes
 from tests.effort import examples
 
 HEADS, KV_HEADS, DIM, BLOCKS = 6, 2, 64, 64
@@ -97,3 +99,12 @@ def test_a_fixed_batch_with_padding(kv: str, config: ModelConfig) -> None:
     ways: list[Callable[..., torch.Tensor]] = [attend, attend_fused]
     made = [way(q, layer, batch) for way in ways]
     assert torch.allclose(made[1][:2], made[0][:2], atol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", [40, 1 << 17])
+def test_what_it_gathers_is_counted(tokens: int, config: ModelConfig) -> None:
+    """By the bytes that a prompt takes at once, of the longest that there may be."""
+    limits = Limits(max_model_tokens=tokens)
+    counted = gathered_bytes(config, Shard(), limits, "bfloat16")
+    each = tokens * KV_HEADS * DIM * 2
+    assert counted == 3 * max(each, MAX_GATHERED * 2)

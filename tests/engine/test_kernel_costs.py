@@ -4,22 +4,39 @@ this device's."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from engine.cli import main as cli
 from engine.model.batch import Piece, flat_batch
-from engine.model.config import ModelError
-from engine.model.kernel_choice import KVKERNELS
+from engine.model.config import ModelError, read_config
+from engine.model.kernel_choice import (
+    ALL_KERNELS,
+    KVKERNELS,
+    SHAPES,
+    TORCH,
+    TRITON,
+    KernelChoice,
+)
 from engine.model.tiny import make_tiny
-from engine.runner.kernel_costs import MAX_BYTES, read_costs, write_costs
+from engine.runner.kernel_costs import (
+    MAX_BYTES,
+    TimedWay,
+    WayTimer,
+    fastest,
+    read_costs,
+    write_costs,
+)
 from engine.runner.needs import StepSettings
 from kvkernels.ops import calibration
 from kvkernels.ops.calibration import NEVER, Calibration, Measured, Mix
-from kvkernels.ops.shared_costs import Costs, Work
-from tests.engine.real import loaded
+from kvkernels.ops.shared_costs import AttentionShape, Costs, Work
+from tests.engine.real import Reference, computing, greedy, ids_of, loaded
+from tests.engine.test_kernel_fallback import failing
 
 FEW = tuple(Mix(requests, 1, 16, 16 * requests) for requests in (1, 2, 3))
 COSTS = Costs(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)
@@ -51,6 +68,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         ({"costs": COSTS._asdict() | {"item": 1e300}}, "says 1e+300 for item"),
         ({"costs": {"item": 1.0}}, "has costs item"),
         ({"costs": 7}, "is no file of kernel costs"),
+        ({"ways": {"decode_short": "cudnn"}}, "has cudnn for decode_short"),
+        ({"ways": {"decode": "torch"}}, "has torch for decode"),
         ({"device": "x" * MAX_BYTES}, "has more than 65536 bytes"),
     ],
 )
@@ -60,6 +79,69 @@ def test_what_is_not_this_devices_is_refused(
     with pytest.raises(ModelError, match="measure again") as refused:
         read_costs(written(tmp_path, **changes), "cpu")
     assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "shapes"), [("prefill", "prefill"), ("shared_decode", "decode")])
+def test_a_way_whose_numbers_are_wrong_is_refused_by_name(
+    name: str, shapes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = getattr(torch.ops.warmroute, name)
+
+    def wrong(*arguments: Any) -> None:
+        right(*arguments)
+        arguments[9 if name == "prefill" else 10][0] *= 1.001
+
+    make_tiny(tmp_path / "model")
+    monkeypatch.setattr(torch.ops.warmroute, name, wrong)
+    config = read_config(tmp_path / "model")
+    shape = AttentionShape(config.heads, config.kv_heads, config.head_dim, 4)
+    timed = WayTimer(config, shape, Costs(), torch.float32, "cpu").times()
+    for one in timed:
+        if one.way == KVKERNELS:
+            is_wrong = one.shape.startswith(shapes)
+            assert (one.us is None) == is_wrong
+            assert one.why_not.startswith("a trial: ") == is_wrong
+            assert "off, 0.0001 is right" in one.why_not or not is_wrong
+    assert {way for shape, way in fastest(timed).items() if shape.startswith(shapes)} == {TORCH}
+    broken = [TimedWay("prefill_hit", KVKERNELS, None, "a trial: x")]
+    assert fastest(broken) == ALL_KERNELS
+
+
+async def test_a_worker_goes_the_ways_of_the_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On ranks, too, which get no plans for what is torch's, and do not fall back for that."""
+    make_tiny(tmp_path / "model")
+    ways = {shape: TORCH for shape in SHAPES if shape != "decode_shared"}
+    steps = StepSettings(kernel_costs=written(tmp_path, ways=ways))
+    prompt = list(range(30, 60))
+    for ranks in ((1, 1), (2, 1)):
+        model = loaded(tmp_path / "model", attention=KVKERNELS, steps=steps, ranks=ranks)
+        try:
+            told = "; ".join(f"{shape} by torch" for shape in ways)
+            assert str(model.attention) == f"kvkernels; {told.replace('decode_shared', '')}"
+            with failing("append", 1 << 20, ValueError()) as calls:  # counts them
+                async with computing(model) as worker:
+                    wanted = Reference(tmp_path / "model").greedy(prompt, 9)
+                    assert await ids_of(worker, greedy(prompt, 9)) == wanted
+            assert model.model.fell_back == ""
+            assert set(calls) == {"append"}
+        finally:
+            model.model.close()
+
+
+def test_what_triton_no_longer_has_is_the_kernels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_tiny(tmp_path / "model")
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    steps = StepSettings(kernel_costs=written(tmp_path, ways={"decode_long": TRITON}))
+    model = loaded(tmp_path / "model", attention=KVKERNELS, steps=steps)
+    assert model.attention == KernelChoice(KVKERNELS)
+    assert "what was measured as Triton's goes by the kernels, because of" in caplog.text
+
+
+ONE_KERNEL = "a device that has one kernel of prefill"
 
 
 @pytest.mark.parametrize("costs", [NEVER, COSTS])
@@ -97,8 +179,18 @@ def test_the_program_measures_and_writes(
     flags = ["calibrate-kernels", str(tmp_path / "model"), "--device", "cpu", "--out", str(out)]
     assert cli.main(flags) == 0
     assert min(read_costs(out, "cpu")) >= 0
+    file = json.loads(out.read_text())
+    for shape, ways in SHAPES.items():
+        rows = {one["way"]: one for one in file["timed_ways"] if one["shape"] == shape}
+        assert tuple(rows) == ways
+        timed = {way: one["us"] for way, one in rows.items() if one["us"]}
+        assert set(timed) == {KVKERNELS, TORCH}
+        assert file["ways"][shape] == min(timed, key=lambda way: timed[way])
+        reasons = {one["why_not"] for way, one in rows.items() if way not in timed}
+        assert reasons <= {"a CPU", "a CPU, which has only Triton's interpreter", ONE_KERNEL}
     said = capsys.readouterr()
     assert "timing 3 of 3" in said.err
+    assert re.search(r"^prefill_fresh cudnn         not: a CPU$", said.out, re.M)
     assert "3 requests,  1 prefixes of    16, own    48" in said.out
     assert cli.main([*flags[:-1], str(tmp_path / "none" / "costs.json")]) == 1
     assert cli.main([flags[0], str(tmp_path), *flags[2:]]) == 1

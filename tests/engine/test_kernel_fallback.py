@@ -158,7 +158,7 @@ async def test_ranks_follow_the_first(
     finally:
         model.model.close()
     assert model.model.fell_back == f"a kernel that failed: {FAILURES[0]}"
-    assert "rank 0 plans no more steps for the kernels" in capfd.readouterr().err
+    assert "a batch without the kernels' plan: rank 0 has fallen back" in capfd.readouterr().err
 
 
 async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:

@@ -13,21 +13,34 @@ from pathlib import Path
 import aiohttp
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engine.cli import main as cli
 from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
 from engine.model.config import PLAIN, ModelConfig, ModelError, Quantization, Shard, read_config
-from engine.model.kernel_attention import shared_part
-from engine.model.kernel_choice import KVKERNELS, TORCH, KernelChoice, choose_attention
+from engine.model.kernel_attention import attention_of, shared_part
+from engine.model.kernel_choice import (
+    KVKERNELS,
+    MMA,
+    SHAPES,
+    TORCH,
+    KernelChoice,
+    choose_attention,
+)
 from engine.model.tiny import TinySettings
+from engine.runner.load import Computing
 from engine.runner.needs import StepSettings
 from engine.sampling.params import SamplingParams
 from kvkernels.cuda.library import LIBRARY_VARIABLE
+from kvkernels.ops.calibration import ALWAYS
 from kvkernels.ops.shared_decode import workspace_of
+from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, Reference, computing, greedy, loaded
 from tests.engine.test_overlap import BLOCKS, Arrival, served
 from tests.engine.tiny_models import written
 
+HERE = (TORCH, KVKERNELS, MMA)  # ways that CPUs have
 STEPS = [(False, False), (False, True), (True, False), (True, True)]
 
 
@@ -60,6 +73,36 @@ def test_tokens_are_those_of_torch_in_every_loop(folder: Path) -> None:
         ids = {n: [token for token, _ in told] for n, told in made.tokens.items()}
         assert ids == {n: [token for token, _ in told] for n, told in plain.tokens.items()}
         assert made.ended == plain.ended
+
+
+@settings(max_examples=examples(6), deadline=None)
+@given(data=st.data())
+def test_tokens_are_those_of_torch_by_any_ways(data: st.DataObject, folder: Path) -> None:
+    """Whichever shapes are torch's, in steps of all shapes: shared trunks, long contexts, hits."""
+    possible = {shape: [way for way in ways if way in HERE] for shape, ways in SHAPES.items()}
+    ways = {shape: data.draw(st.sampled_from(possible[shape])) for shape in SHAPES}
+    graphs = data.draw(st.booleans())
+    trunk = tuple(n % 250 for n in range(40))
+    sampling = SamplingParams()
+    arrivals = [Arrival((*trunk, n), 12, sampling, frozenset(), 4 * n, None) for n in range(3)]
+    arrivals.append(Arrival((7, 8, 9), 30, sampling, frozenset(), 2, None))
+    limits = {"kv_tokens": 64 * BLOCK_SIZE, "max_num_tokens": 24, "max_batch_size": 6}
+    plain, model = (loaded(folder, attention=one, **limits) for one in (TORCH, KVKERNELS))
+    assert isinstance(model.model, Computing)
+    attention = attention_of(KVKERNELS, ways)
+    model.model._transformer._attention = attention
+    planner = replace(model.planner, ways=ways, costs=ALWAYS)
+    steps = StepSettings(overlap=True, cuda_graphs=graphs)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("engine.model.kernel_attention.LONG_TOKENS", 45)
+        patch.setattr("tests.engine.test_overlap.BLOCKS", 64)
+        made = asyncio.run(served(replace(model, planner=planner, steps=steps), arrivals))
+        wanted = asyncio.run(served(replace(plain, steps=steps), arrivals))
+    assert attention.fell_back == ""
+    told, expected = (
+        {n: [token for token, _ in own] for n, own in one.tokens.items()} for one in (made, wanted)
+    )
+    assert told == expected
 
 
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])

@@ -12,13 +12,15 @@ from engine.model import kernel_choice
 from engine.model.attention import attend, attend_fused
 from engine.model.batch import Piece, fixed_batch, flat_batch
 from engine.model.config import PLAIN, ModelConfig, ModelError, Shard, read_config
-from engine.model.kernel_choice import TORCH, TRITON, KernelChoice, choose_attention
+from engine.model.kernel_choice import KVKERNELS, TORCH, TRITON, KernelChoice, choose_attention
 from engine.model.kernel_trial import AttentionTrial
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings
 from engine.runner.needs import StepSettings
 from tests.engine.real import Reference, computing, greedy, ids_of, loaded
 from tests.engine.test_attention_fused import HEADS, KV_HEADS, close, numbers
+from tests.engine.test_kernel_costs import written as costs_file
+from tests.engine.test_kernel_fallback import failing
 from tests.engine.tiny_models import written
 
 pytest.importorskip("triton", reason="triton is not installed: make test-native does it")
@@ -82,6 +84,20 @@ async def test_a_worker_says_the_tokens_of_torch(folder: Path, cuda_graphs: bool
             patch.delattr(module, "_merge")
             assert await ids_of(worker, greedy(prompt, 6)) == wanted
     assert model.model.fell_back == "a kernel that failed: name '_merge' is not defined"
+
+
+async def test_decode_shapes_are_left_to_it_by_the_kernels(folder: Path, tmp_path: Path) -> None:
+    prompt = list(range(30, 60))
+    ways = {"decode_short": TRITON, "decode_long": TRITON}
+    steps = StepSettings(kernel_costs=costs_file(tmp_path, ways=ways))
+    model = loaded(folder, attention=KVKERNELS, steps=steps, block_size=16)
+    assert str(model.attention) == "kvkernels; decode_short by triton; decode_long by triton"
+    with failing("append", 1 << 20, ValueError()) as calls:  # counts them
+        async with computing(model) as worker:
+            wanted = Reference(folder).greedy(prompt, 4)
+            assert await ids_of(worker, greedy(prompt, 4)) == wanted
+    assert set(calls) == {"append", "prefill"}
+    assert model.model.fell_back == ""
 
 
 def chosen(asked: str, config: ModelConfig, device: str) -> KernelChoice:

@@ -215,10 +215,13 @@ def prefill(
     workspace: tuple[torch.Tensor, torch.Tensor],
     lse: torch.Tensor | None = None,
     scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
+    is_mma: bool = False,
 ) -> None:
-    """`torch.ops.warmroute.prefill` with a plan, its `workspace_of`, and scales of K and V."""
+    """`torch.ops.warmroute.prefill` with a plan, its `workspace_of`, and scales of K and V;
+    `is_mma`: by the kernel of all GPUs on Hopper, too."""
+    run = torch.ops.warmroute.prefill_mma if is_mma else torch.ops.warmroute.prefill
     pages = k_pages, v_pages, page_table
-    torch.ops.warmroute.prefill(q, *pages, *plan[1:], float(scale), out, lse, *workspace, *scales)
+    run(q, *pages, *plan[1:], float(scale), out, lse, *workspace, *scales)
 
 
 def prefill_on_cpu(
@@ -277,4 +280,6 @@ def prefill_on_cpu(
             lse[row] = (scaled.logsumexp(0) / math.log(2)).to(lse.dtype)
 
 
-define("prefill", prefill_on_cpu, ("out", "lse", "partial", "partial_lse"))
+WRITTEN = ("out", "lse", "partial", "partial_lse")
+define("prefill", prefill_on_cpu, WRITTEN)
+define("prefill_mma", prefill_on_cpu, WRITTEN)
