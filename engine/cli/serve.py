@@ -27,7 +27,7 @@ from engine.cli.options import (
 )
 from engine.instances import Addresses, addresses_of, end_with, supervise
 from engine.model.config import KV_DTYPES, WEIGHTS, Quantization
-from engine.model.kernel_choice import ATTENTION_BACKENDS, BACKENDS, TORCH, KernelChoice
+from engine.model.kernel_choice import ATTENTION_BACKENDS, BACKENDS, TORCH
 from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings
 from engine.server.announcer import Announce
@@ -199,9 +199,9 @@ def served(loaded: Loaded) -> ServedModel:
     sampling = loaded.config.sampling
 
     def backends() -> dict[str, tuple[str, str]]:
-        attention, why = loaded.attention, loaded.model.fell_back
-        choices = {"attention": KernelChoice(TORCH, why) if why else attention, "int8": loaded.int8}
-        return {part: (one.backend, one.why) for part, one in choices.items() if one}
+        choices = {"attention": loaded.attention, "int8": loaded.int8}
+        told = {part: (one.backend, one.why) for part, one in choices.items() if one}
+        return told | {part: (TORCH, why) for part, why in loaded.model.fell_back.items()}
 
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     given = {name: getattr(sampling, name) for name in names}

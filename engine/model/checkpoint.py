@@ -31,7 +31,7 @@ from engine.model.config import (
     Shard,
     read_object,
 )
-from engine.model.layers import Int8Weight, read_rows
+from engine.model.layers import Int8Kernel, Int8Weight, read_rows
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_INDEX_BYTES = 64 << 20
@@ -268,7 +268,7 @@ class Weights:
         dtype: torch.dtype,
         shard: Shard,
         quantization: Quantization = PLAIN,
-        int8_kernel: bool = False,
+        int8_kernel: Int8Kernel | None = None,
     ) -> None:
         config.check_shard(shard)
         for name, shape in expected(config, shard):

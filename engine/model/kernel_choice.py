@@ -40,6 +40,7 @@ SHAPES = MappingProxyType(
 LONG_TOKENS = 8192
 Ways = Mapping[str, str]  # by shape
 ALL_KERNELS: Ways = MappingProxyType(dict.fromkeys(SHAPES, KVKERNELS))
+FellBack = Mapping[str, str]  # by part, "attention" or "int8": why torch computes it by now
 LEAST_CAPABILITY = (8, 0)
 ATTENTION_KERNELS = ("append", "decode", "prefill", "shared_decode")
 INT8_KERNELS = ("w8a16",)

@@ -6,6 +6,7 @@ in an order of their own by shape. So products are cut into tiles whose sizes a 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple, Protocol
@@ -13,8 +14,10 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from engine.model.kernel_choice import MOST_ROWS
+from engine.model.kernel_choice import MOST_ROWS, device_lost
 from kvkernels.ops import w8a16 as _w8a16  # noqa: F401 - defines the operator
+
+log = logging.getLogger(__name__)
 
 
 class HeadNorms(NamedTuple):
@@ -89,13 +92,34 @@ LIMIT = 127  # -128 is left unused: the range is symmetric
 MAX_READ = 1 << 24  # elements that are quantized at once
 
 
+class Int8Kernel:
+    """Products of few rows by the operator `w8a16`, by torch once one failed. Lifetime: model."""
+
+    def __init__(self) -> None:
+        self.fell_back = ""  # why torch does it by now
+
+    def __call__(self, x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
+        """x @ (q * scales).T, reading the weights as they are kept."""
+        if not self.fell_back:
+            y = torch.empty(len(x), len(weight.q), dtype=x.dtype, device=x.device)
+            try:
+                torch.ops.warmroute.w8a16(x.contiguous(), weight.q, weight.scales, y)
+                return y
+            except Exception as error:
+                if device_lost(x.device):
+                    raise
+                self.fell_back = f"a kernel that failed: {error!s:.300}"
+                log.error("INT8 weights: torch from here on, because of %s", self.fell_back)
+        return _widened(x, weight)
+
+
 class Int8Weight(NamedTuple):
     """A matrix [outputs, inputs] in integers. Lifetime: model."""
 
     q: torch.Tensor  # int8[outputs, inputs]
     scales: torch.Tensor  # [outputs], float32, or float64 in float64 models
     dtype: torch.dtype  # of the model
-    has_kernel: bool = False  # few rows are multiplied by `w8a16`
+    kernel: Int8Kernel | None = None  # multiplies few rows
 
     def rows(self, which: torch.Tensor) -> torch.Tensor:
         """Those rows as numbers: what an embedding gives for ids."""
@@ -186,8 +210,8 @@ class Linear:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if isinstance(self.weight, Int8Weight):
-            by_kernel = self.weight.has_kernel and len(x) <= MOST_ROWS
-            y = (_by_kernel if by_kernel else _widened)(x, self.weight)
+            kernel = self.weight.kernel if len(x) <= MOST_ROWS else None
+            y = (kernel or _widened)(x, self.weight)
         elif is_exact(x):
             y = _in_tiles(x, self.weight)
         else:
@@ -226,13 +250,6 @@ def _widened(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
             # Integers up to 127 are exact in every other dtype.
             parts.append((multiply(x, part.q.to(x.dtype)) * part.scales).to(x.dtype))
     return torch.cat(parts, dim=-1) if len(parts) > 1 else parts[0]
-
-
-def _by_kernel(x: torch.Tensor, weight: Int8Weight) -> torch.Tensor:
-    """x @ (q * scales).T by an operator that reads the weights as they are kept."""
-    y = torch.empty(len(x), len(weight.q), dtype=x.dtype, device=x.device)
-    torch.ops.warmroute.w8a16(x.contiguous(), weight.q, weight.scales, y)
-    return y
 
 
 def _parts(weight: Int8Weight) -> list[Int8Weight]:

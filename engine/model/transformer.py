@@ -13,8 +13,18 @@ from engine.model.attention import Attention, StepAttention, TorchAttention
 from engine.model.batch import FlatBatch
 from engine.model.checkpoint import Checkpoint, Weights, part_of, rows_of
 from engine.model.config import EMBEDDING, HEAD, NORM, PLAIN, ModelConfig, Quantization, Shard
+from engine.model.kernel_choice import FellBack
 from engine.model.kv_cache import KvCache, LayerKv
-from engine.model.layers import Alone, HeadNorms, Linear, Ranks, RowParallel, is_exact, rms_norm
+from engine.model.layers import (
+    Alone,
+    HeadNorms,
+    Int8Kernel,
+    Linear,
+    Ranks,
+    RowParallel,
+    is_exact,
+    rms_norm,
+)
 from engine.model.rope import Rotary
 
 
@@ -106,7 +116,8 @@ class Transformer:
         int8_kernel: bool = False,
     ) -> None:
         shard, ranks = shard or Shard(), ranks or Alone()
-        weights = Weights(config, checkpoint, device, dtype, shard, quantization, int8_kernel)
+        self._int8 = Int8Kernel() if int8_kernel else None
+        weights = Weights(config, checkpoint, device, dtype, shard, quantization, self._int8)
         self.config, self.shard, self.device, self.dtype = config, shard, device, dtype
         self.max_tokens = max_tokens or config.max_positions
         self._ranks = ranks
@@ -129,9 +140,10 @@ class Transformer:
         self.weights_bytes = weights.bytes_read
 
     @property
-    def fell_back(self) -> str:
-        """Why torch computes attention in place of what was chosen; empty: it does not."""
-        return self._attention.fell_back
+    def fell_back(self) -> FellBack:
+        """What torch computes in place of kernels that failed, and why."""
+        whys = {"attention": self._attention.fell_back, "int8": self._int8 and self._int8.fell_back}
+        return {part: why for part, why in whys.items() if why}
 
     @torch.inference_mode()
     def forward(

@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from engine.model.batch import FlatBatch, Planner, flat_batch, is_cuda
-from engine.model.kernel_choice import Int8Choice, device_lost
+from engine.model.kernel_choice import TORCH, FellBack, Int8Choice, device_lost
 from engine.runner.graphs import DecodeGraphs, GraphUse
 from engine.runner.work import BlockRows, LaidOut, TokenPool, Work, work_of
 from engine.sampling.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
@@ -33,8 +33,8 @@ class Model(Protocol):
     """What a step is computed with."""
 
     @property
-    def fell_back(self) -> str:
-        """Why torch computes attention in place of the kernels, which failed; empty: they go on."""
+    def fell_back(self) -> FellBack:
+        """What torch computes in place of kernels that failed, and why."""
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         """[S, vocab] of the batch's sample rows; K and V of its tokens are kept."""
@@ -108,15 +108,18 @@ class Compute:
         """`step`, just scheduled, as the model takes it."""
         work = work_of(step, self._pool, self._blocks)
         graph: GraphUse | None = None
-        planner = self._planner
-        if self._model.fell_back:
-            planner, graph = None, "fallback" if self._graphs else None
-        elif self._graphs is not None:
-            graph = self._graphs.use(work.pieces, bool(step.chunks))
+        planner, int8, fell_back = self._planner, self._int8, self._model.fell_back
+        if "attention" in fell_back:
+            planner = None
+        if "int8" in fell_back:
+            int8 = Int8Choice(TORCH, fell_back["int8"])
+        if self._graphs is not None:
+            use = self._graphs.use(work.pieces, bool(step.chunks))
+            graph = "fallback" if fell_back else use
             if graph == "hit":
-                return LaidOut(work, self._graphs.lay_out(work.pieces), graph, self._int8)
+                return LaidOut(work, self._graphs.lay_out(work.pieces), graph, int8)
         batch = flat_batch(work.pieces, self._block_size, self._device, planner)
-        return LaidOut(work, batch, graph, self._int8)
+        return LaidOut(work, batch, graph, int8)
 
     def lost(self) -> str:
         """After a failed step: why no step will be computed any more; empty: some may. Waits."""

@@ -24,6 +24,7 @@ import msgspec
 import torch
 
 from engine.model.batch import FlatBatch
+from engine.model.kernel_choice import FellBack
 from engine.runner.ranks import READY, RankModel, RankSpec, batch_bytes
 
 
@@ -108,8 +109,8 @@ class Group:
                     raise GroupLost(f"{why}: see its log above")
 
     @property
-    def fell_back(self) -> str:
-        """Of rank 0; the others follow, for they get no plans then."""
+    def fell_back(self) -> FellBack:
+        """Of rank 0; the others' attention follows, for they get no plans then."""
         return self._model.fell_back
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:

@@ -24,7 +24,7 @@ from engine.model.config import (
     read_config,
 )
 from engine.model.kernel_attention import KernelPlanner, attention_of
-from engine.model.kernel_choice import KVKERNELS, TORCH, Int8Choice, KernelChoice
+from engine.model.kernel_choice import KVKERNELS, TORCH, FellBack, Int8Choice, KernelChoice
 from engine.model.kv_cache import KvCache, KvMemory, RankMemory, kv_storage, layout_of
 from engine.model.transformer import Transformer
 from engine.runner.compute import Compute, StagedCompute
@@ -61,7 +61,7 @@ class Computing:
         return torch.float64 if self._transformer.dtype == torch.float64 else torch.float32
 
     @property
-    def fell_back(self) -> str:
+    def fell_back(self) -> FellBack:
         """As of `Model`."""
         return self._transformer.fell_back
 

@@ -27,7 +27,7 @@ from engine.model.batch import FlatBatch, Sizes
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import attention_of
-from engine.model.kernel_choice import ALL_KERNELS, KVKERNELS, TORCH
+from engine.model.kernel_choice import ALL_KERNELS, KVKERNELS, TORCH, FellBack
 from engine.model.kv_cache import KvCache
 from engine.model.transformer import Transformer
 from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
@@ -199,8 +199,8 @@ class RankModel:
         )
 
     @property
-    def fell_back(self) -> str:
-        """Why torch computes its attention in place of the kernels; empty: it does not."""
+    def fell_back(self) -> FellBack:
+        """What torch computes in place of this rank's kernels that failed, and why."""
         return self._model.fell_back
 
     def compute(self, batch: FlatBatch) -> torch.Tensor | None:

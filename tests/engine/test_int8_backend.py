@@ -13,7 +13,7 @@ import torch
 from engine.cli import main as cli
 from engine.model.config import PLAIN, ModelError, Quantization, Shard, read_config
 from engine.model.kernel_choice import KVKERNELS, MOST_ROWS, TORCH, Int8Choice, choose_int8
-from engine.model.layers import Int8Weight, Linear, quantize_rows
+from engine.model.layers import Int8Kernel, Int8Weight, Linear, quantize_rows
 from engine.model.tiny import TinySettings
 from kvkernels.cuda.library import LIBRARY_VARIABLE
 from kvkernels.ops.w8a16 import MAX_ROWS
@@ -42,7 +42,7 @@ def test_products_are_those_of_torch(rows: int, bias: torch.Tensor | None) -> No
     draw = torch.Generator().manual_seed(rows)
     x, weight = (torch.randn(n, 96, generator=draw) for n in (rows, 70))
     kept = Int8Weight(*quantize_rows(weight), torch.float32)
-    made = Linear(kept._replace(has_kernel=True), bias)(x)
+    made = Linear(kept._replace(kernel=Int8Kernel()), bias)(x)
     assert torch.allclose(made, Linear(kept, bias)(x), rtol=1e-5, atol=1e-5)
 
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.model.config import Quantization
 from engine.model.kernel_choice import KVKERNELS, device_lost
 from engine.model.tiny import TinySettings
 from engine.runner.compute import Compute
@@ -31,6 +32,7 @@ from tests.engine.test_real_failures import breaking
 from tests.engine.tiny_models import written
 
 OPERATORS = ("append", "prefill", "shared_decode")
+ALL = (*OPERATORS, "w8a16")
 FAILURES = (
     RefusedError("prefill needs 115712 bytes of shared memory, the device has 101376"),
     LaunchError("no kernel image is available for execution on the device"),
@@ -63,7 +65,7 @@ def failing(name: str, at_call: int, error: Exception) -> Iterator[list[str]]:
         return call
 
     with pytest.MonkeyPatch.context() as patch:
-        for operator in OPERATORS:
+        for operator in ALL:
             run = getattr(torch.ops.warmroute, operator)
             patch.setattr(torch.ops.warmroute, operator, planted(operator, run))
         yield calls
@@ -100,7 +102,8 @@ def test_a_failure_at_any_call_changes_no_answer(
     assert ids(made) == ids(whole)
     assert made.ended == whole.ended
     has_failed = calls.count(name) > at_call
-    assert model.model.fell_back == (f"a kernel that failed: {error}" if has_failed else "")
+    why = f"a kernel that failed: {error}"
+    assert model.model.fell_back == ({"attention": why} if has_failed else {})
     assert calls.count(name) <= at_call + 1  # no kernel is tried again
 
 
@@ -142,6 +145,27 @@ async def test_a_worker_says_what_computes_now(
     )
 
 
+@pytest.mark.parametrize("cuda_graphs", [False, True])
+async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs: bool) -> None:
+    """Theirs alone: attention stays the kernels'. In the middle of a layer, as tokens and counts
+    show."""
+    prompt, steps = list(range(30, 50)), StepSettings(cuda_graphs=cuda_graphs)
+    settings = {"quantization": Quantization("int8"), "steps": steps, "max_batch_size": 2}
+    model = loaded(folder, attention=KVKERNELS, int8=KVKERNELS, **settings)
+    async with computing(model) as worker:
+        wanted = await ids_of(worker, greedy(prompt, 9))
+        with failing("w8a16", 13, FAILURES[1]) as calls:
+            assert await ids_of(worker, greedy(prompt, 9)) == wanted
+        metrics = (await worker.get("/metrics")).decode()
+        told = json.loads(await worker.get("/debug/steps"))["steps"]
+    assert calls.count("w8a16") == 14
+    assert model.model.fell_back == {"int8": f"a kernel that failed: {FAILURES[1]}"}
+    assert 'warmroute_engine_int8_backend_info{backend="torch"' in metrics
+    assert 'warmroute_engine_attention_backend_info{backend="kvkernels"' in metrics
+    assert told[-1]["int8"] == "torch"
+    assert told[-1]["graph"] == ("fallback" if cuda_graphs else None)
+
+
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
 async def test_ranks_follow_the_first(
     ranks: tuple[int, int], folder: Path, capfd: pytest.CaptureFixture[str]
@@ -157,7 +181,7 @@ async def test_ranks_follow_the_first(
             assert await ids_of(worker, greedy(prompt, 9)) == wanted
     finally:
         model.model.close()
-    assert model.model.fell_back == f"a kernel that failed: {FAILURES[0]}"
+    assert model.model.fell_back == {"attention": f"a kernel that failed: {FAILURES[0]}"}
     assert "a batch without the kernels' plan: rank 0 has fallen back" in capfd.readouterr().err
 
 
@@ -170,7 +194,7 @@ async def test_too_little_memory_is_no_failed_kernel(folder: Path) -> None:
         assert status == 500
         status, _ = await worker.post(COMPLETIONS, greedy([1, 2, 3], 4))
         assert status == 200
-    assert model.model.fell_back == ""
+    assert model.model.fell_back == {}
 
 
 async def test_a_lost_device_ends_the_worker_at_the_first_failed_step(

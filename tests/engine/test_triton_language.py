@@ -83,7 +83,9 @@ async def test_a_worker_says_the_tokens_of_torch(folder: Path, cuda_graphs: bool
         with pytest.MonkeyPatch.context() as patch:
             patch.delattr(module, "_merge")
             assert await ids_of(worker, greedy(prompt, 6)) == wanted
-    assert model.model.fell_back == "a kernel that failed: name '_merge' is not defined"
+    assert model.model.fell_back == {
+        "attention": "a kernel that failed: name '_merge' is not defined"
+    }
 
 
 async def test_decode_shapes_are_left_to_it_by_the_kernels(folder: Path, tmp_path: Path) -> None:
@@ -97,7 +99,7 @@ async def test_decode_shapes_are_left_to_it_by_the_kernels(folder: Path, tmp_pat
             wanted = Reference(folder).greedy(prompt, 4)
             assert await ids_of(worker, greedy(prompt, 4)) == wanted
     assert set(calls) == {"append", "prefill"}
-    assert model.model.fell_back == ""
+    assert model.model.fell_back == {}
 
 
 def chosen(asked: str, config: ModelConfig, device: str) -> KernelChoice:

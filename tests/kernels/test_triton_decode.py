@@ -12,8 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.bench.gpu.bare import ROOT
 from tests.effort import examples
-from tests.kernels.emulated import relative_error
+from tests.kernels.emulated import ON_GPU, moved, relative_error
 from tests.kernels.quantized import LOSS, quantized_pages
 from tests.kernels.test_cuda_decode import Case, case
 
@@ -22,17 +23,18 @@ pytest.importorskip("triton", reason="triton is not installed: make test-native 
 from kvkernels.ops.triton_decode import SPLIT, triton_decode, unsupported
 
 BF16, FP32 = torch.bfloat16, torch.float32
+DEVICE = "cuda" if ON_GPU else "cpu"
 BOUND = {BF16: 5e-3, torch.float16: 1e-3, FP32: 2e-6}
 EDGES = (0, 1, 2, 15, 16, 17, SPLIT - 1, SPLIT, SPLIT + 1, 2 * SPLIT, 2 * SPLIT + 33)
 
 
 def by_triton(one: Case, lengths: list[int], longest: int | None = None) -> torch.Tensor:
+    """By the interpreter; on the GPU that is there, as `emulate` does."""
     context = torch.tensor(lengths, dtype=torch.int32)
-    pages = one.k_pages, one.v_pages, one.page_table
     most = max(lengths) if longest is None else longest
-    return triton_decode(
-        one.q, *pages, context, one.scale, most, (one.k_scales, one.v_scales)
-    )  # fmt: skip
+    pages = one.k_pages, one.v_pages, one.page_table
+    with moved((one.q, *pages, context, one.k_scales, one.v_scales), DEVICE) as given:
+        return triton_decode(*given[:5], one.scale, most, (given[5], given[6])).cpu()
 
 
 def wanted(one: Case) -> torch.Tensor:
@@ -104,6 +106,8 @@ def test_what_it_does_not_have_is_named() -> None:
 
 COMPILED = """
 import sys
+from tests.bench.gpu import bare
+bare.make_importable()
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
@@ -144,7 +148,7 @@ def test_both_kernels_compile(capability: str, tmp_path: object) -> None:
     surroundings = os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", COMPILED, capability],
-        env=surroundings, capture_output=True, text=True, timeout=100,
+        env=surroundings, cwd=ROOT, capture_output=True, text=True, timeout=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     rows = [line.split() for line in done.stdout.splitlines()]

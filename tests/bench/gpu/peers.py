@@ -144,8 +144,23 @@ def gathering(batch: Batch) -> Run:
     return lambda: gather(batch)
 
 
+def triton(batch: Batch) -> Run:
+    """Ours in Triton's language: what decodes where the library cannot be had."""
+    decode = import_module("kvkernels.ops.triton_decode").triton_decode
+    shape = batch.shape
+    context = torch.full((shape.requests,), shape.context, dtype=torch.int32, device="cuda")
+    pages = batch.k, batch.v, batch.table, context
+    return lambda: decode(batch.q, *pages, shape.dim**-0.5, shape.context)
+
+
 PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
-    "decode": {"sdpa": sdpa, "gather": gathering, "flashinfer": flashinfer_decode, "flex": flex},
+    "decode": {
+        "sdpa": sdpa,
+        "gather": gathering,
+        "triton": triton,
+        "flashinfer": flashinfer_decode,
+        "flex": flex,
+    },
     "prefill": {
         "cudnn": cudnn,
         "sdpa": sdpa,
@@ -153,13 +168,17 @@ PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
         "flashinfer": flashinfer_prefill,
         "flex": flex,
     },
-    "shared": {"flashinfer": flashinfer_cascade, "flashinfer_decode": flashinfer_decode},
+    "shared": {
+        "triton": triton,
+        "flashinfer": flashinfer_cascade,
+        "flashinfer_decode": flashinfer_decode,
+    },
 }
 
 
 # cuDNN first: what the bars of prefill are about; what compiles for long comes last.
 ORDER = (
-    *("torch_bf16", "cudnn", "sdpa", "gather"),
+    *("torch_bf16", "cudnn", "sdpa", "gather", "triton"),
     *("flashinfer", "flashinfer_decode", "flex"),
 )
 
