@@ -17,10 +17,12 @@ import triton.language as tl
 SPLIT = 512  # tokens of a context that one program reads
 LEAST = 16  # of each dimension of a product
 LOG2_E = log2(e)
+# What differs from step to step: nothing is compiled anew for it while requests wait.
+VARYING, TABLES = ("splits", "table_row"), ("context", "table")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING, do_not_specialize_on_alignment=TABLES)
 def _split(
     q, k_pages, v_pages, k_scales, v_scales, table, context, partial, partial_lse, scale, splits,
     page_stride, token_stride, head_stride, scale_page, scale_token, scale_head, table_row,
@@ -73,7 +75,7 @@ def _split(
         tl.store(parts, mixed / total[:, None], cells)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=VARYING[:1], do_not_specialize_on_alignment=TABLES[:1])
 def _merge(
     partial, partial_lse, context, out, splits,
     head_dim: tl.constexpr, padded_dim: tl.constexpr, split_tokens: tl.constexpr,
