@@ -24,6 +24,7 @@ Hashes = npt.NDArray[np.uint64]
 Hits = npt.NDArray[np.int32]
 Ids = npt.NDArray[np.int64]
 Column = npt.NDArray[np.float64]
+Flags = npt.NDArray[np.bool_]
 # model, stream, session, cache salt, priority, most output tokens, prompts, messages, tokens of all
 # prompts, tokens of the longest one, whether they came as token ids
 RequestFields = tuple[
@@ -52,6 +53,34 @@ def load_tokens(
     step_tokens: float,
 ) -> Column: ...
 def cheapest(costs: Column, draw: float) -> int: ...
+
+class WarmsetCosts:
+    def __init__(
+        self, columns: dict[str, Column | Ids], gate: float, stay: float, running: float
+    ) -> None: ...
+    def costs(
+        self,
+        slots: Ids,
+        hit_tokens: Ids,
+        prompt_tokens: int,
+        trunk_tokens: int,
+        standing: int,
+        home_id: int,
+        return_chance: float,
+        held_s: float,
+        own_slot: int,
+        own_tokens: float,
+        own_work: float,
+        holds_trunk: Flags,
+        own_trunk_alone: bool,
+        hot_trunk_tokens: int,
+        copies_missing: int,
+        turnover_per_s: float,
+        cycle_s: float,
+        pair_tokens: float,
+        now_s: float,
+        believed_s: float,
+    ) -> Column: ...
 
 # A client's head with its empty line: the head, its method, its target, the bytes of its body, and
 # whether the connection ends after it. None: not plain, read it in another way. Takes only heads

@@ -82,6 +82,13 @@ class Counts : public Buffer {
   }
 };
 
+// Truth values.
+class Flags : public Buffer {
+ public:
+  Flags(nanobind::handle object, const char* name) : Buffer(object, name, {"bool", "?", 1}) {}
+  std::span<const bool> span() const { return {static_cast<const bool*>(data()), size()}; }
+};
+
 // float64 numbers.
 class Column : public Buffer {
  public:

@@ -13,6 +13,7 @@ void bind_prefix_owners(nanobind::module_& module);
 void bind_request_head(nanobind::module_& module);
 void bind_request_scan(nanobind::module_& module);
 void bind_virtual_worker(nanobind::module_& module);
+void bind_warmset(nanobind::module_& module);
 
 // Where there is a relay, `KV_RELAY`; the journal is bound with it.
 void bind_relay(nanobind::module_& module);

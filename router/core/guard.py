@@ -13,6 +13,7 @@ from policies.facts import Fact
 from policies.load import RAISABLE, LoadedPolicy, NotACostError, PolicyError, WrapperFailedError
 from policies.pick import pick
 from router.core.actions import checked_terms
+from router.core.native_warmset import native_costs
 
 BACKOFF_S = 10.0  # the first suspension
 BACKOFF_MAX_S = 600.0  # it doubles up to here
@@ -152,6 +153,7 @@ class PolicyGuard:
         except RAISABLE as error:
             raise PolicyFaultError(policy.name, "raised", _raised(error)) from error
         self.policy = policy
+        self._native = native_costs(policy)
         self.remembers = policy.remembers
         self._state = state
         self.unit = None if policy.wrappers else getattr(policy.policy, "unit", None)
@@ -216,7 +218,8 @@ class PolicyGuard:
         try:
             used = self.use and self.use()
             self.since_s = began_s = self._clock()
-            costs = policy.costs(request, fleet, self._state)
+            native = self._native and self._native.costs(request, fleet)
+            costs = policy.costs(request, fleet, self._state) if native is None else native
             row = _row(costs, request.draw, policy.temperature)
             if (took_s := self._clock() - began_s) > self._slow_s:
                 self._late(took_s, used)

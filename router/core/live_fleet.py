@@ -64,6 +64,15 @@ class LiveFleet(FleetView):
     def __len__(self) -> int:
         return len(self.hit_tokens)
 
+    def native_view(self) -> tuple[WorkerColumns, Ints, SessionView, float] | None:
+        """(Columns, the rows' slots, sessions, how old a report of others' load may be to count;
+        -inf: there is none), for costs that native code makes; None: not all it wants is there.
+        """
+        if self._sessions is None or self._below_gpu is not None:
+            return None
+        believed_s = -np.inf if self._fresh is None else self._stale_s
+        return self._columns, self._rows.slot_ids, self._sessions, believed_s
+
     @property
     def worker_id(self) -> Ints:
         return self._columns.worker_id[self._rows.slots]

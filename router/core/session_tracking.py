@@ -97,6 +97,30 @@ class SessionView:
         holding[row] = False
         return holding
 
+    def columns(self) -> dict[str, Floats]:
+        """The sums of sessions by slot, where they lie."""
+        sets, unowned = self._sessions.sets, self._sessions.unowned.wanted_tokens
+        return {
+            "private_tokens": sets.private_tokens,
+            "trunk_tokens": sets.trunk_tokens,
+            "cold_work": sets.cold_work,
+            "unowned_tokens": unowned,
+        }
+
+    def has(self, columns: list[Floats]) -> bool:
+        """Whether these are its `columns` still, and not those of sessions followed before."""
+        return bool(columns) and columns[0] is self._sessions.sets.private_tokens
+
+    def own(self) -> tuple[int, float, float, Bools, bool]:
+        """(Slot of its home or -1, its tokens there, its linear work, bool[slots] where sessions
+        with its trunk are at home, whether in its own slot nobody but itself is one of these).
+        """
+        sets, tracked, slot = self._sessions.sets, self._tracked, self._own_slot
+        holding = sets.holding(tracked.trunk)
+        alone = slot >= 0 and bool(holding[slot]) and self._sessions.has_trunk(tracked)
+        alone = alone and sets.sessions_with(tracked.trunk, slot) <= 1
+        return slot, self._own_tokens, self._own_work, holding, alone
+
     def trunk(self) -> tuple[int, int]:
         """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
         trunk = self._sessions.trunks.of(self._chain)

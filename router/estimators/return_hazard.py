@@ -88,7 +88,8 @@ class UnownedBlocks:
     def __init__(self, slots: int) -> None:
         self._tokens = np.zeros(slots)
         self._found_s = np.zeros(slots)
-        self.wanted_tokens: Floats = np.zeros(slots)  # by the chance of a return, as of `weigh`
+        # By the chance of a return, as of `weigh`; native code reads it where it lies.
+        self.wanted_tokens: Floats = np.zeros(slots)
 
     def found(self, slot: int, tokens: float, now_s: float) -> None:
         """A worker's cache holds so many tokens of sessions that nobody knows."""
@@ -111,4 +112,4 @@ class UnownedBlocks:
         if self._tokens.any():
             away_s = np.maximum(now_s - self._found_s, 0.0)
             chance = hazard.within(np.full(len(away_s), _HORIZON_S), away_s)
-            self.wanted_tokens = self._tokens * chance
+            np.multiply(self._tokens, chance, out=self.wanted_tokens)
