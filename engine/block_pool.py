@@ -334,7 +334,8 @@ class HostTier:
 
     At most `blocks`; beyond it the one goes that came, or was loaded, longest ago. Children come
     before their parents and are loaded with them, so the parent of each block is here or on the
-    GPU. Blocks that are being loaded are pinned: they stay.
+    GPU. Blocks that are being loaded are pinned: they stay. Each has an id, 0..blocks-1, which says
+    where in host memory it lies.
     """
 
     def __init__(self, blocks: int) -> None:
@@ -343,6 +344,8 @@ class HostTier:
         self.blocks = blocks
         self.evicted_total = 0
         self._held: OrderedDict[int, HostBlock] = OrderedDict()  # by chain hash, oldest first
+        self._ids: dict[int, int] = {}  # by chain hash
+        self._free: list[int] = []  # ids that some block had
         self._pins: dict[int, int] = {}  # loads under way, by chain hash
 
     def __len__(self) -> int:
@@ -361,6 +364,10 @@ class HostTier:
             return 0
         held, depths = self._held, range(start, stop)
         return bisect_left(depths, True, key=lambda depth: chain[depth] not in held)
+
+    def ids(self, hashes: Sequence[int]) -> list[int]:
+        """Where these blocks lie. Raises KeyError for one that is not here."""
+        return [self._ids[block_hash] for block_hash in hashes]
 
     def pin(self, hashes: Sequence[int]) -> None:
         """Blocks in a row, all here, are being loaded: they stay, and are the last to go."""
@@ -389,21 +396,22 @@ class HostTier:
             else:
                 held[block_hash] = block
                 fresh[block_hash] = None
-        excess = len(held) - self.blocks
-        if excess <= 0:
-            return list(fresh), []
+        excess = max(0, len(held) - self.blocks)
         gone = list(islice((one for one in held if one not in self._pins), excess))
         for block_hash in gone:
             del held[block_hash]
         left = [block_hash for block_hash in fresh if block_hash in held]
         lost = [block_hash for block_hash in gone if block_hash not in fresh]
+        self._free += [self._ids.pop(block_hash) for block_hash in lost]
+        for block_hash in left:
+            self._ids[block_hash] = self._free.pop() if self._free else len(self._ids)
         self.evicted_total += len(lost)
         return left, lost
 
     def clear(self) -> None:
         """Forget everything; who is loading holds no pin any more."""
-        self._held.clear()
-        self._pins.clear()
+        for part in (self._held, self._ids, self._free, self._pins):
+            part.clear()
 
     def snapshot(self) -> list[Stored]:
         """The contents as events, parents before children where both are here."""
@@ -447,6 +455,7 @@ class BlockPool:
         kept = blocks if record_events else 0
         self._tokens: Tokens = np.zeros((kept, block_size), dtype=np.int32)
         self.host = HostTier(host_blocks)
+        self._saves: dict[int, int] = {}  # evicted block by its id in the host
         # An eviction may bring a block to the host and push another one out of it.
         self._changes = Changes((12 if host_blocks else 4) * blocks + 1024)
 
@@ -587,6 +596,7 @@ class BlockPool:
         self._free.extend(self._idle)
         self._idle.clear()
         self.host.clear()
+        self._saves.clear()
         self.epoch += 1
         self._note(Cleared(), 1)
 
@@ -607,6 +617,12 @@ class BlockPool:
         """Hand over, in order, the changes of visible contents since the last call."""
         return self._changes.drain()
 
+    def take_saves(self) -> tuple[list[int], list[int]]:
+        """Blocks that the host has got since the last call, and their ids there: who keeps contents
+        copies them before anything writes the blocks again."""
+        saves, self._saves = self._saves, {}
+        return list(saves.values()), list(saves)
+
     def snapshot(self) -> list[Stored]:
         """The visible contents as events, parents before children; needs `record_events`."""
         if not self._record:
@@ -622,7 +638,7 @@ class BlockPool:
         return [self._stored(run) for run in runs] + self.host.snapshot()
 
     def _evict(self, count: int) -> None:
-        gone: list[int] = []
+        gone: dict[int, int] = {}  # block by chain hash
         kept: list[tuple[int, HostBlock]] = []
         for _ in range(count):
             block = self._idle.pop()
@@ -635,15 +651,17 @@ class BlockPool:
             self._idle.forget(block)
             self._hash[block] = self._parent[block] = None
             self._free.append(block)
-            gone.append(block_hash)
+            gone[block_hash] = block
         self.evicted_total += count
         if kept:
             stored, lost = self.host.keep(kept)
+            for block_hash, host_id in zip(stored, self.host.ids(stored), strict=True):
+                self._saves[host_id] = gone[block_hash]
             if stored:  # before they leave the GPU, whose events have told what they are
                 self._note(Stored(stored, None, _NO_TOKENS, "host"), len(stored))
             if lost:
                 self._note(Removed(lost, "host"), len(lost))
-        self._note(Removed(gone), count)
+        self._note(Removed(list(gone)), count)
 
     def _hold(self, block: int) -> None:
         if not self._references[block]:

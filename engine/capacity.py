@@ -28,12 +28,14 @@ class Footprint:
     activation_bytes_per_request: int = 0  # the same for a request's logits
     # Quantized weights that stand in the model's dtype at once, and attention's partial results.
     workspace_bytes: int = 0
+    host_bytes: int = 0  # of evicted KV, where that is kept in the same memory: on a CPU
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the operator allows. Lifetime: process. Raises ValueError naming the setting.
 
+    `host_kv_tokens`: evicted KV that is kept in host memory, cut to whole blocks.
     `expected_input_tokens`, `expected_output_tokens`: the request that the report counts in.
     `max_model_tokens`: longest prompt and output together; `must_fit`: it was asked for, so a
     cache that cannot hold one such request is an error.
@@ -48,6 +50,12 @@ class Limits:
     max_tokens_in_paged_kv_cache: int | None = None
     expected_input_tokens: int = 1024
     expected_output_tokens: int = 256
+    host_kv_tokens: int = 0
+
+    @property
+    def host_blocks(self) -> int:
+        """Whole blocks of host memory."""
+        return self.host_kv_tokens // self.block_size
 
     def __post_init__(self) -> None:
         if not 0.0 < self.kv_cache_free_gpu_mem_fraction <= 1.0:
@@ -61,6 +69,8 @@ class Limits:
                 "max_tokens_in_paged_kv_cache must be at least one block of "
                 f"{self.block_size} tokens, got {cap}"
             )
+        if self.host_kv_tokens < 0:
+            raise ValueError(f"host_kv_tokens must be 0 or more, got {self.host_kv_tokens}")
         for name in ("expected_input_tokens", "expected_output_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -83,6 +93,8 @@ class Capacity:
     max_batch_size: int
     limited_by: str
     raise_to: str  # the setting that would let more in, and to what
+    host_blocks: int = 0  # that are kept when they are evicted
+    host_bytes: int = 0  # of them, in this memory
 
     @property
     def tokens(self) -> int:
@@ -107,15 +119,20 @@ class Capacity:
 
     def report(self) -> str:
         """What fits, for people: one line, and a table of the memory."""
+        rows = self.parts() | {"all": self.memory_bytes}
+        table = "\n".join(f"  {name:<12}{readable(count):>12}" for name, count in rows.items())
+        return f"{self.summary()}\n{table}"
+
+    def parts(self) -> dict[str, int]:
+        """What takes how many bytes of the memory."""
         rows = {
             "weights": self.weights_bytes,
             "activations": self.activation_bytes,
             "KV cache": self.kv_bytes,
+            "evicted KV": self.host_bytes,
             "headroom": self.headroom_bytes,
-            "all": self.memory_bytes,
         }
-        table = "\n".join(f"  {name:<12}{readable(count):>12}" for name, count in rows.items())
-        return f"{self.summary()}\n{table}"
+        return {name: count for name, count in rows.items() if count or name != "evicted KV"}
 
     def summary(self) -> str:
         """What fits, in one line."""
@@ -135,7 +152,8 @@ def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
         + footprint.activation_bytes_per_request * limits.max_batch_size
         + footprint.workspace_bytes
     )
-    free_bytes = memory_bytes - footprint.weights_bytes - activation_bytes
+    host_bytes = footprint.host_bytes
+    free_bytes = memory_bytes - footprint.weights_bytes - activation_bytes - host_bytes
     block_bytes = footprint.kv_bytes_per_token * limits.block_size
     share = limits.kv_cache_free_gpu_mem_fraction
     by_memory = min(MAX_BLOCKS, int(max(0, free_bytes) * share) // block_bytes)
@@ -160,6 +178,8 @@ def fit(memory_bytes: int, footprint: Footprint, limits: Limits) -> Capacity:
         max_batch_size=limits.max_batch_size,
         limited_by="max_batch_size" if blocks // each > limits.max_batch_size else limited_by,
         raise_to=_remedy(limited_by, wanted_tokens, blocks // each),
+        host_blocks=limits.host_blocks,
+        host_bytes=host_bytes,
     )
     _refuse_less_than_one(capacity, limits, free_bytes, limited_by)
     return capacity
@@ -176,11 +196,15 @@ def _refuse_less_than_one(
     capacity: Capacity, limits: Limits, free_bytes: int, limited_by: str
 ) -> None:
     if free_bytes <= 0:
+        evicted = ""
+        if capacity.host_bytes:
+            evicted = f" and evicted KV ({readable(capacity.host_bytes)} for host_kv_tokens)"
         raise CapacityError(
             f"weights ({readable(capacity.weights_bytes)}) and activations "
-            f"({readable(capacity.activation_bytes)} for max_num_tokens {limits.max_num_tokens}) "
-            f"leave nothing of {readable(capacity.memory_bytes)} for the KV cache: lower "
-            "max_num_tokens, or take a larger device, a smaller model or more devices"
+            f"({readable(capacity.activation_bytes)} for max_num_tokens {limits.max_num_tokens})"
+            f"{evicted} leave nothing of {readable(capacity.memory_bytes)} for the KV cache: lower "
+            f"{'host_kv_tokens or ' if evicted else ''}max_num_tokens, or take a larger device, a "
+            "smaller model or more devices"
         )
     need_tokens = capacity.input_tokens + capacity.output_tokens
     if limits.must_fit:
@@ -249,13 +273,7 @@ class Shares:
     def report(self) -> str:
         """What fits, for people: a table of the memory, and what each can do."""
         one = self.capacity
-        rows = {
-            "weights": one.weights_bytes,
-            "activations": one.activation_bytes,
-            "KV cache": one.kv_bytes,
-            "headroom": one.headroom_bytes,
-            "share": self.each_bytes,
-        }
+        rows = one.parts() | {"share": self.each_bytes}
         table = "\n".join(
             f"  {name:<12}{readable(count):>12}{readable(count * self.instances):>12}"
             for name, count in rows.items()

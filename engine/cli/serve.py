@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.capacity import MAX_INSTANCES, Capacity, CapacityError, Limits, Measured
+from engine.capacity import MAX_INSTANCES, Capacity, CapacityError, Limits, Measured, readable
 from engine.cli.options import (
     BriefParser,
     CommandFailed,
@@ -183,6 +183,12 @@ def _serve(settings: WorkerSettings, loaded: Loaded, announce: Announce | None) 
 def _print_capacity(capacity: Capacity, needs: Needs) -> None:
     """What fits, for people; standard output is for programs."""
     print(f"{capacity.report()}\nattention: {needs.attention}", file=sys.stderr)
+    if needs.host_bytes:
+        tokens = capacity.host_blocks * capacity.block_size
+        print(
+            f"evicted KV: {tokens:,} tokens in host memory, {readable(needs.host_bytes)}",
+            file=sys.stderr,
+        )
     if needs.int8:
         print(f"INT8 weights: {needs.int8}", file=sys.stderr)
     if capacity.warning:
@@ -227,6 +233,7 @@ def _limits(flags: argparse.Namespace) -> Limits:
         max_tokens_in_paged_kv_cache=flags.max_tokens_in_paged_kv_cache,
         expected_input_tokens=flags.expected_input_tokens,
         expected_output_tokens=flags.expected_output_tokens,
+        host_kv_tokens=flags.host_kv_tokens,
     )
 
 
@@ -237,6 +244,7 @@ def _settings(flags: argparse.Namespace, scheduler: SchedulerSettings) -> Worker
         scheduler,
         profile_name=None,
         kv_tokens=flags.block_size,
+        host_kv_tokens=flags.host_kv_tokens,
         model_name=flags.model_name or flags.model.resolve().name,
     )
 
@@ -288,6 +296,10 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--max-tokens-in-paged-kv-cache", type=int, metavar="T",
         help="at most (65536 on a CPU, else no limit)",
+    )  # fmt: skip
+    add(
+        "--host-kv-tokens", type=int, default=0, metavar="T",
+        help="of what is evicted, kept in host memory (0)",
     )  # fmt: skip
     add("--memory-bytes", type=int, metavar="B", help="to use of the device (what is available)")
     add("--expected-input-tokens", type=int, default=1024, metavar="T", help="to report by (1024)")

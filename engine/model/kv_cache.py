@@ -2,7 +2,8 @@
 
 Physical order is (block, head, layer, K or V, token, dim): one block of one head is one run of
 bytes over all layers, so that a transfer to a worker with other shards copies whole runs.
-`KvMemory` is all ranks' memory as transfers between workers see it.
+`HostKv` keeps blocks that the cache evicts. `KvMemory` is all ranks' memory as transfers between
+workers see it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import os
 import re
 import secrets
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -190,6 +192,70 @@ class KvCache:
         return LayerKv(k, v, scales[:, :, 0].transpose(1, 2), scales[:, :, 1].transpose(1, 2))
 
 
+class Moves(NamedTuple):
+    """Whole blocks that go from a cache `to_host` memory, or come back. Lifetime: one copy.
+
+    `block_ids` of the cache and `host_ids`, as many, belong together one by one.
+    """
+
+    to_host: bool
+    block_ids: Sequence[int]
+    host_ids: Sequence[int]
+
+
+class HostKv:
+    """Blocks of `kv` in host memory, `blocks` at most. Lifetime: worker.
+
+    A block is one run of bytes, so it goes in one copy, and its scales in another. On a GPU each
+    direction has a stream of its own beside the one that computes. Raises RuntimeError where CUDA
+    cannot pin the memory.
+    """
+
+    def __init__(self, kv: KvCache, blocks: int) -> None:
+        parts = [kv.pool] if kv.scales is None else [kv.pool, kv.scales]
+        rows = [as_bytes(part).view(len(part), -1) for part in parts]
+        self._pairs = [(row, torch.empty((blocks, row.shape[1]), dtype=row.dtype)) for row in rows]
+        self._streams: list[torch.cuda.Stream] = []  # from the host, to the host
+        if kv.pool.is_cuda:
+            for _, host in self._pairs:
+                _pin(host)
+            for _ in range(2):
+                stream = torch.cuda.Stream(kv.pool.device)  # type: ignore[no-untyped-call]
+                self._streams.append(stream)
+
+    @property
+    def nbytes(self) -> int:
+        """Of all blocks, scales included."""
+        return sum(host.nbytes for _, host in self._pairs)
+
+    def move(self, moves: Moves) -> None:
+        """Copy, and wait until that is done. No step that has not ended writes these blocks. One
+        thread at a time may move in each direction, if the other one moves others."""
+        stream = self._streams[moves.to_host] if self._streams else None
+        with nullcontext() if stream is None else torch.cuda.stream(stream):
+            for cache, host in self._pairs:
+                source, target = (cache, host) if moves.to_host else (host, cache)
+                ids = moves.block_ids, moves.host_ids
+                sources, targets = ids if moves.to_host else ids[::-1]
+                for at, to in zip(sources, targets, strict=True):
+                    target[to].copy_(source[at], non_blocking=True)
+        if stream is not None:
+            stream.synchronize()
+
+
+def _pin(memory: torch.Tensor) -> None:
+    """Lock `memory` where it is: torch's own pinned memory takes the next power of two."""
+    if not memory.nbytes:
+        return
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    status = cudart.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if status != cudart.cudaError.success:
+        raise RuntimeError(
+            f"CUDA cannot pin {memory.nbytes} bytes of host memory (error {int(status)}): lower "
+            "host_kv_tokens, or raise the limit of locked memory"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class RankMemory:
     """One rank's KV as bytes. Lifetime: worker."""
@@ -245,6 +311,7 @@ class KvMemory:
     """A worker's KV for those who read and write it beside the model. Lifetime: worker.
 
     What it is given is checked by `plan` and `moves`: a block that no pool has raises ValueError.
+    `before_write` waits, in the thread that writes, until what was in the blocks is saved.
     """
 
     copies = True
@@ -256,6 +323,7 @@ class KvMemory:
         self._ranks = ranks
         self._sent_rows = (form.row_bytes, *([form.scale_bytes] if form.scale_bytes else []))
         self.pools = [_shown(rank) for rank in ranks if shows_files and rank.files[0]]
+        self.before_write: Callable[[], None] = _no_wait
 
     def size(self, blocks: int) -> int:
         """Bytes of so many blocks of the whole model."""
@@ -279,6 +347,7 @@ class KvMemory:
         sent = self._sent(blocks, block_tokens)
         if len(data) != sum(layout.bytes for layout in sent):
             raise ValueError(f"{len(data)} bytes are not the KV of {blocks} blocks")
+        self.before_write()
         memory, at = torch.frombuffer(bytearray(data), dtype=torch.int8), 0
         source_ids = [0] * first_block + list(range(blocks))
         for number, layout in enumerate(sent):
@@ -291,6 +360,7 @@ class KvMemory:
         """Copy out of another worker's memory itself."""
         theirs = [self._theirs(pool, welcome.block_tokens) for pool in welcome.pools]
         tokens = range(place.start, place.stop)
+        self.before_write()
         for number in range(len(self._sent_rows)):
             source = [rank.parts()[number] for rank in theirs]
             own = [rank.parts()[number] for rank in self._ranks]
@@ -308,6 +378,10 @@ class KvMemory:
         """What is sent, as pools of the whole model."""
         layers, heads = range(self.form.layers), range(self.form.heads)
         return [PoolLayout(layers, heads, blocks, block_tokens, row) for row in self._sent_rows]
+
+
+def _no_wait() -> None:
+    """Nothing is ever saved."""
 
 
 _Parts = Sequence[tuple[PoolLayout, torch.Tensor]]

@@ -14,6 +14,7 @@ import torch
 
 from engine.model.batch import FlatBatch, Planner, flat_batch, is_cuda
 from engine.model.kernel_choice import TORCH, FellBack, Int8Choice, device_lost
+from engine.model.kv_cache import Moves
 from engine.runner.graphs import DecodeGraphs, GraphUse
 from engine.runner.work import BlockRows, LaidOut, TokenPool, Work, work_of
 from engine.sampling.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
@@ -39,6 +40,9 @@ class Model(Protocol):
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         """[S, vocab] of the batch's sample rows; K and V of its tokens are kept."""
 
+    def move(self, moves: Moves) -> None:
+        """As `HostKv.move`, in all ranks."""
+
 
 @dataclass(frozen=True, slots=True)
 class Launched:
@@ -46,7 +50,7 @@ class Launched:
 
     sampled: list[Request]
     made: Sampled | None = None  # None: a step that stays short of every prompt's end
-    event: torch.cuda.Event | None = None  # passed when `made` is there
+    event: torch.cuda.Event | None = None  # passed when it has ended
 
     def tokens(self) -> Mapping[int, int]:
         """Waits; the tokens by request id."""
@@ -58,9 +62,10 @@ class Launched:
 
     def wait(self) -> list[Chosen]:
         """Waits; each sampled request's token."""
+        # Where there is none, too: KV counts as computed from now on, and may be copied.
+        self._synchronize()
         if self.made is None:
             return []
-        self._synchronize()
         rows = zip(self.sampled, self.made.ids.tolist(), self.made.logprobs, strict=True)
         return [Chosen(*row) for row in rows]
 
@@ -129,17 +134,21 @@ class Compute:
         """Compute a step after all those launched before it. Raises what the model raises."""
         before, self._before = self._before, Launched([])
         work, logits = step.work, self._logits(step.batch)
-        if not work.sampled:
-            return self._before
-        logits = logits[: len(work.sampled)]
-        sampled = self._sampler.sample(logits, work.sampled, work.positions, before.tokens)
-        self._pool.keep(work.rows, sampled.ids)
-        made, event = sampled.fetched(), None
+        made, event = None, None
+        if work.sampled:
+            logits = logits[: len(work.sampled)]
+            sampled = self._sampler.sample(logits, work.sampled, work.positions, before.tokens)
+            self._pool.keep(work.rows, sampled.ids)
+            made = sampled.fetched()
         if self.is_later:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
         self._before = Launched(work.sampled, made, event)
         return self._before
+
+    def move(self, moves: Moves) -> None:
+        """Copy blocks between the cache and host memory, in any thread. Raises what that raises."""
+        self._model.move(moves)
 
     def _logits(self, batch: FlatBatch) -> torch.Tensor:
         # Graphs hold the kernels' launches: once these have failed, what was laid out for one goes

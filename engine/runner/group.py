@@ -25,7 +25,8 @@ import torch
 
 from engine.model.batch import FlatBatch
 from engine.model.kernel_choice import FellBack
-from engine.runner.ranks import READY, RankModel, RankSpec, batch_bytes
+from engine.model.kv_cache import Moves
+from engine.runner.ranks import MOVED, READY, RankModel, RankSpec, batch_bytes, moves_bytes
 
 
 class RankStuck(RuntimeError):  # noqa: N818 - what happened, not a kind of mistake
@@ -49,13 +50,16 @@ def give(process: subprocess.Popen[bytes], data: bytes, limit_s: float) -> None:
         left = left[os.write(pipe, left) :]
 
 
-def line_of(process: subprocess.Popen[bytes], limit_s: float) -> bytes:
-    """A line of its standard output; what there is of it where that ends. RankStuck: none came."""
+def line_of(process: subprocess.Popen[bytes], limit_s: float, what: str) -> bytes:
+    """A line of its standard output, which says `what`; what there is of it where that ends.
+
+    Raises RankStuck where none came.
+    """
     assert process.stdout is not None
     poll = select.poll()
     poll.register(process.stdout.fileno(), select.POLLIN)
     if not poll.poll(limit_s * 1e3):
-        raise RankStuck(f"did not say that it has loaded for {limit_s:g} s")
+        raise RankStuck(f"did not say that it has {what} for {limit_s:g} s")
     return process.stdout.readline()
 
 
@@ -82,6 +86,7 @@ class Group:
         self.stages = spec.pp_size
         self._step_s = spec.step_s
         self._lost = ""
+        self._turn = threading.Lock()  # whose turn it is to have every rank do something
         self._others = [_start(replace(spec, rank=rank)) for rank in range(1, size)]
         self.kv_files: list[tuple[str, str]] = []  # of each rank, where they are shared
         try:
@@ -124,8 +129,8 @@ class Group:
         thread. Both raise GroupLost once a rank is gone.
         """
         sampled = len(batch.sample_rows)
-        with self._together():
-            self._give(batch)
+        with self._turn, self._together():
+            self._give(batch_bytes(batch))
             made = self._model.compute(batch)
 
         def end() -> torch.Tensor:
@@ -133,6 +138,22 @@ class Group:
                 return self._model.logits(sampled) if made is None else made
 
         return end
+
+    def move(self, moves: Moves) -> None:
+        """As `HostKv.move`, in every rank, between two steps; returns when all have done it.
+
+        Call it in any thread. Raises GroupLost.
+        """
+        with self._turn, self._together():
+            self._give(moves_bytes(moves))
+            self._model.move(moves)
+            for rank, process in enumerate(self._others, 1):
+                try:
+                    said = line_of(process, self._step_s, "copied its KV").rstrip()
+                except RankStuck as error:
+                    raise GroupLost(f"rank {rank} {error}") from error
+                if said != MOVED:
+                    raise GroupLost(f"rank {rank} ended while it copied its KV")
 
     @contextmanager
     def _together(self) -> Iterator[None]:
@@ -148,8 +169,7 @@ class Group:
                 raise GroupLost(self._lost) from error
             raise
 
-    def _give(self, batch: FlatBatch) -> None:
-        data = batch_bytes(batch)
+    def _give(self, data: bytes) -> None:
         for rank, process in enumerate(self._others, 1):
             if process.poll() is not None:
                 raise GroupLost(f"rank {rank} ended with code {process.returncode}")
@@ -181,7 +201,7 @@ class Group:
 
 def _said(rank: int, process: subprocess.Popen[bytes]) -> bytes:
     try:
-        return line_of(process, LOAD_S)
+        return line_of(process, LOAD_S, "loaded")
     except RankStuck as error:
         raise GroupLost(f"rank {rank} {error}") from error
 

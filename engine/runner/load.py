@@ -25,7 +25,15 @@ from engine.model.config import (
 )
 from engine.model.kernel_attention import KernelPlanner, attention_of
 from engine.model.kernel_choice import KVKERNELS, TORCH, FellBack, Int8Choice, KernelChoice
-from engine.model.kv_cache import KvCache, KvMemory, RankMemory, kv_storage, layout_of
+from engine.model.kv_cache import (
+    HostKv,
+    KvCache,
+    KvMemory,
+    Moves,
+    RankMemory,
+    kv_storage,
+    layout_of,
+)
 from engine.model.transformer import Transformer
 from engine.runner.compute import Compute, StagedCompute
 from engine.runner.graphs import DecodeGraphs
@@ -49,11 +57,15 @@ TORCH_ATTENTION = KernelChoice()
 
 
 class Computing:
-    """Weights and the KV cache that they fill, in this process. Lifetime: worker."""
+    """Weights and the KV cache that they fill, in this process, and `host_blocks` below it.
 
-    def __init__(self, transformer: Transformer, kv: KvCache) -> None:
+    Lifetime: worker.
+    """
+
+    def __init__(self, transformer: Transformer, kv: KvCache, host_blocks: int = 0) -> None:
         self._transformer = transformer
         self.kv = kv
+        self._host = HostKv(kv, host_blocks)
 
     @property
     def logits_dtype(self) -> torch.dtype:
@@ -67,6 +79,9 @@ class Computing:
 
     def logits(self, batch: FlatBatch) -> torch.Tensor:
         return self._transformer.forward(batch, self.kv)
+
+    def move(self, moves: Moves) -> None:
+        self._host.move(moves)
 
     def close(self) -> None:
         """Nothing: memory goes with the process."""
@@ -95,7 +110,12 @@ class Loaded:
         on_step: Callable[[Step, list[Output], float], None],
         on_failed: Callable[[Sequence[Request], str], None],
     ) -> RealRunner:
-        """The runner of a worker with `pool`, which has the capacity's blocks."""
+        """The runner of a worker with `pool`, which has the capacity's blocks. Raises ValueError
+        for a pool with more in the host than there is memory for."""
+        if pool.host.blocks > self.capacity.host_blocks:
+            raise ValueError(
+                f"{pool.host.blocks} host blocks were asked for, {self.capacity.host_blocks} loaded"
+            )
         # The last layer may be wider than the vocabulary; nobody can read those ids.
         sampler = Sampler(self.tokenizer.vocab)
         common = sampler, self.scheduler.max_batch_size, pool.block_size, self.device
@@ -111,7 +131,7 @@ class Loaded:
             steps_in_flight=steps if overlaps else 1,
             runs_ahead=compute is None,
         )
-        return RealRunner(
+        runner = RealRunner(
             scheduler,
             compute
             or Compute(
@@ -122,6 +142,9 @@ class Loaded:
             on_failed,
             LoopClock(),
         )
+        if self.kv is not None:
+            self.kv.before_write = runner.wait_saved
+        return runner
 
     def _graphs(self, rows: int) -> DecodeGraphs | None:
         """Captured here and now, unless other processes have a part in each step."""
@@ -173,7 +196,7 @@ def load(
             threads=settings.threads, weights=quantization.weights, kv=quantization.kv,
             attention=chosen.backend, ways=dict(chosen.ways),
             int8=needs.int8.backend if needs.int8 else TORCH,
-            shares_kv=settings.maps_kv,
+            shares_kv=settings.maps_kv, host_blocks=capacity.host_blocks,
         ),
         config,
     )  # fmt: skip
@@ -201,7 +224,7 @@ def _model(spec: RankSpec, config: ModelConfig) -> Computing | Group:
         kv=spec.kv,
         shared=spec.shares_kv,
     )
-    return Computing(transformer, kv)
+    return Computing(transformer, kv, spec.host_blocks)
 
 
 def _kv_memory(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from engine.capacity import Footprint, Limits
+from engine.capacity import CapacityError, Footprint, Limits, readable
 from engine.model.attention import MAX_GATHERED
 from engine.model.batch import is_cuda
 from engine.model.checkpoint import Checkpoint, expected
@@ -120,11 +120,12 @@ class Needs:
     dtype: str
     attention: KernelChoice
     int8: Int8Choice | None
+    host_bytes: int = 0  # of all ranks, for evicted KV
 
 
 def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
     """What the model of `settings`, read into `config`, needs; raises what `load` raises for folder
-    and device."""
+    and device, and CapacityError for host memory."""
     device, quantization = settings.device, settings.quantization
     _check_device(device, settings.tp_size * settings.pp_size)
     shards = _shards(config, settings.tp_size, settings.pp_size, device)
@@ -136,6 +137,11 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
     kv_storage(config, quantization.kv, device, getattr(torch, name))
     with Checkpoint(settings.directory) as checkpoint:
         taken = footprint(config, checkpoint, name, quantization, shards, device == "cpu")
+    block_bytes = limits.block_size * sum(
+        config.kv_bytes_per_token(name, shard, quantization) for shard in shards
+    )
+    host_bytes = _host_bytes(limits, block_bytes, memory_bytes("cpu"))
+    taken = replace(taken, host_bytes=host_bytes if device == "cpu" else 0)
     first, size = shards[0], limits.block_size  # others have as many heads
     ways = settings.steps.ways(device)
     asked = settings.attention, config, first, device, name, quantization, size
@@ -149,7 +155,19 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
         gathered = gathered_bytes(config, first, limits, name)
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + gathered)
     products = choose_int8(settings.int8, config, shards, device, name, quantization)
-    return Needs(memory_bytes(device), taken, limits, name, chosen, products)
+    return Needs(memory_bytes(device), taken, limits, name, chosen, products, host_bytes)
+
+
+def _host_bytes(limits: Limits, block_bytes: int, available_bytes: int) -> int:
+    """What evicted KV takes of the host's memory. Raises CapacityError where there is less."""
+    needed_bytes = limits.host_blocks * block_bytes
+    if needed_bytes > available_bytes:
+        most = available_bytes // block_bytes * limits.block_size
+        raise CapacityError(
+            f"host_kv_tokens {limits.host_kv_tokens} take {readable(needed_bytes)} of host memory "
+            f"and {readable(available_bytes)} are available: lower it to {most} or less"
+        )
+    return needed_bytes
 
 
 def _check_device(device: str, ranks: int) -> None:

@@ -28,12 +28,14 @@ from engine.model.checkpoint import Checkpoint
 from engine.model.config import ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import attention_of
 from engine.model.kernel_choice import ALL_KERNELS, KVKERNELS, TORCH, FellBack
-from engine.model.kv_cache import KvCache
+from engine.model.kv_cache import HostKv, KvCache, Moves
 from engine.model.transformer import Transformer
 from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT
 
 READY = b"ready"  # what a rank prints when it has loaded, and its KV's files, if they are shared
+MOVED = b"moved"  # and when it has copied blocks
 _MAGIC = 0x57_52_42_33
+_MOVES_MAGIC = 0x57_52_4D_31
 _HEAD = 8 * (len(Sizes._fields) + 1)
 
 
@@ -44,12 +46,24 @@ def batch_bytes(batch: FlatBatch) -> bytes:
     return head.tobytes() + spans.tobytes() + batch.data.cpu().numpy().tobytes()
 
 
-def read_batch(pipe: IO[bytes], device: str) -> FlatBatch | None:
-    """The next batch, on `device`; None at the end. Raises EOFError for a part of one."""
+def moves_bytes(moves: Moves) -> bytes:
+    """`moves`, framed as batches are."""
+    head = np.zeros(_HEAD // 8, dtype="<i8")
+    head[0], head[1], head[-1] = moves.to_host, len(moves.block_ids), _MOVES_MAGIC
+    return head.tobytes() + np.array([*moves.block_ids, *moves.host_ids], "<i8").tobytes()
+
+
+def read_batch(pipe: IO[bytes], device: str) -> FlatBatch | Moves | None:
+    """The next batch, on `device`, or blocks to copy; None at the end. Raises EOFError for a part
+    of one."""
     head = pipe.read(_HEAD)
     if not head:
         return None
     *counts, magic = np.frombuffer(_whole(head, _HEAD), "<i8").tolist()
+    if magic == _MOVES_MAGIC:
+        to_host, count = counts[:2]
+        ids = np.frombuffer(_whole(pipe.read(16 * count), 16 * count), "<i8").tolist()
+        return Moves(bool(to_host), ids[:count], ids[count:])
     if magic != _MAGIC:
         raise EOFError("the batches of rank 0 do not begin where they should")
     sizes = Sizes(*counts)
@@ -97,6 +111,7 @@ class RankSpec:
     ways: dict[str, str] = field(default_factory=lambda: dict(ALL_KERNELS))  # of `KernelChoice`
     int8: str = TORCH  # the same, of products with INT8 weights
     shares_kv: bool = False  # rank 0 can map its KV
+    host_blocks: int = 0  # that it keeps when they are evicted
     step_s: float = STEP_S  # a rank that waits for the others for longer gives up
 
     @property
@@ -197,6 +212,7 @@ class RankModel:
             *(config, spec.blocks, spec.block_size, spec.own_device, self._dtype, self._shard),
             *(spec.kv, spec.shares_kv),
         )
+        self._host = HostKv(self.kv, spec.host_blocks)
 
     @property
     def fell_back(self) -> FellBack:
@@ -221,6 +237,12 @@ class RankModel:
             # A step that samples nothing is over when this stage is, too: it says so.
             self._send(made if len(made) else made.new_zeros(1, self._vocab), 0, self._back)
         return None
+
+    def move(self, moves: Moves) -> None:
+        """As `HostKv.move`. Rank 0 knows of a step that it has ended, not that it has here."""
+        if self._spec.device != "cpu":
+            torch.cuda.current_stream(self._spec.own_device).synchronize()
+        self._host.move(moves)
 
     def logits(self, sampled: int) -> torch.Tensor:
         """On rank 0 of several stages: the oldest step's logits [sampled, vocab]."""
@@ -251,12 +273,16 @@ def main() -> int:
     try:
         model = RankModel(spec)
         os.write(1, b" ".join((READY, *(file.encode() for file in model.kv.files))) + b"\n")
-        batches: Queue[FlatBatch | BaseException | None] = Queue(MAX_STEPS_IN_FLIGHT)
+        batches: Queue[FlatBatch | Moves | BaseException | None] = Queue(MAX_STEPS_IN_FLIGHT)
         Thread(target=_read, args=(batches, spec.own_device), daemon=True).start()
         while (batch := batches.get()) is not None:
             if isinstance(batch, BaseException):
                 raise batch
-            model.compute(batch)
+            if isinstance(batch, Moves):
+                model.move(batch)
+                os.write(1, MOVED + b"\n")
+            else:
+                model.compute(batch)
     except (ModelError, OSError, EOFError, RuntimeError) as error:
         print(f"warmroute-engine: rank {spec.rank}: {error}", file=sys.stderr, flush=True)
         return 1
@@ -264,7 +290,7 @@ def main() -> int:
     return 0
 
 
-def _read(batches: Queue[FlatBatch | BaseException | None], device: str) -> None:
+def _read(batches: Queue[FlatBatch | Moves | BaseException | None], device: str) -> None:
     """Take batches as they come, so that rank 0 need not wait until this rank has a turn."""
     try:
         while (batch := read_batch(sys.stdin.buffer, device)) is not None:

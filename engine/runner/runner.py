@@ -5,6 +5,10 @@ answers. Where the scheduler has two steps in flight the next one is scheduled a
 one computes, and begins as it ends. Everything that reads the scheduler's requests is laid out on
 the loop. A request that ends meanwhile computes in vain; what it still writes is in blocks that
 nobody reads, and nobody gets before the step has ended.
+
+Blocks that a schedule evicts into host memory are copied there in the model's thread, before the
+step that is computed next. What the host has of a prompt is copied back in a thread of its own,
+beside steps of other requests, and the prompt goes on after it.
 """
 
 from __future__ import annotations
@@ -12,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.model.kv_cache import Moves
 from engine.runner.compute import Chosen
 from engine.runner.work import LaidOut
 from engine.sampling.torch_sampler import TokenLogprobs
@@ -60,6 +65,9 @@ class Computes(Protocol):
     def lost(self) -> str:
         """After a failed step: why no step will be computed any more; empty: some may. Waits."""
 
+    def move(self, moves: Moves) -> None:
+        """As `HostKv.move`, in any thread."""
+
 
 @dataclass(frozen=True, slots=True)
 class Flying:
@@ -102,6 +110,10 @@ class RealRunner:
         self._flying: deque[Flying] = deque()  # oldest first
         self._landed_s = 0.0  # when the last step ended
         self._failed_in_a_row = 0
+        self._saved: Future[None] = Future()  # the latest copy to the host
+        self._saved.set_result(None)
+        self._loads: dict[Future[None], int] = {}  # under way, with the pool's epoch
+        self._watchers: set[asyncio.Task[None]] = set()  # of all copies
         self._wake = asyncio.Event()
 
     def submit(self, request: Request) -> None:
@@ -117,11 +129,15 @@ class RealRunner:
         """Something changed that a resting engine waits for: blocks, or KV that came."""
         self._wake.set()
 
+    def wait_saved(self) -> None:
+        """Wait, in another thread than the loop's, until what was evicted so far is copied."""
+        wait((self._saved,))
+
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
         threads = [
             ThreadPoolExecutor(1, thread_name_prefix=name, initializer=self._compute.enter)
-            for name in ("model", "tokens")
+            for name in ("model", "tokens", "loads")
         ]
         try:
             while True:
@@ -138,16 +154,24 @@ class RealRunner:
         finally:
             for flying in self._flying:
                 flying.chosen.cancel()
+            for watcher in self._watchers:
+                watcher.cancel()
             for thread in threads:
                 thread.shutdown(wait=False, cancel_futures=True)
 
-    def _launch(self, model: ThreadPoolExecutor, tokens: ThreadPoolExecutor) -> None:
+    def _launch(
+        self, model: ThreadPoolExecutor, tokens: ThreadPoolExecutor, loads: ThreadPoolExecutor
+    ) -> None:
         """Start as many steps as may be in flight."""
         while self.scheduler.has_room:
             begun_s = self.clock.now_s()
             step = self.scheduler.schedule(begun_s)
+            self._save(model)
             for read in self.scheduler.take_reads():
-                self.on_read(read)
+                if read.source == "host":
+                    self._load(read, loads)
+                else:
+                    self.on_read(read)
             if step is None:
                 return
             laid_out: LaidOut | None = None
@@ -158,6 +182,51 @@ class RealRunner:
                 chosen = asyncio.get_running_loop().create_future()
                 chosen.set_exception(error)
             self._flying.append(Flying(step, chosen, begun_s, self.clock.now_s(), laid_out))
+
+    def _save(self, model: ThreadPoolExecutor) -> None:
+        """Copy what was just evicted before a step, a load or another worker writes there."""
+        pool = self.scheduler.pool
+        block_ids, host_ids = pool.take_saves()
+        if not block_ids:
+            return
+        # Where the host was cleared, what is still being loaded lies where others come.
+        cleared = [load for load, epoch in self._loads.items() if epoch != pool.epoch]
+        self._saved = model.submit(self._move, Moves(True, block_ids, host_ids), cleared)
+        self._watch(self._watched(self._saved, None))
+
+    def _load(self, read: Read, loads: ThreadPoolExecutor) -> None:
+        """Copy what the host has of a prompt into the blocks that are reserved for it."""
+        pool, request = self.scheduler.pool, read.request
+        blocks = slice(read.start // pool.block_size, read.stop // pool.block_size)
+        moves = Moves(False, request.block_ids[blocks], pool.host.ids(request.chain[blocks]))
+        load = loads.submit(self._move, moves, [self._saved])
+        self._loads[load] = pool.epoch
+        self._watch(self._watched(load, request))
+
+    def _move(self, moves: Moves, after: Sequence[Future[None]]) -> None:
+        for copy in after:
+            copy.result()
+        self._compute.move(moves)
+
+    def _watch(self, copy: Coroutine[None, None, None]) -> None:
+        watcher = asyncio.ensure_future(copy)
+        self._watchers.add(watcher)
+        watcher.add_done_callback(self._watchers.discard)
+
+    async def _watched(self, copy: Future[None], reader: Request | None) -> None:
+        """See a copy to its end; `reader` goes on behind what it has loaded, or computes it."""
+        has_come = True
+        try:
+            await asyncio.wrap_future(copy)
+        except Exception:
+            log.exception("KV was not copied to or from the host: the cache is forgotten")
+            self.scheduler.pool.clear()  # for what the host has is unknown
+            has_come = False
+        if reader is not None:
+            del self._loads[copy]
+            now_s = self.clock.now_s()
+            self.scheduler.end_read(reader.request_id, now_s, arrived=has_come)
+            self._wake.set()
 
     def _started(
         self, laid_out: LaidOut, model: ThreadPoolExecutor, tokens: ThreadPoolExecutor

@@ -33,8 +33,8 @@ class WorkerSettings:
     `kv_tokens` None takes the profile's capacity; it is cut to whole blocks. Ports of 0 are
     chosen by the system. `speed` divides the time of every step, load and transfer.
 
-    `host_kv_tokens`: how much of what is evicted a timed worker keeps in host memory, cut to whole
-    blocks; `host_gbytes_per_s`: at which it loads that again; None: HOST_GBYTES_PER_S a GPU.
+    `host_kv_tokens`: how much of what is evicted is kept in host memory, cut to whole blocks;
+    `host_gbytes_per_s`: at which a timed worker loads that again; None: HOST_GBYTES_PER_S a GPU.
 
     KV that others read is at `kv_port`, which they reach at `kv_host` (None: `host`, or where that
     is any address the machine's name). `kv_gbytes_per_s` and `kv_latency_ms` are those of the link
@@ -107,7 +107,7 @@ class WorkerSettings:
             )
         if self.host_kv_tokens < 0:
             raise ValueError(f"host_kv_tokens must be 0 or more, got {self.host_kv_tokens}")
-        if self.host_kv_tokens and not self.load_token_s:
+        if self.host_kv_tokens and self.profile_name is not None and not self.load_token_s:
             raise ValueError(
                 "host_kv_tokens need a profile that says how large a token's KV is "
                 "(kv_bytes_per_token), or no load could be timed"

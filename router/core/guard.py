@@ -218,7 +218,7 @@ class PolicyGuard:
         try:
             used = self.use and self.use()
             self.since_s = began_s = self._clock()
-            native = self._native and self._native.costs(request, fleet)
+            native = self._native.costs(request, fleet) if self._native is not None else None
             costs = policy.costs(request, fleet, self._state) if native is None else native
             row = _row(costs, request.draw, policy.temperature)
             if (took_s := self._clock() - began_s) > self._slow_s:

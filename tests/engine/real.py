@@ -37,6 +37,7 @@ def loaded(
     int8: str = "auto",
     block_size: int = BLOCK_SIZE,
     shares_kv: bool = False,
+    host_kv_tokens: int = 0,
     **scheduler: Any,
 ) -> Loaded:
     """The model in `directory`; tensor-parallel ranks and stages, its scheduler's limits."""
@@ -45,6 +46,7 @@ def loaded(
         max_tokens_in_paged_kv_cache=kv_tokens,
         expected_input_tokens=8,
         expected_output_tokens=8,
+        host_kv_tokens=host_kv_tokens,
     )
     # One thread: matrices this small only wait for each other's.
     settings = SchedulerSettings(**scheduler)
@@ -72,6 +74,7 @@ async def computing(model: Loaded, **changes: Any) -> AsyncIterator[Running]:
         kv_tokens=model.capacity.tokens,
         block_size=model.capacity.block_size,
         model_name="tiny",
+        host_kv_tokens=model.capacity.host_blocks * model.capacity.block_size,
         port=0,
         grace_s=0.0,
         scheduler=model.scheduler,

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.model.batch import Piece, flat_batch
+from engine.model.batch import FlatBatch, Piece, flat_batch
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings, make_tiny
 from engine.runner.group import Group, GroupLost
@@ -197,7 +197,7 @@ def test_a_batch_comes_as_it_went(pieces: list[tuple[int, int, bool]]) -> None:
     )
     whole = batch_bytes(batch)
     again = read_batch(io.BytesIO(whole), "cpu")
-    assert again is not None
+    assert isinstance(again, FlatBatch)
     assert again.spans == batch.spans
     for name in ("token_ids", "positions", "slots", "query_starts", "context_tokens"):
         assert torch.equal(getattr(again, name), getattr(batch, name))

@@ -73,7 +73,8 @@ class Clients:
         self.tokens: dict[int, list[tuple[int, object]]] = {n: [] for n in range(len(arrivals))}
         self.ended: dict[int, str] = {}
         self.all_gone = asyncio.Event()
-        self.runner = model.runner(BlockPool(BLOCKS, BLOCK_SIZE), self.on_step, self.on_failed)
+        pool = BlockPool(BLOCKS, BLOCK_SIZE, host_blocks=model.capacity.host_blocks)
+        self.runner = model.runner(pool, self.on_step, self.on_failed)
         self._arrivals = arrivals
         self._come = 0
         self._steps = 0
@@ -116,7 +117,10 @@ class Clients:
 
 async def served(model: Loaded, arrivals: Sequence[Arrival]) -> Clients:
     """All of `arrivals` through one worker's loop, to their ends."""
-    clients = Clients(model, arrivals)
+    return await to_their_ends(Clients(model, arrivals))
+
+
+async def to_their_ends(clients: Clients) -> Clients:
     async with asyncio.TaskGroup() as loops:
         running = loops.create_task(clients.runner.run())
         await clients.all_gone.wait()

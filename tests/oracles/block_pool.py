@@ -32,6 +32,10 @@ def _check_host(pool: BlockPool) -> None:
     host = pool.host
     assert len(host) <= host.blocks, "the host holds more than it may"
     assert host._held.keys() >= host._pins.keys(), "a block that is being loaded is gone"
+    assert host._ids.keys() == host._held.keys(), "a block of the host lies nowhere"
+    taken = [*host._ids.values(), *host._free]
+    assert len(set(taken)) == len(taken) <= host.blocks, "two blocks lie in one place"
+    assert sorted(taken) == list(range(len(taken))), "a place was lost"
     newer: set[int] = set()
     for block_hash, block in reversed(host._held.items()):
         parent_hash = block.parent_hash
