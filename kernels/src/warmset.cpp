@@ -213,7 +213,9 @@ class Decision {
       none_ever = none_ever && need > parameters_.gate * r.size;
       any = any || fits[row];
     }
-    if (request_.held_s > kReliefS && !any) relieve(fits, least_over, least_need, least_again_s, none_ever);
+    if (request_.held_s > kReliefS && !any) {
+      relieve(fits, least_over, least_need, least_again_s, none_ever);
+    }
     const auto own = static_cast<double>(private_);
     for (std::size_t row = 0; row < rows_.size(); ++row) {
       const bool there = 2 * (hits_[row] - request_.trunk_tokens) > private_;

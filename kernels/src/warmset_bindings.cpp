@@ -1,4 +1,4 @@
-// Python's side of the default policy's costs. They keep the GIL: they take less than giving it away.
+// Python's side of the default policy's costs. They keep the GIL: they take less than that does.
 #include "bindings.h"
 
 #include "arguments.h"

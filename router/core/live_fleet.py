@@ -1,8 +1,8 @@
-"""The fleet as one decision shows it to the policy; a column is made when it is read.
+"""The fleet as one decision shows it to the policy, or to native code in the default one's place.
 
-Most policies read a few of the two dozen columns, most of them once, and most columns are what the
-ledger keeps anyway: those are shown where they lie, read-only. A column is therefore made anew at
-each reading; only what takes a look-up or a sum is remembered.
+A column is made when it is read. Most policies read a few of the two dozen columns, most of them
+once, and most columns are what the ledger keeps anyway: those are shown where they lie, read-only.
+So a column is made anew at each reading; only what takes a look-up or a sum is remembered.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from kvkernels import load_tokens, median_product, missing_tokens
-from policies.contract import Bools, FleetView, Floats, Ints
+from kvkernels import WarmsetCosts, load_tokens, median_product, missing_tokens
+from policies.contract import Bools, FleetView, Floats, Ints, RequestView
+from policies.load import LoadedPolicy
+from policies.warmset import Warmset
 from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
 from router.core.session_tracking import SessionView
@@ -63,15 +65,6 @@ class LiveFleet(FleetView):
 
     def __len__(self) -> int:
         return len(self.hit_tokens)
-
-    def native_view(self) -> tuple[WorkerColumns, Ints, SessionView, float] | None:
-        """(Columns, the rows' slots, sessions, how old a report of others' load may be to count;
-        -inf: there is none), for costs that native code makes; None: not all it wants is there.
-        """
-        if self._sessions is None or self._below_gpu is not None:
-            return None
-        believed_s = -np.inf if self._fresh is None else self._stale_s
-        return self._columns, self._rows.slot_ids, self._sessions, believed_s
 
     @property
     def worker_id(self) -> Ints:
@@ -292,3 +285,62 @@ class LiveFleet(FleetView):
     @cached_property
     def cycle_s(self) -> float:
         return 0.0 if self._sessions is None else self._sessions.cycle_s()
+
+
+_STANDINGS = {"new": 0, "cold": 1, "warm": 2}
+
+
+class NativeWarmset:
+    """Gives what `policy` gives, to the last bit. Lifetime: while it is the one in use."""
+
+    def __init__(self, policy: Warmset) -> None:
+        self._policy = policy
+        self._costs: WarmsetCosts | None = None
+        self._of: list[Floats] = []  # arrays of the sessions that these were made over
+
+    def costs(self, request: RequestView, fleet: FleetView) -> Floats | None:
+        """float64[rows], seconds; None: ask the policy, for sessions are not followed or workers
+        have lower tiers.
+        """
+        if type(fleet) is not LiveFleet:
+            return None
+        sessions = fleet._sessions
+        if sessions is None or fleet._below_gpu is not None:
+            return None
+        if self._costs is None or not sessions.has(self._of):
+            self._costs = self._over(fleet._columns, sessions)
+        own_slot, own_tokens, own_work, holds_trunk, own_trunk_alone = sessions.own()
+        return self._costs.costs(
+            fleet._rows.slot_ids,
+            fleet.hit_tokens,
+            request.prompt_tokens,
+            request.trunk_tokens,
+            _STANDINGS[request.standing],
+            request.home_id,
+            request.return_chance,
+            request.held_s,
+            own_slot,
+            own_tokens,
+            own_work,
+            holds_trunk,
+            own_trunk_alone,
+            fleet.hot_trunk_tokens,
+            fleet.copies_missing,
+            fleet.turnover_per_s,
+            fleet.cycle_s,
+            fleet.pair_tokens,
+            request.now_s,
+            # How old a report of others' load may be to count.
+            -math.inf if fleet._fresh is None else fleet._stale_s,
+        )
+
+    def _over(self, columns: WorkerColumns, sessions: SessionView) -> WarmsetCosts:
+        policy, own = self._policy, sessions.columns()
+        self._of = list(own.values())
+        return WarmsetCosts(dict(columns.named()) | own, policy.gate, policy.stay, policy.running)
+
+
+def native_costs(policy: LoadedPolicy) -> NativeWarmset | None:
+    """For a policy that native code knows, and that nothing is wrapped round; else None."""
+    inside = policy.policy
+    return NativeWarmset(inside) if type(inside) is Warmset and not policy.wrappers else None

@@ -16,7 +16,7 @@ from policies.facts import Arrival, WorkerChange, WorkerFacts
 from policies.load import load
 from policies.warmset import Warmset
 from router.core.core import RouterCore
-from router.core.native_warmset import NativeWarmset, native_costs
+from router.core.live_fleet import NativeWarmset, native_costs
 from router.core.settings import CoreSettings
 from tests.effort import EFFORT
 from tests.router.random_world import RandomWorld
