@@ -202,13 +202,13 @@ class Trunks:
 
     def _backlog(self, row: int, scale: float, now_s: float) -> float:
         """Seconds of work left, had the copies wanted last done one second of it each second."""
-        left_s = self._backlog_s[row]
-        if not left_s:
-            return 0.0
+        left_s, elapsed_s = self._backlog_s[row], now_s - self._drained_at_s[row]
+        if not left_s or not elapsed_s:
+            return left_s
         recent = (self._count[row] - self._error[row]) / scale
         demand = self._work_s[row] / scale / _FADE_S
         copies = self._wanted(self._tokens[row], recent, demand, left_s)
-        return max(left_s - copies * (now_s - self._drained_at_s[row]), 0.0)
+        return max(left_s - copies * elapsed_s, 0.0)
 
     def _scaled(self, now_s: float) -> float:
         """What one arrival of now counts; long since the first, all counts are scaled down."""
