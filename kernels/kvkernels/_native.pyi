@@ -54,6 +54,9 @@ def load_tokens(
 ) -> Column: ...
 def cheapest(costs: Column, draw: float) -> int: ...
 
+# The costs of `policies.warmset`, which says what they are, over columns that are read where they
+# lie at each call. `columns`: those of `router.core.columns` and of the sessions at home, by name;
+# KeyError for one that is missing. `standing`: 0 new, 1 cold, 2 warm.
 class WarmsetCosts:
     def __init__(
         self, columns: dict[str, Column | Ids], gate: float, stay: float, running: float

@@ -21,6 +21,7 @@ from router.core.columns import WorkerColumns
 from router.core.eligible import Rows
 from router.core.session_tracking import SessionView
 from router.estimators.arrivals import ArrivalEstimator
+from router.estimators.sessions import Sessions
 
 
 class LiveFleet(FleetView):
@@ -296,7 +297,7 @@ class NativeWarmset:
     def __init__(self, policy: Warmset) -> None:
         self._policy = policy
         self._costs: WarmsetCosts | None = None
-        self._of: list[Floats] = []  # arrays of the sessions that these were made over
+        self._of: Sessions | None = None  # whose arrays these were made over
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats | None:
         """float64[rows], seconds; None: ask the policy, for sessions are not followed or workers
@@ -307,7 +308,7 @@ class NativeWarmset:
         sessions = fleet._sessions
         if sessions is None or fleet._below_gpu is not None:
             return None
-        if self._costs is None or not sessions.has(self._of):
+        if self._costs is None or self._of is not sessions.sessions:
             self._costs = self._over(fleet._columns, sessions)
         own_slot, own_tokens, own_work, holds_trunk, own_trunk_alone = sessions.own()
         return self._costs.costs(
@@ -335,9 +336,9 @@ class NativeWarmset:
         )
 
     def _over(self, columns: WorkerColumns, sessions: SessionView) -> WarmsetCosts:
-        policy, own = self._policy, sessions.columns()
-        self._of = list(own.values())
-        return WarmsetCosts(dict(columns.named()) | own, policy.gate, policy.stay, policy.running)
+        policy, self._of = self._policy, sessions.sessions
+        shown = dict(columns.named()) | sessions.columns()
+        return WarmsetCosts(shown, policy.gate, policy.stay, policy.running)
 
 
 def native_costs(policy: LoadedPolicy) -> NativeWarmset | None:

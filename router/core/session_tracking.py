@@ -34,7 +34,7 @@ class SessionView:
         """`held`: hits in any tier, of which `hits` are on the GPU."""
         self._hits, self._chain = hits, chain
         self.trunk_tokens = tracked.trunk_tokens
-        self._sessions, self._tracked = sessions, tracked
+        self.sessions, self._tracked = sessions, tracked
         self._slots, self._columns = rows.slots, columns
         self._own_slot, self._own_tokens, self._own_work = sessions.own(tracked)
         self._own_row = self._row_of(self._own_slot)
@@ -66,9 +66,9 @@ class SessionView:
 
     def working_set_tokens(self) -> Floats:
         """float64[rows], without the session of this request."""
-        sets = self._sessions.sets
+        sets = self.sessions.sets
         tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
-        tokens += self._sessions.unowned.wanted_tokens[self._slots]
+        tokens += self.sessions.unowned.wanted_tokens[self._slots]
         if self._own_row is not None:
             tokens[self._own_row] -= self._own_tokens
         # Rounding may leave a sum a hair below nothing.
@@ -78,7 +78,7 @@ class SessionView:
         """float64[rows], without the session of this request."""
         speeds = self._columns.prefill_tokens_per_s[self._slots]
         # Of unowned blocks it is not known how deep in a context they lie: at least linear work.
-        work = self._sessions.sets.cold_work + self._sessions.unowned.wanted_tokens
+        work = self.sessions.sets.cold_work + self.sessions.unowned.wanted_tokens
         seconds: Floats = work[self._slots] / speeds
         if (row := self._own_row) is not None:
             seconds[row] -= self._own_work / speeds[row]
@@ -86,10 +86,10 @@ class SessionView:
 
     def holds_trunk(self) -> Bools:
         """bool[rows]: where another session with the same trunk is at home."""
-        sets, tracked = self._sessions.sets, self._tracked
+        sets, tracked = self.sessions.sets, self._tracked
         holding = sets.holding(tracked.trunk)[self._slots]
         row = self._own_row
-        if row is None or not holding[row] or not self._sessions.has_trunk(tracked):
+        if row is None or not holding[row] or not self.sessions.has_trunk(tracked):
             return holding
         if sets.sessions_with(tracked.trunk, self._own_slot) > 1:
             return holding
@@ -99,31 +99,27 @@ class SessionView:
 
     def columns(self) -> dict[str, Floats]:
         """The sums of sessions by slot, where they lie."""
-        sets, unowned = self._sessions.sets, self._sessions.unowned.wanted_tokens
+        sets = self.sessions.sets
         return {
             "private_tokens": sets.private_tokens,
             "trunk_tokens": sets.trunk_tokens,
             "cold_work": sets.cold_work,
-            "unowned_tokens": unowned,
+            "unowned_tokens": self.sessions.unowned.wanted_tokens,
         }
-
-    def has(self, columns: list[Floats]) -> bool:
-        """Whether these are its `columns` still, and not those of sessions followed before."""
-        return bool(columns) and columns[0] is self._sessions.sets.private_tokens
 
     def own(self) -> tuple[int, float, float, Bools, bool]:
         """(Slot of its home or -1, its tokens there, its linear work, bool[slots] where sessions
         with its trunk are at home, whether in its own slot nobody but itself is one of these).
         """
-        sets, tracked, slot = self._sessions.sets, self._tracked, self._own_slot
+        sets, tracked, slot = self.sessions.sets, self._tracked, self._own_slot
         holding = sets.holding(tracked.trunk)
-        alone = slot >= 0 and bool(holding[slot]) and self._sessions.has_trunk(tracked)
+        alone = slot >= 0 and bool(holding[slot]) and self.sessions.has_trunk(tracked)
         alone = alone and sets.sessions_with(tracked.trunk, slot) <= 1
         return slot, self._own_tokens, self._own_work, holding, alone
 
     def trunk(self) -> tuple[int, int]:
         """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
-        trunk = self._sessions.trunks.of(self._chain)
+        trunk = self.sessions.trunks.of(self._chain)
         if trunk is None:
             return 0, 0
         copies = int(np.count_nonzero(self._hits >= trunk.tokens))
@@ -131,7 +127,7 @@ class SessionView:
 
     def cycle_s(self) -> float:
         """Seconds of a turn whose cache is warm."""
-        return self._sessions.cycle.seconds(self._slots)
+        return self.sessions.cycle.seconds(self._slots)
 
     def _row_of(self, slot: int) -> int | None:
         """The row of a worker slot; None: it is not among them."""
