@@ -38,6 +38,13 @@ def test_histories_of_prefix_owners_run_clean(sanitized_replay: Path) -> None:
     assert "as the sets say" in done.stdout
 
 
+def test_costs_of_the_default_policy_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "warmset", str(400 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each cost is a number" in done.stdout
+
+
 def test_worker_sets_run_clean(sanitized_replay: Path) -> None:
     command = ["sh", str(sanitized_replay), "sets", str(30 * EFFORT)]
     done = subprocess.run(command, capture_output=True, text=True)
