@@ -15,7 +15,6 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from simulator.live.demo import SKEW_MAX
 from simulator.live.load import opened
 from simulator.live.stack import StackSettings
 from simulator.replay.setup import WorkloadSpec
@@ -38,6 +37,7 @@ ORIGINAL_DST, OVERRIDE_HOST = "original-dst.yaml", "override-host.yaml"
 PATH = "/v1/completions"
 BODIES = 96 if QUICK else 1_000
 LARGEST = 5_000_000  # bytes of a body; an answer tells every token of it
+LEAST_LEVEL = 1.6  # the fullest worker over the mean of 50 requests: repeats gave 1.07 to 1.38
 WINDOW = 1 << 21  # tokens of a prompt and its answer
 ROUTER = ("--picker-port", "0", "--slow-start-s", "0", "--limits-body-bytes", str(16 << 20))
 SHARED_PROMPT = "gen:sglang?groups=1&prompts=200&system=6000&question=700&output=24&rate=30"
@@ -133,4 +133,4 @@ async def test_hits_and_balance_are_those_of_the_front(tmp_path: Path) -> None:
     for door, (row,) in results.items():
         assert row.completed == row.requests == 200, door
         assert abs(beyond(results, door, FRONT, hits)) < 2.0, door
-        assert balance(row) <= SKEW_MAX, door
+        assert balance(row) <= LEAST_LEVEL, door
