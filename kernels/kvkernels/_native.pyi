@@ -54,6 +54,28 @@ def load_tokens(
 ) -> Column: ...
 def cheapest(costs: Column, draw: float) -> int: ...
 
+# Weighs sessions by the chance that they return; `columns`: those of
+# `router.estimators.session_rows.SessionRows` by name, which are read and written where they lie.
+class SessionWeights:
+    def __init__(
+        self,
+        columns: dict[str, Column | Ids],
+        least_chance: float,
+        forget_s: float,
+        unknown_s: float,
+    ) -> None: ...
+    def enter_bins(self, used: int, now_s: float, edges_s: Column) -> tuple[int, Ids, Ids]: ...
+    def weigh(
+        self,
+        used: int,
+        now_s: float,
+        edges_s: Column,
+        away: Column,
+        speeds: Column,
+        capacities: Column,
+    ) -> tuple[Ids, Ids]: ...
+    def sum_up(self, used: int, private_tokens: Column, cold_work: Column) -> None: ...
+
 # The costs of `policies.warmset`, which says what they are, over columns that are read where they
 # lie at each call. `columns`: those of `router.core.columns` and of the sessions at home, by name;
 # KeyError for one that is missing. `standing`: 0 new, 1 cold, 2 warm.

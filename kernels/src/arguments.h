@@ -80,6 +80,11 @@ class Counts : public Buffer {
   std::span<const std::int64_t> span() const {
     return {static_cast<const std::int64_t*>(data()), size()};
   }
+
+  // The same to write to, or ValueError where its owner forbids that.
+  std::span<std::int64_t> writable(const char* name) const {
+    return {static_cast<std::int64_t*>(writable_data(name)), size()};
+  }
 };
 
 // Truth values.

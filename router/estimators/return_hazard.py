@@ -16,8 +16,8 @@ _PRIOR_RISK, _PRIOR_RETURNS = 2.0, 0.5  # of each bin: three of four are still a
 _RISK_MAX = 20_000.0  # beyond it the past counts half: traffic changes
 
 # Where bins begin, and the last one's end. Rounded: a power's last digit is the machine's own.
-EDGES_S = np.round(np.concatenate(([0.0], _FIRST_S * 2.0 ** (np.arange(_BINS) / _PER_OCTAVE))), 6)
-_EDGES: tuple[float, ...] = tuple(EDGES_S.tolist())
+_EDGES = (0.0, *(round(_FIRST_S * 2.0 ** (n / _PER_OCTAVE), 6) for n in range(_BINS)))
+EDGES_S: Floats = np.array(_EDGES)
 
 
 def bins_of(idle_s: Floats) -> Ints:
@@ -56,14 +56,14 @@ class ReturnHazard:
             self._risk *= 0.5
             self._returns *= 0.5
         stay = 1.0 - np.minimum(self._returns / self._risk, 0.999)
-        # Log of the share still away at each edge.
-        self._away = np.concatenate(([0.0], np.cumsum(np.log(stay[:_BINS]))))
-        self._away_at: list[float] = self._away.tolist()
+        # Log of the share still away at each edge; native code reads it.
+        self.away: Floats = np.concatenate(([0.0], np.cumsum(np.log(stay[:_BINS]))))
+        self._away_at: list[float] = self.away.tolist()
 
     def within(self, span_s: Floats, idle_s: Floats) -> Floats:
         """The chance of a return within `span_s` of those idle for `idle_s`, 0..1, each."""
-        then = np.interp(idle_s + span_s, EDGES_S, self._away)
-        chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, self._away))
+        then = np.interp(idle_s + span_s, EDGES_S, self.away)
+        chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, self.away))
         # Rounded: numpy's exponentials differ in the last bit from one processor to another.
         return np.round(chance, 9)
 

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from kvkernels import PrefixOwners
-from policies.contract import Hashes, Ints
+from policies.contract import Floats, Hashes, Ints
 from policies.facts import Arrival
 from router.core.columns import float_cells, int_cells
 
@@ -41,6 +41,19 @@ class SessionRows:
         self.bin = np.full(limit, -1, dtype=np.int64)  # of idle time, as told to the hazard
         self.weight = np.zeros(limit)  # as it counts at home, 0..1
         self.cells = RowCells(self)
+
+    def named(self) -> dict[str, Ints | Floats]:
+        """The columns that native code weighs sessions by, where they lie."""
+        return {
+            "serial": self.serial,
+            "inflight": self.inflight,
+            "home": self.home,
+            "bin": self.bin,
+            "idle_s": self.idle_s,
+            "private_tokens": self.private_tokens,
+            "cold_work": self.cold_work,
+            "weight": self.weight,
+        }
 
     def __len__(self) -> int:
         return len(self._by_serial)

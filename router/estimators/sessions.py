@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvkernels import SessionWeights
 from policies.contract import Floats, Hashes, Ints
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
-from router.estimators.return_hazard import ReturnHazard, UnownedBlocks, bins_of
+from router.estimators.return_hazard import EDGES_S, ReturnHazard, UnownedBlocks
 from router.estimators.session_rows import SessionFinder, SessionRows
 from router.estimators.trunks import PaceKeeper, Trunks
 from router.estimators.working_sets import WorkingSets
@@ -98,6 +99,9 @@ class Sessions:
     def __init__(self, columns: WorkerColumns, slots: int, limit: int, entries: int) -> None:
         self._columns = columns
         self._rows = SessionRows(limit)
+        self._weights = SessionWeights(
+            self._rows.named(), least_chance=_LEAST_CHANCE, forget_s=_IDLE_S, unknown_s=_HORIZON_S
+        )
         self._finder = SessionFinder(self._rows, entries)
         self.owners = self._finder.owners
         self._refreshed_s = float("-inf")
@@ -204,28 +208,25 @@ class Sessions:
         self._refreshed_s = now_s
         self.cycle.tick(now_s)
         self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
-        rows = self._rows
-        idle = rows.idle()
-        if len(idle):
-            away_s = np.maximum(now_s - rows.idle_s[idle], 0.0)
-            bins, told = bins_of(away_s), rows.bin[idle]
-            moved = bins > told
-            self.hazard.entered(told[moved], bins[moved])
+        rows, weights, columns = self._rows, self._weights, self._columns
+        idle, before, now = weights.enter_bins(rows.used, now_s, EDGES_S)
+        if idle:
+            self.hazard.entered(before, now)
             self.hazard.renew()
-            rows.bin[idle] = bins
-            home = rows.home[idle]
-            chance = self.hazard.within(self._horizon_s(idle), away_s)
-            rows.weight[idle] = chance
-            for row in idle[(chance < _LEAST_CHANCE) & (home >= 0)].tolist():
+            unlikely, over = weights.weigh(
+                rows.used,
+                now_s,
+                EDGES_S,
+                self.hazard.away,
+                columns.prefill_tokens_per_s,
+                columns.kv_capacity_tokens,
+            )
+            for row in unlikely.tolist():
                 self._go(row)  # that it has begun is remembered: it waits with those that have
-            for row in idle[away_s > _IDLE_S].tolist():
+            for row in over.tolist():
                 self._forget(row)
         self.unowned.weigh(self.hazard, now_s)
-        used = rows.used
-        weight = rows.weight[:used]
-        self.sets.renew(
-            rows.home[:used], weight * rows.private_tokens[:used], weight * rows.cold_work[:used]
-        )
+        weights.sum_up(rows.used, self.sets.private_tokens, self.sets.cold_work)
 
     def own(self, tracked: TrackedRequest) -> tuple[int, float, float]:
         """(home slot or -1, tokens, linear work): what this session itself adds to the sums."""
@@ -300,12 +301,3 @@ class Sessions:
         for row in self._rows.longest_idle().tolist():
             self._forget(row)
             self.crowded_out += 1
-
-    def _horizon_s(self, idle: Ints) -> Floats:
-        rows, columns = self._rows, self._columns
-        home = rows.home[idle]
-        cold_s = rows.cold_work[idle] / columns.prefill_tokens_per_s[home]
-        private = np.maximum(rows.private_tokens[idle], 1.0)
-        with np.errstate(divide="ignore", invalid="ignore"):  # whatever a worker says it has
-            horizon_s: Floats = cold_s / (private / columns.kv_capacity_tokens[home])
-        return np.nan_to_num(horizon_s, copy=False, nan=_HORIZON_S, posinf=_IDLE_S)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from policies.contract import Hashes, record
+from policies.contract import Hashes, median, record
 from router.core.columns import WorkerColumns
 
 TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them
@@ -250,12 +250,13 @@ class PaceKeeper:
         columns = self._columns
         slots = np.flatnonzero(columns.worker_id >= 0)
         if len(slots):
-            batch = max(float(columns.requests[slots].mean()), _BATCH_LEAST)
-            steps_s = (output_tokens or _ANSWER_TOKENS) * float(np.median(columns.step_s[slots]))
-            capacity_tokens = float(columns.kv_capacity_tokens[slots].sum())
+            # numpy's own mean and median take ten times as long of so few rows.
+            batch = max(float(np.add.reduce(columns.requests[slots])) / len(slots), _BATCH_LEAST)
+            steps_s = (output_tokens or _ANSWER_TOKENS) * median(columns.step_s[slots])
+            capacity_tokens = float(np.add.reduce(columns.kv_capacity_tokens[slots]))
             self._pace = PoolPace(
                 workers=len(slots),
-                prefill_tokens_per_s=float(np.median(columns.prefill_tokens_per_s[slots])),
+                prefill_tokens_per_s=median(columns.prefill_tokens_per_s[slots]),
                 answer_s=steps_s / batch,
                 capacity_tokens=math.inf if math.isnan(capacity_tokens) else capacity_tokens,
             )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from policies.contract import Bools, Floats, Ints
+from policies.contract import Bools
 from router.core.columns import float_cells
 
 _SHOWN_TRUNKS = 1024  # whose places are kept as an array, too
@@ -41,12 +41,6 @@ class WorkingSets:
         """Add to a worker's sums (or take off, below 0)."""
         self._private_cells[slot] += private_tokens
         self._work_cells[slot] += cold_work
-
-    def renew(self, home: Ints, private_tokens: Floats, cold_work: Floats) -> None:
-        """Make the weighted sums anew: a row for each session, `home` -1 for none."""
-        places, rows = home + 1, self._slots + 1
-        self.private_tokens[:] = np.bincount(places, private_tokens, minlength=rows)[1:]
-        self.cold_work[:] = np.bincount(places, cold_work, minlength=rows)[1:]
 
     def enter(self, slot: int, trunk: int, tokens: int) -> None:
         """A session with this trunk (0: none), so many tokens, came home to a worker."""

@@ -96,23 +96,23 @@ def cpu_us(works: Iterator[Callable[[], object]], runs: int) -> float:
     return statistics.median(taken) * 1e6
 
 
-def decisions(pool: Pool, new: bool) -> Iterator[tuple[Pending, Rows, np.ndarray]]:
-    """What a decision begins with, its hits looked up already."""
+def decisions(pool: Pool, new: bool) -> Iterator[tuple[Pending, Rows]]:
+    """What a decision begins with."""
     core = pool.core
     rows = Rows.of(core.workers.serving("m"))
     for number in itertools.count():
         fact = pool.arrival(None if new else number * 37)
         pending = Pending(fact, number, 0.5)
         core.session_tracking.look(pending)
-        yield pending, rows, core.roster.hit_tokens(rows, fact.chains, TOKENS)
+        yield pending, rows
 
 
 def parts(pool: Pool, new: bool) -> Iterator[Callable[[], object]]:
-    """The view of sessions, the columns, the costs and the pick, by the core's own code."""
+    """Hits, the view of sessions, the columns, costs and the pick, by the core's own code."""
     core = pool.core
 
-    def decide(pending: Pending, rows: Rows, hits: np.ndarray) -> None:
-        request, fleet = core.chooser._views(pending, rows, hits, pool.now_s)
+    def decide(pending: Pending, rows: Rows) -> None:
+        request, fleet = core.chooser._views(pending, rows, pool.now_s)
         core.guard.decide(request, fleet)
 
     for asked in decisions(pool, new):
@@ -146,7 +146,7 @@ def refresh_percent(pool: Pool, runs: int) -> float:
     """Share of a core that weighing all sessions anew takes."""
     followed, shares = pool.followed, []
     for _ in range(runs):
-        period_s = max(0.1, len(followed) / 1e5)
+        period_s = max(0.5, len(followed) / 1e5)  # as often as they are weighed
         pool.now_s += period_s
         start_s = time.thread_time()
         followed.refresh(pool.now_s)

@@ -45,6 +45,13 @@ def test_costs_of_the_default_policy_run_clean(sanitized_replay: Path) -> None:
     assert "each cost is a number" in done.stdout
 
 
+def test_weights_of_sessions_run_clean(sanitized_replay: Path) -> None:
+    command = ["sh", str(sanitized_replay), "weights", str(400 * EFFORT)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "each weight is a chance" in done.stdout
+
+
 def test_worker_sets_run_clean(sanitized_replay: Path) -> None:
     command = ["sh", str(sanitized_replay), "sets", str(30 * EFFORT)]
     done = subprocess.run(command, capture_output=True, text=True)

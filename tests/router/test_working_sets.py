@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -53,13 +52,9 @@ def test_trunks_count_once_where_a_session_has_them(
         working_sets._SHOWN_TRUNKS = before
 
 
-def test_sums_are_made_anew_from_those_at_home() -> None:
+def test_sums_follow_who_comes_and_goes() -> None:
     sets = WorkingSets(SLOTS)
-    sets.shift(0, 1e9, 1e9)
-    home = np.array([2, -1, 2, 0])
-    sets.renew(home, np.array([1.0, 50.0, 2.0, 4.0]), np.array([10.0, 50.0, 20.0, 40.0]))
-    assert sets.private_tokens.tolist() == [4.0, 0.0, 3.0, 0.0]
-    assert sets.cold_work.tolist() == [40.0, 0.0, 30.0, 0.0]
+    sets.shift(2, 3.0, 30.0)
     sets.shift(2, 0.5, -5.0)
     assert (sets.private_tokens[2], sets.cold_work[2]) == (3.5, 25.0)
     sets.clear(2)
