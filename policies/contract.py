@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import isnan, nan
+from math import inf, isnan, nan
 from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
 
 import numpy as np
@@ -101,6 +101,7 @@ class RequestView:
     # pay, 0..1, as sessions did lately.
     return_chance: float = 0.0
     held_s: float = 0.0  # has waited at the router so long
+    may_wait_s: float = inf  # and may for so much longer; 0: whom nobody takes now is refused
 
     @property
     def private_tokens(self) -> int:

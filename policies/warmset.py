@@ -14,8 +14,8 @@ _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache
 _GAMMA = 1.2  # an all-cold worker never reaches its bound: by this factor holding pays sooner
 _REUSED = 0.1  # chance that somebody wants what an unknown prompt leaves in a cache
-_RELIEF_S = 5.0  # who has waited for longer may go where it fits least badly, if the pool has room
 _BEGUN, _BEYOND, _AT_MOST_S = 4.0, 1.15, 20.0  # who has begun waits 4 x its work, if overfull 20 s
+_RELIEF_S, _IDLE = 5.0, 100.0  # s, then where it fits least badly; x its work, then at who is idle
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Warmset:
     room: until answers that end there have freed the memory it lacks. later: by how much its
     prefill delays all who come before that worker's queue is empty again. running: how long the
     worker's requests wait for it, each second for `running` of a second. place: for a warm session
-    away from home, `stay` - 1 times all of these; for another, what its cache takes to compute, by
-    the chance that it returns, times the memory wanted there. One that is not warm starts where it
-    fits within `gate`, or waits: +inf. Unknown hits count as they are, unknown capacity as the
-    others' median. Spill depth of H of P s, no queue: H / (P - H + step / 2) / `running` requests.
+    away from home, `stay` - 1 times all of these; for another, its cache's prefill, by the chance
+    that it returns, times the memory wanted there. One that is not warm starts where it fits within
+    `gate`, or waits: +inf. Unknown hits count as they are, unknown capacity as the others' median.
+    Spill depth of H of P s, no queue: H / (P - H + step / 2) / `running` requests.
 
     gate: share of a worker's KV memory that sessions at home may want; above 0.
     stay: how many times dearer a warm session is away from home; 1 or more.
@@ -87,14 +87,16 @@ class Warmset:
 
     def _open(self, request: RequestView, fleet: FleetView, after: Floats, redo_s: Floats) -> Bools:
         wanted, size = fleet.working_set_tokens, fleet.kept_tokens(request.prompt_tokens)
+        waited_s = request.held_s if request.may_wait_s > 0.0 else np.inf
         fits: Bools = ((over := after - self.gate * size) <= 0.0) | (wanted == 0.0)
         fits |= fleet.working_set_s + redo_s <= _REDO * fleet.cycle_s
-        if request.held_s > _RELIEF_S and not fits.any():
-            need = after - wanted
-            room = float(wanted.sum() + need.min()) <= _FULL * float(size.sum())
-            if room or (need > self.gate * size).all():  # or it would wait for ever
-                fits |= over <= over.min()
-            elif request.standing == "cold" and request.held_s > _BEGUN * redo_s.min():
-                most = _BEYOND if request.held_s < _AT_MOST_S else np.inf
+        fits |= (fleet.requests == 0) & (waited_s > _IDLE * redo_s)
+        if waited_s > _RELIEF_S and not fits.any():
+            need = after - wanted  # where it is more than anybody has it would wait for ever
+            room = (
+                need > self.gate * size
+            ).all() or wanted.sum() + need.min() <= _FULL * size.sum()
+            if room or (request.standing == "cold" and waited_s > _BEGUN * redo_s.min()):
+                most = np.inf if room or waited_s >= _AT_MOST_S else _BEYOND
                 fits |= (over <= over.min()) & (after <= most * size)
         return fits

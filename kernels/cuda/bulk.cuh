@@ -54,7 +54,12 @@ WR_DEV void arrive_expecting(PhaseBarrier* barrier, int bytes) {
 }
 WR_DEV void wait_phase(PhaseBarrier* barrier, int parity) {
     uint32_t is_over = 0;
-    while (!is_over)
+#ifdef WR_SPIN_LIMIT  // a hang becomes a failed launch
+    for (int64_t spins = 0; !is_over; spins++) {
+        if (spins == WR_SPIN_LIMIT) asm volatile("trap;");
+#else
+    while (!is_over) {
+#endif
         asm volatile(
             "{\n.reg .pred over;\n"
             "mbarrier.try_wait.parity.shared::cta.b64 over, [%1], %2;\n"
@@ -62,6 +67,7 @@ WR_DEV void wait_phase(PhaseBarrier* barrier, int parity) {
             : "=r"(is_over)
             : "r"(shared_address(barrier)), "r"(parity)
             : "memory");
+    }
 }
 // What this thread has done to shared memory by ordinary stores (or to a new barrier) comes before
 // what the copy engine and the tensor cores do to it after the next barrier.

@@ -99,7 +99,7 @@ struct Consumer {
             from.kv.wait_full(kv_uses + 2);
             from.kv.wait_full(kv_uses + 1);
             wait_turn();
-            begin_products(scores, softmax.out);
+            begin_products(scores, softmax.out, softmax.weights);
             score(scores, 2);
             commit_products();
             mix(softmax);
@@ -108,16 +108,16 @@ struct Consumer {
             wait_products<1>(scores);
             from.kv.leave(kv_uses + 2);
             weigh(walk, block, scores, softmax);
-            wait_products<0>(softmax.out);
+            wait_products<0>(softmax.out, softmax.weights);
             from.kv.leave(kv_uses + 1);
             softmax.rescale();
             softmax.round(scores);
         }
         from.kv.wait_full(kv_uses + 1);
-        begin_products(softmax.out);
+        begin_products(softmax.out, softmax.weights);
         mix(softmax);
         commit_products();
-        wait_products<0>(softmax.out);
+        wait_products<0>(softmax.out, softmax.weights);
         from.kv.leave(kv_uses + 1);
         kv_uses += 2;
     }

@@ -7,7 +7,8 @@
 //
 // In order: `begin_products` (accumulators and operands in registers are as they shall be),
 // products, `commit_products`, `wait_products<N>` (all groups but the last N are done). Until then
-// nobody touches the accumulators or the operands. Those that a wait is given are usable after it.
+// nobody touches the accumulators or the operands. Both calls are given all registers, those of
+// left operands too, or the compiler may write to them earlier; they are usable after the wait.
 #pragma once
 
 #include <type_traits>
@@ -58,12 +59,14 @@ WR_DEV void sync_warpgroup() {
     asm volatile("bar.sync %0, %1;" ::"r"(1 + warpgroup()), "n"(WARPGROUP) : "memory");
 }
 
-// The compiler moves no use of these registers past this point.
+// The compiler moves no use of these registers past this point (a fence operand).
 template <class Word, int COUNT>
 WR_DEV void hold(Word (&registers)[COUNT]) {
     WR_UNROLL
     for (int i = 0; i < COUNT; i++)
-        if constexpr (std::is_same_v<Word, float>)
+        if constexpr (std::is_array_v<Word>)
+            hold(registers[i]);
+        else if constexpr (std::is_same_v<Word, float>)
             asm volatile("" : "+f"(registers[i])::"memory");
         else
             asm volatile("" : "+r"(registers[i])::"memory");

@@ -13,7 +13,7 @@ namespace {
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 // As in policies/warmset.py and policies/work.py, where each has its reason.
 constexpr double kFull = 0.9, kRedo = 0.9, kGamma = 1.2, kReused = 0.1, kReliefS = 5.0;
-constexpr double kBegun = 4.0, kBeyond = 1.15, kAtMostS = 20.0, kBusy = 2.0;
+constexpr double kBegun = 4.0, kBeyond = 1.15, kAtMostS = 20.0, kIdle = 100.0, kBusy = 2.0;
 constexpr double kAssumedTokens = 1e18;  // a capacity, where no worker told one
 
 // NaN wins, as in numpy's maximum and minimum; std::max would let the order decide.
@@ -206,7 +206,8 @@ class Decision {
       const Row& r = rows_[row];
       const double over = r.after - parameters_.gate * r.size, need = r.after - r.wanted;
       fits[row] = over <= 0.0 || r.wanted == 0.0 ||
-                  r.redo_s + again_s(r) <= kRedo * request_.cycle_s;
+                  r.redo_s + again_s(r) <= kRedo * request_.cycle_s ||
+                  (r.requests == 0.0 && request_.held_s > kIdle * again_s(r));
       least_over = minimum(least_over, over);
       least_need = minimum(least_need, need);
       least_again_s = minimum(least_again_s, again_s(r));

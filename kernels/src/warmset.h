@@ -33,7 +33,7 @@ struct Request {
   std::int64_t prompt_tokens, trunk_tokens;
   Standing standing;
   std::int64_t home_id;
-  double return_chance, held_s;
+  double return_chance, held_s;  // held: +inf where it is asked for the last time
   // What its own session adds to the sums of the worker where it is at home; -1: nowhere.
   std::int64_t own_slot;
   double own_tokens, own_work;

@@ -15,7 +15,7 @@ from router.core.admission import ModelLimits
 from router.core.columns import WorkerColumns
 from router.core.eligible import Eligibility, Rows
 from router.core.guard import Answer, PolicyGuard
-from router.core.hold_queue import Pending
+from router.core.hold_queue import Pending, most_s
 from router.core.ledger import NO_LOADS, Loads
 from router.core.live_fleet import LiveFleet
 from router.core.reservations import Reservations
@@ -293,6 +293,7 @@ class Chooser:
             tenant=arrival.tenant,
             priority=arrival.priority,
             held_s=now_s - arrival.now_s if pending.held else 0.0,
+            may_wait_s=max(most_s(arrival, self._settings.hold_s) - (now_s - arrival.now_s), 0.0),
             standing="new" if sessions is None else sessions.standing,
             return_chance=0.0 if sessions is None else sessions.return_chance,
             home_id=-1 if sessions is None else sessions.home_id,

@@ -311,9 +311,7 @@ class RouterCore:
         self.session_tracking.tick(fact.now_s)
         actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
-            limit = self.model_limits.reached(pending)
-            rejection = self.admission.waited_too_long(pending, fact.now_s, limit)
-            actions.append(self._give_up(pending, fact.now_s, rejection))
+            actions += self._ask_last(pending, fact.now_s)
         return [*actions, *self._ask_held(fact.now_s)]
 
     def on_load_report(self, fact: LoadReport) -> list[Action]:
@@ -452,6 +450,16 @@ class RouterCore:
         sweep = self.held.sweep(now_s, refused_max)
         actions = chain.from_iterable(self._place(pending, now_s, "held") for pending in sweep)
         return [action for action in actions if not isinstance(action, Hold)]
+
+    def _ask_last(self, pending: Pending, now_s: float) -> list[Action]:
+        """Its time at the router is over: who takes it now, or a refusal."""
+        limit = self.model_limits.reached(pending)
+        rejection = self.admission.waited_too_long(pending, now_s, limit)
+        if not limit and rejection.status != 504:  # beyond its deadline nobody wants the answer
+            actions = self._place(pending, now_s, "held")
+            if not any(isinstance(action, Hold) for action in actions):
+                return actions
+        return [self._give_up(pending, now_s, rejection)]
 
     def _release(
         self, pending: Pending, now_s: float, finish: Finish | None = None

@@ -319,7 +319,7 @@ class NativeWarmset:
             _STANDINGS[request.standing],
             request.home_id,
             request.return_chance,
-            request.held_s,
+            request.held_s if request.may_wait_s > 0.0 else math.inf,
             own_slot,
             own_tokens,
             own_work,

@@ -135,25 +135,31 @@ def test_registers_and_spills(source: str) -> None:
         assert one.registers <= KERNELS[source].registers, one
 
 
-@needs_nvcc
-@pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    ("source", "gpu"), [(name, gpu) for name, bounds in KERNELS.items() for gpu in bounds.gpus]
-)
-def test_instructions(source: str, gpu: str) -> None:
+def disassembled(path: Path, gpu: str) -> str:
+    """What the GPU is told to do, as text."""
     tools = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
     if not (tools / "cuobjdump").is_file():
         pytest.skip("nvidia-cuda-cuobjdump is not installed")
     said = subprocess.run(
-        [tools / "cuobjdump", "-sass", "-arch", gpu, built()[source]],
+        [tools / "cuobjdump", "-sass", "-arch", gpu, path],
         env={**os.environ, "PATH": f"{tools}:{os.environ['PATH']}"},
         capture_output=True,
         text=True,
         check=True,
         timeout=120,
     )
+    return said.stdout
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("source", "gpu"), [(name, gpu) for name, bounds in KERNELS.items() for gpu in bounds.gpus]
+)
+def test_instructions(source: str, gpu: str) -> None:
+    said = disassembled(built()[source], gpu)
     own = f"{len(source)}{source}6kernel"  # mangled; others are parts that it includes
-    functions = [text for text in said.stdout.split("Function : ")[1:] if own in text[:200]]
+    functions = [text for text in said.split("Function : ")[1:] if own in text[:200]]
     assert functions
     for function in functions:
         name = function.partition("\n")[0]
@@ -169,6 +175,20 @@ def test_warpgroup_products_are_not_serialized() -> None:
     said = build.compiler_log(built()["prefill_wgmma"])
     assert "Compiling entry function" in said
     assert not re.search(r"C75\d\d|serializ|setmaxnreg", said), said
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+def test_only_the_debug_library_ends_a_wait_that_hangs() -> None:
+    debug = {source.stem: (source, made) for source, made in build.objects(build.DEBUG).items()}
+    source, made = debug["prefill_wgmma"]
+    compiler = shutil.which("nvcc")
+    assert compiler is not None
+    made.parent.mkdir(parents=True, exist_ok=True)
+    build._compile(build.DEBUG, compiler, source, made)
+    assert "BPT.TRAP" in disassembled(made, "sm_90a")
+    assert "BPT.TRAP" not in disassembled(built()["prefill_wgmma"], "sm_90a")
+    assert {one.spilled_bytes for one in compiled(build.compiler_log(made))} == {0}
 
 
 def test_a_missing_compiler_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ def test_a_session_waits_while_every_cache_is_wanted_and_that_pays(standing: str
     assert np.isinf(WARMSET.costs(request, room, None)).tolist() == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("held_s", "may_wait_s", "opens"), [(9.9, 1.0, False), (10.1, 1.0, True), (0.1, 0.0, True)]
+)
+def test_nobody_waits_for_long_beside_an_idle_worker(
+    held_s: float, may_wait_s: float, opens: bool
+) -> None:
+    """A hundred times the 0.1 s of its prefill, or until it would be refused."""
+    full = fleet_of(worker_id=[0, 1], cycle_s=10.0, running=[3, 0], **FULL)
+    request = request_of(standing="new", held_s=held_s, may_wait_s=may_wait_s)
+    assert np.isfinite(WARMSET.costs(request, full, None)).tolist() == [False, opens]
+
+
 def test_the_gate_opens_where_running_cold_is_affordable() -> None:
     cheap = fleet_of(worker_id=[0, 1], cycle_s=100.0, **FULL | {"working_set_s": 10.0})
     assert np.isfinite(WARMSET.costs(request_of(standing="new"), cheap, None)).all()

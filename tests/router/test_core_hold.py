@@ -26,7 +26,14 @@ def below_two(request: RequestView, fleet: FleetView, state: object) -> np.ndarr
     return np.where(fleet.requests < 1, fleet.requests.astype(float), np.inf)
 
 
+def at_last(request: RequestView, fleet: FleetView, state: object) -> np.ndarray:
+    """Holds whatever may wait, and else takes the first worker."""
+    cost = np.inf if request.may_wait_s > 0.0 else 0.0
+    return np.full(len(fleet), cost)
+
+
 HOLD = f"{__name__}:never"
+AT_LAST = f"{__name__}:at_last"
 ONE_EACH = f"{__name__}:below_two"
 
 
@@ -60,6 +67,33 @@ def test_holding_is_bounded_in_number_and_time() -> None:
     late = world.core.on_tick(Tick(6.0))
     assert [a.code for a in late] == ["hold_timeout", "hold_timeout"]
     assert world.core.inflight_requests == 0
+
+
+def test_whose_time_is_over_is_asked_a_last_time() -> None:
+    """Not one whose client does not want the answer any more."""
+    world = World(workers=1, policy=AT_LAST, hold_s=5.0)
+    core = world.core
+    early, brief, late = (
+        world.arrival([1]),
+        world.arrival([2], hold_s=2.0),
+        world.arrival([3], deadline_s=4.0),
+    )
+    for arrival in (early, brief, late):
+        assert isinstance(core.on_arrival(arrival)[0], Hold)
+    (sent,) = core.on_tick(Tick(2.0))
+    assert isinstance(sent, Dispatch)
+    assert (sent.request_id, sent.decision.reason) == (brief.request_id, "held")
+    (gone,) = core.on_tick(Tick(4.5))
+    assert isinstance(gone, Reject)
+    assert (gone.request_id, gone.code) == (late.request_id, "deadline_exceeded")
+    (sent,) = core.on_tick(Tick(5.0))
+    assert isinstance(sent, Dispatch)
+    assert sent.request_id == early.request_id
+    assert (core.held_requests, core.inflight_requests) == (0, 2)
+    for request_id in (early.request_id, brief.request_id):
+        core.on_finish(Finish(6.0, request_id))
+    assert core.inflight_requests == 0
+    assert int(core.columns.requests.sum()) == 0
 
 
 @given(places=st.integers(5, 30), mean_s=st.floats(0.5, 10.0), seed=st.integers(0, 1_000))

@@ -50,6 +50,7 @@ class Both(NativeWarmset):
         changes = {
             "standing": rng.choice(get_args(Standing)),
             "held_s": rng.choice((0.0, 4.9, 5.1, rng.uniform(5.0, 20.0), 21.0, 200.0)),
+            "may_wait_s": rng.choice((0.0, 1.0, 1.0, 1.0)),
             "return_chance": rng.choice((0.0, rng.random(), 1.0)),
             "home_id": rng.choice((-1, *fleet.worker_id.tolist())),
             "trunk_tokens": rng.choice((0, request.trunk_tokens, request.prompt_tokens)),

@@ -1,6 +1,7 @@
 """The kernels' shared library: built, found, loaded and called through its C ABI.
 
-`python -m kvkernels.cuda.library [emulator]` builds it.
+`python -m kvkernels.cuda.library [debug | emulator]` builds it; `debug`, for a GPU too: a wait on
+the device that goes on for seconds ends as a failed launch, not as a hang.
 Each source becomes an object named by a hash of it, its headers and the flags, so that a build
 compiles what changed, and a library found under its name is never stale. What ptxas says of
 registers and spills lies beside each object. An entry point takes views (`wr_tensor` of
@@ -181,6 +182,8 @@ CUDA = Target(
     ("-shared", "-cudart", "static"),
     ("*.cu",),
 )
+# A wait tries again each microsecond or less often; none that is right tries for long.
+DEBUG = CUDA._replace(name="debug", compile_flags=(*CUDA.compile_flags, "-DWR_SPIN_LIMIT=10000000"))
 # Undefined behaviour ends the program; fibers need longjmp as it is, without glibc's guard.
 EMULATOR = Target(
     "emulator",
@@ -324,4 +327,7 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    print(build(EMULATOR if sys.argv[1:] == ["emulator"] else CUDA))
+    targets = {"cuda": CUDA, "debug": DEBUG, "emulator": EMULATOR}
+    if len(sys.argv) > 2 or (asked := (sys.argv[1:] or ["cuda"])[0]) not in targets:
+        sys.exit(f"usage: python -m kvkernels.cuda.library [{' | '.join(targets)}]")
+    print(build(targets[asked]))
