@@ -92,10 +92,8 @@ class Warmset:
         fits |= fleet.working_set_s + redo_s <= _REDO * fleet.cycle_s
         fits |= (fleet.requests == 0) & (waited_s > _IDLE * redo_s)
         if waited_s > _RELIEF_S and not fits.any():
-            need = after - wanted  # where it is more than anybody has it would wait for ever
-            room = (
-                need > self.gate * size
-            ).all() or wanted.sum() + need.min() <= _FULL * size.sum()
+            own = after - wanted  # where it is more than anybody has it would wait for ever
+            room = (own > self.gate * size).all() or wanted.sum() + own.min() <= _FULL * size.sum()
             if room or (request.standing == "cold" and waited_s > _BEGUN * redo_s.min()):
                 most = np.inf if room or waited_s >= _AT_MOST_S else _BEYOND
                 fits |= (over <= over.min()) & (after <= most * size)
