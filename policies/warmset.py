@@ -15,7 +15,7 @@ _REDO = 0.9  # a worker that can redo all its sessions in this share of their cy
 _GAMMA = 1.2  # an all-cold worker never reaches its bound: by this factor holding pays sooner
 _REUSED = 0.1  # chance that somebody wants what an unknown prompt leaves in a cache
 _BEGUN, _BEYOND, _AT_MOST_S = 4.0, 1.15, 20.0  # who has begun waits 4 x its work, if overfull 20 s
-_RELIEF_S, _IDLE = 5.0, 100.0  # s, then where it fits least badly; x its work, then at who is idle
+_RELIEF_S, _IDLE = 5.0, 100.0  # who waited 5 s: where it fits least badly; 100 x its work: if idle
 
 
 @dataclass(frozen=True, slots=True)

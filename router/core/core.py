@@ -453,12 +453,13 @@ class RouterCore:
 
     def _ask_last(self, pending: Pending, now_s: float) -> list[Action]:
         """Its time at the router is over: who takes it now, or a refusal."""
-        limit = self.model_limits.reached(pending)
-        rejection = self.admission.waited_too_long(pending, now_s, limit)
-        if not limit and rejection.status != 504:  # beyond its deadline nobody wants the answer
+        deadline_s = pending.arrival.deadline_s
+        if deadline_s is None or now_s < deadline_s:  # beyond it nobody wants the answer
             actions = self._place(pending, now_s, "held")
             if not any(isinstance(action, Hold) for action in actions):
                 return actions
+        limit = self.model_limits.reached(pending)
+        rejection = self.admission.waited_too_long(pending, now_s, limit)
         return [self._give_up(pending, now_s, rejection)]
 
     def _release(

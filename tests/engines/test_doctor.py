@@ -80,16 +80,17 @@ class DoctorsTriton(TritonServer):
         async def over() -> bool:
             return "UNLOADING" not in await self._states(http)
 
-        try:
-            for name in reversed(self.loaded):  # who calls first, then who is called
-                await self._repository(http, name, "unload")
+        for name in reversed(self.loaded):  # who calls first, then who is called
+            await self._repository(http, name, "unload")
+            try:
                 await until(over, f"the end of {name}")
-        except AssertionError as error:
-            # Now and then a model whose callers were cut off never ends in Triton 2.51.
-            warnings.warn(f"tritonserver is started anew: {error}", stacklevel=2)
-            await self.stop()
-            await self.start()
-            await self.until_healthy()
+            except AssertionError as error:
+                # Now and then a model whose callers were cut off never ends in Triton 2.51.
+                warnings.warn(f"tritonserver is started anew: {error}", stacklevel=2)
+                await self.stop()
+                await self.start()
+                await self.until_healthy()
+                return
 
     async def _states(self, http: aiohttp.ClientSession) -> list[str]:
         async with http.post(f"{self.url}/v2/repository/index", json={}) as reply:

@@ -11,52 +11,26 @@ from tests.effort import EFFORT
 pytestmark = pytest.mark.timeout(1200)  # the first to come builds what it runs
 
 
-def test_histories_run_clean(sanitized_replay: Path) -> None:
-    done = subprocess.run(["sh", str(sanitized_replay)], capture_output=True, text=True)
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "as the model says"),
+        (("workers", 400), "each told alike"),
+        (("mirrors", 1000), "as the list says"),
+        (("owners", 400), "as the sets say"),
+        (("warmset", 400), "each cost is a number"),
+        (("weights", 400), "each weight is a chance"),
+        (("sets", 30), "as std::set says"),
+    ],
+    ids=["histories", "workers", "mirrors", "owners", "warmset", "weights", "sets"],
+)
+def test_random_lives_run_clean(
+    sanitized_replay: Path, arguments: tuple[str, int] | tuple[()], said: str
+) -> None:
+    asked = [str(one * EFFORT) if isinstance(one, int) else one for one in arguments]
+    done = subprocess.run(["sh", str(sanitized_replay), *asked], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "as the model says" in done.stdout
-
-
-def test_lives_of_virtual_workers_run_clean(sanitized_replay: Path) -> None:
-    command = ["sh", str(sanitized_replay), "workers", str(400 * EFFORT)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "each told alike" in done.stdout
-
-
-def test_histories_of_mirrors_run_clean(sanitized_replay: Path) -> None:
-    command = ["sh", str(sanitized_replay), "mirrors", str(1000 * EFFORT)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "as the list says" in done.stdout
-
-
-def test_histories_of_prefix_owners_run_clean(sanitized_replay: Path) -> None:
-    command = ["sh", str(sanitized_replay), "owners", str(400 * EFFORT)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "as the sets say" in done.stdout
-
-
-def test_costs_of_the_default_policy_run_clean(sanitized_replay: Path) -> None:
-    command = ["sh", str(sanitized_replay), "warmset", str(400 * EFFORT)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "each cost is a number" in done.stdout
-
-
-def test_weights_of_sessions_run_clean(sanitized_replay: Path) -> None:
-    command = ["sh", str(sanitized_replay), "weights", str(400 * EFFORT)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "each weight is a chance" in done.stdout
-
-
-def test_worker_sets_run_clean(sanitized_replay: Path) -> None:
-    command = ["sh", str(sanitized_replay), "sets", str(30 * EFFORT)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "as std::set says" in done.stdout
+    assert said in done.stdout
 
 
 def test_readers_beside_a_writer_run_clean(sanitized_replay: Path) -> None:
