@@ -163,7 +163,7 @@ class FleetView:
     live_sessions: int = 0  # sessions with a request in flight or seen lately
     pair_tokens: float = 0.0  # prefill attention of one query to one key, in tokens of linear work
     cycle_s: float = 0.0  # a session's turn when its cache is warm: pause and decode; 0: unknown
-    # The request's trunk, a head that many prompts share (`router.estimators.trunks`): its tokens,
+    # The request's trunk, a head that many prompts share (`kvkernels.Trunks`): its tokens,
     # 0: none that counts; and how many more of the rows should hold it, 0 or less: enough do.
     hot_trunk_tokens: int = 0
     copies_missing: int = 0

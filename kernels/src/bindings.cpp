@@ -51,6 +51,7 @@ NB_MODULE(_native, module) {
   kv::bind_mirror(module);
   kv::bind_prefix_owners(module);
   kv::bind_session_weights(module);
+  kv::bind_trunks(module);
   kv::bind_virtual_worker(module);
   kv::bind_warmset(module);
   kv::bind_request_scan(module);

@@ -13,6 +13,7 @@ void bind_prefix_owners(nanobind::module_& module);
 void bind_request_head(nanobind::module_& module);
 void bind_request_scan(nanobind::module_& module);
 void bind_session_weights(nanobind::module_& module);
+void bind_trunks(nanobind::module_& module);
 void bind_virtual_worker(nanobind::module_& module);
 void bind_warmset(nanobind::module_& module);
 

@@ -1,6 +1,7 @@
 #include "columns.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <limits>
@@ -93,6 +94,55 @@ std::int64_t cheapest(Doubles costs, double draw) {
   std::size_t row = 0;
   while (!equal(costs[row]) || left-- > 0) ++row;
   return static_cast<std::int64_t>(row);
+}
+
+double pairwise_sum(Doubles values) {
+  const std::size_t size = values.size();
+  if (size < 8) {
+    double total = 0.0;
+    for (const double value : values) total += value;
+    return total;
+  }
+  if (size <= 128) {
+    std::array<double, 8> totals{};
+    std::copy_n(values.begin(), 8, totals.begin());
+    std::size_t at = 8;
+    for (; at + 8 <= size; at += 8) {
+      for (std::size_t lane = 0; lane < 8; ++lane) totals[lane] += values[at + lane];
+    }
+    double total = ((totals[0] + totals[1]) + (totals[2] + totals[3])) +
+                   ((totals[4] + totals[5]) + (totals[6] + totals[7]));
+    for (; at < size; ++at) total += values[at];
+    return total;
+  }
+  const std::size_t half = size / 2 - size / 2 % 8;
+  return pairwise_sum(values.first(half)) + pairwise_sum(values.subspan(half));
+}
+
+double sum_of(Doubles column, Slots slots) {
+  std::vector<double> values(slots.size());
+  std::transform(slots.begin(), slots.end(), values.begin(),
+                 [&](std::int64_t slot) { return column[static_cast<std::size_t>(slot)]; });
+  return pairwise_sum(values);
+}
+
+double sum_of_least(Doubles a, double times, Doubles b, Slots slots) {
+  std::vector<double> values(slots.size());
+  std::transform(slots.begin(), slots.end(), values.begin(), [&](std::int64_t slot) {
+    const auto at = static_cast<std::size_t>(slot);
+    const double left = a[at] * times;
+    return left <= b[at] || std::isnan(left) ? left : b[at];
+  });
+  return pairwise_sum(values);
+}
+
+Leading leading(std::span<const std::int64_t> hits) {
+  const auto most = std::max_element(hits.begin(), hits.end());
+  std::int64_t others = 0;
+  for (auto hit = hits.begin(); hit != hits.end(); ++hit) {
+    if (hit != most) others = std::max(others, *hit);
+  }
+  return {static_cast<std::size_t>(most - hits.begin()), *most, others};
 }
 
 }  // namespace kv

@@ -33,6 +33,22 @@ void load_tokens(Doubles charged, Doubles drained, Doubles token_work,
                  std::span<const std::int64_t> requests, Slots slots, double step_tokens,
                  double* load);
 
+// The sum, rounded as numpy rounds it: eight sums side by side, halves of more than 128.
+double pairwise_sum(Doubles values);
+
+// That of column[slot].
+double sum_of(Doubles column, Slots slots);
+
+// That of the lesser of times * a[slot] and b[slot]; NaN where one is.
+double sum_of_least(Doubles a, double times, Doubles b, Slots slots);
+
+// The first row with the most tokens, these, and the most of any other row, 0 or more.
+struct Leading {
+  std::size_t row;
+  std::int64_t tokens, others;
+};
+Leading leading(std::span<const std::int64_t> hits);
+
 inline constexpr std::int64_t kHold = -1;      // nobody: all costs are infinite, or there are none
 inline constexpr std::int64_t kNoNumber = -2;  // a cost is NaN or -inf
 

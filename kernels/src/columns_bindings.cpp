@@ -83,6 +83,28 @@ auto load_tokens(nb::handle charged, nb::handle drained, nb::handle token_work,
   return load.give();
 }
 
+double sum_of(nb::handle column, nb::handle slots) {
+  const kv::arguments::Column values(column, "column");
+  const kv::arguments::Counts rows(slots, "slots");
+  within(rows.span(), values.span().size());
+  return kv::sum_of(values.span(), rows.span());
+}
+
+double sum_of_least(nb::handle a, double times, nb::handle b, nb::handle slots) {
+  const kv::arguments::Column left(a, "a");
+  const kv::arguments::Column right(b, "b");
+  const kv::arguments::Counts rows(slots, "slots");
+  within(rows.span(), std::min(left.span().size(), right.span().size()));
+  return kv::sum_of_least(left.span(), times, right.span(), rows.span());
+}
+
+auto leading(nb::handle hit_tokens) {
+  const kv::arguments::Counts hits(hit_tokens, "hit_tokens");
+  if (hits.span().empty()) throw nb::value_error("hit_tokens must not be empty");
+  const kv::Leading found = kv::leading(hits.span());
+  return nb::make_tuple(found.row, found.tokens, found.others);
+}
+
 std::int64_t cheapest(nb::handle costs, nb::handle draw) {
   const kv::arguments::Column all(costs, "costs");
   const double drawn = number(draw, "draw");
@@ -119,6 +141,16 @@ void bind_columns(nb::module_& module) {
                      "token_work: Column | None, requests: Ids, slots: Ids, step_tokens: float) "
                      "-> Column"),
              "float64[slots]: tokens queued there, and `step_tokens` for each request.");
+  module.def("sum_of", calls::sum_of, arg("column"), arg("slots"),
+             nb::sig("def sum_of(column: Column, slots: Ids) -> float"),
+             "The sum over these slots, rounded as numpy rounds it.");
+  module.def("sum_of_least", calls::sum_of_least, arg("a"), nb::arg("times"), arg("b"),
+             arg("slots"),
+             nb::sig("def sum_of_least(a: Column, times: float, b: Column, slots: Ids) -> float"),
+             "The sum over these slots of the lesser of a x times and b.");
+  module.def("leading", calls::leading, arg("hit_tokens"),
+             nb::sig("def leading(hit_tokens: Ids) -> tuple[int, int, int]"),
+             "(First row with the most tokens, these, the most of any other row or 0.)");
   module.def("cheapest", calls::cheapest, arg("costs"), arg("draw"),
              nb::sig("def cheapest(costs: Column, draw: float) -> int"),
              "The row of the lowest cost, drawn among equal ones; -1 where all are infinite.");

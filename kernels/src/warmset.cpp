@@ -149,8 +149,17 @@ class Decision {
     return median(std::move(steps_s));
   }
 
+  // Whether fewer workers hold the hot trunk than should, of as many as there are.
+  bool lacks_copies() const {
+    const auto rows = static_cast<std::int64_t>(hits_.size());
+    const auto copies = std::count_if(hits_.begin(), hits_.end(), [this](std::int64_t hit) {
+      return hit >= request_.hot_trunk_tokens;
+    });
+    return copies < std::min(request_.wanted_copies, rows);
+  }
+
   double invested_s(std::size_t row) const {
-    if (request_.copies_missing <= 0 || hits_[row] >= request_.hot_trunk_tokens) return 0.0;
+    if (!lacks_copies_ || hits_[row] >= request_.hot_trunk_tokens) return 0.0;
     const Row& r = rows_[row];
     const auto trunk = static_cast<double>(request_.hot_trunk_tokens);
     return minimum(prefill_s(trunk, 0.0, r.rate), r.own_s);
@@ -250,32 +259,10 @@ class Decision {
   std::int64_t private_;
   std::vector<Row> rows_;
   bool pays_ = false, lasts_ = false;
+  bool lacks_copies_ = lacks_copies();
 };
 
 }  // namespace
-
-double pairwise_sum(Doubles values) {
-  const std::size_t size = values.size();
-  if (size < 8) {
-    double total = 0.0;
-    for (const double value : values) total += value;
-    return total;
-  }
-  if (size <= 128) {
-    std::array<double, 8> totals{};
-    std::copy_n(values.begin(), 8, totals.begin());
-    std::size_t at = 8;
-    for (; at + 8 <= size; at += 8) {
-      for (std::size_t lane = 0; lane < 8; ++lane) totals[lane] += values[at + lane];
-    }
-    double total = ((totals[0] + totals[1]) + (totals[2] + totals[3])) +
-                   ((totals[4] + totals[5]) + (totals[6] + totals[7]));
-    for (; at < size; ++at) total += values[at];
-    return total;
-  }
-  const std::size_t half = size / 2 - size / 2 % 8;
-  return pairwise_sum(values.first(half)) + pairwise_sum(values.subspan(half));
-}
 
 void costs(const Columns& columns, const Parameters& parameters, const Request& request,
            std::span<const std::int64_t> hits, Slots slots, double* costs) {

@@ -40,7 +40,7 @@ struct Request {
   // Where sessions with its trunk are at home, by slot; but not for itself alone in `own_slot`.
   std::span<const bool> holds_trunk;
   bool own_trunk_alone;
-  std::int64_t hot_trunk_tokens, copies_missing;
+  std::int64_t hot_trunk_tokens, wanted_copies;  // 0, 0: there is none
   double turnover_per_s, cycle_s, pair_tokens;
   // Others' requests count where they were reported since then; +inf: nowhere.
   double now_s, believed_s;
@@ -50,8 +50,5 @@ struct Request {
 // have the same length, above 0, and no slot is beyond the columns.
 void costs(const Columns& columns, const Parameters& parameters, const Request& request,
            std::span<const std::int64_t> hits, Slots slots, double* costs);
-
-// The sum, rounded as numpy rounds it: eight sums side by side, halves of more than 128.
-double pairwise_sum(Doubles values);
 
 }  // namespace kv::warmset

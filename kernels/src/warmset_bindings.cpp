@@ -107,7 +107,7 @@ auto warmset_costs(const WarmsetCosts& self, nb::handle slots, nb::handle hit_to
                    std::int64_t home_id, double return_chance, double held_s,
                    std::int64_t own_slot, double own_tokens, double own_work,
                    nb::handle holds_trunk, bool own_trunk_alone, std::int64_t hot_trunk_tokens,
-                   std::int64_t copies_missing, double turnover_per_s, double cycle_s,
+                   std::int64_t wanted_copies, double turnover_per_s, double cycle_s,
                    double pair_tokens, double now_s, double believed_s) {
   if (standing < 0 || standing > 2) throw nb::value_error("standing is 0, 1 or 2");
   return self.costs(Counts(slots, "slots"), Counts(hit_tokens, "hit_tokens"),
@@ -124,7 +124,7 @@ auto warmset_costs(const WarmsetCosts& self, nb::handle slots, nb::handle hit_to
                      .holds_trunk = {},
                      .own_trunk_alone = own_trunk_alone,
                      .hot_trunk_tokens = hot_trunk_tokens,
-                     .copies_missing = copies_missing,
+                     .wanted_copies = wanted_copies,
                      .turnover_per_s = turnover_per_s,
                      .cycle_s = cycle_s,
                      .pair_tokens = pair_tokens,
@@ -144,14 +144,14 @@ void kv::bind_warmset(nb::module_& module) {
            nb::arg("prompt_tokens"), nb::arg("trunk_tokens"), nb::arg("standing"),
            nb::arg("home_id"), nb::arg("return_chance"), nb::arg("held_s"), nb::arg("own_slot"),
            nb::arg("own_tokens"), nb::arg("own_work"), arg("holds_trunk"),
-           nb::arg("own_trunk_alone"), nb::arg("hot_trunk_tokens"), nb::arg("copies_missing"),
+           nb::arg("own_trunk_alone"), nb::arg("hot_trunk_tokens"), nb::arg("wanted_copies"),
            nb::arg("turnover_per_s"), nb::arg("cycle_s"), nb::arg("pair_tokens"),
            nb::arg("now_s"), nb::arg("believed_s"),
            nb::sig("def costs(self, slots: Ids, hit_tokens: Ids, prompt_tokens: int, "
                    "trunk_tokens: int, standing: int, home_id: int, return_chance: float, "
                    "held_s: float, own_slot: int, own_tokens: float, own_work: float, "
                    "holds_trunk: Flags, own_trunk_alone: bool, hot_trunk_tokens: int, "
-                   "copies_missing: int, turnover_per_s: float, cycle_s: float, "
+                   "wanted_copies: int, turnover_per_s: float, cycle_s: float, "
                    "pair_tokens: float, now_s: float, believed_s: float) -> Column"),
            "float64[slots]: seconds, +inf where the request may not go.");
 }

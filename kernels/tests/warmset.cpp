@@ -95,7 +95,7 @@ void ask(std::mt19937_64& random, const kv::warmset::Columns& columns, std::uint
       .own_tokens = 500.0, .own_work = 500.0, .holds_trunk = {holds.get(), slots},
       .own_trunk_alone = random() % 2 == 0,
       .hot_trunk_tokens = static_cast<std::int64_t>(random() % 4'000),
-      .copies_missing = static_cast<std::int64_t>(random() % 3) - 1,
+      .wanted_copies = static_cast<std::int64_t>(random() % 9),
       .turnover_per_s = 0.1, .cycle_s = static_cast<double>(random() % 20),
       .pair_tokens = random() % 2 == 0 ? 0.0 : 1e-4, .now_s = 100.0,
       .believed_s = static_cast<double>(random() % 100)};

@@ -7,13 +7,13 @@ import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from kvkernels import Trunk
 from router.core.actions import Reject
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
 from router.core.guard import PolicyGuard
 from router.doctor.examine import MAX_SERVERS, Options, examine
 from router.doctor.report import DoctorError
-from router.estimators.trunks import Trunk
 from router.events.feed import ElectedFeed
 from router.fleet.member import Member
 from router.keys.key_file import KeyTerms

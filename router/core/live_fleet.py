@@ -325,10 +325,9 @@ class NativeWarmset:
             own_work,
             holds_trunk,
             own_trunk_alone,
-            fleet.hot_trunk_tokens,
-            fleet.copies_missing,
+            *sessions.hot_trunk(),
             fleet.turnover_per_s,
-            fleet.cycle_s,
+            sessions.cycle_s(),
             fleet.pair_tokens,
             request.now_s,
             # How old a report of others' load may be to count.

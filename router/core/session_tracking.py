@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from kvkernels import leading
 from policies.contract import Bools, Floats, Hashes, Ints, Standing
 from policies.facts import Arrival
 from policies.load import LoadedPolicy
@@ -35,16 +36,16 @@ class SessionView:
         self._hits, self._chain = hits, chain
         self.trunk_tokens = tracked.trunk_tokens
         self.sessions, self._tracked = sessions, tracked
-        self._slots, self._columns = rows.slots, columns
+        self._slots, self._slot_ids, self._columns = rows.slots, rows.slot_ids, columns
         self._own_slot, self._own_tokens, self._own_work = sessions.own(tracked)
         self._own_row = self._row_of(self._own_slot)
         self.home_id = int(columns.worker_id[self._own_slot]) if self._own_slot >= 0 else -1
         self.standing = self._standing(rows, held)
-        self.return_chance = sessions.return_chance(tracked, rows.slots)
+        self.return_chance = sessions.return_chance(tracked, rows.slot_ids)
 
     def _standing(self, rows: Rows, hits: Ints) -> Standing:
-        tracked, best = self._tracked, int(hits.argmax())
-        hit = int(hits[best])
+        tracked = self._tracked
+        best, hit, others = leading(hits)
         if tracked.private_before:
             if hit >= tracked.trunk_tokens + tracked.private_before / 2:
                 return "warm"
@@ -55,9 +56,7 @@ class SessionView:
         # prompt is nobody's trunk. Half of the prompt beyond what others hold, too, is a cache.
         shared = tracked.trunk_tokens
         if hit > shared:
-            others = hits.copy()
-            others[best] = 0
-            shared = max(int(others.max()), shared)
+            shared = max(others, shared)
         private = tracked.prompt_tokens - shared
         if hit > shared and 2 * (hit - shared) >= private:
             self.home_id = rows.worker_ids[best]
@@ -119,15 +118,20 @@ class SessionView:
 
     def trunk(self) -> tuple[int, int]:
         """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
-        trunk = self.sessions.trunks.of(self._chain)
-        if trunk is None:
+        tokens, wanted = self.hot_trunk()
+        if not wanted:
             return 0, 0
-        copies = int(np.count_nonzero(self._hits >= trunk.tokens))
-        return trunk.tokens, min(trunk.wanted_copies, len(self._hits)) - copies
+        copies = int(np.count_nonzero(self._hits >= tokens))
+        return tokens, min(wanted, len(self._hits)) - copies
+
+    def hot_trunk(self) -> tuple[int, int]:
+        """(Tokens of the trunk, how many workers should hold it; 0, 0: it begins with none.)"""
+        trunk = self.sessions.trunks.of(self._chain)
+        return (0, 0) if trunk is None else (trunk.tokens, trunk.wanted_copies)
 
     def cycle_s(self) -> float:
         """Seconds of a turn whose cache is warm."""
-        return self.sessions.cycle.seconds(self._slots)
+        return self.sessions.cycle.seconds(self._slot_ids)
 
     def _row_of(self, slot: int) -> int | None:
         """The row of a worker slot; None: it is not among them."""

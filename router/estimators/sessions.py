@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvkernels import SessionWeights
-from policies.contract import Floats, Hashes, Ints
+from kvkernels import SessionWeights, Trunks, sum_of, sum_of_least
+from policies.contract import Hashes, Ints
 from policies.facts import Arrival
 from router.core.columns import WorkerColumns
+from router.estimators.pool_pace import PaceKeeper
 from router.estimators.return_hazard import EDGES_S, ReturnHazard, UnownedBlocks
 from router.estimators.session_rows import SessionFinder, SessionRows
-from router.estimators.trunks import PaceKeeper, Trunks
 from router.estimators.working_sets import WorkingSets
 
 _WEIGHT = 0.02  # of a new sample
@@ -55,7 +55,7 @@ class Cycle:
         """Another worker may come into its slot."""
         self._quickest_s[slot] = np.inf
 
-    def seconds(self, slots: slice | np.ndarray) -> float:
+    def seconds(self, slots: Ints) -> float:
         """Pause plus decode at a calm step time; 0 while nobody has come back yet.
 
         The mean over these workers. The step time of now would not do: in a clogged pool it is
@@ -63,9 +63,8 @@ class Cycle:
         """
         if self._pause_s is None or self._output_tokens is None:
             return 0.0
-        calm_s: Floats = self._quickest_s[slots] * _CALM
-        np.minimum(calm_s, self._columns.step_s[slots], out=calm_s)
-        return self._pause_s + self._output_tokens * (float(np.add.reduce(calm_s)) / len(calm_s))
+        calm_s = sum_of_least(self._quickest_s, _CALM, self._columns.step_s, slots)
+        return self._pause_s + self._output_tokens * (calm_s / len(slots))
 
 
 def _smooth(known: float | None, sample: float) -> float:
@@ -139,7 +138,7 @@ class Sessions:
         cells.inflight[row] += 1
         self._finder.keep_tip(row, chain, block_size, fact.prompt_tokens)
         blocks = self.owners.claim(chain, cells.serial[row])
-        self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
+        self.trunks.pool(*self._pace.at(now_s, self.cycle.output_tokens), now_s)
         self.trunks.arrival(chain, block_size, fact.prompt_tokens, blocks, known_blocks, now_s)
         return self._track(row, fact, chain, blocks, block_size)
 
@@ -207,7 +206,7 @@ class Sessions:
             return
         self._refreshed_s = now_s
         self.cycle.tick(now_s)
-        self.trunks.pool(self._pace.at(now_s, self.cycle.output_tokens), now_s)
+        self.trunks.pool(*self._pace.at(now_s, self.cycle.output_tokens), now_s)
         rows, weights, columns = self._rows, self._weights, self._columns
         idle, before, now = weights.enter_bins(rows.used, now_s, EDGES_S)
         if idle:
@@ -240,15 +239,14 @@ class Sessions:
             tokens += self.sets.tokens_of(trunk)
         return slot, tokens, weight * cells.cold_work[row]
 
-    def return_chance(self, tracked: TrackedRequest, slots: slice | Ints) -> float:
+    def return_chance(self, tracked: TrackedRequest, slots: Ints) -> float:
         """That a session returns within its horizon after this request, 0..1."""
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 1)
         columns = self._columns
         cold_work = columns.attention.work(private, tracked.trunk_tokens)
-        speeds, capacities = columns.prefill_tokens_per_s[slots], columns.kv_capacity_tokens[slots]
-        workers = max(len(speeds), 1)  # and of each the mean, by what a decision has time for
-        cold_s = cold_work * workers / float(np.add.reduce(speeds))
-        horizon_s = cold_s * float(np.add.reduce(capacities)) / workers / private
+        workers = max(len(slots), 1)  # and of each the mean, by what a decision has time for
+        cold_s = cold_work * workers / sum_of(columns.prefill_tokens_per_s, slots)
+        horizon_s = cold_s * sum_of(columns.kv_capacity_tokens, slots) / workers / private
         if not horizon_s < _IDLE_S:  # nor NaN
             horizon_s = _IDLE_S if horizon_s == horizon_s else _HORIZON_S
         return self.hazard.soon(horizon_s)

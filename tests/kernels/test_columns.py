@@ -138,3 +138,37 @@ def test_wrong_columns_are_refused() -> None:
         _native.drain_queues(frozen, column, column, column, 1.0)
     with pytest.raises(TypeError, match="hit_tokens must be a buffer of int64"):
         _native.missing_tokens(column, 5)
+
+
+@settings(max_examples=examples(200))
+@given(made=slots_and_columns(2), times=st.floats(0.5, 2.0), odd=st.sampled_from((np.inf, np.nan)))
+def test_sums_are_rounded_as_numpy_rounds_them(
+    made: tuple[np.ndarray, list[np.ndarray]], times: float, odd: float
+) -> None:
+    slots, (a, b) = made
+    a[0] = odd
+    slots = np.resize(slots, 300 if len(slots) else 0)  # more than one block of numpy's sums
+    for rows in (slots, slots[:7], slots[:100]):
+        alike = (
+            (_native.sum_of(a, rows), column_twins.sum_of(a, rows)),
+            (_native.sum_of(b, rows), column_twins.sum_of(b, rows)),
+            (
+                _native.sum_of_least(a, times, b, rows),
+                column_twins.sum_of_least(a, times, b, rows),
+            ),
+        )
+        for native, twin in alike:
+            assert native == twin or np.isnan([native, twin]).all()
+    for module in (_native, column_twins):
+        with pytest.raises(ValueError, match="slots must lie within"):
+            module.sum_of(a, np.array([len(a)]))
+
+
+@settings(max_examples=examples(200))
+@given(hits=st.lists(st.integers(0, 40), min_size=1, max_size=20))
+def test_who_leads_and_by_how_much(hits: list[int]) -> None:
+    column = np.array(hits)
+    assert _native.leading(column) == column_twins.leading(column)
+    for module in (_native, column_twins):
+        with pytest.raises(ValueError, match="hit_tokens must not be empty"):
+            module.leading(np.zeros(0, dtype=np.int64))

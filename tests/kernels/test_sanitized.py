@@ -20,9 +20,10 @@ pytestmark = pytest.mark.timeout(1200)  # the first to come builds what it runs
         (("owners", 400), "as the sets say"),
         (("warmset", 400), "each cost is a number"),
         (("weights", 400), "each weight is a chance"),
+        (("trunks", 400), "each trunk told was the prompt's"),
         (("sets", 30), "as std::set says"),
     ],
-    ids=["histories", "workers", "mirrors", "owners", "warmset", "weights", "sets"],
+    ids=["histories", "workers", "mirrors", "owners", "warmset", "weights", "trunks", "sets"],
 )
 def test_random_lives_run_clean(
     sanitized_replay: Path, arguments: tuple[str, int] | tuple[()], said: str

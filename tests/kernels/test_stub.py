@@ -5,12 +5,15 @@ import inspect
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import kvkernels
 from kvkernels import _native
 from tests.oracles import columns as column_twins
 from tests.oracles import index as twins
 from tests.oracles import mirror as mirror_twin
 from tests.oracles import prefix_owners as prefix_owners_twin
+from tests.oracles import trunks as trunks_twin
 from tests.oracles import virtual_worker as virtual
 from tests.oracles import worker_blocks as blocks_file_twin
 from tests.oracles import worker_blocks as event_twins
@@ -37,6 +40,8 @@ def twin_of(name: str) -> Any:
         "VirtualWorker": virtual,
         "Mirror": mirror_twin,
         "PrefixOwners": prefix_owners_twin,
+        "Trunk": trunks_twin,
+        "Trunks": trunks_twin,
         "EventBatch": event_twins,
         "FrozenBlocks": blocks_file_twin,
         "WorkerBlocks": event_twins,
@@ -45,7 +50,7 @@ def twin_of(name: str) -> Any:
         "cheapest": column_twins,
         "hit_tokens": column_twins,
         "load_tokens": column_twins,
-        "median_product": column_twins,
+        **dict.fromkeys(("leading", "median_product", "sum_of", "sum_of_least"), column_twins),
     }
     return getattr(others.get(name, twins), name)
 
@@ -57,6 +62,10 @@ def made(owner: Any) -> Any:
     if owner.__name__ == "WorkerBlocks":
         index = twins if owner is event_twins.WorkerBlocks else _native
         return owner(index.PrefixIndex(1), 0, 16, "m")
+    if owner.__name__ == "Trunk":  # as the first two that share one make it
+        trunks = trunks_twin.Trunks() if owner is trunks_twin.Trunk else _native.Trunks()
+        trunks.arrival(np.arange(16, dtype=np.uint64), 16, 256, 16, 16, 0.0)
+        return trunks.table()[0]
     return owner(1)
 
 

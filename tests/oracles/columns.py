@@ -102,6 +102,29 @@ def cheapest(costs: Column, draw: float) -> int:
     return ties[int(draw * len(ties))]
 
 
+def sum_of(column: Column, slots: Ids) -> float:
+    """The sum over these slots, rounded as numpy rounds it. Raises ValueError for others."""
+    _within(slots, column)
+    return float(np.add.reduce(column[slots]))
+
+
+def sum_of_least(a: Column, times: float, b: Column, slots: Ids) -> float:
+    """The same of the lesser of a x times and b; NaN where one is."""
+    _within(slots, a, b)
+    return float(np.add.reduce(np.minimum(a[slots] * times, b[slots])))
+
+
+def leading(hit_tokens: Ids) -> tuple[int, int, int]:
+    """(First row with the most tokens, these, the most of any other row or 0.)
+
+    Raises ValueError where there are no rows.
+    """
+    if not len(hit_tokens):
+        raise ValueError("hit_tokens must not be empty")
+    row = int(hit_tokens.argmax())
+    return row, int(hit_tokens[row]), max(0, *np.delete(hit_tokens, row).tolist(), 0)
+
+
 def _within(slots: Ids, *columns: np.ndarray) -> None:
     rows = min(map(len, columns))
     if not all(0 <= slot < rows for slot in slots.tolist()):

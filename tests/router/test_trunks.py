@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvkernels import PrefixOwners
-from router.estimators.trunks import TRUNKS_MAX, PoolPace, Trunk, Trunks
+from kvkernels import PrefixOwners, Trunk, Trunks
+from router.estimators.pool_pace import PoolPace
 from tests.effort import examples
+from tests.oracles import trunks as trunks_twin
+from tests.oracles.trunks import TRUNKS_MAX
 
 BLOCK = 16
 FADE_S = 10.0
@@ -29,7 +32,7 @@ class Traffic:
     def __init__(self, pace: PoolPace = PACE, heads: int = TRUNKS_MAX) -> None:
         self.trunks = Trunks(heads)
         self.pace = pace
-        self.trunks.pool(pace, 0.0)
+        self.trunks.pool(*pace, 0.0)
         self.owners = PrefixOwners(1 << 18)
         self.sessions = 0
 
@@ -43,7 +46,7 @@ class Traffic:
         return chain
 
     def trunk(self, chain: np.ndarray, now_s: float = 0.0) -> Trunk:
-        self.trunks.pool(self.pace, now_s)
+        self.trunks.pool(*self.pace, now_s)
         found = self.trunks.of(chain)
         assert found is not None
         return found
@@ -179,7 +182,7 @@ def test_counts_are_right_within_the_error_of_space_saving(
     fade = math.exp(-rest_s / FADE_S)
     now_s += rest_s
     total = sum(exact.values())
-    trunks.pool(PACE, now_s)
+    trunks.pool(*PACE, now_s)
     told = {row.last_hash // 1_000: row for row in trunks.table()}
     assert len(told) <= heads
     for head, row in told.items():
@@ -191,3 +194,67 @@ def test_counts_are_right_within_the_error_of_space_saving(
     for head, count in exact.items():
         if count > total / heads * (1 + 1e-9):
             assert head in told
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[tuple[Any, ...]]:
+    """Arrivals of prompts that share heads at several depths, and paces, over some time."""
+    events: list[tuple[Any, ...]] = []
+    now_s = 0.0
+    for _ in range(draw(st.integers(0, 60))):
+        now_s += draw(st.sampled_from((0.0, 0.01, 0.7, 12.0, 700.0)))
+        if draw(st.integers(0, 5)) == 0:
+            pace = (draw(st.integers(0, 64)), *(draw(st.floats(1.0, 1e5)) for _ in range(1)))
+            answer_s = draw(st.floats(0.0, 2.0))
+            room = draw(st.sampled_from((math.inf, 1e4, 1e6)))
+            events.append(("pool", *pace, answer_s, room, now_s))
+        size = draw(st.sampled_from((16, 64)))
+        path = draw(st.lists(st.integers(0, 2), min_size=1, max_size=3))
+        chain = np.array(
+            [hash_ for depth in range(len(path)) for hash_ in range_of(tuple(path[: depth + 1]))],
+            dtype=np.uint64,
+        )
+        shared = draw(st.integers(0, len(chain)))
+        known = draw(st.integers(0, len(chain)))
+        tokens = len(chain) * size + draw(st.integers(-size, size))
+        events.append(("arrival", chain, size, tokens, shared, known, now_s))
+        events.append(("of", chain))
+    return events
+
+
+def range_of(path: tuple[int, ...]) -> range:
+    start = 1 + sum((step + 1) * 1_000 * 4**depth for depth, step in enumerate(path))
+    return range(start, start + 20)
+
+
+def shown(trunk: Any) -> tuple[Any, ...] | None:
+    names = ("last_hash", "tokens", "rate_per_s", "share", "demand", "backlog_s", "wanted_copies")
+    return None if trunk is None else tuple(getattr(trunk, name) for name in names)
+
+
+@given(heads=st.integers(1, 6), events=histories())
+@settings(max_examples=examples(200), deadline=None)
+def test_the_twin_tells_the_same_to_the_last_bit(heads: int, events: list[tuple[Any, ...]]) -> None:
+    native, twin = Trunks(heads), trunks_twin.Trunks(heads)
+    for name, *told in events:
+        ours, theirs = getattr(native, name)(*told), getattr(twin, name)(*told)
+        if name == "of":
+            assert shown(ours) == shown(theirs)
+    assert [shown(row) for row in native.table()] == [shown(row) for row in twin.table()]
+    assert (len(native), native.replaced) == (len(twin), twin.replaced)
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ((run(0, 64), 0, 64, 0, 0, 0.0), "block_size"),
+        ((run(0, 64), 16, 64, 5, 0, 0.0), "shared_blocks"),
+        ((run(0, 64), 16, 64, 0, -1, 0.0), "known_blocks"),
+        ((np.zeros(4), 16, 64, 0, 0, 0.0), "chain"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(told: tuple[Any, ...], why: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=why):
+        Trunks().arrival(*told)
+    with pytest.raises(ValueError, match="heads"):
+        Trunks(0)

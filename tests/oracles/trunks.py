@@ -1,14 +1,13 @@
-"""Hot trunks; prefixes that so many sessions share that one worker cannot serve them all."""
+"""The plain-Python oracle of the native hot trunks."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 
-from policies.contract import Hashes, median, record
-from router.core.columns import WorkerColumns
+from policies.contract import Hashes, record
+from router.estimators.pool_pace import PoolPace
 
 TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them
 _LEAST_TOKENS = 256  # shorter heads are computed again before anyone notices
@@ -29,16 +28,6 @@ class Trunk:
     demand: float  # seconds of work they bring per second, the trunk itself not counted
     backlog_s: float  # seconds of work that its copies have not got done
     wanted_copies: int  # workers that should hold it, at least 1
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPace:
-    """What the pool can do, by its typical worker."""
-
-    workers: int = 1 << 30
-    prefill_tokens_per_s: float = 15_000.0
-    answer_s: float = 0.0  # worker seconds that the tokens of one answer take
-    capacity_tokens: float = math.inf  # KV memory of all workers together
 
 
 class Trunks:
@@ -65,13 +54,18 @@ class Trunks:
         self._arrivals = 0.0
         self._since_s: float | None = None  # when an arrival counted 1
         self._now_s = 0.0  # the last time told
-        # The rows that the latest arrival begins with: its decision asks for them again.
-        self._latest: tuple[Hashes | None, list[int]] = (None, [])
         self.replaced = 0  # heads that gave way to another
 
-    def pool(self, pace: PoolPace, now_s: float) -> None:
+    def pool(
+        self,
+        workers: int,
+        prefill_tokens_per_s: float,
+        answer_s: float,
+        capacity_tokens: float,
+        now_s: float,
+    ) -> None:
         """What the workers can do now: to be told with each arrival, and on ticks between them."""
-        self._pace = pace
+        self._pace = PoolPace(workers, prefill_tokens_per_s, answer_s, capacity_tokens)
         self._scaled(now_s)
 
     def arrival(
@@ -94,7 +88,6 @@ class Trunks:
         tokens = shared_blocks * block_size
         if tokens >= _LEAST_TOKENS and all(self._tokens[row] != tokens for row in begun):
             begun.append(self._enter(int(chain[shared_blocks - 1]), shared_blocks, tokens, now_s))
-        self._latest = (chain, begun)
         pace, fresh = self._pace, prompt_tokens - known_blocks * block_size
         for row in begun:
             beyond = max(min(fresh, prompt_tokens - self._tokens[row]), 1)
@@ -107,12 +100,9 @@ class Trunks:
 
     def of(self, chain: Hashes) -> Trunk | None:
         """The trunk a prompt begins with: the longest that wants copies, else the longest."""
-        latest, begun = self._latest
-        if latest is not chain:
-            begun = self._begun_with(chain)
         now_s = self._now_s
         scale, longest = self._scaled(now_s), None
-        for row in sorted(begun, key=self._tokens.__getitem__, reverse=True):
+        for row in sorted(self._begun_with(chain), key=self._tokens.__getitem__, reverse=True):
             trunk = self._trunk(row, scale, now_s)
             if trunk.wanted_copies > 1:
                 return trunk
@@ -224,40 +214,3 @@ class Trunks:
         self._arrivals *= factor
         self._since_s = now_s
         return 1.0
-
-
-_RENEW_S = 0.5
-_ANSWER_TOKENS = 128.0  # of an answer, before any has ended
-_BATCH_LEAST = 16  # answers that share a step, even where fewer run: more would cost no more
-
-
-class PaceKeeper:
-    """Lifetime: process."""
-
-    def __init__(self, columns: WorkerColumns) -> None:
-        self._columns = columns
-        self._renewed_s = -math.inf
-        self._pace = PoolPace()
-
-    def at(self, now_s: float, output_tokens: float) -> PoolPace:
-        """The pace of about now: medians over the workers there are.
-
-        `output_tokens`: of a typical answer; 0: none has ended.
-        """
-        if now_s - self._renewed_s < _RENEW_S:
-            return self._pace
-        self._renewed_s = now_s
-        columns = self._columns
-        slots = np.flatnonzero(columns.worker_id >= 0)
-        if len(slots):
-            # numpy's own mean and median take ten times as long of so few rows.
-            batch = max(float(np.add.reduce(columns.requests[slots])) / len(slots), _BATCH_LEAST)
-            steps_s = (output_tokens or _ANSWER_TOKENS) * median(columns.step_s[slots])
-            capacity_tokens = float(np.add.reduce(columns.kv_capacity_tokens[slots]))
-            self._pace = PoolPace(
-                workers=len(slots),
-                prefill_tokens_per_s=median(columns.prefill_tokens_per_s[slots]),
-                answer_s=steps_s / batch,
-                capacity_tokens=math.inf if math.isnan(capacity_tokens) else capacity_tokens,
-            )
-        return self._pace
