@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import subprocess
 import sys
@@ -110,7 +111,10 @@ def main(argv: list[str] | None = None) -> int:
         return _advise(argv[1:])
     args = _parser().parse_args(argv)
     run = _COMMANDS[args.command].run
-    return _serve(args, argv) if run is None else run(args)
+    if run is None:
+        return _serve(args, argv)
+    gc.enable()  # `serve` does so once the router is built
+    return run(args)
 
 
 def _parser() -> BriefParser:

@@ -42,6 +42,7 @@ def settle() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, MIDDLE_ROUNDS)
     sys.setswitchinterval(SWITCH_S)
 
