@@ -1,11 +1,14 @@
 """`python -m router`, the same as `warmroute`."""
 
 import gc
+import os
 import sys
 
 
 def main() -> int:
     """Run the program; without a native build it refuses to start."""
+    # numpy's linear algebra, which nothing here uses, starts threads that spin, one a core.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # nothing that imports make is garbage, and to look takes a tenth of a start
     try:
         import kvkernels  # noqa: F401
