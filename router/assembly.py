@@ -75,6 +75,7 @@ log = logging.getLogger(__name__)
 _WORKER_SOCKETS = 5
 _SPARE_SOCKETS = 64  # of workers that were removed and are being closed
 _READING_THREADS = 2  # of each kind
+_QUIET_TICK_S = 0.5
 _LAST_POLLS_S = 2.5  # for answers under way: TensorRT-LLM waits up to 2 s for events
 
 
@@ -115,9 +116,7 @@ class Router:
         self.roles = _roles(config, self.fleet, core)
         self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
-        self.dispatcher.resync = self._resync
-        self.dispatcher.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
-        self.dispatcher.stalled = self.fleet.stalled
+        self._connect(core)
         self.tokenizing = Tokenizing(lambda: self.config, self._threads, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
@@ -154,6 +153,13 @@ class Router:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         self.replica.start()
+
+    def _connect(self, core: RouterCore) -> None:
+        """What the core asks of the fleet, and the fleet of it."""
+        self.dispatcher.resync = self._resync
+        self.dispatcher.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
+        self.dispatcher.stalled = self.fleet.stalled
+        self._context.is_quiet = lambda: core.is_quiet
 
     def _show_more(self, core: RouterCore) -> None:
         self._picked: Counter[str] = Counter()  # by the endpoint picker
@@ -201,12 +207,20 @@ class Router:
         """Tell the core the time, for ever."""
         core = self.dispatcher.core
         while True:
-            await asyncio.sleep(self.config.intervals.tick_s)
+            await self._until_tick()
             self.dispatcher.tell(Tick(self.dispatcher.clock()))
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
             self.service.tell_halves()
             if self.roles is not None:
                 self.roles.look()
+
+    async def _until_tick(self) -> None:
+        """Until the next tick is due: rarer while nothing is under way, at most `_QUIET_TICK_S`."""
+        tick_s, core = self.config.intervals.tick_s, self.dispatcher.core
+        for _ in range(max(int(_QUIET_TICK_S / tick_s), 1)):
+            await asyncio.sleep(tick_s)
+            if not core.is_quiet:
+                return
 
     def apply(self, config: Config) -> list[str]:
         """Take over a new configuration; returns what cannot change while running, and why.

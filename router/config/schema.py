@@ -344,7 +344,12 @@ class Intervals(_Section, frozen=True):
     """How often, seconds."""
 
     load_report_s: Annotated[
-        float, Meta(ge=0.02, le=60.0, description="between load reports of a worker, seconds")
+        float,
+        Meta(
+            ge=0.02,
+            le=60.0,
+            description="between load reports of a worker, seconds; idle up to 8 times that",
+        ),
     ] = 0.25
     health_s: Annotated[
         float, Meta(ge=0.05, le=600.0, description="between health probes of a worker, seconds")

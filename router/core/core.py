@@ -138,6 +138,11 @@ class RouterCore:
         return len(self._pending)
 
     @property
+    def is_quiet(self) -> bool:
+        """No request is under way that this router knows of, its peers' included."""
+        return not self._pending and not len(self.ledger)
+
+    @property
     def held_requests(self) -> int:
         """Waiting at the router."""
         return self.held.size

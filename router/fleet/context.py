@@ -70,6 +70,8 @@ class SharedAnswers:
 
 
 _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less often
+# Where nothing is under way, here or at the worker, each scrape stands for so many; but not rarer.
+_QUIET_SCRAPES, _QUIET_SCRAPE_S = 8, 2.0
 FRESH = 0.25  # of the time between two questions: an answer to another rank is taken for ours
 
 WorkerFact = WorkerChange | LoadReport | FeedFact | Probed
@@ -116,11 +118,20 @@ class FleetContext:
     # For events that one router alone can have; None: this one shares nothing.
     claim: Callable[[int, str], Claim] | None = None
     borrow: Borrow | None = None  # for events that an engine cannot tell again
+    # Whether no request is under way that this router knows of.
+    is_quiet: Callable[[], bool] = lambda: False
 
     @property
     def scrape_interval_s(self) -> float:
         """Seconds between two scrapes of one worker."""
         return max(self.terms.load_report_s, len(self.members) / _SCRAPES_PER_S_MAX)
+
+    def until_scrape_s(self, is_busy: bool) -> float:
+        """Seconds to the next scrape of a worker that has requests by its latest one, or none."""
+        interval_s = self.scrape_interval_s
+        if is_busy or not self.is_quiet():
+            return interval_s
+        return max(min(interval_s * _QUIET_SCRAPES, _QUIET_SCRAPE_S), interval_s)
 
 
 def refused(error: Exception) -> bool:

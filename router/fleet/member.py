@@ -95,7 +95,8 @@ async def report_loads(
             counts = load.running, load.waiting, used, load.emptied
             context.tell(LoadReport(context.clock(), worker_id, *counts))
             note(load)
-        await asyncio.sleep(context.scrape_interval_s)
+        is_busy = load is None or load.running + load.waiting > 0  # or nobody knows
+        await asyncio.sleep(context.until_scrape_s(is_busy))
 
 
 def _own(loads: Mapping[int, RankLoad], rank: int | None) -> RankLoad | None:

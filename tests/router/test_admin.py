@@ -11,10 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from policies.facts import WorkerChange, WorkerFacts
+from policies.facts import Arrival, Finish, WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config, Limits
-from tests.router.core_world import BLOCK
+from tests.router.core_world import BLOCK, chain_of
 from tests.router.fleet_support import admin_port
 
 URL = "http://127.0.0.1:9"
@@ -173,3 +173,24 @@ async def test_explaining_charges_nothing_and_remembers_nothing() -> None:
         assert core.inflight_requests == len(core.ledger) == 0
         _, health = await one.ask("GET", "/health")
         assert health == {"status": "ok", "ready_workers": 1, "workers": 1}
+
+
+async def test_ticks_are_rarer_while_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async with admin() as one:
+        router = one.router
+        await one.join()
+        with monkeypatch.context() as patched:
+            patched.setattr("router.assembly.asyncio.sleep", sleep)
+            await router._until_tick()
+            assert slept == [router.config.intervals.tick_s] * 10  # half a second
+            slept.clear()
+            router.dispatcher.core.on_arrival(Arrival(0.0, 1, "m", 1, {BLOCK: chain_of([1])}))
+            await router._until_tick()
+            assert slept == [router.config.intervals.tick_s]
+            router.dispatcher.core.on_finish(Finish(0.0, 1))
+            assert router.dispatcher.core.is_quiet
