@@ -226,6 +226,19 @@ def test_a_report_tells_what_the_engine_takes() -> None:
     assert table.engine_takes(table.right_kernels(lines)) == "torch, because of shared"
 
 
+def test_a_result_in_a_few_words() -> None:
+    def of(step: str, status: str, **found: object) -> str:
+        return table.short({"step": step, "status": status, **found})
+
+    assert of("speed/x", "ok", us=1234.5, seconds=2.0) == "1,234.5 us"
+    assert of("numbers/x", "ok", seconds=0.5) == "0.5 s"
+    wrong = of("numbers/x", "wrong", row_error=0.5, lse_error=0.0)
+    assert wrong == "a row is 5.0e-01 off, a log-sum-exp 0.0e+00"
+    assert of("numbers/x", "failed", note="LaunchError: no\nmore") == "LaunchError: no"
+    assert of("tests/x", "wrong", note="F\n1 failed") == "1 failed"
+    assert of("profile/x", "ok", note="a\ntable", seconds=9) == "9 s"
+
+
 def test_figures_come_of_medians_and_ceilings() -> None:
     one = next(case for case in speed_cases() if case.kernel == "shared")
     assert isinstance(one.shape, table.Attention)

@@ -64,6 +64,12 @@ SANITIZED = {  # tool -> kernels whose first small case runs under it
     "racecheck": ("decode", "shared", "prefill_mma"),
     "initcheck": ("decode", "prefill_wgmma"),
 }
+OUR_KERNELS = ("--kernel-name", "kernel_substring=_ZN2wr")  # torch's take their time
+TOOL_OPTIONS = {
+    "memcheck": (*OUR_KERNELS, "--report-api-errors", "no"),  # torch asks what may fail
+    "racecheck": OUR_KERNELS,
+    "initcheck": (),  # it has to see what torch's kernels write
+}
 PROFILED = (
     *("prefill, 1 x 8k, G 4, wgmma", "decode, 64 x 2k, G 4"),
     "shared prefix 4096, own 256, batch 64",
@@ -108,7 +114,7 @@ def _sanitized(small: list[Case]) -> list[Step]:
     lacks = "" if shutil.which(SANITIZER) else f"{SANITIZER} is not on PATH"
     made = []
     for tool, kernels in SANITIZED.items():
-        under = (SANITIZER, "--tool", tool, "--error-exitcode", "9")
+        under = (SANITIZER, "--tool", tool, "--error-exitcode", "9", *TOOL_OPTIONS[tool])
         for kernel in kernels:
             case = next(case for case in small if case.kernel == kernel)
             made.append(Step(f"{tool}/{case.name}", 120, case, under, lacks))
@@ -351,7 +357,7 @@ def another_machine(kept: list[Line], line: Line) -> str:
 
 def drive(out: Path, seconds: float, only: str, again: bool) -> int:
     """Run what is left; the exit status."""
-    from tests.bench.gpu.table import report
+    from tests.bench.gpu.table import report, short
 
     out.mkdir(parents=True, exist_ok=True)
     path, deadline = out / RESULTS, time.monotonic() + seconds
@@ -378,7 +384,7 @@ def drive(out: Path, seconds: float, only: str, again: bool) -> int:
             left, why = left + 1, f"{seconds:g} s are over"
             print("cut off", flush=True)
             continue
-        print(f"{line['status']} {_short(line)}", flush=True)
+        print(f"{line['status']} {short(line)}", flush=True)
         if line["status"] == "ok" and is_asked and (other := another_machine(lines, line)):
             print(f"{path} has results of another machine or library ({other}): name another --out")
             return WRONG
@@ -401,14 +407,6 @@ def is_bad(line: Line) -> bool:
     if kind in ("peer", "profile"):
         return False
     return status in ("wrong", "timeout") or (status == "failed" and kind not in SANITIZED)
-
-
-def _short(line: Line) -> str:
-    if "us" in line:
-        return f"{line['us']:,.1f} us"
-    if line["status"] == "ok" and "seconds" in line:
-        return f"{line['seconds']:g} s"
-    return str(line.get("note", "")).splitlines()[0][:120] if line.get("note") else ""
 
 
 def main() -> int:
