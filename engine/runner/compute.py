@@ -151,10 +151,11 @@ class Compute:
         self._model.move(moves)
 
     def _logits(self, batch: FlatBatch) -> torch.Tensor:
-        # Graphs hold the kernels' launches: once these have failed, what was laid out for one goes
-        # without.
-        if batch.is_fixed and self._graphs is not None and not self._model.fell_back:
-            return self._graphs.logits(batch, self._pool.fill)
+        # Graphs hold the kernels' launches: once these or a graph have failed, what was laid out
+        # for one goes without.
+        graphs = self._graphs
+        if batch.is_fixed and graphs and not graphs.failed and not self._model.fell_back:
+            return graphs.logits(batch, self._pool.fill)
         batch = batch.on(self._device)
         self._pool.fill(batch)
         return self._model.logits(batch)

@@ -16,13 +16,14 @@ from typing import Literal
 import torch
 
 from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, is_cuda, pages_of
+from engine.model.kernel_choice import device_lost
 
 # Of context. Torch reads as much for every row; kernels do not, but their buffers are that large.
 GRAPH_TOKENS, KERNEL_GRAPH_TOKENS = 2048, 8192
 WARM_UPS = 2  # before a capture: libraries choose and allocate as they are first called
 
-# Why a step was one of a graph or not: it had chunks of prompts, too long a context, or the kernels
-# that graphs hold have failed.
+# Why a step was one of a graph or not: it had chunks of prompts, too long a context, or the graphs
+# or the kernels that they hold have failed.
 GraphUse = Literal["hit", "chunks", "graph_limit", "fallback"]
 
 log = logging.getLogger(__name__)
@@ -43,7 +44,9 @@ class DecodeGraphs:
     """Decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime: worker.
 
     `forward(batch)` gives the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
-    share their memory: one is replayed at a time, and what leaves it is copied out.
+    share their memory: one is replayed at a time, and what leaves it is copied out. Where one
+    cannot be captured or replayed, all are off from then on and `failed` says why, unless the
+    device is lost, too: that raises what the graph raised.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class DecodeGraphs:
         planner: Planner | None = None,
     ) -> None:
         begun_s = time.monotonic()
+        self.failed = ""
         self._forward = forward
         self._planner = planner
         self._pages = graph_pages(max_tokens, block_size, planner is not None)
@@ -68,7 +72,11 @@ class DecodeGraphs:
         self._made = torch.zeros(rows, vocab, dtype=dtype, device=device)
         self._memory = torch.cuda.graph_pool_handle() if is_cuda(device) else None
         # The largest first: the others find room in its memory.
-        self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
+        try:
+            self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
+        except Exception as error:  # noqa: BLE001 - what a model raises is of no common kind
+            self._turn_off("a capture that failed", error)
+            return
         tell(
             f"{len(self._sizes)} graphs of 1..{rows} decodes with up to "
             f"{self._pages * block_size} tokens each, in {time.monotonic() - begun_s:.1f} s"
@@ -76,6 +84,8 @@ class DecodeGraphs:
 
     def use(self, pieces: Sequence[Piece], has_chunks: bool) -> GraphUse:
         """Whether a graph has room for a step of `pieces`, or why not."""
+        if self.failed:
+            return "fallback"
         if has_chunks:
             return "chunks"
         longest = max(pages_of(piece, self._block_size) for piece in pieces)
@@ -97,8 +107,19 @@ class DecodeGraphs:
         static, replay = self._graphs[len(batch.token_ids)]
         static.data.copy_(batch.data, non_blocking=True)
         fill(static)
-        replay()
+        try:
+            replay()
+        except Exception as error:  # noqa: BLE001 - as above
+            self._turn_off("a replay that failed", error)
+            # K and V that were written already are written again, to the same slots.
+            return self._forward(static)
         return self._made[: len(batch.token_ids)]
+
+    def _turn_off(self, why: str, error: Exception) -> None:
+        if device_lost(self._device):
+            raise error
+        self.failed = f"{why}: {error!s:.300}"
+        log.error("graphs: steps go without from here on, because of %s", self.failed)
 
     def _captured(self, rows: int) -> tuple[FlatBatch, Callable[[], None]]:
         """A graph's buffers, and what computes them anew."""
@@ -109,13 +130,15 @@ class DecodeGraphs:
 
         if self._memory is None:
             return static, run
+        current = torch.cuda.current_stream(self._device)
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
-        beside.wait_stream(torch.cuda.current_stream(self._device))
+        beside.wait_stream(current)
+        # Around the capture, too: one that fails leaves the current stream changed.
         with torch.cuda.stream(beside):
             for _ in range(WARM_UPS):
                 run()
-        torch.cuda.current_stream(self._device).wait_stream(beside)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._memory):
-            run()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._memory):
+                run()
+        current.wait_stream(beside)
         return static, graph.replay

@@ -6,22 +6,28 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.batch import Piece, fixed_batch, flat_batch
+from engine.model.batch import FlatBatch, Piece, Plan, Planner, Span, fixed_batch, flat_batch
+from engine.model.kernel_choice import KVKERNELS
 from engine.model.tiny import TinySettings
 from engine.runner.graphs import DecodeGraphs, graph_rows
 from engine.runner.needs import StepSettings
 from engine.sampling.params import SamplingParams
+from kvkernels.cuda.library import LaunchError
 from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, loaded
+from tests.engine.test_kernel_fallback import failing
 from tests.engine.test_overlap import BLOCKS, Arrival, served
+from tests.engine.test_real_failures import breaking
 from tests.engine.tiny_models import cache, some_ids, written
 from tests.engine.tiny_models import loaded as model_of
 
@@ -124,3 +130,70 @@ async def test_steps_tell_of_graphs(folder: Path) -> None:
         metrics = (await worker.get("/metrics")).decode()
         labels = f'{{engine="0",model_name="tiny",use="hit"}} {uses["hit"]}.0'
         assert f"warmroute_engine_graph_steps_total{labels}" in metrics
+
+
+@dataclass(frozen=True)
+class NoGraphs:
+    """A planner that fails while graphs are captured, which have no requests yet."""
+
+    inner: Planner
+
+    def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
+        if not spans:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return self.inner(spans, page_table, is_fixed)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("failed", ["capture", "replay", "replay and kernels"])
+async def test_a_graph_that_fails_costs_no_request(
+    failed: str, overlap: bool, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Steps go on without graphs, and by torch where the kernels have failed, too."""
+    bodies = [greedy(list(range(n, n + 20)), 9) for n in range(3)]
+    settings: dict[str, Any] = {"attention": KVKERNELS, "max_batch_size": 4}
+    settings["steps"] = StepSettings(overlap=overlap, cuda_graphs=False)
+    async with computing(loaded(folder, **settings)) as worker:
+        wanted = [await worker.post(COMPLETIONS, body) for body in bodies]
+    settings["steps"] = StepSettings(overlap=overlap, cuda_graphs=True)
+    # Calls of the model are counted: of the first request's prompt, of a graph, of the step again.
+    model = breaking(folder, {2} if "replay" in failed else set(), **settings)
+    if failed == "capture":
+        assert model.planner is not None
+        model = replace(model, planner=NoGraphs(model.planner))
+    kernels: AbstractContextManager[object] = nullcontext()
+    if failed == "replay and kernels":
+        layers = model.config.layers
+        kernels = failing("shared_decode", layers, LaunchError("invalid device function"))
+    async with computing(model) as worker:
+        with kernels:
+            made = [await worker.post(COMPLETIONS, body) for body in bodies]
+        told = json.loads(await worker.get("/debug/steps"))["steps"]
+    for (status, answer), (_, plain) in zip(made, wanted, strict=True):
+        assert status == 200
+        assert answer["choices"][0]["token_ids"] == plain["choices"][0]["token_ids"]
+    why = "capture that failed: operation not permitted when stream is capturing"
+    if failed != "capture":
+        why = "replay that failed: out of memory, say"
+    message = f"graphs: steps go without from here on, because of a {why}"
+    assert caplog.messages.count(message) == 1
+    assert told[-1]["graph"] == "fallback"
+    assert ("hit" in {one["graph"] for one in told}) == (failed != "capture")
+    assert bool(model.model.fell_back) == (failed == "replay and kernels")
+
+
+def test_a_lost_device_is_not_survived(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a device's answer in place of a device: nothing is computed on it again."""
+    monkeypatch.setattr("engine.runner.graphs.device_lost", lambda device: "an illegal address")
+    calls: list[FlatBatch] = []
+
+    def forward(batch: FlatBatch) -> torch.Tensor:
+        calls.append(batch)
+        raise LaunchError("an illegal memory access was encountered")
+
+    graphs = DecodeGraphs(forward, 1, SIZE, SIZE, 264, torch.float32)
+    batch = graphs.lay_out([Piece([1], 0, [0])])
+    with pytest.raises(LaunchError, match="illegal memory access"):
+        graphs.logits(batch, lambda _: None)
+    assert len(calls) == 1
+    assert not graphs.failed

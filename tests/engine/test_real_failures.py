@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -34,8 +35,8 @@ class Breaking(Computing):
         return torch.full_like(logits, torch.nan) if step in self._nan else logits
 
 
-def breaking(folder: Path, fails: set[int], nan: set[int] = frozenset()) -> Loaded:
-    model = loaded(folder)
+def breaking(folder: Path, fails: set[int], nan: set[int] = frozenset(), **settings: Any) -> Loaded:
+    model = loaded(folder, **settings)
     return replace(model, model=Breaking(model.model, fails, nan))
 
 

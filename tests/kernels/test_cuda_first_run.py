@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import venv
 from pathlib import Path
 
@@ -14,7 +15,7 @@ import torch
 
 from tests.bench.gpu import first_run, table
 from tests.bench.gpu.cases import small_cases, speed_cases
-from tests.bench.gpu.first_run import Step, judged, kept_lines, run_step, steps
+from tests.bench.gpu.first_run import Step, command_of, is_bad, judged, kept_lines, run_step, steps
 from tests.kernels.emulated import emulate, moved, needs_compiler
 from tests.kernels.prefill_cases import case
 
@@ -22,30 +23,40 @@ ROOT = Path(__file__).parents[2]
 # torch, what it wants on import, and numpy.
 CARRIED = ("torch", "torchgen", "functorch", "numpy", "numpy.libs", "typing_extensions.py")
 CARRIED += ("sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec")
+TESTING = ("pytest", "_pytest", "py.py", "pluggy", "iniconfig", "packaging", "pygments")
+TESTING += ("hypothesis", "_hypothesis_globals.py", "sortedcontainers")
+FIRST_RUN = ROOT / "tests" / "bench" / "gpu" / "first_run.py"
 
 
-@pytest.fixture(scope="module")
-def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Python in an environment of its own that has torch and numpy."""
-    home = tmp_path_factory.mktemp("bare")
+def bare(home: Path, carried: tuple[str, ...]) -> Path:
+    """Python in an environment of its own that has these packages."""
     venv.create(home, with_pip=False)
     packages = next((home / "lib").glob("python*")) / "site-packages"
-    for found in (Path(torch.__file__).parents[1] / name for name in CARRIED):
+    for found in (Path(torch.__file__).parents[1] / name for name in carried):
         if found.exists():
             (packages / found.name).symlink_to(found)
     return home / "bin" / "python"
 
 
-def run(python: Path, out: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """The script as a stranger runs it: from elsewhere, without compilers or settings of ours."""
+@pytest.fixture(scope="module")
+def bare_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return bare(tmp_path_factory.mktemp("bare"), CARRIED)
+
+
+def started(command: list[object], folder: Path, **more: str) -> subprocess.CompletedProcess[str]:
+    """As a stranger starts it: from elsewhere, without compilers or settings of ours."""
     return subprocess.run(
-        [python, ROOT / "tests" / "bench" / "gpu" / "first_run.py", "--out", out, *options],
-        cwd=out.parent,
-        env={"PATH": os.fspath(out.parent), "HOME": os.fspath(out.parent)},
+        [*map(str, command)],
+        cwd=folder,
+        env={"PATH": os.fspath(folder), "HOME": os.fspath(folder), **more},
         capture_output=True,
         text=True,
         timeout=240,
     )
+
+
+def run(python: Path, out: Path, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+    return started([python, FIRST_RUN, "--out", out, *options], out.parent, **more)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would run it all")
@@ -64,7 +75,26 @@ def test_a_bare_machine_runs_what_a_cpu_can_and_names_what_is_missing(
     assert "prefill_wgmma | not yet run" in (out / "report.md").read_text()
     again = run(bare_python, out)
     assert again.returncode == first_run.LEFT_OVER
-    assert "ok       cpu" not in again.stdout, "what is done is not done again"
+    assert " cpu: " not in again.stdout, "what is done is not done again"
+    # What is no library is told before a GPU is asked for.
+    named = str(tmp_path / "libwarmroute.so")
+    Path(named).write_text("no library")
+    wrong = run(bare_python, out, WARMROUTE_CUDA_LIBRARY=named)
+    assert wrong.returncode == first_run.LEFT_OVER
+    assert "file too short" in wrong.stdout
+    assert "device: " not in wrong.stdout
+
+
+def test_a_bare_machine_finds_the_tests_that_a_gpu_runs(tmp_path: Path) -> None:
+    python = bare(tmp_path / "testing", CARRIED + TESTING)
+    names = ("tests/test_cuda_", "in_engine")  # the latter needs what the engine needs
+    own = [one for one in steps() if one.name.startswith(names[0]) and names[1] not in one.name]
+    files, options = [command_of(one)[-1] for one in own], command_of(own[0])[1:-1]
+    paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    more = {"PYTHONPATH": paths, "WARMROUTE_KERNEL_TESTS": "cuda"}
+    done = started([python, *options, "--collect-only", *files], tmp_path, **more)
+    assert done.returncode == 0, done.stdout
+    assert all(Path(file).name in done.stdout for file in files), done.stdout
 
 
 def test_without_torch_it_says_so(tmp_path: Path) -> None:
@@ -83,6 +113,46 @@ def test_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
         "status": "timeout",
         "note": "nothing within 0.2 s",
     }
+    assert run_step(Step("numbers/stuck", 60), seconds=0.2) is None  # the slice ended: it is left
+
+
+def test_a_run_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """It would hold the device, and disturb what the next one times."""
+    beats = tmp_path / "beats"
+    code = f"""
+import time
+from tests.bench.gpu import first_run
+def beat(step):
+    while True:
+        open({os.fspath(beats)!r}, "a").write(".")
+        time.sleep(0.02)
+first_run.compute = beat
+first_run.run_step(first_run.Step("numbers/x", 60))
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
+    for _ in range(600):
+        if beats.exists():
+            break
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    time.sleep(0.2)
+    size = beats.stat().st_size
+    time.sleep(0.3)
+    assert beats.stat().st_size == size
+
+
+def test_what_cannot_be_kept_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for out, why in ((tmp_path / "file" / "x", "Not a directory"), (tmp_path, "No space left")):
+        (tmp_path / first_run.RESULTS).unlink(missing_ok=True)
+        (tmp_path / first_run.RESULTS).symlink_to("/dev/full")
+        monkeypatch.setattr(first_run, "run_step", lambda *_: {"step": "cpu", "status": "ok"})
+        monkeypatch.setattr(sys, "argv", ["first_run.py", "--out", str(out), "--only", "cpu"])
+        assert first_run.main() == first_run.LEFT_OVER
+        assert why in capsys.readouterr().out
 
 
 def test_what_a_process_said_becomes_a_status() -> None:
@@ -94,6 +164,8 @@ def test_what_a_process_said_becomes_a_status() -> None:
     assert of({"row_error": float("nan"), "lse_error": 0.0}) == "wrong"
     assert of({"row_error": 1e-3, "lse_error": 1.0}) == "wrong"
     assert of(None, -11) == "failed"
+    assert judged(Step("numbers/x", 1), -7, "")["note"] == "SIGBUS: "
+    assert of({}, 1, under=("ncu",)) == "failed"
     assert of({}, 9, under=("compute-sanitizer",)) == "wrong"
     assert of(None, 9, under=("compute-sanitizer",)) == "failed"
     assert judged(Step("tests/x", 1), 1, "1 failed")["status"] == "wrong"
@@ -103,6 +175,45 @@ def test_a_torn_line_is_left_out_and_the_last_of_a_step_counts(tmp_path: Path) -
     path = tmp_path / "results.jsonl"
     path.write_text('{"step": "a", "status": "failed"}\n{"step": "a", "status": "ok"}\n{"st')
     assert kept_lines(path) == [{"step": "a", "status": "ok"}]
+    first_run.keep(path, {"step": "b", "status": "ok"})
+    first_run.keep(path, {"step": "c", "status": "ok"})
+    assert [line["step"] for line in kept_lines(path)] == ["a", "b", "c"]
+
+
+def test_a_case_that_hung_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others of its kernel after it, if it has ended."""
+    ran: list[str] = []
+    statuses = ["ok"] * 5 + ["timeout"] * 2
+
+    def run(step: Step, seconds: float) -> table.Line:
+        ran.append(step.name)
+        return {"step": step.name, "status": statuses.pop()}
+
+    monkeypatch.setattr(first_run, "run_step", run)
+    for again in (False, True, True):
+        first_run.drive(tmp_path, 60, "numbers/prefill_wgmma", again)
+    first, cases = ran[0], [step.name for step in steps() if "numbers/prefill_wgmma" in step.name]
+    assert ran == [first, first, *cases]
+
+
+def test_what_makes_a_run_a_bad_one() -> None:
+    def bad(step: str, status: str) -> bool:
+        return is_bad({"step": step, "status": status})
+
+    assert bad("numbers/x", "failed")
+    assert bad("speed/x", "timeout")
+    assert bad("memcheck/x", "wrong")
+    assert not bad("memcheck/x", "failed"), "the tool may not work there"
+    assert not bad("peer/x/flex", "timeout")
+    assert not bad("profile/x", "failed")
+
+
+def test_a_kernel_that_hung_is_not_asked_again() -> None:
+    asked = {step.name for step in steps() if first_run.asks(step, "prefill_wgmma")}
+    kinds = {name.partition("/")[0] for name in asked}
+    assert kinds == {"numbers", "memcheck", "initcheck", "speed", "profile", "tests"}
+    assert "tests/test_cuda_prefill_wgmma.py" in asked
+    assert "tests/test_cuda_prefill.py" not in asked
 
 
 def test_steps_have_names_of_their_own_and_hopper_comes_last() -> None:
@@ -111,6 +222,7 @@ def test_steps_have_names_of_their_own_and_hopper_comes_last() -> None:
     numbers = [name for name in names if name.startswith("numbers/")]
     assert "prefill_wgmma" in numbers[-1]
     assert names.index("device") < names.index(numbers[0]) < names.index("ceilings")
+    assert names[-1].endswith("/flex"), "what compiles for minutes comes last"
 
 
 def right(case_names: list[str]) -> dict[str, table.Line]:
@@ -128,6 +240,19 @@ def test_a_report_tells_what_the_engine_takes() -> None:
     shared = next(one for one in cases if one.kernel == "shared")
     lines[f"numbers/{shared.name}"] = {"status": "wrong"}
     assert table.engine_takes(table.right_kernels(lines)) == "torch, because of shared"
+
+
+def test_a_result_in_a_few_words() -> None:
+    def of(step: str, status: str, **found: object) -> str:
+        return table.short({"step": step, "status": status, **found})
+
+    assert of("speed/x", "ok", us=1234.5, seconds=2.0) == "1,234.5 us"
+    assert of("numbers/x", "ok", seconds=0.5) == "0.5 s"
+    wrong = of("numbers/x", "wrong", row_error=0.5, lse_error=0.0)
+    assert wrong == "a row is 5.0e-01 off, a log-sum-exp 0.0e+00"
+    assert of("numbers/x", "failed", note="LaunchError: no\nmore") == "LaunchError: no"
+    assert of("tests/x", "wrong", note="F\n1 failed") == "1 failed"
+    assert of("profile/x", "ok", note="a\ntable", seconds=9) == "9 s"
 
 
 def test_figures_come_of_medians_and_ceilings() -> None:

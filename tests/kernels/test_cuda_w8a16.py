@@ -9,7 +9,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.model.layers import quantize_rows
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.w8a16 import unsupported
 from tests.effort import examples
@@ -23,10 +22,12 @@ WIDE = 64 * 132  # channels from which on a CTA takes 64 of them
 def case(
     rows: int, channels: int, inputs: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0
 ) -> list[torch.Tensor]:
-    """x, q and scales as the engine quantizes them, and a poisoned output."""
+    """x, q and scales as the engine quantizes them, without its imports; a poisoned output."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(rows, inputs, generator=draw).to(dtype)
-    q, scales = quantize_rows(torch.randn(channels, inputs, generator=draw) * 0.02)
+    weights = torch.randn(channels, inputs, generator=draw) * 0.02
+    scales = weights.abs().amax(-1) / 127
+    q = (weights / scales[:, None]).round().to(torch.int8)
     return [x, q, scales, poisoned(rows, channels, dtype=dtype)]
 
 

@@ -5,27 +5,33 @@
 From a checkout, nothing installed: Python, torch and numpy, and a library of the kernels (one named
 by WARMROUTE_CUDA_LIBRARY, or built before; else nvcc builds it). Each step is a process with a
 timeout, its result a line of FOLDER/results.jsonl before the next begins. The same command goes on
-where the last one ended, --seconds bounds one slice; steps whose process could not run their case
-are tried again with --again. Ends with a report, and the exit status 0: all done and right, 1:
-something is wrong, 3: steps are left.
+where the last one ended. --seconds bounds one slice: a step that it cuts off is left. Steps whose
+process could not run their case are tried again with --again. Ends with a report, and the exit
+status 0: all done and right, 1: something of ours is wrong or fails, 3: steps are left.
 
-Order: the operators' plain implementations on the CPU, the device, the library, numbers (each row
-and log-sum-exp against float64 on the CPU; kernels of Hopper last), compute-sanitizer, ceilings,
-speed, peers one at a time, ncu, and the tests of tests/kernels on the device.
+Order: the operators' plain implementations on the CPU, the device, the library (first where it is
+named: that needs no GPU), numbers (each row and log-sum-exp against float64 on the CPU; kernels of
+Hopper last), compute-sanitizer, ceilings, speed, peers one at a time, ncu, the tests of
+tests/kernels on the device, and flex, which compiles for minutes.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
-import subprocess
 import sys
+import tempfile
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,14 +49,31 @@ DONE, LEFT_OVER, WRONG = 0, 3, 1
 PREFIX = "first-run-result: "
 RESULTS = "results.jsonl"
 TRIED_AGAIN = ("failed", "timeout", "skipped")  # with --again
-BUILD_S = 1_200
+BUILD_S, KILLED_S = 1_200, 10
+FORK = multiprocessing.get_context("fork")
+DIES_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+OTHER_DEVICES = "no kernel image"  # what CUDA says of a library for other GPUs
 SANITIZER = "compute-sanitizer"
+NCU = (
+    *("ncu", "--section", "SpeedOfLight", "--section", "Occupancy", "--launch-count", "2"),
+    *("--kernel-name-base", "demangled", "--kernel-name", "regex:wr::"),  # inputs are torch's
+    *("--clock-control", "none"),  # clocks may be others', too
+)
 SANITIZED = {  # tool -> kernels whose first small case runs under it
     "memcheck": ("append", "decode", "shared", "prefill_mma", "prefill_wgmma", "copy"),
     "racecheck": ("decode", "shared", "prefill_mma"),
     "initcheck": ("decode", "prefill_wgmma"),
 }
-PROFILED = ("prefill, 1 x 8k, G 4, wgmma", "decode, 64 x 2k, G 4", "shared prefix 4096, own 256")
+OUR_KERNELS = ("--kernel-name", "kernel_substring=_ZN2wr")  # torch's take their time
+TOOL_OPTIONS = {
+    "memcheck": (*OUR_KERNELS, "--report-api-errors", "no"),  # torch asks what may fail
+    "racecheck": OUR_KERNELS,
+    "initcheck": (),  # it has to see what torch's kernels write
+}
+PROFILED = (
+    *("prefill, 1 x 8k, G 4, wgmma", "decode, 64 x 2k, G 4"),
+    "shared prefix 4096, own 256, batch 64",
+)
 TESTED = ("test_cuda_*.py", "test_triton_*.py")
 NOT_TESTED = ("build", "emulator", "mutations", "offsets", "plan", "first_run")  # of these files
 
@@ -68,29 +91,33 @@ class Step:
 
 def steps() -> list[Step]:
     """All of a run, in order."""
+    from kvkernels.cuda.library import LIBRARY_VARIABLE
     from tests.bench.gpu.cases import small_cases, speed_cases
 
     small, fast = small_cases(), speed_cases()
-    made = [Step("cpu", 300), Step("device", 120), Step("library", BUILD_S)]
-    made += [Step(f"numbers/{case.name}", 120, case) for case in small]
+    machine = [Step("device", 120), Step("library", BUILD_S)]
+    if os.environ.get(LIBRARY_VARIABLE):
+        machine.reverse()
+    made = [Step("cpu", 300), *machine]
+    made += [Step(f"numbers/{case.name}", 60, case) for case in small]
     made += _sanitized(small)
     made += [Step("ceilings", 120), *(Step(f"speed/{case.name}", 180, case) for case in fast)]
-    made += _peers(fast)
-    ncu = ("ncu", "--section", "SpeedOfLight", "--section", "Occupancy", "--launch-count", "2")
     lacks = "" if shutil.which("ncu") else "ncu is not on PATH"
-    profiled = [case for case in fast if case.name.startswith(PROFILED)]
-    made += [Step(f"profile/{case.name}", 300, case, ncu, lacks) for case in profiled]
-    return [*made, *_tests()]
+    profiled = [case for case in fast if case.name in PROFILED]
+    peers = _peers(fast)
+    made += [step for step in peers if not step.name.endswith("/flex")]
+    made += [Step(f"profile/{case.name}", 120, case, NCU, lacks) for case in profiled]
+    return [*made, *_tests(), *(step for step in peers if step.name.endswith("/flex"))]
 
 
 def _sanitized(small: list[Case]) -> list[Step]:
     lacks = "" if shutil.which(SANITIZER) else f"{SANITIZER} is not on PATH"
     made = []
     for tool, kernels in SANITIZED.items():
-        under = (SANITIZER, "--tool", tool, "--error-exitcode", "9")
+        under = (SANITIZER, "--tool", tool, "--error-exitcode", "9", *TOOL_OPTIONS[tool])
         for kernel in kernels:
             case = next(case for case in small if case.kernel == kernel)
-            made.append(Step(f"{tool}/{case.name}", 300, case, under, lacks))
+            made.append(Step(f"{tool}/{case.name}", 120, case, under, lacks))
     return made
 
 
@@ -140,7 +167,10 @@ def compute(step: Step) -> Line:
     if kind == "library":
         from kvkernels.ops.operator import cuda_library
 
-        return {"library": cuda_library().path.name}
+        library = cuda_library()
+        limits = {"limits": str(library.device())} if torch.cuda.is_available() else {}
+        content = hashlib.sha256(library.path.read_bytes()).hexdigest()[:12]
+        return {"library": f"{library.path.name} ({content})", **limits}
     if kind == "device":
         return _device()
     if kind == "ceilings":
@@ -187,54 +217,79 @@ def _device() -> Line:
     }
 
 
-def child(name: str) -> None:
+def child(step: Step) -> None:
     """Run one step and print its line."""
-    step = next(step for step in steps() if step.name == name)
     try:
         found = compute(step)
     except Exception as error:  # noqa: BLE001 - every failure is a result
-        found = {"status": "failed", "note": f"{type(error).__name__}: {error!s:.500}"}
-    print(PREFIX + json.dumps(found), flush=True)
+        status = "stop" if OTHER_DEVICES in str(error) else "failed"
+        found = {"status": status, "note": f"{type(error).__name__}: {error!s:.500}"}
+    os.write(1, f"\n{PREFIX}{json.dumps(found)}\n".encode())
+
+
+def in_process(step: Step, output: int) -> None:
+    """What a process of a step does. It is a copy of the one that drives, so that torch, which
+    takes seconds, is imported once; a program takes its place where the step is one."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(DIES_WITH_PARENT, signal.SIGKILL)  # not to disturb the next run
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(bare.ROOT)
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(bare.ROOT), str(bare.ROOT / "kernels")])
+    os.environ["WARMROUTE_KERNEL_TESTS"] = "cuda"
+    if step.under[:1] == (SANITIZER,):  # which knows allocations of CUDA, not those of a cache
+        os.environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"
+    if command := command_of(step):
+        os.execvp(command[0], command)
+    child(step)
 
 
 # --- in the process that drives the steps
 
 
 def command_of(step: Step) -> list[str]:
-    """What runs a step."""
+    """The program that a step is; empty where it is none."""
     if step.name.startswith("tests/"):
         file = bare.ROOT / "tests" / "kernels" / step.name.partition("/")[2]
         options = ("-q", "--noconftest", "--import-mode=importlib", "-p", "tests.bench.gpu.bare")
         whole = ("-c", os.devnull, "--rootdir", str(bare.ROOT), str(file))
         return [sys.executable, "-m", "pytest", *options, *whole]
+    if not step.under:
+        return []
     return [*step.under, sys.executable, str(Path(__file__)), "--step", step.name]
 
 
-def run_step(step: Step) -> Line:
-    """One step in a process of its own, ended with all that it started at its timeout."""
+def run_step(step: Step, seconds: float = 1e9) -> Line | None:
+    """One step in a process of its own, ended with all that it started at its timeout; None: at
+    the end of the slice, `seconds` from now."""
     line: Line = {"step": step.name}
     if step.lacks:
         return {**line, "status": "skipped", "note": step.lacks}
-    path = os.pathsep.join([str(bare.ROOT), str(bare.ROOT / "kernels")])
-    environment = {**os.environ, "PYTHONPATH": path, "WARMROUTE_KERNEL_TESTS": "cuda"}
     begun = time.monotonic()
-    process = subprocess.Popen(
-        command_of(step),
-        cwd=bare.ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=step.timeout_s)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+    with tempfile.TemporaryFile() as output:
+        process = FORK.Process(target=in_process, args=(step, output.fileno()))
+        process.start()
+        code = _exit_code(process, min(step.timeout_s, seconds))
+        process.kill()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid or 0, signal.SIGKILL)
+        _exit_code(process, KILLED_S)
+        output.seek(0)
+        told = output.read().decode(errors="replace")
+    if code is None and seconds < step.timeout_s:
+        return None
+    if code is None:
         return {**line, "status": "timeout", "note": f"nothing within {step.timeout_s:g} s"}
     line["seconds"] = round(time.monotonic() - begun, 1)
-    return {**line, **judged(step, process.returncode, output)}
+    return {**line, **judged(step, code, told)}
+
+
+def _exit_code(process: ForkProcess, seconds: float) -> int | None:
+    """Within so many; None: it runs. `join` would wait for a program for ever."""
+    end = time.monotonic() + seconds
+    while process.exitcode is None and time.monotonic() < end:
+        time.sleep(0.01)
+    return process.exitcode
 
 
 def judged(step: Step, code: int, output: str) -> Line:
@@ -246,12 +301,13 @@ def judged(step: Step, code: int, output: str) -> Line:
     found: Line = json.loads(told[-1].removeprefix(PREFIX)) if told else {}
     tail = "\n".join(output.splitlines()[-12:])[-1_500:]
     if step.name.startswith("tests/"):
-        return {"status": "ok" if code == 0 else "wrong", "note": tail if code else ""}
+        return {"status": "ok" if code == 0 else "wrong", "note": tail if code else tail[-200:]}
     if "status" in found:
         return found
     if code or not told:
-        is_finding = bool(step.under) and bool(told)
-        return {"status": "wrong" if is_finding else "failed", "note": f"exit {code}: {tail}"}
+        is_finding = step.under[:1] == (SANITIZER,) and bool(told)
+        ended = signal.Signals(-code).name if code < 0 else f"exit {code}"
+        return {"status": "wrong" if is_finding else "failed", "note": f"{ended}: {tail}"}
     if step.name.startswith("profile/"):
         found["note"] = output[-6_000:]
     checked = found.get("cases", {step.name: found})
@@ -276,6 +332,22 @@ def hung_kernels(lines: list[Line], todo: list[Step]) -> set[str]:
     return {s.case.kernel for s in todo if s.case and s.name in late and "numbers/" in s.name}
 
 
+def asks(step: Step, kernel: str) -> bool:
+    """Whether a step runs `kernel`."""
+    if step.case:
+        return step.case.kernel == kernel and not step.name.startswith("peer/")
+    return step.name.startswith("tests/test_cuda") and kernel.removesuffix("_mma") in step.name
+
+
+def keep(path: Path, line: Line) -> None:
+    """Append to the results, behind whatever a process that was killed left there."""
+    with path.open("ab+") as file:
+        is_torn = file.tell() > 0 and file.seek(-1, os.SEEK_END) >= 0 and file.read() != b"\n"
+        file.write(b"\n" * is_torn + json.dumps(line).encode() + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def another_machine(kept: list[Line], line: Line) -> str:
     """What differs from the machine or library that the results are of; empty: nothing."""
     before = next((one for one in kept if one["step"] == line["step"]), line)
@@ -285,56 +357,64 @@ def another_machine(kept: list[Line], line: Line) -> str:
 
 def drive(out: Path, seconds: float, only: str, again: bool) -> int:
     """Run what is left; the exit status."""
-    from tests.bench.gpu.table import report
+    from tests.bench.gpu.table import report, short
 
     out.mkdir(parents=True, exist_ok=True)
     path, deadline = out / RESULTS, time.monotonic() + seconds
+    path.touch()
     todo, left, why = steps(), 0, ""
-    for step in todo:
+    for number, step in enumerate(todo, 1):
         lines = kept_lines(path)
         before = next((line for line in lines if line["step"] == step.name), None)
         is_asked = step.name in ("library", "device")  # in every run: are they the same?
         is_tried = before is not None and before["status"] in TRIED_AGAIN
         if (before and not is_asked and not (again and is_tried)) or only not in step.name:
             continue
-        if why or time.monotonic() > deadline:
+        seconds_left = deadline - time.monotonic()
+        if why or seconds_left < 0:
             left, why = left + 1, why or f"{seconds:g} s are over"
             continue
-        if step.case and step.case.kernel in hung_kernels(lines, todo):
-            line: Line = {"step": step.name, "status": "skipped", "note": "the kernel hung before"}
+        print(f"{number}/{len(todo)} {step.name}: ", end="", flush=True)
+        line: Line | None
+        others = [one for one in lines if one is not before]
+        if any(asks(step, kernel) for kernel in hung_kernels(others, todo)):
+            line = {"step": step.name, "status": "skipped", "note": "the kernel hung before"}
         else:
-            line = run_step(step)
-        print(f"{line['status']:8} {step.name}  {_short(line)}", flush=True)
-        if is_asked and (other := another_machine(lines, line)):
+            line = run_step(step, seconds_left)
+        if line is None:
+            left, why = left + 1, f"{seconds:g} s are over"
+            print("cut off", flush=True)
+            continue
+        print(f"{line['status']} {short(line)}", flush=True)
+        if line["status"] == "ok" and is_asked and (other := another_machine(lines, line)):
             print(f"{path} has results of another machine or library ({other}): name another --out")
             return WRONG
         if line["status"] == "stop" or (is_asked and line["status"] != "ok"):
             left, why = left + 1, line["note"]
             continue
-        with path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
+        keep(path, line)
     lines = kept_lines(path)
     (out / "report.md").write_text(report(lines, len(todo)) + "\n")
     print(f"\n{report(lines, len(todo))}\n\nin {out}: {RESULTS}, report.md")
     if left:
         print(f"{left} steps are left: {why}. The same command goes on from here.")
         return LEFT_OVER
-    return WRONG if any(line["status"] in ("wrong", "timeout") for line in lines) else DONE
+    return WRONG if any(map(is_bad, lines)) else DONE
 
 
-def _short(line: Line) -> str:
-    if "us" in line:
-        return f"{line['us']:,.1f} us"
-    return str(line.get("note", "")).splitlines()[0][:120] if line.get("note") else ""
+def is_bad(line: Line) -> bool:
+    """Whether something of ours is wrong or fails; a tool may not work where it is."""
+    kind, status = line["step"].partition("/")[0], line["status"]
+    if kind in ("peer", "profile"):
+        return False
+    return status in ("wrong", "timeout") or (status == "failed" and kind not in SANITIZED)
 
 
 def main() -> int:
     """One slice of the run, one step of it, or the report alone."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=bare.ROOT / "build" / "first_run")
-    parser.add_argument("--seconds", type=float, default=1e9, help="begin no step after these")
+    parser.add_argument("--seconds", type=float, default=1e9, help="end after these")
     parser.add_argument("--only", default="", help="steps whose names contain this")
     parser.add_argument("--again", action="store_true", help="also what failed or was skipped")
     parser.add_argument("--report", action="store_true", help="print what is known, run nothing")
@@ -344,14 +424,18 @@ def main() -> int:
         print(f"{' and '.join(lacking)} not installed in {sys.executable}: nothing runs without")
         return LEFT_OVER
     if options.step:
-        child(options.step)
+        child(next(step for step in steps() if step.name == options.step))
         return DONE
     if options.report:
         from tests.bench.gpu.table import report
 
         print(report(kept_lines(options.out / RESULTS), len(steps())))
         return DONE
-    return drive(options.out, options.seconds, options.only, options.again)
+    try:
+        return drive(options.out, options.seconds, options.only, options.again)
+    except OSError as error:
+        print(f"nothing can be kept in {options.out}: {error}")
+        return LEFT_OVER
 
 
 if __name__ == "__main__":

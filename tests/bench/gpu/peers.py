@@ -102,10 +102,15 @@ def sdpa(batch: Batch, backend: str = "") -> Run:
     bias = import_module("torch.nn.attention.bias")
     k, v = gather(batch)
     q, mask, is_causal = _queries(batch).contiguous(), None, False
-    if batch.shape.new == batch.shape.context:
+    new, context = batch.shape.new, batch.shape.context
+    if new == context:
         is_causal = True  # which every backend has
-    elif batch.shape.new > 1:
-        mask = bias.causal_lower_right(batch.shape.new, batch.shape.context)
+    elif new > 1 and backend:  # a causal bias would choose FlashAttention by itself
+        sees = torch.ones(new, context, dtype=torch.bool, device="cuda").tril(context - new)
+        mask = torch.zeros(new, context, dtype=q.dtype, device="cuda")
+        mask.masked_fill_(~sees, float("-inf"))
+    elif new > 1:
+        mask = bias.causal_lower_right(new, context)
 
     def run() -> torch.Tensor:
         return scaled_dot_product_attention(
@@ -124,6 +129,13 @@ def cudnn(batch: Batch) -> Run:
     return sdpa(batch, "CUDNN_ATTENTION")
 
 
+@cache
+def _compiled_flex() -> Callable[..., torch.Tensor]:
+    """One for all inputs: it compiles for each shape, most of a minute."""
+    module = import_module("torch.nn.attention.flex_attention")
+    return torch.compile(module.flex_attention)
+
+
 def flex(batch: Batch) -> Run:
     module = import_module("torch.nn.attention.flex_attention")
     k, v = gather(batch)
@@ -135,7 +147,7 @@ def flex(batch: Batch) -> Run:
             return query + before >= key
 
         mask = module.create_block_mask(sees, None, None, q.shape[2], k.shape[2])
-    attend = torch.compile(module.flex_attention)
+    attend = _compiled_flex()
     return lambda: attend(q, k, v, block_mask=mask, enable_gqa=True)
 
 

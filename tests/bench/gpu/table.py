@@ -11,6 +11,7 @@ Line = dict[str, Any]
 MAX_ROW_ERROR = 1e-2  # of bf16 against float64, in norm
 MAX_LSE_ERROR = 2e-3
 VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
+OUTPUTS = ("tests", "memcheck", "racecheck", "initcheck", "profile")  # notes: a program's output
 ENGINE = ("append", "shared", "prefill_mma")  # without one of these attention is torch's
 
 
@@ -88,6 +89,18 @@ def row_of(case: Case, lines: dict[str, Line]) -> str:
     return f"| {' | '.join([*columns, '; '.join(told)])} |"
 
 
+def short(line: Line) -> str:
+    """A result in a few words: of what a tool or a test said, the last line."""
+    if "us" in line:
+        return f"{line['us']:,.1f} us"
+    kind, note = line["step"].partition("/")[0], str(line.get("note", "")).strip().splitlines()
+    if note and (kind, line["status"]) != ("profile", "ok"):  # whose note is a table
+        return note[-1 if kind in OUTPUTS else 0][:160]
+    if line["status"] == "wrong" and "row_error" in line:
+        return f"a row is {line['row_error']:.1e} off, a log-sum-exp {line['lse_error']:.1e}"
+    return f"{line['seconds']:g} s" if "seconds" in line else ""
+
+
 def report(results: list[Line], steps: int) -> str:
     """What is known after `results`, of so many steps, as Markdown."""
     lines = {line["step"]: line for line in results}
@@ -105,5 +118,5 @@ def report(results: list[Line], steps: int) -> str:
     made.append("|---|---|---|---|---|---|---|---|")
     made += [row_of(case, lines) for case in speed_cases()]
     others = [line for line in results if line["status"] not in ("ok", "skipped")]
-    made += ["", *(f"- {line['step']}: {line['status']}" for line in others)]
+    made += ["", *(f"- {line['step']}: {line['status']}, {short(line)}" for line in others)]
     return "\n".join(made).rstrip()
