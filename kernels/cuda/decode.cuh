@@ -267,6 +267,7 @@ WR_DEV const float* attend(const typename Way::Pages& pages, const int32_t* tabl
 
 template <class Way, int COLUMNS>
 WR_DEV void run(const ParamsOver<typename Way::Pages>& p) {
+    launch_dependent_grids();  // `merge`, which finds room once the last items have begun
     // Both at once: a grid has room for all items, and what lies beyond the count is not used.
     Words4 words = load(reinterpret_cast<const Words4*>(p.items + cta_x()));
     if (static_cast<int>(cta_x()) >= load(p.item_count)) return;

@@ -59,6 +59,20 @@ WR_DEV char* shared() {
 WR_DEV void sync_cta() { __syncthreads(); }
 WR_DEV void sync_warp() { __syncwarp(); }
 
+// Programmatic dependent launch (`launch` of `abi.h`). A dependent grid may begin once each CTA has
+// come to this word, or has ended; without it, once all have ended.
+WR_DEV void launch_dependent_grids() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Until the grid before has ended and its writes can be seen: nothing else makes them visible.
+WR_DEV void wait_prerequisite_grids() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 template <class T>
 WR_DEV T load(const T* address) {
     return *address;
@@ -194,6 +208,8 @@ inline unsigned cta_y() { return emu::cta_index().y; }
 inline char* shared() { return emu::shared_memory(); }
 inline void sync_cta() { emu::sync_cta(); }
 inline void sync_warp() { emu::sync_warp(); }
+inline void launch_dependent_grids() {}  // a grid is over here before the next one begins
+inline void wait_prerequisite_grids() { emu::wait_prerequisite_grids(); }
 
 template <class T>
 inline T load(const T* address) {
@@ -202,7 +218,7 @@ inline T load(const T* address) {
 }
 template <class T>
 inline void store(T* address, T value) {
-    emu::check_global(address, sizeof(T), "a store");
+    emu::write_global(address, sizeof(T));
     *address = value;
 }
 inline Words4 load_once(const Words4* address) { return load(address); }

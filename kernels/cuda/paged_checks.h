@@ -190,9 +190,11 @@ inline merge::Params need_pieces(const wr_tensor* merge_starts, const wr_tensor*
 template <class T, int D>
 void launch_merge(const merge::Params& merging, int64_t rows, void* stream) {
     int64_t ctas = (merging.heads + merge::WARPS - 1) / merge::WARPS;
-    launch(merge::kernel<T, D>, "merge", rows, ctas, merge::THREADS, 0, stream, merging);
+    launch(merge::kernel<T, D>, "merge", rows, ctas, merge::THREADS, 0, stream, merging,
+           /*is_dependent=*/true);
 }
 
+// Right after the launch that leaves the partial results.
 inline void run_merge(const merge::Params& merging, int64_t rows, int32_t dtype, int64_t head_dim,
                       void* stream) {
     auto bf16 = head_dim == 64 ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;

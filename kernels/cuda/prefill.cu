@@ -66,7 +66,7 @@ struct Call {
                               head_dim);
         params.partial = merging.partial;
         params.partial_lse = merging.partial_lse;
-        params.is_cut = partial->shape[0] > 0;
+        params.is_cut = partial->shape[0] > 0 && most_items > 0;
     }
 
     void check_lse() {

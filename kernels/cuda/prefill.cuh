@@ -198,6 +198,7 @@ WR_DEV void write_partial(const Params& p, const Item& item, const Rows& rows, i
 template <class T, class Keys, bool IS_CUT>
 WR_DEV void run(const ParamsOver<typename Keys::Pages>& p) {
     constexpr int D = Keys::D, AT_ONCE = IS_CUT ? Keys::AT_ONCE_IN_WALK : Keys::AT_ONCE;
+    if constexpr (IS_CUT) launch_dependent_grids();  // `merge`
     // KV heads of an item lie side by side, so that the longest items begin first for all of them.
     int number = static_cast<int>(cta_x()) / p.kv_heads;
     int kv_head = static_cast<int>(cta_x()) % p.kv_heads;

@@ -63,6 +63,7 @@ struct Call {
     }
 
     void run(void* stream) const {
+        if (params.ctas == 0) return;
         bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
         auto bf16 = is_narrow ? launch_wide<Bf16, 64> : launch_wide<Bf16, 128>;
         auto fp16 = is_narrow ? launch_wide<Fp16, 64> : launch_wide<Fp16, 128>;

@@ -209,6 +209,7 @@ WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int 
 
 template <class Few, class Many>
 WR_DEV void run(const ParamsOver<typename Few::Pages>& p) {
+    launch_dependent_grids();  // `merge`, which finds room once CTAs end
     int count = load(p.item_count);
     for (int number = static_cast<int>(cta_x()); number < count; number += p.ctas) {
         Task task(p, number);

@@ -61,7 +61,10 @@ RING = [
     ("bool keep = row + step < left;", "bool keep = true;"),
     ("if (tile % 32 == 0) look_up(tile);", "if (tile == 0) look_up(tile);"),
 ]
+RETURN = "if (head >= p.heads || first == end) return;\n"
 MERGE = [
+    ("wait_prerequisite_grids();", ""),
+    ("wait_prerequisite_grids();  // by", RETURN + "wait_prerequisite_grids();  // by"),
     ("exp2_fast(lse - largest)", "exp2_fast(largest - lse)"),
     ("mask < 32; mask *= 2) largest", "mask < 2; mask *= 2) largest"),
 ]
