@@ -303,6 +303,11 @@ inline float nearest(float x) { return std::nearbyint(x); }
 WR_DEV unsigned lane() { return thread() % 32; }
 WR_DEV unsigned warp() { return thread() / 32; }
 WR_DEV float shfl(float v, unsigned lane) { return float_of(shfl(bits_of(v), lane)); }
+WR_DEV int64_t shfl(int64_t v, unsigned lane) {
+    uint64_t low = shfl(static_cast<uint32_t>(v), lane);
+    uint64_t high = shfl(static_cast<uint32_t>(v >> 32), lane);
+    return static_cast<int64_t>(high << 32 | low);
+}
 WR_DEV float shfl_xor(float v, unsigned mask) { return shfl(v, lane() ^ mask); }
 template <class T>
 WR_DEV float low(uint32_t pair) {

@@ -60,10 +60,7 @@ struct Ring {
     WR_DEV void fetch(int tile) {
         if (tile % 32 == 0) look_up(tile);
         if (tile < count) {
-            uint64_t whole = static_cast<uint64_t>(ahead);
-            uint64_t low = shfl(static_cast<uint32_t>(whole), tile % 32);
-            uint64_t high = shfl(static_cast<uint32_t>(whole >> 32), tile % 32);
-            int64_t offset = static_cast<int64_t>(high << 32 | low);
+            int64_t offset = shfl(ahead, static_cast<unsigned>(tile) % 32);
             constexpr int CHUNKS = D / 8, ROWS = 32 / CHUNKS;
             int chunk = static_cast<int>(lane()) % CHUNKS, row = static_cast<int>(lane()) / CHUNKS;
             int left = end - token_of(tile);

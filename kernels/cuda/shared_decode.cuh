@@ -114,15 +114,21 @@ WR_DEV void attend_few(const Task& task, const typename Few::Pages& pages) {
     }
 }
 
-// Copies the queries, zeros beyond the last row; part of the first tile's group.
+// Copies the queries of a warp's rows, zeros beyond the last one. Each lane looks up one row.
 template <int D>
 WR_DEV void fetch_q(const Task& task, char* to) {
+    static_assert(prefill::WARP_ROWS == 32);
     constexpr int CHUNKS = D / 8;
-    int own = static_cast<int>(thread()), chunk = own % CHUNKS;
-    for (int row = own / CHUNKS; row < MOST_ROWS; row += THREADS / CHUNKS) {
-        const uint16_t* from = task.q(row);
-        copy_async(at_swizzled<D>(to, row, chunk), from ? from + chunk * 8 : task.p.q, from);
+    int l = static_cast<int>(lane()), chunk = l % CHUNKS;
+    int first = static_cast<int>(warp()) * 32;
+    const uint16_t* own = task.q(first + l);
+    int64_t offset = own ? own - task.p.q : 0;
+    WR_UNROLL
+    for (int row = l / CHUNKS; row < 32; row += 32 / CHUNKS) {
+        const uint16_t* from = task.p.q + shfl(offset, static_cast<unsigned>(row));
+        copy_async(at_swizzled<D>(to, row, chunk), from + chunk * 8, first + row < task.rows);
     }
+    commit_async();
 }
 
 // Tokens from `left` on are another item's, or nobody's.
@@ -180,9 +186,9 @@ WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int 
     char* queries = shared() + w * WARP_ROWS * D * 2;
     Many keys(pages, task.table(), task.kv_head, task.item.begin, task.item.end,
               shared() + prefill::Q_BYTES<D>);
-    fetch_q<D>(task, shared());
-    keys.fetch(0);
     bool is_idle = w * WARP_ROWS >= task.rows;
+    keys.fetch(0);  // first: they come from farther away
+    if (!is_idle) fetch_q<D>(task, queries);
     prefill::Softmax<D> softmax;
     for (int step = 0; step < keys.steps(); step++) {
         wait_async<0>();

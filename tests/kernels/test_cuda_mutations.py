@@ -155,6 +155,9 @@ SHARED = [
     ("sync_cta();  // all are done with shared", "// all are done with shared"),
     ("number += p.ctas", "number += p.ctas + 1"),
     ("sum += shfl_xor(sum, 2);", ""),
+    ("    commit_async();\n", ""),
+    ("shfl(offset, static_cast<unsigned>(row))", "shfl(offset, 0u)"),
+    ("task.q(first + l)", "task.q(l)"),
 ]
 
 
