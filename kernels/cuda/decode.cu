@@ -47,8 +47,8 @@ struct Call {
         need_rows_of_16_bytes(items, "items");
         need(items->stride[0] == 4 || most_items <= 1, "items", "is not dense");
         params.items = reinterpret_cast<const Item*>(at);
-        merging = need_pieces(merge_starts, merge_slots, partial, partial_lse, heads, requests,
-                              head_dim);
+        merging = need_partials(merge_starts, merge_slots, partial, partial_lse, heads, requests,
+                                head_dim);
         params.partial = merging.partial;
         params.partial_lse = merging.partial_lse;
     }

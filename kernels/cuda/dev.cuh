@@ -1,4 +1,4 @@
-// What kernels say to the machine, one line each: PTX under nvcc, the emulator (emu.h) under g++.
+// Intrinsics of the kernels, a line each: PTX under nvcc, the emulator (emu.h) under g++.
 //
 // A CTA is what CUDA calls a block: here a block holds tokens. Fragment layouts of `mma`: lane
 // l = 4 * g + t holds of A (16 x 16) the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8),
@@ -60,7 +60,7 @@ WR_DEV void sync_cta() { __syncthreads(); }
 WR_DEV void sync_warp() { __syncwarp(); }
 
 // Programmatic dependent launch (`launch` of `abi.h`). A dependent grid may begin once each CTA has
-// come to this word, or has ended; without it, once all have ended.
+// executed this, or has ended; without it, once all have ended.
 WR_DEV void launch_dependent_grids() {
 #if __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");

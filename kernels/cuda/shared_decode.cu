@@ -56,8 +56,8 @@ struct Call {
     }
 
     void check_workspace() {
-        merging = need_pieces(merge_starts, merge_slots, partial, partial_lse, heads, requests,
-                              head_dim);
+        merging = need_partials(merge_starts, merge_slots, partial, partial_lse, heads, requests,
+                                head_dim);
         params.partial = merging.partial;
         params.partial_lse = merging.partial_lse;
     }

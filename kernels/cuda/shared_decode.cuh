@@ -7,11 +7,11 @@
 //                   columns, each warp takes every fourth tile. So also what a request has alone,
 //                   with the same bits as decode.
 //   up to 128       as in prefill, without its mask: a warp has 32 rows, all warps see each tile.
-//                   Warps without rows copy along and compute nothing.
+//                   Warps without rows copy keys and compute nothing.
 //
 // The grid is as large as the GPU and walks over the list with its own width as stride: items are
 // longest first, so that what one CTA gets exceeds another's part by at most one item. An item
-// leaves normalized float32 results and base-2 log-sum-exps for `merge.cuh`, in a slot for each of
+// stores normalized float32 results and base-2 log-sum-exps for `merge.cuh`, in a slot for each of
 // its requests; slot -1 is all of its one request and goes straight to the output.
 #pragma once
 
@@ -131,9 +131,9 @@ WR_DEV void fetch_q(const Task& task, char* to) {
     commit_async();
 }
 
-// Tokens from `left` on are another item's, or nobody's.
+// Masks tokens from `left` on: they are another item's, or nobody's.
 template <int COLUMNS>
-WR_DEV void hide_rest(float (&scores)[prefill::HALVES][COLUMNS][4], int left) {
+WR_DEV void mask_tail(float (&scores)[prefill::HALVES][COLUMNS][4], int left) {
     int t = static_cast<int>(lane()) % 4;
     WR_UNROLL
     for (int m = 0; m < prefill::HALVES; m++)
@@ -200,12 +200,12 @@ WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int 
         for (int key = 0; key < KEYS; key += KEYS_AT_ONCE) {
             float scores[HALVES][KEYS_AT_ONCE / 8][4] = {};
             char* tiles = keys.stage(step) + key / TILE * RING_BYTES<D>;
-            prefill::score<T, D>(queries, tiles, scores);
+            prefill::multiply_qk<T, D>(queries, tiles, scores);
             keys.scale_scores(scores, step, key / TILE);
-            if (left - key < KEYS_AT_ONCE) hide_rest(scores, left - key);
-            softmax.take(scores, p.scale_log2);
+            if (left - key < KEYS_AT_ONCE) mask_tail(scores, left - key);
+            softmax.update(scores, p.scale_log2);
             keys.scale_weights(scores, step, key / TILE);
-            prefill::mix<T, D>(scores, tiles, softmax.out);
+            prefill::multiply_pv<T, D>(scores, tiles, softmax.out);
         }
     }
     wait_async<0>();

@@ -146,7 +146,7 @@ APPEND = [
 SHARED = [
     ("load(p.members + item.first + row / p.group)", "load(p.members + item.first)"),
     ("(item.slot + row / p.group)", "item.slot"),
-    ("if (left - key < KEYS_AT_ONCE) hide_rest", "if (false) hide_rest"),
+    ("if (left - key < KEYS_AT_ONCE) mask_tail", "if (false) mask_tail"),
     ("8 * n + 2 * t + i % 2 >= left", "8 * n + 2 * t + i % 2 > left"),
     ("keys.stage(step) + key / TILE * RING_BYTES<D>", "keys.stage(step)"),
     ("keys.stage(step) + key", "keys.stage(step + 1) + key"),
@@ -271,7 +271,7 @@ PREFILL_CUT = [
     ("table += item.begin / (p.pages.tiles_per_page * TILE);", ""),
     ("end = item.end - item.begin;", "end = item.end;"),
     ("item.position - (IS_CUT ? item.begin : 0)", "item.position"),
-    ("p.partial + place * D + l % 4 * 2;", "p.partial + place * D + l % 4;"),
+    ("p.partial + partial_row * D + l % 4 * 2;", "p.partial + partial_row * D + l % 4;"),
     ("int64_t token = slot + (first + row) / p.group;", "int64_t token = slot;"),
 ]
 WGMMA_CUT = [
