@@ -186,6 +186,7 @@ def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> Non
         assert len(re.findall(r"\bLDG\.", before)) == 3, "begin, end and a slot"
         assert not re.search(r"\b(EXIT|BRA|STG)\b", before)
         assert re.search(r"\bLDG\.", after)
+        assert "CONSTANT" not in merge, "reads that need not see what the kernel before wrote"
     for merge in kernels_in(source, "sm_80", "5merge6kernel"):
         assert "ACQBULK" not in merge
 
