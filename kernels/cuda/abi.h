@@ -101,9 +101,15 @@ inline void check_cuda(cudaError_t error, const char* what) {
 #endif
 
 // Launches `kernel` on `stream` (a cudaStream_t). A grid of no CTAs is no launch.
+//
+// A dependent kernel begins while the launch before it, one of the same call, ends (programmatic
+// dependent launch; in a CUDA graph, a programmatic edge). Each of its threads calls
+// `wait_prerequisite_grids` before it reads what that launch writes, before it writes anything and
+// before it ends: so whatever comes next finds both at their ends. An ordinary launch on devices
+// other than of compute capability 9.0: these run code that is made for 8.0, which cannot wait.
 template <class Params>
 void launch(void (*kernel)(Params), const char* name, int64_t grid_x, int64_t grid_y, int threads,
-            int64_t shared_bytes, void* stream, const Params& params) {
+            int64_t shared_bytes, void* stream, const Params& params, bool is_dependent = false) {
     need(grid_x <= MAX_GRID_X && grid_y <= MAX_GRID_Y, name, "needs a larger grid than there is");
     if (grid_x == 0 || grid_y == 0) return;
     need(shared_bytes <= (48 << 10) || shared_bytes <= shared_limit(), name,
@@ -114,9 +120,17 @@ void launch(void (*kernel)(Params), const char* name, int64_t grid_x, int64_t gr
         check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                         static_cast<int>(shared_bytes)),
                    name);
-    dim3 grid(static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y));
-    kernel<<<grid, threads, shared_bytes, static_cast<cudaStream_t>(stream)>>>(params);
-    check_cuda(cudaGetLastError(), name);
+    cudaLaunchAttribute overlap{};
+    overlap.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    overlap.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = static_cast<size_t>(shared_bytes);
+    config.stream = static_cast<cudaStream_t>(stream);
+    config.attrs = &overlap;
+    config.numAttrs = is_dependent && is_hopper() ? 1 : 0;
+    check_cuda(cudaLaunchKernelEx(&config, kernel, params), name);
 #else
     (void)stream;
     struct Call {
@@ -129,7 +143,7 @@ void launch(void (*kernel)(Params), const char* name, int64_t grid_x, int64_t gr
     };
     emu::Index grid{static_cast<unsigned>(grid_x), static_cast<unsigned>(grid_y)};
     const char* error = emu::launch(run, &call, grid, static_cast<unsigned>(threads),
-                                    static_cast<size_t>(shared_bytes));
+                                    static_cast<size_t>(shared_bytes), is_dependent);
     if (error) throw LaunchError{std::string(name) + ": " + error};
 #endif
 }

@@ -30,8 +30,8 @@ WR_DEV char* key_at(char* tile, int row, int chunk) {
 }
 template <int D>
 WR_DEV char* value_at(char* tile, int row, int chunk) {
-    int turn = D == 64 ? row >> 1 & 3 : row & 7;
-    return tile + TILE * D + row * D + (chunk ^ turn) * 16;
+    int swizzle = D == 64 ? row >> 1 & 3 : row & 7;
+    return tile + TILE * D + row * D + (chunk ^ swizzle) * 16;
 }
 
 // Every STEP-th tile of one KV head from token `begin` (a multiple of TILE) on: `count` of them,
@@ -39,7 +39,7 @@ WR_DEV char* value_at(char* tile, int row, int chunk) {
 // zeros; their scales are as the page has them, in a tile with none before it zeros.
 template <int D, int STEP, int DEPTH = BYTE_STAGES<D>, int SCALE_DEPTH = DEPTH>
 struct ByteRing {
-    static constexpr int AHEAD = DEPTH - 1;  // tiles under way while one is used
+    static constexpr int AHEAD = DEPTH - 1;  // tiles in flight while one is used
     static constexpr int BYTES = DEPTH * BYTE_STAGE_BYTES<D> + SCALE_DEPTH * SCALE_STAGE_BYTES;
 
     const BytePages& pages;
@@ -66,7 +66,7 @@ struct ByteRing {
         within = number % per_page;
     }
 
-    // Starts the copy of one tile, and ends its group.
+    // Issues the copies of one tile, and commits their group.
     WR_DEV void fetch(int tile) {
         if (tile % 32 == 0) look_up(tile);
         if (tile < count) {

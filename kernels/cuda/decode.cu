@@ -47,13 +47,14 @@ struct Call {
         need_rows_of_16_bytes(items, "items");
         need(items->stride[0] == 4 || most_items <= 1, "items", "is not dense");
         params.items = reinterpret_cast<const Item*>(at);
-        merging = need_pieces(merge_starts, merge_slots, partial, partial_lse, heads, requests,
-                              head_dim);
+        merging = need_partials(merge_starts, merge_slots, partial, partial_lse, heads, requests,
+                                head_dim);
         params.partial = merging.partial;
         params.partial_lse = merging.partial_lse;
     }
 
     void run(void* stream) const {
+        if (most_items == 0) return;
         bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
         auto bf16 = is_narrow ? launch_wide<Bf16, 64> : launch_wide<Bf16, 128>;
         auto fp16 = is_narrow ? launch_wide<Fp16, 64> : launch_wide<Fp16, 128>;

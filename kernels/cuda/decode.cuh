@@ -2,15 +2,15 @@
 //
 // A work item is (request, tokens [begin, end), slot); a CTA computes one item for one KV head.
 // Each of its warps takes every fourth tile of 16 tokens through a ring of its own in shared
-// memory, with its own running softmax, so that the loop has no barrier of the CTA; the warps'
-// results meet once, at the end. An item with a slot leaves a normalized partial result and its
+// memory, with its own online softmax, so that the loop has no barrier of the CTA; the epilogue
+// combines the results of warps. An item with a slot stores a normalized partial result and its
 // base-2 log-sum-exp for `merge.cuh`; without one (-1) it is all of its request and goes straight
 // to the output.
 //
-// Products are turned round: tokens (scores) and dimensions (output) are the 16 rows of the MMA,
-// query heads its 8 columns, so that a group of 8 heads wastes nothing and an accumulator of 128
-// dimensions takes 32 registers. Scores come out with heads in columns; a transposition of 8 x 8
-// makes them the right-hand operand of the second product.
+// Products are transposed, S^T = K Q^T and O^T = V^T P^T: tokens (scores) and dimensions (output)
+// are the 16 rows of the MMA, query heads its 8 columns, so that a group of 8 heads wastes nothing
+// and an accumulator of 128 dimensions takes 32 registers. Scores come out with heads in columns; a
+// transposition of 8 x 8 makes them the B operand of PV.
 #pragma once
 
 #include "dev.cuh"
@@ -46,7 +46,7 @@ struct ParamsOver : Params {
 template <int D>
 constexpr int MERGE_ROW = D + 4;  // floats: four more, so that lanes write to different banks
 
-// The running softmax of one warp: columns of 8 * COLUMNS heads. A lane has heads 2t and 2t + 1.
+// The online softmax of one warp: columns of 8 * COLUMNS heads. A lane has heads 2t and 2t + 1.
 template <int D, int COLUMNS>
 struct Softmax {
     float out[COLUMNS][D / 16][4] = {};  // C layout: dimensions x heads
@@ -63,7 +63,7 @@ struct Softmax {
     }
 
     // `scores` (C layout: tokens x heads, base-2 units) become weights; older sums are rescaled.
-    WR_DEV void take(float (&scores)[4], int n) {
+    WR_DEV void update(float (&scores)[4], int n) {
         WR_UNROLL
         for (int h = 0; h < 2; h++) {
             float tile = larger(scores[h], scores[h + 2]);
@@ -85,7 +85,8 @@ struct Softmax {
     }
 };
 
-// 16-bit pages: how tiles come and what is done with one. `decode_quantized.cuh` has that of bytes.
+// The mainloop over 16-bit pages: copies of tiles, and the two products of one.
+// `decode_quantized.cuh` has that of bytes.
 template <class Type, int DIM>
 struct WideTiles {
     using T = Type;
@@ -99,7 +100,7 @@ struct WideTiles {
         return {pages, table, pages.kv_head * kv_head, stages, begin, end, count};
     }
 
-    // Q as the right-hand operand: [16 dimensions][8 rows] fragments. `row_of` tells where a row of
+    // Q as the B operand: [16 dimensions][8 rows] fragments. `row_of` tells where a row of
     // Q is; null: zeros.
     template <int COLUMNS, class RowOf>
     static WR_DEV void load_q(const RowOf& row_of, uint32_t (&q)[COLUMNS][D / 16][2]) {
@@ -137,7 +138,7 @@ struct WideTiles {
             WR_UNROLL
             for (int i = 0; i < 4; i++)
                 scores[n][i] = l / 4 + i / 2 * 8 < left ? scores[n][i] * scale_log2 : NEVER;
-            softmax.take(scores[n], n);
+            softmax.update(scores[n], n);
             weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]));
             weights[n][1] = transpose(pack<T>(scores[n][2], scores[n][3]));
         }
@@ -153,10 +154,11 @@ struct WideTiles {
     }
 };
 
-// Puts one warp's result into shared memory: out [head][MERGE_ROW], then largest and sum [head].
+// Stores one warp's result in shared memory for `combine`: out [head][MERGE_ROW], then largest and
+// sum [head].
 // Rows g and g + 8 of an output tile are those dimensions, or 2g and 2g + 1 where INTERLEAVED.
 template <int D, int COLUMNS, bool INTERLEAVED = false>
-WR_DEV void leave_for_others(float* own, Softmax<D, COLUMNS>& softmax) {
+WR_DEV void store_warp_result(float* own, Softmax<D, COLUMNS>& softmax) {
     int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
     float* ends = own + 8 * COLUMNS * MERGE_ROW<D>;
     WR_UNROLL
@@ -236,55 +238,56 @@ WR_DEV void write_item(const Params& p, const Item& item, int kv_head, const flo
     }
 }
 
-// Attends to tokens [begin, end) for one KV head; leaves all warps' results in shared memory.
-template <class Way, int COLUMNS, class RowOf>
-WR_DEV const float* attend(const typename Way::Pages& pages, const int32_t* table, int kv_head,
+// Attends to tokens [begin, end) for one KV head. Returns all warps' results, in shared memory.
+template <class Mainloop, int COLUMNS, class RowOf>
+WR_DEV const float* attend(const typename Mainloop::Pages& pages, const int32_t* table, int kv_head,
                            int begin, int end, float scale_log2, const RowOf& row_of) {
-    constexpr int D = Way::D;
-    using Tiles = typename Way::Tiles;
+    constexpr int D = Mainloop::D;
+    using Tiles = typename Mainloop::Tiles;
     int w = static_cast<int>(warp()), tiles_there = (end - begin + TILE - 1) / TILE;
-    Tiles tiles = Way::tiles(pages, table, kv_head, shared() + w * Tiles::BYTES, begin + w * TILE,
-                             end, (tiles_there - w + WARPS - 1) / WARPS);
+    Tiles tiles = Mainloop::tiles(pages, table, kv_head, shared() + w * Tiles::BYTES,
+                                  begin + w * TILE, end, (tiles_there - w + WARPS - 1) / WARPS);
     WR_UNROLL
     for (int tile = 0; tile < Tiles::AHEAD; tile++) tiles.fetch(tile);
     uint32_t q[COLUMNS][D / 16][2];
-    Way::load_q(row_of, q);
+    Mainloop::load_q(row_of, q);
     Softmax<D, COLUMNS> softmax;
     for (int tile = 0; tile < tiles.count; tile++) {
         wait_async<Tiles::AHEAD - 1>();
         sync_warp();  // this tile is there for all lanes, and all are done with the one before
         tiles.fetch(tile + Tiles::AHEAD);
-        Way::attend(tiles, tile, scale_log2, q, softmax);
+        Mainloop::attend(tiles, tile, scale_log2, q, softmax);
     }
     wait_async<0>();
     sync_cta();  // the rings are free for the results
     float* all = reinterpret_cast<float*>(shared());
-    leave_for_others<D, COLUMNS, Way::INTERLEAVED>(
+    store_warp_result<D, COLUMNS, Mainloop::INTERLEAVED>(
         all + w * 8 * COLUMNS * (MERGE_ROW<D> + 2), softmax);
     sync_cta();
     return all;
 }
 
-template <class Way, int COLUMNS>
-WR_DEV void run(const ParamsOver<typename Way::Pages>& p) {
+template <class Mainloop, int COLUMNS>
+WR_DEV void run(const ParamsOver<typename Mainloop::Pages>& p) {
+    launch_dependent_grids();  // `merge`, which finds room once the last items have begun
     // Both at once: a grid has room for all items, and what lies beyond the count is not used.
     Words4 words = load(reinterpret_cast<const Words4*>(p.items + cta_x()));
     if (static_cast<int>(cta_x()) >= load(p.item_count)) return;
     Item item{static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
               static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3])};
     int kv_head = static_cast<int>(cta_y());
-    const float* all = attend<Way, COLUMNS>(
+    const float* all = attend<Mainloop, COLUMNS>(
         p.pages, p.page_table + item.request * p.table_row, kv_head, item.begin, item.end,
         p.scale_log2, [&](int head) -> const uint16_t* {
             if (head >= p.group) return nullptr;
             int64_t q_head = static_cast<int64_t>(kv_head) * p.group + head;
             return p.q + item.request * p.q_request + q_head * p.q_head;
         });
-    write_item<typename Way::T, Way::D, COLUMNS>(p, item, kv_head, all);
+    write_item<typename Mainloop::T, Mainloop::D, COLUMNS>(p, item, kv_head, all);
 }
 
-template <class Way>
-constexpr int SHARED_BYTES = WARPS * Way::Tiles::BYTES;
+template <class Mainloop>
+constexpr int SHARED_BYTES = WARPS * Mainloop::Tiles::BYTES;
 
 template <class T, int D, int COLUMNS>
 WR_KERNEL(THREADS, 2) kernel(WR_PARAMS ParamsOver<Pages> p) {

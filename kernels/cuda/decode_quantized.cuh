@@ -1,4 +1,4 @@
-// Decode over quantized pages: `decode.cuh` with tiles of bytes, made operands in registers.
+// Decode over quantized pages: `decode.cuh` with tiles of bytes, widened to operands in registers.
 //
 // A key's scale goes into its score, a value's into its weight, so that no element is multiplied.
 // Dimensions of the first product and rows of the second are in an order that suits the bytes: lane
@@ -31,7 +31,7 @@ struct ByteTiles {
         return {pages, table, kv_head, stages, begin, end, count};
     }
 
-    // Q as the right-hand operand: step 4i + j has of lane t the dimensions 64i + 16t + 4j and on.
+    // Q as the B operand: step 4i + j has of lane t the dimensions 64i + 16t + 4j and on.
     template <int COLUMNS, class RowOf>
     static WR_DEV void load_q(const RowOf& row_of, uint32_t (&q)[COLUMNS][D / 16][2]) {
         int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
@@ -54,7 +54,7 @@ struct ByteTiles {
         char* tile = tiles.stage(number);
         int g = static_cast<int>(lane()) / 4, left = tiles.end - tiles.token_of(number);
         float scores[COLUMNS][4] = {};
-        score(tile, q, scores);
+        multiply_qk(tile, q, scores);
         float key_scale[2], value_scale[2];
         WR_UNROLL
         for (int h = 0; h < 2; h++) {
@@ -69,18 +69,18 @@ struct ByteTiles {
             WR_UNROLL
             for (int i = 0; i < 4; i++)
                 scores[n][i] = g + i / 2 * 8 < left ? scores[n][i] * key_scale[i / 2] : NEVER;
-            softmax.take(scores[n], n);
+            softmax.update(scores[n], n);
             WR_UNROLL
             for (int h = 0; h < 2; h++)
                 weights[n][h] = transpose(pack<T>(scores[n][2 * h] * value_scale[h],
                                                   scores[n][2 * h + 1] * value_scale[h]));
         }
-        mix(tile, weights, softmax);
+        multiply_pv(tile, weights, softmax);
     }
 
     template <int COLUMNS>
-    static WR_DEV void score(char* tile, const uint32_t (&q)[COLUMNS][D / 16][2],
-                             float (&scores)[COLUMNS][4]) {
+    static WR_DEV void multiply_qk(char* tile, const uint32_t (&q)[COLUMNS][D / 16][2],
+                                   float (&scores)[COLUMNS][4]) {
         int g = static_cast<int>(lane()) / 4, t = static_cast<int>(lane()) % 4;
         WR_UNROLL
         for (int i = 0; i < D / 64; i++) {
@@ -99,8 +99,8 @@ struct ByteTiles {
     }
 
     template <int COLUMNS>
-    static WR_DEV void mix(char* tile, const uint32_t (&weights)[COLUMNS][2],
-                           Softmax<D, COLUMNS>& softmax) {
+    static WR_DEV void multiply_pv(char* tile, const uint32_t (&weights)[COLUMNS][2],
+                                   Softmax<D, COLUMNS>& softmax) {
         int l = static_cast<int>(lane());
         WR_UNROLL
         for (int pair = 0; pair < D / 32; pair++) {

@@ -1,4 +1,4 @@
-// What kernels say to the machine, one line each: PTX under nvcc, the emulator (emu.h) under g++.
+// Intrinsics of the kernels, a line each: PTX under nvcc, the emulator (emu.h) under g++.
 //
 // A CTA is what CUDA calls a block: here a block holds tokens. Fragment layouts of `mma`: lane
 // l = 4 * g + t holds of A (16 x 16) the pairs (g, 2t), (g + 8, 2t), (g, 2t + 8), (g + 8, 2t + 8),
@@ -58,6 +58,20 @@ WR_DEV char* shared() {
 }
 WR_DEV void sync_cta() { __syncthreads(); }
 WR_DEV void sync_warp() { __syncwarp(); }
+
+// Programmatic dependent launch (`launch` of `abi.h`). A dependent grid may begin once each CTA has
+// executed this, or has ended; without it, once all have ended.
+WR_DEV void launch_dependent_grids() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+// Until the grid before has ended and its writes can be seen: nothing else makes them visible.
+WR_DEV void wait_prerequisite_grids() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
 template <class T>
 WR_DEV T load(const T* address) {
@@ -194,6 +208,8 @@ inline unsigned cta_y() { return emu::cta_index().y; }
 inline char* shared() { return emu::shared_memory(); }
 inline void sync_cta() { emu::sync_cta(); }
 inline void sync_warp() { emu::sync_warp(); }
+inline void launch_dependent_grids() {}  // a grid is over here before the next one begins
+inline void wait_prerequisite_grids() { emu::wait_prerequisite_grids(); }
 
 template <class T>
 inline T load(const T* address) {
@@ -202,7 +218,7 @@ inline T load(const T* address) {
 }
 template <class T>
 inline void store(T* address, T value) {
-    emu::check_global(address, sizeof(T), "a store");
+    emu::write_global(address, sizeof(T));
     *address = value;
 }
 inline Words4 load_once(const Words4* address) { return load(address); }
@@ -287,6 +303,11 @@ inline float nearest(float x) { return std::nearbyint(x); }
 WR_DEV unsigned lane() { return thread() % 32; }
 WR_DEV unsigned warp() { return thread() / 32; }
 WR_DEV float shfl(float v, unsigned lane) { return float_of(shfl(bits_of(v), lane)); }
+WR_DEV int64_t shfl(int64_t v, unsigned lane) {
+    uint64_t low = shfl(static_cast<uint32_t>(v), lane);
+    uint64_t high = shfl(static_cast<uint32_t>(v >> 32), lane);
+    return static_cast<int64_t>(high << 32 | low);
+}
 WR_DEV float shfl_xor(float v, unsigned mask) { return shfl(v, lane() ^ mask); }
 template <class T>
 WR_DEV float low(uint32_t pair) {

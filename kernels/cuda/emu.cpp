@@ -38,6 +38,7 @@ constexpr const char* CTA_BARRIER = "the CTA's barrier";
 void fiber_main() {
     Machine& m = machine;
     m.kernel(m.params);
+    if (!m.fibers[m.current].has_waited) fail("an end before wait_prerequisite_grids");
     m.fibers[m.current].is_done = true;
     m.done++;
     _longjmp(m.scheduler, 1);
@@ -88,6 +89,7 @@ void run_cta(Index cta) {
     std::iota(m.ready.begin(), m.ready.end(), 0u);
     for (unsigned t = 0; t < m.threads; t++) {
         m.fibers[t].is_started = m.fibers[t].is_done = false;
+        m.fibers[t].has_waited = !m.is_dependent;
         m.fibers[t].open.clear();
         m.fibers[t].groups.clear();
     }
@@ -149,9 +151,12 @@ void sync_cta() {
 }
 
 const char* launch(Kernel kernel, const void* params, Index grid, unsigned threads,
-                   size_t shared) {
+                   size_t shared, bool is_dependent) {
     Machine& m = machine;
     m.error.clear();
+    if (is_dependent && !m.has_launched) return "is dependent, with no launch before it";
+    m.has_launched = true;
+    m.is_dependent = is_dependent;
     if (threads % LANES || !threads || threads > 1024) return "a CTA has whole warps, at most 32";
     m.kernel = kernel;
     m.params = params;

@@ -8,6 +8,8 @@
 // waited for, by chance: hardware may do either, and correct code cannot tell. Reading what another
 // thread put into shared memory, or writing over what another reads, with no barrier since, is
 // named (emu_writes.h). Hopper's copy engine and warpgroup products: emu_bulk.h, emu_products.h.
+// Before it has waited for the grid before, a thread of a dependent launch may not load from a
+// tensor that the launches before have stored to, store anything, or end.
 //
 // What it cannot see: memory ordering between CTAs, bank conflicts, time.
 #pragma once
@@ -34,6 +36,7 @@ void sync_cta();
 
 // End the launch with this message if `bytes` at `address` may not be touched or are unaligned.
 void check_global(const void* address, size_t bytes, const char* what);
+void write_global(const void* address, size_t bytes);
 void read_shared(const void* address, size_t bytes);
 void write_shared(void* address, size_t bytes);
 // A row of 16 bytes that is read for all lanes of the warp.
@@ -43,6 +46,8 @@ void read_shared_row(const void* row);
 void copy_async(void* shared, const void* global, bool keep);
 void commit_async();
 void wait_async(int groups_left);
+
+void wait_prerequisite_grids();
 
 // The arithmetic of warp operations (emu_warp.cpp).
 void shuffle(const void* const* in, void* const* out);
@@ -67,13 +72,14 @@ struct MultiplyIn {
     bool is_bf16;
 };
 
-// Host side. `grant` lets the next launch touch these bytes; it forgets them when it ends.
+// Host side. `grant` lets launches touch these bytes until `revoke`, which ends a call.
 void grant(const void* begin, size_t bytes);
 void revoke();
 
 using Kernel = void (*)(const void* params);
 // Runs all CTAs; null, or what went wrong (valid until the next launch of this host thread).
-const char* launch(Kernel kernel, const void* params, Index grid, unsigned threads, size_t shared);
+const char* launch(Kernel kernel, const void* params, Index grid, unsigned threads, size_t shared,
+                   bool is_dependent);
 
 }  // namespace wr::emu
 

@@ -27,6 +27,7 @@ struct Fiber {
     jmp_buf at;
     std::unique_ptr<char[]> stack;
     bool is_started = false, is_done = false;
+    bool has_waited = false;  // for the grid before, where the launch is dependent
     const char* waits_at = nullptr;
     std::vector<Copy> open;                 // since the last commit
     std::vector<std::vector<Copy>> groups;  // committed, oldest first
@@ -41,11 +42,13 @@ struct Warp {
 
 struct Range {
     const char *begin, *end;
+    bool is_written = false;  // by a launch of this call
 };
 
 struct Machine {
     uint64_t seed = 1;
     std::vector<Range> granted;
+    bool has_launched = false, is_dependent = false;  // in this call; this launch
     std::string error;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;

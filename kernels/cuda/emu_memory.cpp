@@ -48,6 +48,11 @@ void note_write(const void* address, size_t bytes) {
     m.writes.write(m.current, offset_of(address), bytes);
 }
 
+void need_waited(const std::string& what) {
+    if (!machine.fibers[machine.current].has_waited)
+        fail(what + " before wait_prerequisite_grids");
+}
+
 std::string hex(const void* address) {
     char text[32];
     snprintf(text, sizeof text, "%p", address);
@@ -61,11 +66,26 @@ void check_global(const void* address, size_t bytes, const char* what) {
     if (reinterpret_cast<uintptr_t>(begin) % bytes)
         fail(std::string(what) + " of " + std::to_string(bytes) + " bytes is not aligned: " +
              hex(begin));
-    for (const Range& range : machine.granted)
-        if (begin >= range.begin && begin + bytes <= range.end) return;
-    fail(std::string(what) + " of " + std::to_string(bytes) + " bytes is outside every tensor: " +
-         hex(begin));
+    bool is_granted = false;
+    for (const Range& range : machine.granted) {
+        if (begin < range.begin || begin + bytes > range.end) continue;
+        if (range.is_written) need_waited(std::string(what) + " from a tensor that is stored to");
+        is_granted = true;
+    }
+    if (!is_granted)
+        fail(std::string(what) + " of " + std::to_string(bytes) +
+             " bytes is outside every tensor: " + hex(begin));
 }
+
+void write_global(const void* address, size_t bytes) {
+    need_waited("a store");
+    check_global(address, bytes, "a store");
+    const char* begin = static_cast<const char*>(address);
+    for (Range& range : machine.granted)
+        range.is_written |= begin >= range.begin && begin + bytes <= range.end;
+}
+
+void wait_prerequisite_grids() { machine.fibers[machine.current].has_waited = true; }
 
 void read_shared(const void* address, size_t bytes) {
     check_shared(address, bytes, "a shared load");
@@ -113,6 +133,9 @@ void grant(const void* begin, size_t bytes) {
     machine.granted.push_back({first, first + bytes});
 }
 
-void revoke() { machine.granted.clear(); }
+void revoke() {
+    machine.granted.clear();
+    machine.has_launched = false;
+}
 
 }  // namespace wr::emu

@@ -3,6 +3,9 @@
 // A warp has one head of one request. Which slots are whose is a CSR, so that items that several
 // requests share can be merged by the same pass. Requests without slots are left alone: their one
 // item has written them.
+//
+// A dependent launch: it begins while the kernel before it ends, and reads its part of the plan by
+// then, which is older than both.
 #pragma once
 
 #include "dev.cuh"
@@ -27,11 +30,14 @@ WR_KERNEL(THREADS, 8) kernel(WR_PARAMS Params p) {
     int64_t request = cta_x();
     int head = static_cast<int>(cta_y() * WARPS + warp());
     int first = load(p.starts + request), end = load(p.starts + request + 1);
+    int own = first + static_cast<int>(lane());
+    int64_t slot = own < end ? load(p.slots + own) : 0;
+    wait_prerequisite_grids();  // by those without work, too: this grid ends after the one before
     if (head >= p.heads || first == end) return;
     constexpr int OWN = D / 32;  // dimensions of a lane
     float largest = NEVER;
-    for (int at = first + static_cast<int>(lane()); at < end; at += 32) {
-        int64_t slot = load(p.slots + at);
+    for (int at = own; at < end; at += 32) {
+        if (at != own) slot = load(p.slots + at);
         largest = larger(largest, load(p.partial_lse + slot * p.heads + head));
     }
     WR_UNROLL

@@ -160,11 +160,11 @@ inline const int32_t* plan_part(const wr_tensor* tensor, const char* name,
     return static_cast<const int32_t*>(data);
 }
 
-// Where pieces of a row's keys leave their results, and which of them are whose: the workspace
+// Where splits of a row's keys store partial results, and which of them are whose: the workspace
 // [slots, heads, D] and [slots, heads], and merge's CSR over `rows` of `heads.out`.
-inline merge::Params need_pieces(const wr_tensor* merge_starts, const wr_tensor* merge_slots,
-                                 const wr_tensor* partial, const wr_tensor* partial_lse,
-                                 const CheckedHeads& of, int64_t rows, int64_t head_dim) {
+inline merge::Params need_partials(const wr_tensor* merge_starts, const wr_tensor* merge_slots,
+                                   const wr_tensor* partial, const wr_tensor* partial_lse,
+                                   const CheckedHeads& of, int64_t rows, int64_t head_dim) {
     int64_t heads = of.heads, slots = partial ? partial->shape[0] : 0;
     merge::Params merging{};
     merging.partial =
@@ -190,9 +190,11 @@ inline merge::Params need_pieces(const wr_tensor* merge_starts, const wr_tensor*
 template <class T, int D>
 void launch_merge(const merge::Params& merging, int64_t rows, void* stream) {
     int64_t ctas = (merging.heads + merge::WARPS - 1) / merge::WARPS;
-    launch(merge::kernel<T, D>, "merge", rows, ctas, merge::THREADS, 0, stream, merging);
+    launch(merge::kernel<T, D>, "merge", rows, ctas, merge::THREADS, 0, stream, merging,
+           /*is_dependent=*/true);
 }
 
+// Right after the launch that stores the partial results.
 inline void run_merge(const merge::Params& merging, int64_t rows, int32_t dtype, int64_t head_dim,
                       void* stream) {
     auto bf16 = head_dim == 64 ? launch_merge<Bf16, 64> : launch_merge<Bf16, 128>;

@@ -62,11 +62,11 @@ struct Call {
         need_rows_of_16_bytes(items, "items");
         need(items->stride[0] == 8 || most_items <= 1, "items", "is not dense");
         params.items = reinterpret_cast<const Item*>(at);
-        merging = need_pieces(merge_starts, merge_slots, partial, partial_lse, heads, tokens,
-                              head_dim);
+        merging = need_partials(merge_starts, merge_slots, partial, partial_lse, heads, tokens,
+                                head_dim);
         params.partial = merging.partial;
         params.partial_lse = merging.partial_lse;
-        params.is_cut = partial->shape[0] > 0;
+        params.is_cut = partial->shape[0] > 0 && most_items > 0;
     }
 
     void check_lse() {

@@ -8,11 +8,11 @@
 //
 // Where a request's chunk has few items, each is cut by its keys, too: pieces begin with a page at
 // multiples of 128 keys that the item's first token sees, so that every row sees a key of every
-// piece: a kernel meets a piece's keys as if they were a request's first ones. A piece leaves a
+// piece: a kernel takes a piece's keys as if they were a request's first ones. A piece stores a
 // normalized float32 result and its base-2 log-sum-exp for each row, which `merge.cuh` adds.
 //
-// How rows meet keys is in `prefill_tiles.cuh`. One barrier for 64 keys: the next ones' copy begins
-// once all are done with the ones before.
+// The mainloop's products are in `prefill_tiles.cuh`. One barrier for 64 keys: the next ones' copy
+// begins once all are done with the ones before.
 #pragma once
 
 #include "prefill_tiles.cuh"
@@ -77,7 +77,7 @@ struct Rows {
 };
 
 template <int COLUMNS, class Rows>
-WR_DEV void hide_unseen(const Rows& rows, int first_token, float (&scores)[HALVES][COLUMNS][4]) {
+WR_DEV void mask_causal(const Rows& rows, int first_token, float (&scores)[HALVES][COLUMNS][4]) {
     int l = static_cast<int>(lane());
     WR_UNROLL
     for (int m = 0; m < HALVES; m++)
@@ -100,13 +100,13 @@ WR_DEV void attend(const Rows& rows, char* queries, const Keys& keys, int step, 
     for (int key = 0; key < KEYS; key += AT_ONCE) {
         char* tiles = keys.stage(step) + key / TILE * RING_BYTES<D>;
         float scores[HALVES][COLUMNS][4] = {};
-        score<T, D>(queries, tiles, scores);
+        multiply_qk<T, D>(queries, tiles, scores);
         keys.scale_scores(scores, step, key / TILE);
         if (step * KEYS + key + AT_ONCE > rows.position + 1)
-            hide_unseen(rows, step * KEYS + key, scores);
-        softmax.take(scores, scale_log2);
+            mask_causal(rows, step * KEYS + key, scores);
+        softmax.update(scores, scale_log2);
         keys.scale_weights(scores, step, key / TILE);
-        mix<T, D>(scores, tiles, softmax.out);
+        multiply_pv<T, D>(scores, tiles, softmax.out);
     }
 }
 
@@ -122,8 +122,8 @@ WR_DEV void fetch_q(const Params& p, const Item& item, int kv_head, char* to) {
     }
 }
 
-// Normalizes and writes a warp's rows, by way of its queries' place, so that lanes next to each
-// other write next to each other.
+// The epilogue of whole keys: normalizes and writes a warp's rows, by way of the shared memory of
+// its queries, so that stores are coalesced.
 template <class T, int D, class Rows>
 WR_DEV void write(const Params& p, const Item& item, const Rows& rows, int kv_head, char* own,
                   Softmax<D>& softmax) {
@@ -163,7 +163,7 @@ WR_DEV void write(const Params& p, const Item& item, const Rows& rows, int kv_he
     }
 }
 
-// Writes what a piece of the keys gave a warp's rows, normalized.
+// The epilogue of a piece of the keys: a warp's partial results, normalized.
 template <int D, class Rows>
 WR_DEV void write_partial(const Params& p, const Item& item, const Rows& rows, int kv_head,
                           const Softmax<D>& softmax) {
@@ -179,9 +179,9 @@ WR_DEV void write_partial(const Params& p, const Item& item, const Rows& rows, i
             sum += shfl_xor(sum, 2);
             if (row >= rows.count) continue;
             int64_t token = slot + (first + row) / p.group;
-            int64_t place = token * heads + kv_head * p.group + (first + row) % p.group;
+            int64_t partial_row = token * heads + kv_head * p.group + (first + row) % p.group;
             float scale = 1 / sum;
-            float* to = p.partial + place * D + l % 4 * 2;
+            float* to = p.partial + partial_row * D + l % 4 * 2;
             WR_UNROLL
             for (int n = 0; n < D / 8; n++) {
                 const float* pair = &softmax.out[m][n][2 * h];
@@ -189,7 +189,7 @@ WR_DEV void write_partial(const Params& p, const Item& item, const Rows& rows, i
                 store(reinterpret_cast<Words2*>(to + 8 * n), words);
             }
             if (l % 4 == 0)
-                store(p.partial_lse + place,
+                store(p.partial_lse + partial_row,
                       softmax.largest[m][h] * p.scale_log2 + log2_fast(sum));
         }
 }
@@ -198,6 +198,7 @@ WR_DEV void write_partial(const Params& p, const Item& item, const Rows& rows, i
 template <class T, class Keys, bool IS_CUT>
 WR_DEV void run(const ParamsOver<typename Keys::Pages>& p) {
     constexpr int D = Keys::D, AT_ONCE = IS_CUT ? Keys::AT_ONCE_IN_WALK : Keys::AT_ONCE;
+    if constexpr (IS_CUT) launch_dependent_grids();  // `merge`
     // KV heads of an item lie side by side, so that the longest items begin first for all of them.
     int number = static_cast<int>(cta_x()) / p.kv_heads;
     int kv_head = static_cast<int>(cta_x()) % p.kv_heads;

@@ -1,7 +1,7 @@
 // Many rows, all keys: how prefill, and shared decode where many share, use shared memory and MMAs.
 //
 // FlashAttention-2's division of work (Dao 2023): each of four warps has 32 rows and all keys,
-// nobody exchanges anything but the tiles. 32 rows and not 16, since every warp reads the whole
+// warps exchange nothing but the tiles. 32 rows and not 16, since every warp reads the whole
 // tile from shared memory: that is 14 FLOP for each byte read with 16 rows, 26 with 32.
 #pragma once
 
@@ -66,7 +66,7 @@ struct WideKeys {
 template <class Keys>
 constexpr int SHARED_BYTES = Q_BYTES<Keys::D> + Keys::BYTES;
 
-// The running softmax of a warp. Lane 4g + t has of half m the rows g (h = 0) and g + 8 (h = 1).
+// The online softmax of a warp. Lane 4g + t has of half m the rows g (h = 0) and g + 8 (h = 1).
 template <int D>
 struct Softmax {
     float out[HALVES][D / 8][4] = {};  // C layout
@@ -85,7 +85,7 @@ struct Softmax {
     // `scores` become weights; older sums are rescaled. Every row sees a token of the first keys,
     // so that its largest score is one of a token that it sees.
     template <int COLUMNS>
-    WR_DEV void take(float (&scores)[HALVES][COLUMNS][4], float scale_log2) {
+    WR_DEV void update(float (&scores)[HALVES][COLUMNS][4], float scale_log2) {
         WR_UNROLL
         for (int m = 0; m < HALVES; m++)
             WR_UNROLL
@@ -116,9 +116,9 @@ struct Softmax {
     }
 };
 
-// Scores of 8 * COLUMNS keys, in the tiles of rings from `stage` on.
+// S = Q K^T of 8 * COLUMNS keys, in the tiles of rings from `stage` on.
 template <class T, int D, int COLUMNS>
-WR_DEV void score(char* queries, char* stage, float (&scores)[HALVES][COLUMNS][4]) {
+WR_DEV void multiply_qk(char* queries, char* stage, float (&scores)[HALVES][COLUMNS][4]) {
     int l = static_cast<int>(lane());
     WR_UNROLL_BY(4)  // all eight at once need more registers than there are
     for (int k = 0; k < D / 16; k++) {
@@ -141,9 +141,10 @@ WR_DEV void score(char* queries, char* stage, float (&scores)[HALVES][COLUMNS][4
     }
 }
 
+// O += P V.
 template <class T, int D, int COLUMNS>
-WR_DEV void mix(const float (&weights)[HALVES][COLUMNS][4], char* stage,
-                float (&out)[HALVES][D / 8][4]) {
+WR_DEV void multiply_pv(const float (&weights)[HALVES][COLUMNS][4], char* stage,
+                        float (&out)[HALVES][D / 8][4]) {
     int l = static_cast<int>(lane());
     WR_UNROLL
     for (int k = 0; k < COLUMNS / 2; k++) {

@@ -1,7 +1,8 @@
 // K and V of a run of tokens, tile by tile out of their pages into one warp's ring in shared
 // memory.
 //
-// Copies run ahead of their use by all stages but one. A warp waits for its own copies only.
+// A multistage pipeline of cp.async: all stages but one are in flight. A warp waits for its own
+// copies only.
 #pragma once
 
 #include "dev.cuh"
@@ -21,8 +22,8 @@ struct Pages {
     int32_t tiles_per_page;
 };
 
-// Where row `row`, 16-byte chunk `chunk` of a tile lies: rotated by row, so that the eight rows of
-// a matrix lie in different banks.
+// Where row `row`, 16-byte chunk `chunk` of a tile lies: the XOR swizzle by which the eight rows of
+// an ldmatrix lie in different banks.
 template <int D>
 WR_DEV char* at_swizzled(char* tile, int row, int chunk) {
     return tile + row * D * 2 + (chunk ^ (row & 7)) * 16;
@@ -32,7 +33,7 @@ WR_DEV char* at_swizzled(char* tile, int row, int chunk) {
 // DEPTH at once. What is not before `end` becomes zeros.
 template <int D, int STEP, int DEPTH = STAGES<D>>
 struct Ring {
-    static constexpr int AHEAD = DEPTH - 1;  // tiles under way while one is used
+    static constexpr int AHEAD = DEPTH - 1;  // tiles in flight while one is used
     static constexpr int BYTES = DEPTH * STAGE_BYTES<D>;
 
     const Pages& pages;
@@ -56,14 +57,11 @@ struct Ring {
                 static_cast<int64_t>(number % per_page) * TILE * pages.token;
     }
 
-    // Starts the copy of one tile's K and V, and ends its group.
+    // Issues the copies of one tile's K and V, and commits their group.
     WR_DEV void fetch(int tile) {
         if (tile % 32 == 0) look_up(tile);
         if (tile < count) {
-            uint64_t whole = static_cast<uint64_t>(ahead);
-            uint64_t low = shfl(static_cast<uint32_t>(whole), tile % 32);
-            uint64_t high = shfl(static_cast<uint32_t>(whole >> 32), tile % 32);
-            int64_t offset = static_cast<int64_t>(high << 32 | low);
+            int64_t offset = shfl(ahead, static_cast<unsigned>(tile) % 32);
             constexpr int CHUNKS = D / 8, ROWS = 32 / CHUNKS;
             int chunk = static_cast<int>(lane()) % CHUNKS, row = static_cast<int>(lane()) / CHUNKS;
             int left = end - token_of(tile);

@@ -56,13 +56,14 @@ struct Call {
     }
 
     void check_workspace() {
-        merging = need_pieces(merge_starts, merge_slots, partial, partial_lse, heads, requests,
-                              head_dim);
+        merging = need_partials(merge_starts, merge_slots, partial, partial_lse, heads, requests,
+                                head_dim);
         params.partial = merging.partial;
         params.partial_lse = merging.partial_lse;
     }
 
     void run(void* stream) const {
+        if (params.ctas == 0) return;
         bool is_bf16 = q->dtype == BF16, is_narrow = head_dim == 64;
         auto bf16 = is_narrow ? launch_wide<Bf16, 64> : launch_wide<Bf16, 128>;
         auto fp16 = is_narrow ? launch_wide<Fp16, 64> : launch_wide<Fp16, 128>;

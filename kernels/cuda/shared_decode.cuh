@@ -7,11 +7,11 @@
 //                   columns, each warp takes every fourth tile. So also what a request has alone,
 //                   with the same bits as decode.
 //   up to 128       as in prefill, without its mask: a warp has 32 rows, all warps see each tile.
-//                   Warps without rows copy along and compute nothing.
+//                   Warps without rows copy keys and compute nothing.
 //
 // The grid is as large as the GPU and walks over the list with its own width as stride: items are
 // longest first, so that what one CTA gets exceeds another's part by at most one item. An item
-// leaves normalized float32 results and base-2 log-sum-exps for `merge.cuh`, in a slot for each of
+// stores normalized float32 results and base-2 log-sum-exps for `merge.cuh`, in a slot for each of
 // its requests; slot -1 is all of its one request and goes straight to the output.
 #pragma once
 
@@ -114,20 +114,26 @@ WR_DEV void attend_few(const Task& task, const typename Few::Pages& pages) {
     }
 }
 
-// Copies the queries, zeros beyond the last row; part of the first tile's group.
+// Copies the queries of a warp's rows, zeros beyond the last one. Each lane looks up one row.
 template <int D>
 WR_DEV void fetch_q(const Task& task, char* to) {
+    static_assert(prefill::WARP_ROWS == 32);
     constexpr int CHUNKS = D / 8;
-    int own = static_cast<int>(thread()), chunk = own % CHUNKS;
-    for (int row = own / CHUNKS; row < MOST_ROWS; row += THREADS / CHUNKS) {
-        const uint16_t* from = task.q(row);
-        copy_async(at_swizzled<D>(to, row, chunk), from ? from + chunk * 8 : task.p.q, from);
+    int l = static_cast<int>(lane()), chunk = l % CHUNKS;
+    int first = static_cast<int>(warp()) * 32;
+    const uint16_t* own = task.q(first + l);
+    int64_t offset = own ? own - task.p.q : 0;
+    WR_UNROLL
+    for (int row = l / CHUNKS; row < 32; row += 32 / CHUNKS) {
+        const uint16_t* from = task.p.q + shfl(offset, static_cast<unsigned>(row));
+        copy_async(at_swizzled<D>(to, row, chunk), from + chunk * 8, first + row < task.rows);
     }
+    commit_async();
 }
 
-// Tokens from `left` on are another item's, or nobody's.
+// Masks tokens from `left` on: they are another item's, or nobody's.
 template <int COLUMNS>
-WR_DEV void hide_rest(float (&scores)[prefill::HALVES][COLUMNS][4], int left) {
+WR_DEV void mask_tail(float (&scores)[prefill::HALVES][COLUMNS][4], int left) {
     int t = static_cast<int>(lane()) % 4;
     WR_UNROLL
     for (int m = 0; m < prefill::HALVES; m++)
@@ -180,9 +186,9 @@ WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int 
     char* queries = shared() + w * WARP_ROWS * D * 2;
     Many keys(pages, task.table(), task.kv_head, task.item.begin, task.item.end,
               shared() + prefill::Q_BYTES<D>);
-    fetch_q<D>(task, shared());
-    keys.fetch(0);
     bool is_idle = w * WARP_ROWS >= task.rows;
+    keys.fetch(0);  // first: they come from farther away
+    if (!is_idle) fetch_q<D>(task, queries);
     prefill::Softmax<D> softmax;
     for (int step = 0; step < keys.steps(); step++) {
         wait_async<0>();
@@ -194,12 +200,12 @@ WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int 
         for (int key = 0; key < KEYS; key += KEYS_AT_ONCE) {
             float scores[HALVES][KEYS_AT_ONCE / 8][4] = {};
             char* tiles = keys.stage(step) + key / TILE * RING_BYTES<D>;
-            prefill::score<T, D>(queries, tiles, scores);
+            prefill::multiply_qk<T, D>(queries, tiles, scores);
             keys.scale_scores(scores, step, key / TILE);
-            if (left - key < KEYS_AT_ONCE) hide_rest(scores, left - key);
-            softmax.take(scores, p.scale_log2);
+            if (left - key < KEYS_AT_ONCE) mask_tail(scores, left - key);
+            softmax.update(scores, p.scale_log2);
             keys.scale_weights(scores, step, key / TILE);
-            prefill::mix<T, D>(scores, tiles, softmax.out);
+            prefill::multiply_pv<T, D>(scores, tiles, softmax.out);
         }
     }
     wait_async<0>();
@@ -209,6 +215,7 @@ WR_DEV void attend_many(const Params& p, const typename Many::Pages& pages, int 
 
 template <class Few, class Many>
 WR_DEV void run(const ParamsOver<typename Few::Pages>& p) {
+    launch_dependent_grids();  // `merge`, which finds room once CTAs end
     int count = load(p.item_count);
     for (int number = static_cast<int>(cta_x()); number < count; number += p.ctas) {
         Task task(p, number);

@@ -47,7 +47,42 @@ WR_KERNEL(64, 1) reverse(WR_PARAMS Params p) {
     store(p.data + t + (p.fault == BEYOND), value);
 }
 
+struct Chain {
+    uint32_t *written, *out;
+    int fault;
+};
+
+WR_KERNEL(64, 1) write_words(WR_PARAMS Chain p) {
+    wr::store(p.written + wr::thread(), wr::thread() + 1);
+}
+
+// Begins while `write_words` ends, and reads what it has written.
+WR_KERNEL(64, 1) read_words(WR_PARAMS Chain p) {
+    using namespace wr;
+    enum { SOUND, NO_WAIT, READ_EARLY, STORED_EARLY, ENDED_EARLY };
+    unsigned t = thread();
+    if (p.fault == ENDED_EARLY && t > 32) return;
+    if (p.fault == READ_EARLY && t == 7) load(p.written + t);
+    if (p.fault == STORED_EARLY && t == 7) store(p.out + t, 0u);
+    if (p.fault != NO_WAIT) wait_prerequisite_grids();
+    if (t > 32) return;
+    store(p.out + t, load(p.written + t));
+}
+
 }  // namespace
+
+// fault 5: nothing is launched before.
+WR_EXPORT int wr_test_chain(const wr_tensor* written, const wr_tensor* out, int64_t fault,
+                            void* stream) {
+    return wr::guarded([&] {
+        auto data = [](const wr_tensor* of, const char* name) {
+            return static_cast<uint32_t*>(wr::need_tensor(of, name, {wr::I32}, {64}));
+        };
+        Chain params{data(written, "written"), data(out, "out"), static_cast<int>(fault)};
+        if (fault != 5) wr::launch(write_words, "write", 1, 1, 64, 0, stream, params);
+        wr::launch(read_words, "read", 1, 1, 64, 0, stream, params, /*is_dependent=*/true);
+    });
+}
 
 WR_EXPORT int wr_test_reverse(const wr_tensor* data, int64_t fault, void* stream) {
     return wr::guarded([&] {

@@ -168,6 +168,49 @@ def test_instructions(source: str, gpu: str) -> None:
         assert not re.search(r"\b(LDL|STL)\b", function), f"{name} uses local memory"
 
 
+def kernels_in(source: str, gpu: str, name: str) -> list[str]:
+    """What the kernels `name` (mangled) of a source are told to do."""
+    functions = disassembled(built()[source], gpu).split("Function : ")[1:]
+    return [text for text in functions if name in text.partition("\n")[0]]
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("source", ["decode", "shared_decode", "prefill"])
+def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> None:
+    merges = kernels_in(source, "sm_90a", "5merge6kernel")
+    assert len(merges) == 4
+    for merge in merges:
+        before, wait, after = merge.partition("ACQBULK")
+        assert wait
+        assert len(re.findall(r"\bLDG\.", before)) == 3, "begin, end and a slot"
+        assert not re.search(r"\b(EXIT|BRA|STG)\b", before)
+        assert re.search(r"\bLDG\.", after)
+        assert "CONSTANT" not in merge, "reads that need not see what the kernel before wrote"
+    for merge in kernels_in(source, "sm_80", "5merge6kernel"):
+        assert "ACQBULK" not in merge
+
+
+@needs_nvcc
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("source", "dependents"),
+    [
+        ("decode", 1.0),
+        ("decode_quantized", 1.0),
+        ("shared_decode", 1.0),
+        ("shared_decode_quantized", 1.0),
+        ("prefill", 0.5),  # whose keys are cut
+        ("prefill_quantized", 0.5),
+    ],
+)
+def test_what_merge_follows_lets_it_begin(source: str, dependents: float) -> None:
+    for gpu, share in (("sm_90a", dependents), ("sm_80", 0.0)):
+        found = ["PREEXIT" in text for text in kernels_in(source, gpu, f"{source}6kernel")]
+        assert found
+        assert sum(found) == share * len(found)
+
+
 @needs_nvcc
 @pytest.mark.timeout(600)
 def test_warpgroup_products_are_not_serialized() -> None:

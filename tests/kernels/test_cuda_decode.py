@@ -136,6 +136,22 @@ def test_splits(page_tokens: int) -> None:
     hold(case(lengths, 4, 2, 64, page_tokens, room=40), seed=page_tokens)
 
 
+def test_more_partial_results_than_a_warp_has_lanes() -> None:
+    count, tile = 70, 16
+    made = case([count * tile, 30], 3, 1, 64, room=count + 1)
+    made.item_count[0] = count + 1
+    for number in range(count):
+        made.items[number] = torch.tensor([0, number * tile, (number + 1) * tile, number])
+    made.items[count] = torch.tensor([1, 0, 30, -1])
+    made.merge_starts[1:] = count
+    made.merge_slots = torch.arange(count).int().flip(0)
+    made.partial, made.partial_lse = (
+        torch.full((count, *part.shape[1:]), float("nan"))
+        for part in (made.partial, made.partial_lse)
+    )
+    hold(made)
+
+
 def test_a_window_of_page_ids_and_more() -> None:
     """More than 32 tiles a warp, by an item longer than plans make them: ids are read again."""
     hold(case([3 * LARGEST_CHUNK, 2050], 1, 1, 64, seed=3, is_whole=True))

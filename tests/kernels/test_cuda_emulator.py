@@ -69,6 +69,38 @@ def test_faults_are_named(faulty: KernelLibrary, fault: int, says: str) -> None:
     assert reverse(faulty, SOUND, 1), "the next launch is none the worse"
 
 
+def chain(library: KernelLibrary, fault: int, seed: int) -> bool:
+    """Whether a dependent launch read what the launch before it wrote."""
+    library.functions.wr_emulator_seed(ctypes.c_uint64(seed))
+    written, out = torch.zeros(2, 64, dtype=torch.int32)
+    library.call("test_chain", (written, out, fault))
+    return out.tolist() == [*range(1, 34), *[0] * 31]
+
+
+def test_a_dependent_launch_that_waits_is_right(faulty: KernelLibrary) -> None:
+    assert all(chain(faulty, SOUND, seed) for seed in SEEDS)
+
+
+@pytest.mark.parametrize(
+    ("fault", "says"),
+    [
+        (1, "before wait_prerequisite_grids"),
+        (2, "a load from a tensor that is stored to before wait_prerequisite_grids (thread 7 of"),
+        (3, "a store before wait_prerequisite_grids (thread 7 of"),
+        (4, "an end before wait_prerequisite_grids"),
+        (5, "is dependent, with no launch before it"),
+    ],
+)
+def test_what_a_dependent_launch_does_early_is_named(
+    faulty: KernelLibrary, fault: int, says: str
+) -> None:
+    for seed in SEEDS:
+        with pytest.raises(LaunchError, match="read: ") as failed:
+            chain(faulty, fault, seed)
+        assert says in str(failed.value)
+    assert chain(faulty, SOUND, 1), "the next call is none the worse"
+
+
 def bits_of(x: float) -> int:
     return int(torch.tensor(x, dtype=torch.float32).view(torch.int32)) & 0xFFFFFFFF
 

@@ -61,7 +61,10 @@ RING = [
     ("bool keep = row + step < left;", "bool keep = true;"),
     ("if (tile % 32 == 0) look_up(tile);", "if (tile == 0) look_up(tile);"),
 ]
+RETURN = "if (head >= p.heads || first == end) return;\n"
 MERGE = [
+    ("wait_prerequisite_grids();", ""),
+    ("wait_prerequisite_grids();  // by", RETURN + "wait_prerequisite_grids();  // by"),
     ("exp2_fast(lse - largest)", "exp2_fast(largest - lse)"),
     ("mask < 32; mask *= 2) largest", "mask < 2; mask *= 2) largest"),
 ]
@@ -143,7 +146,7 @@ APPEND = [
 SHARED = [
     ("load(p.members + item.first + row / p.group)", "load(p.members + item.first)"),
     ("(item.slot + row / p.group)", "item.slot"),
-    ("if (left - key < KEYS_AT_ONCE) hide_rest", "if (false) hide_rest"),
+    ("if (left - key < KEYS_AT_ONCE) mask_tail", "if (false) mask_tail"),
     ("8 * n + 2 * t + i % 2 >= left", "8 * n + 2 * t + i % 2 > left"),
     ("keys.stage(step) + key / TILE * RING_BYTES<D>", "keys.stage(step)"),
     ("keys.stage(step) + key", "keys.stage(step + 1) + key"),
@@ -152,6 +155,9 @@ SHARED = [
     ("sync_cta();  // all are done with shared", "// all are done with shared"),
     ("number += p.ctas", "number += p.ctas + 1"),
     ("sum += shfl_xor(sum, 2);", ""),
+    ("    commit_async();\n", ""),
+    ("shfl(offset, static_cast<unsigned>(row))", "shfl(offset, 0u)"),
+    ("task.q(first + l)", "task.q(l)"),
 ]
 
 
@@ -265,7 +271,7 @@ PREFILL_CUT = [
     ("table += item.begin / (p.pages.tiles_per_page * TILE);", ""),
     ("end = item.end - item.begin;", "end = item.end;"),
     ("item.position - (IS_CUT ? item.begin : 0)", "item.position"),
-    ("p.partial + place * D + l % 4 * 2;", "p.partial + place * D + l % 4;"),
+    ("p.partial + partial_row * D + l % 4 * 2;", "p.partial + partial_row * D + l % 4;"),
     ("int64_t token = slot + (first + row) / p.group;", "int64_t token = slot;"),
 ]
 WGMMA_CUT = [
