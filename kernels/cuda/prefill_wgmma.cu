@@ -3,6 +3,7 @@
 #include "prefill_wgmma.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "abi.h"
 #include "prefill_wgmma_rows.cuh"
@@ -22,14 +23,19 @@ Boxed boxed_queries(const prefill::ParamsOver<Pages>& params, const Extents& ext
             extents.dtype};
 }
 
+// The most that lies in one page wherever 128 keys begin.
+int64_t box_tokens(const Pages& pages) {
+    return std::gcd(int64_t{1} * pages.tiles_per_page * TILE, int64_t{KEYS});
+}
+
 Boxed boxed_pages(const prefill::ParamsOver<Pages>& params, const Extents& extents,
-                  const uint16_t* data) {
+                  const uint16_t* data, int64_t tokens) {
     const Pages& pages = params.pages;
     return {data,
             {extents.head_dim, int64_t{1} * pages.tiles_per_page * TILE, params.kv_heads,
              extents.pages},
             {1, pages.token, pages.kv_head, pages.page},
-            {ROW_ELEMENTS, TILE, 1, 1},
+            {ROW_ELEMENTS, tokens, 1, 1},
             extents.dtype};
 }
 
@@ -46,20 +52,23 @@ std::string unsupported(const prefill::ParamsOver<Pages>& params, const Extents&
 #endif
     std::string why = unboxable(boxed_queries(params, extents));
     if (!why.empty()) return "q " + why;
-    why = unboxable(boxed_pages(params, extents, params.pages.k));
+    why = unboxable(boxed_pages(params, extents, params.pages.k, KEYS));
     if (!why.empty()) return "k_pages " + why;
-    why = unboxable(boxed_pages(params, extents, params.pages.v));
+    why = unboxable(boxed_pages(params, extents, params.pages.v, KEYS));
     return why.empty() ? "" : "v_pages " + why;
 }
 
 void run(const prefill::ParamsOver<Pages>& of, const Extents& extents, void* stream) {
     if (extents.items == 0) return;
     int64_t ctas = std::min(multiprocessors(), extents.items * of.kv_heads);
+    int64_t tokens = box_tokens(of.pages);
     Params params{map_of(boxed_queries(of, extents)),
-                  map_of(boxed_pages(of, extents, of.pages.k)),
-                  map_of(boxed_pages(of, extents, of.pages.v)),
+                  map_of(boxed_pages(of, extents, of.pages.k, tokens)),
+                  map_of(boxed_pages(of, extents, of.pages.v, tokens)),
+                  map_of(boxed_pages(of, extents, of.pages.v, TILE)),
                   of,
                   static_cast<int32_t>(item_tokens(of)),
+                  static_cast<int32_t>(tokens),
                   static_cast<int32_t>(ctas)};
     bool is_narrow = extents.head_dim == 64;
     auto bf16 = is_narrow ? launch_for<Bf16, 64> : launch_for<Bf16, 128>;

@@ -241,17 +241,21 @@ template <class T, int D>
 WR_KERNEL(THREADS, 1) kernel(WR_PARAMS Params p) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     Shared<D> places;
+    int group = warpgroup();
     if (thread() == 0) {
+        prefetch_map(p.q);
+        prefetch_map(p.k);
+        prefetch_map(p.v);
         places.init();
         fence_async();
     }
     sync_cta();
-    if (warpgroup() == 0) {
+    if (group == 0) {
         give_registers<FILLER_REGISTERS>();
-        if (warp() == 0) Filler<D>{p, places}.run();
+        Filler<D>{p, places}.run();
     } else {
         take_registers<CONSUMER_REGISTERS>();
-        Consumer<T, D>{p, places, warpgroup() - 1}.run();
+        Consumer<T, D>{p, places, group - 1}.run();
     }
 #endif
 }

@@ -35,7 +35,10 @@ MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
 WIDENED = r"STS\.128"
 
 # Warpgroup products, copies by tensor map, phase barriers; registers taken and given, 224 and 56.
-HOPPER = (r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE")
+HOPPER = (
+    *(r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"UTMACCTL\.PF"),
+    *(r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE"),
+)
 SHARES = (r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xe0 ", r"USETMAXREG\.DEALLOC\.CTAPOOL 0x38 ")
 
 # By source; registers as the CTAs per SM of its launch bounds need.
