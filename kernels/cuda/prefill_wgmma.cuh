@@ -18,6 +18,9 @@
 // boxes of 16 tokens, whatever its page.
 #pragma once
 
+#include <type_traits>
+
+#include "byte_ring.cuh"
 #include "prefill.cuh"
 #include "wgmma.cuh"
 
@@ -29,16 +32,19 @@ constexpr int CONSUMERS = 2, WARPGROUPS = 1 + CONSUMERS, THREADS = WARPGROUPS * 
 constexpr int FILLING_WARPS = WARPGROUP / 32, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
 constexpr int OWN_ROWS = ROWS / CONSUMERS;  // of a warpgroup
 constexpr int KEYS = 128;                   // tokens at once
-constexpr int TILES = KEYS / TILE;
 constexpr int Q_PLACES = 2, KV_PLACES = 4;        // K and V in turn
-constexpr int FILLER_REGISTERS = 56, CONSUMER_REGISTERS = 224;  // of 168 each at the launch
 
-struct Params {
-    TensorMap q;        // (dim, head, token, 1), a box has the rows of an item
+template <class Pages>
+struct ParamsOver {
+    static constexpr bool HAS_SCALES = std::is_same_v<Pages, BytePages>;
+    TensorMap q;  // (dim, head, token, 1), a box has the rows of an item
+    prefill::ParamsOver<Pages> of;
+    int32_t item_tokens, ctas;
+};
+struct Params : ParamsOver<Pages> {
     TensorMap k, v;     // (dim, token of page, KV head, page), a box has `box_tokens`
     TensorMap v_tiles;  // as v, a box has TILE tokens
-    prefill::ParamsOver<Pages> of;
-    int32_t item_tokens, box_tokens, ctas;
+    int32_t box_tokens;
 };
 
 template <int D>
@@ -57,6 +63,7 @@ struct Shared {
     Places<Q_PLACES> q;
     Places<KV_PLACES> kv;
     PhaseBarrier* turn;  // [CONSUMERS]: whose products are next
+    float* all_scales;   // [KV_PLACES][KEYS] after the rest, where pages are quantized
 
     WR_DEV Shared() {
         char* places = shared() + Q_PLACES * Q_BYTES<D>;
@@ -65,7 +72,10 @@ struct Shared {
         PhaseBarrier* kv_barriers = q_barriers + 2 * Q_PLACES;
         q = {shared(), Q_BYTES<D>, q_barriers, q_barriers + Q_PLACES};
         kv = {places, KV_BYTES<D>, kv_barriers, kv_barriers + KV_PLACES};
+        all_scales = reinterpret_cast<float*>(kv_barriers + 2 * KV_PLACES);
     }
+
+    WR_DEV float* scales(int kv_use) const { return all_scales + kv_use % KV_PLACES * KEYS; }
 
     WR_DEV void init() const {
         q.init(1, CONSUMER_WARPS);
@@ -76,59 +86,72 @@ struct Shared {
 
 // The CTA's walk over (item, KV head), the same for all its warps.
 struct Walk {
-    const Params& p;
-    int number, count;
+    const prefill::Params& of;
+    int ctas, number;
     Item item{};
     int kv_head = 0, blocks = 0;
     int position = 0;  // of the item's first token, from its first key on
 
-    WR_DEV explicit Walk(const Params& params) : p(params), number(static_cast<int>(cta_x())) {
-        count = load(p.of.item_count) * p.of.kv_heads;
+    template <class Params>
+    WR_DEV explicit Walk(const Params& p)
+        : of(p.of), ctas(p.ctas), number(static_cast<int>(cta_x())) {
         look();
     }
-    WR_DEV const Item* place() const { return p.of.items + number / p.of.kv_heads; }
-    WR_DEV bool is_there() const { return number < count; }
+    WR_DEV const Item* place() const { return of.items + number / of.kv_heads; }
+    // Read again for each item, as are its parts: registers are few.
+    WR_DEV bool is_there() const { return number < load(of.item_count) * of.kv_heads; }
+    WR_DEV int round() const { return number / ctas; }
     WR_DEV void next() {
-        int own = static_cast<int>(cta_x()), round = number / p.ctas + 1;
-        number = round * p.ctas + (round % 2 ? p.ctas - 1 - own : own);
+        int own = static_cast<int>(cta_x()), round = this->round() + 1;
+        number = round * ctas + (round % 2 ? ctas - 1 - own : own);
         look();
     }
     WR_DEV void look() {
         if (!is_there()) return;
-        kv_head = number % p.of.kv_heads;
+        kv_head = number % of.kv_heads;
         item = prefill::load_item(place());
         position = item.position - item.begin;
         blocks = (item.end - item.begin + KEYS - 1) / KEYS;
     }
 };
 
+// The rows of an item's queries: one warp's part.
+template <int D, class Params>
+WR_DEV void fetch_q(const Params& p, const Shared<D>& to, const Walk& walk) {
+    int use = walk.round();
+    if (lane() == 0) {
+        to.q.wait_vacant(use);
+        int rows = p.item_tokens * p.of.group;
+        PhaseBarrier* filling = to.q.filling(use);
+        arrive_expecting(filling, rows * D * 2);
+        for (int n = 0; n < COLUMNS<D>; n++)
+            copy_box(p.q, to.q.at(use) + n * ROWS * ROW_BYTES, filling, n * ROW_ELEMENTS,
+                     walk.kv_head * p.of.group, walk.item.token, 0);
+    }
+    sync_warp();
+}
+
 // One of the filling warps. All of them fill every place of K and V together.
 template <int D>
 struct Filler {
+    static constexpr int REGISTERS = 56, CONSUMER_REGISTERS = 224;  // of 168 each at the launch
+
     const Params& p;
     const Shared<D>& to;
-    int q_uses = 0, kv_uses = 0;
+    int kv_uses = 0;
+
+    static WR_DEV void prefetch_maps(const Params& p) {
+        prefetch_map(p.q);
+        prefetch_map(p.k);
+        prefetch_map(p.v);
+    }
 
     WR_DEV void run() {
         for (Walk walk(p); walk.is_there(); walk.next()) {
-            if (warp() == 0) fetch_q(walk);
+            if (warp() == 0) fetch_q<D>(p, to, walk);
             for (int block = 0; block < walk.blocks; block++)
                 fetch_block(walk, walk.item.begin + block * KEYS);
         }
-    }
-
-    WR_DEV void fetch_q(const Walk& walk) {
-        if (lane() == 0) {
-            to.q.wait_vacant(q_uses);
-            int rows = p.item_tokens * p.of.group;
-            PhaseBarrier* filling = to.q.filling(q_uses);
-            arrive_expecting(filling, rows * D * 2);
-            for (int n = 0; n < COLUMNS<D>; n++)
-                copy_box(p.q, to.q.at(q_uses) + n * ROWS * ROW_BYTES, filling, n * ROW_ELEMENTS,
-                         walk.kv_head * p.of.group, walk.item.token, 0);
-        }
-        q_uses++;
-        sync_warp();
     }
 
     WR_DEV void fetch_block(const Walk& walk, int first_token) {

@@ -25,6 +25,8 @@ from tests.kernels.quantized_slips import (
     QUANTIZED,
     SHARED_QUANTIZED,
     W8A16,
+    WGMMA_SCALED,
+    WGMMA_WIDENED,
     WIDEN,
     WIDENED,
 )
@@ -110,8 +112,8 @@ WGMMA_FILLER = [
     ("KV_BYTES<D> - (cut >= 0 ? TILE * D * 2 : 0)", "KV_BYTES<D>"),
     ("first_row < KEYS && number != cut", "first_row < KEYS"),
     ("walk.kv_head * p.of.group, walk.item.token", "walk.kv_head, walk.item.token"),
-    ("to.q.wait_vacant(q_uses);", ""),
-    ("number / p.ctas + 1;", "number / p.ctas + 2;"),
+    ("to.q.wait_vacant(use);", ""),
+    ("this->round() + 1;", "this->round() + 2;"),
 ]
 # Of boxes of more than a tile, dealt to all filling warps.
 WGMMA_BOXES = [
@@ -178,15 +180,19 @@ def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
     )
 
 
-def widened_is_wrong(library: KernelLibrary, seed: int) -> bool:
-    dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
-    plain = prefill.case([(150, 41), (0, 3)], 5, 2, dim, dtype=dtype, seed=seed)
-    made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
-    try:
-        prefill.hold(made, run=lambda *arguments: library.call("prefill", arguments))
-    except AssertionError:
-        return True
-    return False
+def widened_is_wrong_by(kernel: str) -> Callable[[KernelLibrary, int], bool]:
+    def is_wrong(library: KernelLibrary, seed: int) -> bool:
+        dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
+        pieces = [(150, 41), (0, 3), (700, 2)]  # the last one's places go round
+        plain = prefill.case(pieces, 5, 2, dim, dtype=dtype, seed=seed)
+        made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
+        try:
+            prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
+        except AssertionError:
+            return True
+        return False
+
+    return is_wrong
 
 
 def shared_quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
@@ -294,7 +300,7 @@ PREFILL_CUT = [
 WGMMA_CUT = [
     ("position = item.position - item.begin;", "position = item.position;"),
     ("walk.item.begin + block * KEYS", "block * KEYS"),
-    ("p.ctas - 1 - own : own", "p.ctas - own : own"),
+    ("ctas - 1 - own : own", "ctas - own : own"),
 ]
 WGMMA_ROWS_CUT = [("first_slot + row / p.of.group", "first_slot")]
 MERGE_CUT = [("largest + log2_fast(sum)", "largest")]
@@ -334,9 +340,11 @@ def slips() -> Iterator[Any]:
         ("merge.cuh", MERGE_CUT, cut_is_wrong("prefill")),
         ("decode_quantized.cuh", QUANTIZED, quantized_is_wrong),
         ("byte_ring.cuh", BYTE_RING, quantized_is_wrong),
-        ("prefill_quantized.cuh", WIDENED, widened_is_wrong),
+        ("prefill_quantized.cuh", WIDENED, widened_is_wrong_by("prefill")),
+        ("prefill_wgmma_quantized.cuh", WGMMA_WIDENED, widened_is_wrong_by("prefill_wgmma")),
+        ("prefill_wgmma_rows.cuh", WGMMA_SCALED, widened_is_wrong_by("prefill_wgmma")),
         ("shared_decode.cuh", SHARED_QUANTIZED, shared_quantized_is_wrong),
-        ("widen.cuh", WIDEN, widened_is_wrong),
+        ("widen.cuh", WIDEN, widened_is_wrong_by("prefill")),
         ("w8a16.cuh", W8A16, w8a16_is_wrong),
         ("shared_decode.cuh", SHARED, shared_is_wrong),
     ):
