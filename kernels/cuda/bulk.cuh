@@ -9,8 +9,8 @@
 //
 // Names, beside those of the PTX ISA and of CUTLASS: a box is a TMA tile, a place one stage of a
 // pipeline, a phase barrier an mbarrier (full and vacant: its full and empty barriers), leave the
-// consumer's release; in `wgmma.cuh` hold is a fence operand; in `prefill_wgmma.cuh` the filler is
-// the producer warp, a turn ping-pong scheduling's order barrier; weights are softmax's
+// consumer's release; in `wgmma.cuh` hold is a fence operand; in `prefill_wgmma.cuh` a filler is
+// a producer warp, a turn ping-pong scheduling's order barrier; weights are softmax's
 // probabilities, mix the product with V.
 //
 // Rows of a box are 128 bytes. Row r of a 1024-byte atom has its 16-byte chunk c at c ^ r

@@ -20,6 +20,7 @@ class SharedWrites {
   public:
     void reset(size_t bytes, unsigned threads) {
         words_.assign((bytes + 3) / 4, Word{});
+        read_.assign(words_.size() * (threads / 32), 0);
         recent_.assign(threads / 32, {});
         since_cta_.clear();
         now_.assign(threads / 32, 1);
@@ -45,12 +46,14 @@ class SharedWrites {
         for (size_t word = offset / 4; word * 4 < offset + bytes; word++) {
             Word& at = words_[word];
             int own = static_cast<int>(warp);
+            auto times = read_.begin() + static_cast<ptrdiff_t>(word * now_.size());
+            if (at.reading_warp == NOBODY) std::fill_n(times, now_.size(), 0);
+            times[warp] = now_[warp];
             at.reading_warp = static_cast<int8_t>(
                 at.reading_warp == NOBODY || at.reading_warp == own ? own : SEVERAL);
             if (reader != ALL)
                 at.reader = static_cast<int16_t>(
                     at.reader == NOBODY || at.reader == reader ? reader : SEVERAL);
-            at.was_read = now_[warp];
             touched(warp, word);
         }
     }
@@ -99,13 +102,12 @@ class SharedWrites {
         for (size_t word = offset / 4; word * 4 < offset + bytes; word++) {
             const Word& at = words_[word];
             if (at.reading_warp == NOBODY) continue;
-            if (at.reading_warp == SEVERAL) return true;
-            auto reading = static_cast<unsigned>(at.reading_warp);
-            if (reading != thread / 32) {
-                if (at.was_read > heard_[thread / 32][reading]) return true;
-            } else if (at.reader != NOBODY && at.reader != static_cast<int>(thread)) {
+            unsigned own = thread / 32;
+            bool is_own = at.reading_warp == static_cast<int>(own);
+            if (is_own && at.reader != NOBODY && at.reader != static_cast<int>(thread))
                 return true;
-            }
+            for (size_t warp = 0; !is_own && warp < now_.size(); warp++)
+                if (read_[word * now_.size() + warp] > heard_[own][warp]) return true;
         }
         return false;
     }
@@ -130,7 +132,7 @@ class SharedWrites {
         int16_t writer = 0, reader = NOBODY;
         int8_t reading_warp = NOBODY;
         Since since = Since::CTA;             // the write
-        uint32_t written = 0, was_read = 0;   // times of the writing, the reading warp
+        uint32_t written = 0;                 // time of the writing warp
         uint32_t number = 0;                  // of the write
 
         void settle() {
@@ -146,6 +148,7 @@ class SharedWrites {
     }
 
     std::vector<Word> words_;
+    Times read_;  // by word and warp: when it read last; holds where anybody did
     std::vector<std::vector<size_t>> recent_;  // by warp, since its last barrier
     std::vector<size_t> since_cta_;
     Times now_;                // barriers of each warp

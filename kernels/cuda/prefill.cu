@@ -106,16 +106,25 @@ Way named_way() {
     return way == "mma" ? Way::MMA : way == "wgmma" ? Way::WGMMA : Way::FITTING;
 }
 
-void run_items(Way way, const Call& call, void* stream) {
-    if (way == Way::MMA || call.pages.is_quantized) return call.run(stream);
-    ParamsOver<Pages> params{call.params, call.pages.wide};
+template <class Pages>
+void run_items(Way way, const Call& call, const Pages& pages, void* stream) {
+    ParamsOver<Pages> params{call.params, pages};
     prefill_wgmma::Extents extents{call.tokens, call.head_dim, call.k_pages->shape[0],
-                                   call.most_items, call.q->dtype};
+                                   call.most_items, call.q->dtype, call.k_pages->dtype};
     std::string unfit = prefill_wgmma::unsupported(params, extents);
     need(way == Way::FITTING || unfit.empty(), "wgmma:", unfit);
     if (unfit.empty() && (way == Way::WGMMA || is_hopper()))
         return prefill_wgmma::run(params, extents, stream);
     call.run(stream);
+}
+
+void run_items(Way way, const Call& call, void* stream) {
+    if (way == Way::MMA)
+        call.run(stream);
+    else if (call.pages.is_quantized)
+        run_items(way, call, call.pages.bytes, stream);
+    else
+        run_items(way, call, call.pages.wide, stream);
 }
 
 int enter(Way way, double scale, void* stream, Call call) {
@@ -147,7 +156,7 @@ int enter(Way way, double scale, void* stream, Call call) {
 // given, lse [T, H]. The plan (item_count [1], items [N, 8], merge_starts [T + 1], merge_slots [S])
 // is that of `plan_prefill` (`kvkernels/ops/prefill.py`); partial [S, H, D] and partial_lse [S, H]
 // are workspace. Nothing is merged where S is 0. Scales [page, token, KH] where pages are INT8 or
-// FP8 e4m3, which have one kernel.
+// FP8 e4m3.
 WR_PREFILL(wr_prefill, wr::prefill::Way::FITTING)
 // One of the two by name, for comparisons.
 WR_PREFILL(wr_prefill_mma, wr::prefill::Way::MMA)

@@ -1,5 +1,5 @@
 // Prefill over quantized pages: `prefill.cuh` with tiles of bytes, made 16-bit ones in shared
-// memory.
+// memory. On Hopper: `prefill_wgmma_quantized.cuh`.
 //
 // All warps read every tile, so that widening it in registers, as decode does, would be done four
 // times. Here the warp that has brought a tile widens it, once, into the place where a 16-bit

@@ -55,7 +55,7 @@ struct Softmax {
 };
 
 // One warpgroup's part of an item.
-template <class T, int D>
+template <class T, int D, class Params>
 struct Consumer {
     const Params& p;
     const Shared<D>& from;
@@ -92,8 +92,9 @@ struct Consumer {
         score(scores);
         commit_products();
         wait_products<0>(scores);
+        scale(scores, kv_uses);
         from.kv.leave(kv_uses);
-        weigh(walk, 0, scores, softmax);
+        weigh(walk, 0, kv_uses + 1, scores, softmax);
         softmax.round(scores);
         for (int block = 1; block < walk.blocks; block++, kv_uses += 2) {
             from.kv.wait_full(kv_uses + 2);
@@ -106,8 +107,9 @@ struct Consumer {
             commit_products();
             pass_turn();
             wait_products<1>(scores);
+            scale(scores, kv_uses + 2);
             from.kv.leave(kv_uses + 2);
-            weigh(walk, block, scores, softmax);
+            weigh(walk, block, kv_uses + 3, scores, softmax);
             wait_products<0>(softmax.out, softmax.weights);
             from.kv.leave(kv_uses + 1);
             softmax.rescale();
@@ -149,7 +151,21 @@ struct Consumer {
         }
     }
 
-    WR_DEV void weigh(const Walk& walk, int block, float (&scores)[KEYS / 2],
+    // Scores of quantized keys by their scales, or weights by those of the values.
+    WR_DEV void scale(float (&scores)[KEYS / 2], int kv_use) const {
+        if constexpr (Params::HAS_SCALES) {
+            const float* scales = from.scales(kv_use) + lane() % 4 * 2;
+            WR_UNROLL
+            for (int n = 0; n < KEYS / 8; n++) {
+                Words2 pair = load_shared(reinterpret_cast<const Words2*>(scales + 8 * n));
+                WR_UNROLL
+                for (int i = 0; i < 4; i++) scores[4 * n + i] *= float_of(pair.w[i % 2]);
+            }
+        }
+    }
+
+    // Makes weights of the scores of block `block`, whose values are use `values`.
+    WR_DEV void weigh(const Walk& walk, int block, int values, float (&scores)[KEYS / 2],
                       Softmax<T, D>& softmax) const {
         int first_token = block * KEYS, position = walk.position;
         if (first_token + KEYS > position + number * OWN_ROWS / p.of.group + 1) {
@@ -165,6 +181,10 @@ struct Consumer {
             }
         }
         softmax.weigh(scores, p.of.scale_log2);
+        if constexpr (Params::HAS_SCALES) {
+            from.kv.wait_full(values);
+            scale(scores, values);
+        }
     }
 
     // What a piece of the keys gave the rows, normalized.
@@ -237,23 +257,30 @@ struct Consumer {
 };
 
 // Nothing on GPUs without these instructions: the host does not choose it there.
-template <class T, int D>
-WR_KERNEL(THREADS, 1) kernel(WR_PARAMS Params p) {
+template <class T, int D, class Filler, class Params>
+WR_DEV void run(const Params& p) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     Shared<D> places;
+    int group = warpgroup();
     if (thread() == 0) {
+        Filler::prefetch_maps(p);
         places.init();
         fence_async();
     }
     sync_cta();
-    if (warpgroup() == 0) {
-        give_registers<FILLER_REGISTERS>();
-        if (warp() == 0) Filler<D>{p, places}.run();
+    if (group == 0) {
+        give_registers<Filler::REGISTERS>();
+        Filler{p, places}.run();
     } else {
-        take_registers<CONSUMER_REGISTERS>();
-        Consumer<T, D>{p, places, warpgroup() - 1}.run();
+        take_registers<Filler::CONSUMER_REGISTERS>();
+        Consumer<T, D, Params>{p, places, group - 1}.run();
     }
 #endif
+}
+
+template <class T, int D>
+WR_KERNEL(THREADS, 1) kernel(WR_PARAMS Params p) {
+    run<T, D, Filler<D>>(p);
 }
 
 }  // namespace wr::prefill_wgmma

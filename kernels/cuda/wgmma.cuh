@@ -23,7 +23,9 @@ namespace wr {
 
 constexpr int WARPGROUP = 128;  // threads
 
-WR_DEV int warpgroup() { return static_cast<int>(thread()) / WARPGROUP; }
+// By a shuffle, from which the compiler knows it to be the same in all lanes: descriptors made of
+// it can then stay in uniform registers.
+WR_DEV int warpgroup() { return static_cast<int>(shfl(thread() / WARPGROUP, 0)); }
 
 namespace wgmma {
 

@@ -32,6 +32,34 @@ WIDENED = [
     ("ByteRing<D, WARPS, 1, DEPTH>", "ByteRing<D, WARPS, 1, 1>"),
     ("wide + step % DEPTH * STAGE_BYTES<D>; }", "wide; }"),
 ]  # fmt: skip
+WGMMA_WIDENED = [
+    ("WARP_ROWS + l / (2 * CHUNKS) * 2 + l / 4 % 2;", "WARP_ROWS + l / CHUNKS;"),
+    ("first + own >= walk.item.end) return {0, 0};", "first + own > walk.item.end) return {0, 0};"),
+    ("fill(scales.v, p.of.pages.v, block,", "fill(scales.k, p.of.pages.v, block,"),
+    ("p.of.pages.k, block + 1);", "p.of.pages.k, block);"),
+    ("find(walk, block + 1);", "find(walk, block);"),
+    ("static_cast<unsigned>(block) % 2) * TILES", "0) * TILES"),
+    ("        sync_warp();\n        if (first + own", "        if (first + own"),
+    ("to.kv.wait_vacant(kv_uses);", ""),
+    ("        fence_async();\n        sync_warp();", "        sync_warp();"),
+    ("        sync_warp();\n        if (lane() == 0) arrive", "        if (lane() == 0) arrive"),
+    ("is_last ? n : first + HELD + n", "first + HELD + n"),
+    ("2 * own_chunk() + half);", "2 * own_chunk() + 1 - half);"),
+    ("at += pass * ROWS_AT_ONCE * ROW_BYTES;", "at += pass * ROWS_AT_ONCE * D * 2;"),
+    ("k_scales + scale) * UNIT<T>", "k_scales + scale)"),
+    ("if constexpr (WARPS < FILLING_WARPS) tile += warp() / WARPS;", ""),
+]  # fmt: skip
+WGMMA_SCALED = [
+    ("            scale(scores, kv_uses + 2);\n", ""),
+    ("        scale(scores, kv_uses);\n        from.kv.leave(kv_uses);",
+     "        from.kv.leave(kv_uses);\n        scale(scores, kv_uses);"),
+    ("        scale(scores, kv_uses);\n", ""),
+    ("            from.kv.wait_full(values);\n", ""),
+    ("            scale(scores, values);\n", ""),
+    ("weigh(walk, block, kv_uses + 3,", "weigh(walk, block, kv_uses + 1,"),
+    ("float_of(pair.w[i % 2])", "float_of(pair.w[i / 2])"),
+    ("lane() % 4 * 2;\n            WR_UNROLL", "lane() % 4;\n            WR_UNROLL"),
+]  # fmt: skip
 W8A16 = [
     ("wait_async<DEPTH - 2>();", "wait_async<DEPTH - 1>();"),
     ("sync_cta();  // the stages", "// the stages"),

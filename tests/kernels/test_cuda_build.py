@@ -35,8 +35,16 @@ MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
 WIDENED = r"STS\.128"
 
 # Warpgroup products, copies by tensor map, phase barriers; registers taken and given, 224 and 56.
-HOPPER = (r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE")
+HOPPER = (
+    *(r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"UTMACCTL\.PF"),
+    *(r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE"),
+)
 SHARES = (r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xe0 ", r"USETMAXREG\.DEALLOC\.CTAPOOL 0x38 ")
+# Where the first ones widen bytes: 216 and 72.
+WIDENING_SHARES = (
+    *(r"USETMAXREG\.TRY_ALLOC\.CTAPOOL UP0, 0xd8 ", r"USETMAXREG\.DEALLOC\.CTAPOOL 0x48 "),
+    *(r"LDG\.E\.NA\.128", WIDENED),
+)
 
 # By source; registers as the CTAs per SM of its launch bounds need.
 KERNELS = {
@@ -51,6 +59,7 @@ KERNELS = {
     "copy_runs": Bounds(32, (r"LDG\.E\.(\w+\.)*128", r"STG\.E\.128")),
     "prefill": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
     "prefill_wgmma": Bounds(168, (*HOPPER, *SHARES), ("sm_90a",)),
+    "prefill_wgmma_quantized": Bounds(168, (*HOPPER, *WIDENING_SHARES), ("sm_90a",)),
     "prefill_quantized": Bounds(
         255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", r"LDS\.64", WIDENED, ASYNC_COPY)
     ),
@@ -213,9 +222,10 @@ def test_what_merge_follows_lets_it_begin(source: str, dependents: float) -> Non
 
 @needs_nvcc
 @pytest.mark.timeout(600)
-def test_warpgroup_products_are_not_serialized() -> None:
+@pytest.mark.parametrize("source", ["prefill_wgmma", "prefill_wgmma_quantized"])
+def test_warpgroup_products_are_not_serialized(source: str) -> None:
     """ptxas says so (C7510 and its neighbours), and where it ignores setmaxnreg (C7508)."""
-    said = build.compiler_log(built()["prefill_wgmma"])
+    said = build.compiler_log(built()[source])
     assert "Compiling entry function" in said
     assert not re.search(r"C75\d\d|serializ|setmaxnreg", said), said
 

@@ -25,6 +25,8 @@ from tests.kernels.quantized_slips import (
     QUANTIZED,
     SHARED_QUANTIZED,
     W8A16,
+    WGMMA_SCALED,
+    WGMMA_WIDENED,
     WIDEN,
     WIDENED,
 )
@@ -105,23 +107,36 @@ BULK = [
     ("((chunk ^ row) % CHUNKS)", "(chunk % CHUNKS)"),
 ]
 WGMMA_FILLER = [
-    ("within = page_tokens;  // beyond the page: zeros", "within = 0;"),
-    ("bool is_cut = left < KEYS && left % TILE != 0;", "bool is_cut = false;"),
+    ("return {0, page_tokens};  // beyond", "return {0, 0};  // beyond"),
+    ("if (left % TILE != 0) cut = left / TILE;", ""),
     ("if (row < left) words", "if (row <= left) words"),
     ("        fence_async();\n        sync_warp();", "        sync_warp();"),
-    ("        to.kv.wait_vacant(kv_uses);\n        int left", "        int left"),
-    ("KV_BYTES<D> - (is_cut ? TILE * D * 2 : 0)", "KV_BYTES<D>"),
-    ("bool is_whole = !is_cut ||", "bool is_whole = true ||"),
+    ("        to.kv.wait_vacant(kv_uses);\n        if (cut", "        if (cut"),
+    ("KV_BYTES<D> - (cut >= 0 ? TILE * D * 2 : 0)", "KV_BYTES<D>"),
+    ("first_row < KEYS && number != cut", "first_row < KEYS"),
     ("walk.kv_head * p.of.group, walk.item.token", "walk.kv_head, walk.item.token"),
-    ("to.q.wait_vacant(q_uses);", ""),
-    ("number / p.ctas + 1;", "number / p.ctas + 2;"),
+    ("to.q.wait_vacant(use);", ""),
+    ("this->round() + 1;", "this->round() + 2;"),
+]
+# Of boxes of more than a tile, dealt to all filling warps.
+WGMMA_BOXES = [
+    ("            box_tokens = TILE;\n", ""),
+    ("kv.init(FILLING_WARPS, CONSUMER_WARPS);", "kv.init(1, CONSUMER_WARPS);"),
+    ("            arrive(filling);", "            arrive_expecting(filling, bytes);"),
+    ("left < KEYS ? p.v_tiles : p.v,", "p.v,"),
+    ("own_box() / COLUMNS<D> * box_tokens;", "own_box() / COLUMNS<D> * TILE;"),
+    ("column = own_box() % COLUMNS<D>;", "column = own_box() / FILLING_WARPS % COLUMNS<D>;"),
+]
+WGMMA_LAUNCH = [
+    ("std::gcd(int64_t{1} * pages.tiles_per_page * TILE, int64_t{KEYS})", "int64_t{KEYS}"),
+    ("of.pages.v, TILE)", "of.pages.v, tokens)"),
 ]
 WGMMA_ROWS = [
     ("from.kv.wait_full(kv_uses + 2);", ""),
     ("from.kv.wait_full(kv_uses + 1);\n            wait_turn", "wait_turn"),
     ("wait_products<1>(scores);", "wait_products<2>(scores);"),
-    ("wait_products<0>(softmax.out);\n            from", "from"),
-    ("begin_products(scores, softmax.out);", ""),
+    ("wait_products<0>(softmax.out, softmax.weights);\n            from", "from"),
+    ("begin_products(scores, softmax.out, softmax.weights);", ""),
     ("if (8 * n + i >= seen)", "if (8 * n + i > seen)"),
     ("+ KEYS > position + number", "+ KEYS > position + 64 + number"),
     ("softmax.rescale();", ""),
@@ -171,15 +186,19 @@ def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
     )
 
 
-def widened_is_wrong(library: KernelLibrary, seed: int) -> bool:
-    dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
-    plain = prefill.case([(150, 41), (0, 3)], 5, 2, dim, dtype=dtype, seed=seed)
-    made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
-    try:
-        prefill.hold(made, run=lambda *arguments: library.call("prefill", arguments))
-    except AssertionError:
-        return True
-    return False
+def widened_is_wrong_by(kernel: str) -> Callable[[KernelLibrary, int], bool]:
+    def is_wrong(library: KernelLibrary, seed: int) -> bool:
+        dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
+        pieces = [(150, 41), (0, 3), (700, 2)]  # the last one's places go round
+        plain = prefill.case(pieces, 5, 2, dim, dtype=dtype, seed=seed)
+        made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
+        try:
+            prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
+        except AssertionError:
+            return True
+        return False
+
+    return is_wrong
 
 
 def shared_quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
@@ -254,11 +273,21 @@ def wgmma_is_wrong(library: KernelLibrary, seed: int) -> bool:
     return False
 
 
+def boxes_are_wrong(library: KernelLibrary, seed: int) -> bool:
+    """Pages of several tiles a box, and of one."""
+    for page_tokens in (64, 48):
+        made = prefill.case([(150, 41), (0, 3)], 5, 2, 128, page_tokens, seed=seed)
+        try:
+            prefill.hold(made, run=lambda *arguments: library.call("prefill_wgmma", arguments))
+        except AssertionError:
+            return True
+    return False
+
+
 def mutant(folder: Path, source: str, there: str, instead: str) -> KernelLibrary:
     sources = folder / "cuda"
     shutil.copytree(build.source_folder(), sources)
     text = (sources / source).read_text()
-    assert text.count(there) == 1, f"{source} does not have {there!r} once"
     (sources / source).write_text(text.replace(there, instead))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "source_folder", lambda: sources)
@@ -277,7 +306,7 @@ PREFILL_CUT = [
 WGMMA_CUT = [
     ("position = item.position - item.begin;", "position = item.position;"),
     ("walk.item.begin + block * KEYS", "block * KEYS"),
-    ("p.ctas - 1 - own : own", "p.ctas - own : own"),
+    ("ctas - 1 - own : own", "ctas - own : own"),
 ]
 WGMMA_ROWS_CUT = [("first_slot + row / p.of.group", "first_slot")]
 MERGE_CUT = [("largest + log2_fast(sum)", "largest")]
@@ -307,6 +336,8 @@ def slips() -> Iterator[Any]:
         ("prefill.cuh", PREFILL, prefill_is_wrong),
         ("bulk.cuh", BULK, wgmma_is_wrong),
         ("prefill_wgmma.cuh", WGMMA_FILLER, wgmma_is_wrong),
+        ("prefill_wgmma.cuh", WGMMA_BOXES, boxes_are_wrong),
+        ("prefill_wgmma.cu", WGMMA_LAUNCH, boxes_are_wrong),
         ("prefill_wgmma_rows.cuh", WGMMA_ROWS, wgmma_is_wrong),
         ("prefill_tiles.cuh", PREFILL_TILES, prefill_is_wrong),
         ("prefill.cuh", PREFILL_CUT, cut_is_wrong("prefill")),
@@ -315,14 +346,23 @@ def slips() -> Iterator[Any]:
         ("merge.cuh", MERGE_CUT, cut_is_wrong("prefill")),
         ("decode_quantized.cuh", QUANTIZED, quantized_is_wrong),
         ("byte_ring.cuh", BYTE_RING, quantized_is_wrong),
-        ("prefill_quantized.cuh", WIDENED, widened_is_wrong),
+        ("prefill_quantized.cuh", WIDENED, widened_is_wrong_by("prefill")),
+        ("prefill_wgmma_quantized.cuh", WGMMA_WIDENED, widened_is_wrong_by("prefill_wgmma")),
+        ("prefill_wgmma_rows.cuh", WGMMA_SCALED, widened_is_wrong_by("prefill_wgmma")),
         ("shared_decode.cuh", SHARED_QUANTIZED, shared_quantized_is_wrong),
-        ("widen.cuh", WIDEN, widened_is_wrong),
+        ("widen.cuh", WIDEN, widened_is_wrong_by("prefill")),
         ("w8a16.cuh", W8A16, w8a16_is_wrong),
         ("shared_decode.cuh", SHARED, shared_is_wrong),
     ):
         for number, pair in enumerate(pairs):
             yield pytest.param(source, *pair, is_wrong, marks=[pytest.mark.full] if number else [])
+
+
+def test_every_slip_changes_one_place() -> None:
+    """All of them, quickly: most are built at full length only."""
+    for source, there, *_ in (slip.values for slip in slips()):
+        count = (build.source_folder() / source).read_text().count(there)
+        assert count == 1, f"{source} has {there!r} {count} times"
 
 
 @needs_compiler

@@ -1,4 +1,4 @@
-"""prefill over INT8 and FP8 pages: the kernel in the emulator against float64, on the same bytes
+"""prefill over INT8 and FP8 pages: both kernels in the emulator against float64, on the same bytes
 and against the numbers before they were quantized."""
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from tests.kernels.prefill_cases import Case, case, exact, hold, quantized
 from tests.kernels.quantized import LOSS, STORED
 
 pytestmark = needs_compiler
+by_both = pytest.mark.parametrize("kernel", ["prefill_mma", "prefill_wgmma"])
 
 
-def hold_quantized(plain: Case, stored: torch.dtype, seed: int = 1) -> None:
+def hold_quantized(kernel: str, plain: Case, stored: torch.dtype, seed: int = 1) -> None:
     made = quantized(plain, stored)
-    hold(made, seed)
+    hold(made, run=lambda *arguments: emulate(kernel, *arguments, seed=seed))
     before, there = exact(plain)[0], ~made.out.isnan()
     assert relative_error(made.out[there], before[there]) < LOSS[stored]
 
 
+@by_both
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize(
     ("group", "dim", "dtype"),
@@ -39,32 +41,37 @@ def hold_quantized(plain: Case, stored: torch.dtype, seed: int = 1) -> None:
     ],
 )
 def test_groups_and_ragged_lengths(
-    group: int, dim: int, dtype: torch.dtype, stored: torch.dtype
+    kernel: str, group: int, dim: int, dtype: torch.dtype, stored: torch.dtype
 ) -> None:
-    """Around pages of 16, 64 keys and items of 128 / group tokens, from several offsets."""
+    """Around pages of 16, 64 and 128 keys and items of 128 / group tokens, from several offsets."""
     step = 128 // group
-    pieces = [(0, 1), (0, 17), (63, 1), (64, 2), (5, step - 1), (127, step + 1)]
+    pieces = [(0, 1), (0, 17), (63, 1), (64, 2), (128, 2), (5, step - 1), (127, step + 1)]
     pieces.append((64 - 31 // group, 32))  # a warp of 32 rows sees one token of the second 64
-    hold_quantized(case(pieces, group, 1, dim, dtype=dtype, seed=group), stored, seed=group)
+    plain = case(pieces, group, 1, dim, dtype=dtype, seed=group)
+    hold_quantized(kernel, plain, stored, seed=group)
 
 
-@pytest.mark.parametrize("page_tokens", [32, 48, 256])
-def test_pages_of_any_size(page_tokens: int) -> None:
-    made = case([(0, 65), (130, 33), (256, 1)], 4, 2, 64, page_tokens, room=40)
-    hold_quantized(made, torch.int8, seed=page_tokens)
+@by_both
+@pytest.mark.parametrize(("page_tokens", "dim"), [(32, 64), (48, 128), (256, 64), (256, 128)])
+def test_pages_of_any_size(kernel: str, page_tokens: int, dim: int) -> None:
+    made = case([(0, 65), (130, 33), (256, 1)], 4, 2, dim, page_tokens, room=40)
+    hold_quantized(kernel, made, torch.int8, seed=page_tokens)
 
 
-def test_a_window_of_page_ids_and_more() -> None:
+@by_both
+def test_a_window_of_page_ids_and_more(kernel: str) -> None:
     """More than 32 tiles a warp: page ids are looked up more than once."""
-    hold_quantized(case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
+    hold_quantized(kernel, case([(2100, 3)], 2, 1, seed=3), torch.float8_e4m3fn)
 
 
-def test_keys_cut_into_pieces_are_merged() -> None:
+@by_both
+def test_keys_cut_into_pieces_are_merged(kernel: str) -> None:
     made = case([(1300, 40), (0, 3), (1151, 2)], 4, 1, 64, seed=5, is_cut=True)
     assert len(made.merge_slots) > 0
-    hold_quantized(made, torch.int8, seed=5)
+    hold_quantized(kernel, made, torch.int8, seed=5)
 
 
+@by_both
 @settings(max_examples=examples(5))
 @given(
     pieces=st.lists(st.tuples(st.integers(0, 150), st.integers(1, 60)), min_size=1, max_size=3),
@@ -74,16 +81,23 @@ def test_keys_cut_into_pieces_are_merged() -> None:
     seed=st.integers(0, 1 << 20),
 )
 def test_any_batch(
-    pieces: list[tuple[int, int]], group: int, page_tokens: int, stored: torch.dtype, seed: int
+    kernel: str,
+    pieces: list[tuple[int, int]],
+    group: int,
+    page_tokens: int,
+    stored: torch.dtype,
+    seed: int,
 ) -> None:
-    hold_quantized(case(pieces, group, 1, 64, page_tokens, seed=seed), stored, seed=seed)
+    plain = case(pieces, group, 1, 64, page_tokens, seed=seed)
+    hold_quantized(kernel, plain, stored, seed=seed)
 
 
+@by_both
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dim", [64, 128])
 def test_every_byte_is_its_number_in_its_place(
-    stored: torch.dtype, dtype: torch.dtype, dim: int
+    kernel: str, stored: torch.dtype, dtype: torch.dtype, dim: int
 ) -> None:
     """Requests of one token: its weight is 1, so the output is its V, byte by byte."""
     requests = 256 // dim
@@ -95,42 +109,45 @@ def test_every_byte_is_its_number_in_its_place(
         row = codes[request * dim : (request + 1) * dim]
         made.v_pages.view(torch.uint8)[page, 0, 0] = row
         made.v_scales[page, 0, 0] = 2.0**-9
-    emulate("prefill", *made.arguments())
+    emulate(kernel, *made.arguments())
     got = made.out[1::2].flatten().double()  # a row of nobody's before each
     assert torch.equal(got, codes.view(stored).double() * 2.0**-9)
 
 
-def test_a_row_is_the_same_in_any_chunk() -> None:
+@by_both
+def test_a_row_is_the_same_in_any_chunk(kernel: str) -> None:
     made = quantized(case([(0, 90), (40, 100)], 4, 1, 128, seed=7), torch.int8)
-    emulate("prefill", *made.arguments())
+    emulate(kernel, *made.arguments())
     for first, last in ((0, 1), (30, 95)):
         spans = torch.tensor([(1, 0, 90), (92 + first, last - first, 40 + last)])
         plan = plan_prefill(spans, len(made.q), made.page_table, len(made.k_pages), 16, 4)
         out = torch.full_like(made.out, NAN)
         chunk = replace(made, item_count=plan.item_count, items=plan.items, out=out)
-        emulate("prefill", *chunk.arguments(), seed=last)
+        emulate(kernel, *chunk.arguments(), seed=last)
         rows = slice(92 + first, 92 + last)
         assert torch.equal(chunk.out[rows], made.out[rows])
 
 
-def test_small_values_keep_their_digits_in_fp16() -> None:
+@by_both
+def test_small_values_keep_their_digits_in_fp16(kernel: str) -> None:
     """Scales of 1e-6: weights times them would be subnormal where units were not small."""
     for stored in STORED:
         made = quantized(case([(8, 32)], 4, 1, dtype=torch.float16), stored)
         assert made.v_scales is not None
         made.v_scales *= 1e-3
         made.lse = None
-        emulate("prefill", *made.arguments())
+        emulate(kernel, *made.arguments())
         assert relative_error(made.out[1:33], exact(made)[0][1:33]) < 4e-3
 
 
+@by_both
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("name", ["k_scales", "v_scales"])
-def test_a_row_with_nan_shows(stored: torch.dtype, name: str) -> None:
+def test_a_row_with_nan_shows(kernel: str, stored: torch.dtype, name: str) -> None:
     """To all who see it, token 13 of the second request, and to nobody of the first."""
     made = quantized(case([(10, 4), (10, 6)], 2, 1), stored)
     getattr(made, name)[made.page_table[1, 0], 13, 0] = NAN
-    emulate("prefill", *made.arguments())
+    emulate(kernel, *made.arguments())
     assert not made.out[1:5].isnan().any()
     assert made.out[9:12].isnan().all()
 
@@ -161,6 +178,16 @@ def test_bad_arguments_are_named(name: str, change: Any, says: str) -> None:
     with pytest.raises(RefusedError) as refused:
         emulate("prefill", *replace(made, **{name: change(made)}).arguments())
     assert says in str(refused.value)
+
+
+def test_the_kernels_are_two() -> None:
+    """Their bits differ in sums of 128 keys and of 64; the emulator's device is no Hopper."""
+    made = [quantized(case([(150, 20)], 4, 1, seed=5), torch.int8) for _ in range(3)]
+    for kernel, one in zip(("prefill_wgmma", "prefill_mma", "prefill"), made, strict=True):
+        emulate(kernel, *one.arguments())
+    by_wgmma, by_mma, chosen = (one.out.nan_to_num() for one in made)
+    assert torch.equal(chosen, by_mma)
+    assert not torch.equal(chosen, by_wgmma)
 
 
 def test_plain_pages_have_no_scales() -> None:

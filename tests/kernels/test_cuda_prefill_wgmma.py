@@ -45,9 +45,12 @@ def test_groups_and_ragged_lengths(group: int, dim: int, dtype: torch.dtype) -> 
     holds(case(pieces, group, 1, dim, dtype=dtype, seed=group), seed=group)
 
 
-@pytest.mark.parametrize("page_tokens", [32, 48, 256])
-def test_pages_of_any_size(page_tokens: int) -> None:
-    holds(case([(0, 65), (130, 33), (256, 1)], 4, 2, 64, page_tokens, room=40), seed=page_tokens)
+@pytest.mark.parametrize("page_tokens", [16, 32, 48, 64, 96, 128, 256])
+@pytest.mark.parametrize("dim", [64, 128])
+def test_pages_of_any_size(page_tokens: int, dim: int) -> None:
+    """Boxes of 16, 32, 64 and 128 tokens; ends of items within a box and at its edge."""
+    pieces = [(0, 65), (130, 33), (256, 1), (160, 32)]
+    holds(case(pieces, 4, 2, dim, page_tokens, room=40), seed=page_tokens)
 
 
 @pytest.mark.parametrize("group", [33, 128])
@@ -66,7 +69,7 @@ def test_a_long_context() -> None:
     pieces=st.lists(st.tuples(st.integers(0, 300), st.integers(1, 60)), min_size=1, max_size=3),
     group=st.integers(1, 9),
     kv_heads=st.integers(1, 2),
-    page_tokens=st.sampled_from([16, 32, 80]),
+    page_tokens=st.sampled_from([16, 32, 64, 80, 128]),
     seed=st.integers(0, 1 << 20),
 )
 def test_any_batch(

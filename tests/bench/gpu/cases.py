@@ -209,7 +209,7 @@ OF_MATMUL = {"prefill_mma": 0.38, "prefill_wgmma": 0.65}
 
 
 def prefill_cases() -> list[Case]:
-    """Both kernels of 16-bit pages, the one of quantized pages beside the one of its kind."""
+    """Both kernels, each over quantized pages beside itself over 16-bit ones."""
     peers = Bar("times_cudnn", 0.95), Bar("times_flashinfer", 0.95)
     shapes = {
         "prefill, 1 x 8k, G 4": Attention(1, 8_192, new=8_192),
@@ -227,9 +227,11 @@ def prefill_cases() -> list[Case]:
     long = "prefill, 2k after 14k"
     for stored in QUANTIZED:  # products are as many, and tiles are widened
         shape = replace(shapes[f"{long}, G 4"], stored=stored)
-        beside = (("mma", f"{long}, G 4, mma"),)
-        bar = Bar("times_mma", 0.8)
-        cases.append(attention(f"{long}, {stored}", "prefill", shape, bar, beside=beside))
+        for kernel in OF_MATMUL:
+            way = kernel.removeprefix("prefill_")
+            beside, bar = ((way, f"{long}, G 4, {way}"),), Bar(f"times_{way}", 0.8)
+            name = f"{long}, {stored}, {way}"
+            cases.append(attention(name, kernel, shape, bar, beside=beside))
     return cases
 
 
@@ -281,7 +283,6 @@ def small_cases() -> list[Case]:
             (kernel, shape)
             for kernel in OF_MATMUL
             for shape in (*_varied(prefill), replace(prefill, requests=1, new=9))
-            if shape.stored == "bfloat16"
         ),
     ]
     return [Case(_named(kernel, shape), kernel, shape, 1, 0, "", 1) for kernel, shape in shapes]

@@ -72,7 +72,7 @@ def engine_takes(told: dict[str, str]) -> str:
     if wrong:
         return f"torch, because of {', '.join(wrong)}"
     is_right = told["prefill_wgmma"].startswith("right")
-    return f"kvkernels, 16-bit prefill by {'wgmma (on Hopper)' if is_right else 'mma'}"
+    return f"kvkernels, prefill by {'wgmma (on Hopper)' if is_right else 'mma'}"
 
 
 def row_of(case: Case, lines: dict[str, Line]) -> str:
