@@ -166,6 +166,7 @@ class KvCache:
         # Zeros: what was never written is masked, but must not be NaN.
         self.files = ("", "")  # of pool and scales
         self.scales: torch.Tensor | None = None
+        self._layers: list[LayerKv] = []  # once made: kernels keep how they lie
         if shared:
             self.pool, pool_file = _shared_zeros((*shape, config.head_dim), storage)
             scales_file = ""
@@ -184,6 +185,11 @@ class KvCache:
 
     def layer(self, number: int) -> LayerKv:
         """K and V of the shard's layer `number`, counted from the shard's first."""
+        if not self._layers:
+            self._layers = [self._views(one) for one in range(self.pool.shape[2])]
+        return self._layers[number]
+
+    def _views(self, number: int) -> LayerKv:
         both = self.pool[:, :, number]
         k, v = both[:, :, 0].transpose(1, 2), both[:, :, 1].transpose(1, 2)
         if self.scales is None:

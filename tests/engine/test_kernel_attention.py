@@ -207,3 +207,13 @@ def test_requests_that_share_pages(models: dict[tuple[str, torch.dtype], Pair]) 
     # At most all that is shared; costs decide.
     assert batch.saving.shared_prefix_groups >= 1
     assert 4 * 256 * token_bytes <= batch.saving.kv_bytes_saved <= 1696 * token_bytes
+
+
+def test_views_of_a_layer_are_made_once(models: dict[tuple[str, torch.dtype], Pair]) -> None:
+    """So that kernels find again how they lie."""
+    kv = cache(models["llama", torch.float32][0], 3, 8)
+    first, last = kv.layer(0), kv.layer(1)
+    assert kv.layer(0) is first
+    last.v[2, 5] = 7.0
+    assert kv.pool[2, :, 1, 1, 5].eq(7.0).all()
+    assert kv.pool.eq(7.0).sum() == last.v[2, 5].numel()

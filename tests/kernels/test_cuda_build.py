@@ -16,7 +16,13 @@ import pytest
 import torch
 
 from kvkernels.cuda import library as build
-from kvkernels.cuda.library import KernelLibrary, LaunchError, RefusedError, view_of
+from kvkernels.cuda.library import (
+    KeptViews,
+    KernelLibrary,
+    LaunchError,
+    RefusedError,
+    view_of,
+)
 from tests.kernels import test_cuda_append as append
 
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
@@ -279,3 +285,19 @@ def test_tensors_that_c_has_no_word_for() -> None:
         view_of(torch.zeros(2, dtype=torch.complex64))
     with pytest.raises(RefusedError, match="with 6 dimensions"):
         view_of(torch.zeros(1, 1, 1, 1, 1, 1))
+
+
+def test_views_are_kept_while_their_tensors_live() -> None:
+    kept, x = KeptViews(), torch.arange(6.0).view(2, 3)
+    assert kept.of(x) == view_of(x)
+    assert kept.of(x) is kept.of(x)
+    turned = x.t()
+    assert kept.of(turned) == view_of(turned) != kept.of(x)
+    x.set_(torch.ones(2, 3))  # type: ignore[no-untyped-call]
+    assert kept.of(x) == view_of(x) != kept.of(turned)
+    del x, turned
+    for _ in range(100):
+        kept.of(torch.zeros(1))  # in the place of the one before
+    assert len(kept) == 0
+    with pytest.raises(RefusedError, match="complex64"):
+        kept.of(torch.zeros(2, dtype=torch.complex64))

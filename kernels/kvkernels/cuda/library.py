@@ -20,10 +20,11 @@ import shutil
 import struct
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -85,6 +86,35 @@ def view_of(tensor: TensorLike) -> bytes:
     return VIEW.pack(*where, dims, code, tensor.is_cuda, 0)
 
 
+class KeptViews:
+    """`view_of` tensors, kept while they live: layers take the same plan, tables and pages, and a
+    view takes ten times as long to make as to find. Lifetime: process; calls from any thread.
+
+    A tensor that is given other memory is seen anew, one whose shape is changed in place is not.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[int, tuple[weakref.ref[TensorLike], int, bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def of(self, tensor: TensorLike) -> bytes:
+        """What `view_of` gives, and raises."""
+        key = id(tensor)
+        kept = self._kept.get(key)
+        if kept is not None and kept[0]() is tensor and kept[1] == tensor.data_ptr():
+            return kept[2]
+        view = view_of(tensor)
+        self._kept[key] = weakref.ref(tensor, partial(self._forget, key)), tensor.data_ptr(), view
+        return view
+
+    def _forget(self, key: int, dead: weakref.ref[TensorLike]) -> None:
+        kept = self._kept.get(key)
+        if kept is not None and kept[0] is dead:  # and not another's that came to its place
+            del self._kept[key]
+
+
 Argument = TensorLike | float | int | None
 
 
@@ -113,6 +143,7 @@ class KernelLibrary:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._views = KeptViews()
         self.functions = ctypes.CDLL(str(path))
         self.functions.wr_last_error.restype = ctypes.c_char_p
         self.functions.wr_tensor_bytes.restype = ctypes.c_int64
@@ -133,22 +164,22 @@ class KernelLibrary:
         Returns once launched. Raises RefusedError before anything ran, or LaunchError.
         """
         function = getattr(self.functions, f"wr_{name}")
-        self._raise(function(*map(_in_c, arguments), ctypes.c_void_p(stream)), name)
+        given = [self._in_c(argument) for argument in arguments]
+        self._raise(function(*given, ctypes.c_void_p(stream)), name)
+
+    def _in_c(self, argument: Argument) -> Any:
+        if argument is None:
+            return ctypes.c_void_p(0)
+        if isinstance(argument, int):
+            return ctypes.c_int64(argument)
+        if isinstance(argument, float):
+            return ctypes.c_double(argument)
+        return self._views.of(argument)  # bytes go as a pointer to them
 
     def _raise(self, code: int, name: str) -> None:
         if code:
             message = self.functions.wr_last_error().decode(errors="replace")
             raise (RefusedError if code == REFUSED else LaunchError)(f"{name}: {message}")
-
-
-def _in_c(argument: Argument) -> Any:
-    if argument is None:
-        return ctypes.c_void_p(0)
-    if isinstance(argument, int):
-        return ctypes.c_int64(argument)
-    if isinstance(argument, float):
-        return ctypes.c_double(argument)
-    return view_of(argument)  # bytes go as a pointer to them
 
 
 COMMON = ("-std=c++20", "-DNDEBUG")
