@@ -16,7 +16,7 @@ Phases& find(uint64_t* barrier, const char* what) {
     Machine& m = machine;
     auto found = m.async.phases.find(offset_of(barrier));
     if (found == m.async.phases.end())
-        fail(std::string(what) + " of a phase barrier at offset " +
+        fail(std::string(what) + " of an mbarrier at offset " +
              std::to_string(offset_of(barrier)) + " that was not made");
     unsigned warp = m.current / LANES;
     if (m.writes.unsynced(static_cast<int>(m.current), warp, offset_of(barrier), 8) >= 0)
@@ -103,12 +103,12 @@ void check_target(size_t offset) {
 
 }  // namespace
 
-void init_phases(uint64_t* barrier, int arrivals) {
+void init_mbarrier(uint64_t* barrier, int arrivals) {
     Machine& m = machine;
     write_shared(barrier, 8);
     Phases& made = m.async.phases[offset_of(barrier)];
     made = {};
-    made.name = "the phase barrier at offset " + std::to_string(offset_of(barrier));
+    made.name = "the mbarrier at offset " + std::to_string(offset_of(barrier));
     made.arrivals = made.missing = arrivals;
     made.seen.assign(m.threads, 0);
 }

@@ -24,7 +24,7 @@ struct TensorMap {
     int box[MAP_DIMS];
 };
 
-void init_phases(uint64_t* barrier, int arrivals);
+void init_mbarrier(uint64_t* barrier, int arrivals);
 void arrive(uint64_t* barrier, int announced_bytes);
 void wait_phase(uint64_t* barrier, int parity);
 void fence_async();

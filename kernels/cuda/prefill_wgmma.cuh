@@ -1,15 +1,16 @@
 // Prefill for Hopper: items, rows and results are those of `prefill.cuh`, products are `wgmma`s.
 //
-// FlashAttention-3's division of work (Shah et al. 2024): one warpgroup brings queries, keys and
-// values into places that it fills as they fall vacant; two have 64 rows each and all keys, 128 at
-// a time. Keys and values come by boxes of as many tokens as divide a page and 128 (16 for pages of
-// 16, 64 for pages of 64), dealt to the lanes of all four filling warps. Scores and output stay in
-// registers, weights go from there into the second product. While a warpgroup weighs the scores of
-// one block, its product of the weights before runs; and the warpgroups issue their products in
-// turn, so that one's exponentials run beside the other's products.
+// FlashAttention-3's division of work (Shah et al. 2024): one warpgroup, the producer, brings
+// queries, keys and values into stages as they fall empty; two consumers have 64 rows each and all
+// keys, 128 at a time. Keys and values come by boxes of as many tokens as divide a page and 128 (16
+// for pages of 16, 64 for pages of 64), dealt to the lanes of all four producer warps. Scores and
+// output stay in registers, weights (softmax's probabilities) go from there into PV. While a
+// consumer computes the softmax of one block, the PV product of the block before runs; and order
+// barriers let the consumers issue their products one after the other (ping-pong scheduling), so
+// that one's exponentials run beside the other's products.
 //
 // One CTA an SM walks over (item, KV head), longest first, with the grid's width as stride, every
-// other round in reverse: so that nobody always gets the longest of its round. The filling
+// other round in reverse: so that nobody always gets the longest of its round. The producer
 // warps walk ahead: the next item's queries and keys come while this one's last are used.
 //
 // Tokens beyond the item's last one may be anything, NaN also. As keys their scores are masked; as
@@ -29,10 +30,10 @@ namespace wr::prefill_wgmma {
 using prefill::Item, prefill::NEVER, prefill::ROWS;
 
 constexpr int CONSUMERS = 2, WARPGROUPS = 1 + CONSUMERS, THREADS = WARPGROUPS * WARPGROUP;
-constexpr int FILLING_WARPS = WARPGROUP / 32, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
+constexpr int PRODUCER_WARPS = WARPGROUP / 32, CONSUMER_WARPS = CONSUMERS * WARPGROUP / 32;
 constexpr int OWN_ROWS = ROWS / CONSUMERS;  // of a warpgroup
 constexpr int KEYS = 128;                   // tokens at once
-constexpr int Q_PLACES = 2, KV_PLACES = 4;        // K and V in turn
+constexpr int Q_STAGES = 2, KV_STAGES = 4;  // K and V in turn
 
 template <class Pages>
 struct ParamsOver {
@@ -53,34 +54,34 @@ template <int D>
 constexpr int Q_BYTES = ROWS * D * 2;
 template <int D>
 constexpr int KV_BYTES = KEYS * D * 2;
-constexpr int BARRIER_BYTES = 2 * (Q_PLACES + KV_PLACES + 1) * 8;
+constexpr int BARRIER_BYTES = 2 * (Q_STAGES + KV_STAGES + 1) * 8;
 template <int D>
-constexpr int SHARED_BYTES = Q_PLACES * Q_BYTES<D> + KV_PLACES * KV_BYTES<D> + BARRIER_BYTES;
+constexpr int SHARED_BYTES = Q_STAGES * Q_BYTES<D> + KV_STAGES * KV_BYTES<D> + BARRIER_BYTES;
 
 // What all warps of a CTA share.
 template <int D>
 struct Shared {
-    Places<Q_PLACES> q;
-    Places<KV_PLACES> kv;
-    PhaseBarrier* turn;  // [CONSUMERS]: whose products are next
-    float* all_scales;   // [KV_PLACES][KEYS] after the rest, where pages are quantized
+    Pipeline<Q_STAGES> q;
+    Pipeline<KV_STAGES> kv;
+    Mbarrier* order;  // [CONSUMERS]: whose products are next
+    float* all_scales;   // [KV_STAGES][KEYS] after the rest, where pages are quantized
 
     WR_DEV Shared() {
-        char* places = shared() + Q_PLACES * Q_BYTES<D>;
-        turn = reinterpret_cast<PhaseBarrier*>(places + KV_PLACES * KV_BYTES<D>);
-        PhaseBarrier* q_barriers = turn + CONSUMERS;
-        PhaseBarrier* kv_barriers = q_barriers + 2 * Q_PLACES;
-        q = {shared(), Q_BYTES<D>, q_barriers, q_barriers + Q_PLACES};
-        kv = {places, KV_BYTES<D>, kv_barriers, kv_barriers + KV_PLACES};
-        all_scales = reinterpret_cast<float*>(kv_barriers + 2 * KV_PLACES);
+        char* stages = shared() + Q_STAGES * Q_BYTES<D>;
+        order = reinterpret_cast<Mbarrier*>(stages + KV_STAGES * KV_BYTES<D>);
+        Mbarrier* q_barriers = order + CONSUMERS;
+        Mbarrier* kv_barriers = q_barriers + 2 * Q_STAGES;
+        q = {shared(), Q_BYTES<D>, q_barriers, q_barriers + Q_STAGES};
+        kv = {stages, KV_BYTES<D>, kv_barriers, kv_barriers + KV_STAGES};
+        all_scales = reinterpret_cast<float*>(kv_barriers + 2 * KV_STAGES);
     }
 
-    WR_DEV float* scales(int kv_use) const { return all_scales + kv_use % KV_PLACES * KEYS; }
+    WR_DEV float* scales(int kv_use) const { return all_scales + kv_use % KV_STAGES * KEYS; }
 
     WR_DEV void init() const {
         q.init(1, CONSUMER_WARPS);
-        kv.init(FILLING_WARPS, CONSUMER_WARPS);
-        for (int n = 0; n < CONSUMERS; n++) init_phases(turn + n, WARPGROUP / 32);
+        kv.init(PRODUCER_WARPS, CONSUMER_WARPS);
+        for (int n = 0; n < CONSUMERS; n++) init_mbarrier(order + n, WARPGROUP / 32);
     }
 };
 
@@ -97,7 +98,7 @@ struct Walk {
         : of(p.of), ctas(p.ctas), number(static_cast<int>(cta_x())) {
         look();
     }
-    WR_DEV const Item* place() const { return of.items + number / of.kv_heads; }
+    WR_DEV const Item* entry() const { return of.items + number / of.kv_heads; }
     // Read again for each item, as are its parts: registers are few.
     WR_DEV bool is_there() const { return number < load(of.item_count) * of.kv_heads; }
     WR_DEV int round() const { return number / ctas; }
@@ -109,7 +110,7 @@ struct Walk {
     WR_DEV void look() {
         if (!is_there()) return;
         kv_head = number % of.kv_heads;
-        item = prefill::load_item(place());
+        item = prefill::load_item(entry());
         position = item.position - item.begin;
         blocks = (item.end - item.begin + KEYS - 1) / KEYS;
     }
@@ -120,20 +121,20 @@ template <int D, class Params>
 WR_DEV void fetch_q(const Params& p, const Shared<D>& to, const Walk& walk) {
     int use = walk.round();
     if (lane() == 0) {
-        to.q.wait_vacant(use);
+        to.q.wait_empty(use);
         int rows = p.item_tokens * p.of.group;
-        PhaseBarrier* filling = to.q.filling(use);
-        arrive_expecting(filling, rows * D * 2);
+        Mbarrier* barrier = to.q.full_barrier(use);
+        arrive_expecting(barrier, rows * D * 2);
         for (int n = 0; n < COLUMNS<D>; n++)
-            copy_box(p.q, to.q.at(use) + n * ROWS * ROW_BYTES, filling, n * ROW_ELEMENTS,
+            copy_box(p.q, to.q.at(use) + n * ROWS * ROW_BYTES, barrier, n * ROW_ELEMENTS,
                      walk.kv_head * p.of.group, walk.item.token, 0);
     }
     sync_warp();
 }
 
-// One of the filling warps. All of them fill every place of K and V together.
+// One of the producer warps. All of them fill every stage of K and V together.
 template <int D>
-struct Filler {
+struct Producer {
     static constexpr int REGISTERS = 56, CONSUMER_REGISTERS = 224;  // of 168 each at the launch
 
     const Params& p;
@@ -156,7 +157,7 @@ struct Filler {
 
     WR_DEV void fetch_block(const Walk& walk, int first_token) {
         Spot spot = find_own(walk, first_token, p.box_tokens);
-        to.kv.wait_vacant(kv_uses);
+        to.kv.wait_empty(kv_uses);
         announce(KV_BYTES<D>);
         fetch(p.k, walk.kv_head, spot, p.box_tokens, -1);
         int left = walk.item.end - first_token, box_tokens = p.box_tokens, cut = -1;
@@ -165,7 +166,7 @@ struct Filler {
             spot = find_own(walk, first_token, TILE);
             if (left % TILE != 0) cut = left / TILE;
         }
-        to.kv.wait_vacant(kv_uses);
+        to.kv.wait_empty(kv_uses);
         if (cut >= 0) copy_cut_tile(walk, first_token, cut, left % TILE);
         announce(KV_BYTES<D> - (cut >= 0 ? TILE * D * 2 : 0));
         fetch(left < KEYS ? p.v_tiles : p.v, walk.kv_head, spot, box_tokens, cut);
@@ -174,16 +175,16 @@ struct Filler {
     // Every warp arrives, the first one for all of them with the bytes of all boxes.
     WR_DEV void announce(int bytes) const {
         if (lane() > 0) return;
-        PhaseBarrier* filling = to.kv.filling(kv_uses);
+        Mbarrier* barrier = to.kv.full_barrier(kv_uses);
         if (warp() == 0)
-            arrive_expecting(filling, bytes);
+            arrive_expecting(barrier, bytes);
         else
-            arrive(filling);
+            arrive(barrier);
     }
 
     // The box of this lane: each has one at most, neighbours are in different warps.
     WR_DEV int own_box() const {
-        return static_cast<int>(lane()) * FILLING_WARPS + static_cast<int>(warp());
+        return static_cast<int>(lane()) * PRODUCER_WARPS + static_cast<int>(warp());
     }
 
     struct Spot {
@@ -200,13 +201,13 @@ struct Filler {
         return find(walk, first_row < KEYS ? first_token + first_row : walk.item.end);
     }
 
-    // Boxes of `box_tokens` tokens for the next place, but those of tile `cut`.
+    // Boxes of `box_tokens` tokens for the next stage, but those of tile `cut`.
     WR_DEV void fetch(const TensorMap& map, int kv_head, Spot spot, int box_tokens, int cut) {
         int number = own_box() / COLUMNS<D>, column = own_box() % COLUMNS<D>;
         int first_row = number * box_tokens;
         if (first_row < KEYS && number != cut)
             copy_box(map, to.kv.at(kv_uses) + (column * KEYS + first_row) * ROW_BYTES,
-                     to.kv.filling(kv_uses), column * ROW_ELEMENTS, spot.within, kv_head,
+                     to.kv.full_barrier(kv_uses), column * ROW_ELEMENTS, spot.within, kv_head,
                      spot.page);
         kv_uses++;
         sync_warp();
@@ -224,7 +225,7 @@ struct Filler {
             Words4 words{};
             const uint16_t* from = values + row * pages.token + chunk * 8;
             if (row < left) words = load(reinterpret_cast<const Words4*>(from));
-            char* at = at_boxed(to.kv.at(kv_uses), KEYS, number * TILE + row, chunk);
+            char* at = at_swizzled(to.kv.at(kv_uses), KEYS, number * TILE + row, chunk);
             store_shared(reinterpret_cast<Words4*>(at), words);
         }
         fence_async();

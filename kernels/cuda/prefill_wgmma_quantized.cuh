@@ -1,11 +1,11 @@
-// Prefill for Hopper over quantized pages: `prefill_wgmma.cuh` with places that the filling warps
-// store, made 16-bit ones on the way.
+// Prefill for Hopper over quantized pages: `prefill_wgmma.cuh` with stages that the producer warps
+// store, widened to 16 bits on the way.
 //
-// A thread of the filling warpgroup loads 16 bytes of a row at a time, widens them, and stores them
-// where a box would have brought them: products read them there and do not know. While bytes are
-// stored, those that come 64 rows (D 128) or 128 (D 64) later are loaded into the registers that
-// fall free, so that 8 KiB are under way. A key's scale goes into its score, a value's into its
-// weight, as in `prefill_quantized.cuh`; scales lie beside their place.
+// A thread of the producer warpgroup loads 16 bytes of a row at a time, widens them, and stores
+// them where a box would have brought them: products read them there and do not know. While bytes
+// are stored, those that come 64 rows (D 128) or 128 (D 64) later are loaded into the registers
+// that fall free, so that 8 KiB are under way. A key's scale goes into its score, a value's into
+// its weight, as in `prefill_quantized.cuh`; scales lie beside their stage.
 //
 // Bytes beyond the item's last token are numbers, whatever they are, and their scales zero.
 #pragma once
@@ -22,14 +22,14 @@ using Params = prefill_wgmma::ParamsOver<BytePages>;
 void launch_stored(bool is_bf16, int32_t stored, int64_t head_dim, const Params& params,
                    void* stream);
 
-// Scales of all places, and where tiles begin.
-constexpr int MORE_BYTES = KV_PLACES * KEYS * 4 + FILLING_WARPS * 2 * (KEYS / TILE) * 8;
+// Scales of all stages, and where tiles begin.
+constexpr int MORE_BYTES = KV_STAGES * KEYS * 4 + PRODUCER_WARPS * 2 * (KEYS / TILE) * 8;
 
 template <class T, class Stored, int D>
 struct Widener {
     static constexpr int REGISTERS = 72, CONSUMER_REGISTERS = 216;  // of 168 each at the launch
     static constexpr int CHUNKS = D / 16, WARP_ROWS = 32 / CHUNKS;  // 16 bytes a lane
-    static constexpr int ROWS_AT_ONCE = WARP_ROWS * FILLING_WARPS, PASSES = KEYS / ROWS_AT_ONCE;
+    static constexpr int ROWS_AT_ONCE = WARP_ROWS * PRODUCER_WARPS, PASSES = KEYS / ROWS_AT_ONCE;
     static constexpr int TILES = KEYS / TILE;
     static constexpr int HELD = 4;  // passes whose bytes are under way, or in registers
 
@@ -57,7 +57,7 @@ struct Widener {
 
     // Where the tiles of this block begin: a warp's own, of this block and the next.
     WR_DEV int64_t* tiles(int block) const {
-        auto all = reinterpret_cast<int64_t*>(to.all_scales + KV_PLACES * KEYS);
+        auto all = reinterpret_cast<int64_t*>(to.all_scales + KV_STAGES * KEYS);
         return all + (warp() * 2 + static_cast<unsigned>(block) % 2) * TILES;
     }
 
@@ -101,16 +101,16 @@ struct Widener {
 
     WR_DEV void load_bytes(int held, const uint8_t* from, int block, int pass) {
         constexpr int WARPS = TILE / WARP_ROWS;  // that have a tile together
-        const int64_t* tile = tiles(block) + pass * (FILLING_WARPS / WARPS);
-        if constexpr (WARPS < FILLING_WARPS) tile += warp() / WARPS;
+        const int64_t* tile = tiles(block) + pass * (PRODUCER_WARPS / WARPS);
+        if constexpr (WARPS < PRODUCER_WARPS) tile += warp() / WARPS;
         from += load_shared(tile) + own_row() % TILE * p.of.pages.token + own_chunk() * 16;
         bytes[held] = load_once(reinterpret_cast<const Words4*>(from));
     }
 
-    // Stores the next place, bytes of `own`, and begins to load those that come `after`.
+    // Stores the next stage, bytes of `own`, and begins to load those that come `after`.
     WR_DEV void fill(float scale, const uint8_t* own, int block, const uint8_t* after,
                      int block_after) {
-        to.kv.wait_vacant(kv_uses);
+        to.kv.wait_empty(kv_uses);
         store_shared(to.scales(kv_uses) + thread(), scale);
         WR_UNROLL_BY(1)
         for (int first = 0; first < PASSES; first += HELD) {
@@ -124,7 +124,7 @@ struct Widener {
         }
         fence_async();
         sync_warp();
-        if (lane() == 0) arrive(to.kv.filling(kv_uses));
+        if (lane() == 0) arrive(to.kv.full_barrier(kv_uses));
         kv_uses++;
     }
 
@@ -136,7 +136,7 @@ struct Widener {
             for (int i = 0; i < 2; i++)
                 widen_in_order<T>(Stored{}, stored.w[2 * half + i], wide.w[2 * i],
                                   wide.w[2 * i + 1]);
-            char* at = at_boxed(to.kv.at(kv_uses), KEYS, own_row(), 2 * own_chunk() + half);
+            char* at = at_swizzled(to.kv.at(kv_uses), KEYS, own_row(), 2 * own_chunk() + half);
             at += pass * ROWS_AT_ONCE * ROW_BYTES;  // whole atoms
             store_shared(reinterpret_cast<Words4*>(at), wide);
         }

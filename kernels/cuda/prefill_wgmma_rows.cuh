@@ -14,7 +14,7 @@ struct Softmax {
 
     // `scores` become weights, `kept` is what older sums are to be multiplied by. Every row sees a
     // token of the first keys, so that its largest score is one of a token that it sees.
-    WR_DEV void weigh(float (&scores)[KEYS / 2], float scale_log2) {
+    WR_DEV void update(float (&scores)[KEYS / 2], float scale_log2) {
         WR_UNROLL
         for (int h = 0; h < 2; h++) {
             float now = largest[h];
@@ -60,22 +60,22 @@ struct Consumer {
     const Params& p;
     const Shared<D>& from;
     int number;  // of the warpgroup among the consumers
-    int q_uses = 0, kv_uses = 0, turns = 0;
+    int q_uses = 0, kv_uses = 0, order_uses = 0;
 
     WR_DEV void run() {
-        if (number == 1) pass_turn();  // the first one begins
+        if (number == 1) pass_order();  // the first one begins
         for (Walk walk(p); walk.is_there(); walk.next()) {
             Softmax<T, D> softmax;
             from.q.wait_full(q_uses);
             attend(walk, softmax);
             // Again: registers are few in `attend`.
-            int slot = prefill::load_item(walk.place()).slot;
+            int slot = prefill::load_item(walk.entry()).slot;
             if (slot < 0)
                 write(walk, softmax);
             else
                 write_partial(walk, slot, softmax);
             fence_async();  // rows of results, where queries come next
-            from.q.leave(q_uses++);
+            from.q.release(q_uses++);
         }
     }
 
@@ -89,48 +89,48 @@ struct Consumer {
         float scores[KEYS / 2];
         from.kv.wait_full(kv_uses);
         begin_products(scores);
-        score(scores);
+        multiply_qk(scores);
         commit_products();
         wait_products<0>(scores);
         scale(scores, kv_uses);
-        from.kv.leave(kv_uses);
-        weigh(walk, 0, kv_uses + 1, scores, softmax);
+        from.kv.release(kv_uses);
+        mask_and_update(walk, 0, kv_uses + 1, scores, softmax);
         softmax.round(scores);
         for (int block = 1; block < walk.blocks; block++, kv_uses += 2) {
             from.kv.wait_full(kv_uses + 2);
             from.kv.wait_full(kv_uses + 1);
-            wait_turn();
+            wait_order();
             begin_products(scores, softmax.out, softmax.weights);
-            score(scores, 2);
+            multiply_qk(scores, 2);
             commit_products();
-            mix(softmax);
+            multiply_pv(softmax);
             commit_products();
-            pass_turn();
+            pass_order();
             wait_products<1>(scores);
             scale(scores, kv_uses + 2);
-            from.kv.leave(kv_uses + 2);
-            weigh(walk, block, kv_uses + 3, scores, softmax);
+            from.kv.release(kv_uses + 2);
+            mask_and_update(walk, block, kv_uses + 3, scores, softmax);
             wait_products<0>(softmax.out, softmax.weights);
-            from.kv.leave(kv_uses + 1);
+            from.kv.release(kv_uses + 1);
             softmax.rescale();
             softmax.round(scores);
         }
         from.kv.wait_full(kv_uses + 1);
         begin_products(softmax.out, softmax.weights);
-        mix(softmax);
+        multiply_pv(softmax);
         commit_products();
         wait_products<0>(softmax.out, softmax.weights);
-        from.kv.leave(kv_uses + 1);
+        from.kv.release(kv_uses + 1);
         kv_uses += 2;
     }
 
-    WR_DEV void wait_turn() { wait_phase(from.turn + number, turns++ % 2); }
-    WR_DEV void pass_turn() const {
-        if (lane() == 0) arrive(from.turn + (1 - number));
+    WR_DEV void wait_order() { wait_phase(from.order + number, order_uses++ % 2); }
+    WR_DEV void pass_order() const {
+        if (lane() == 0) arrive(from.order + (1 - number));
     }
 
     // Scores of the keys `ahead` uses from now.
-    WR_DEV void score(float (&scores)[KEYS / 2], int ahead = 0) const {
+    WR_DEV void multiply_qk(float (&scores)[KEYS / 2], int ahead = 0) const {
         const char* queries = from.q.at(q_uses) + number * OWN_ROWS * ROW_BYTES;
         const char* keys = from.kv.at(kv_uses + ahead);
         WR_UNROLL
@@ -142,7 +142,7 @@ struct Consumer {
         }
     }
 
-    WR_DEV void mix(Softmax<T, D>& softmax) const {
+    WR_DEV void multiply_pv(Softmax<T, D>& softmax) const {
         const char* values = from.kv.at(kv_uses + 1);
         WR_UNROLL
         for (int k = 0; k < KEYS / 16; k++) {
@@ -165,7 +165,7 @@ struct Consumer {
     }
 
     // Makes weights of the scores of block `block`, whose values are use `values`.
-    WR_DEV void weigh(const Walk& walk, int block, int values, float (&scores)[KEYS / 2],
+    WR_DEV void mask_and_update(const Walk& walk, int block, int values, float (&scores)[KEYS / 2],
                       Softmax<T, D>& softmax) const {
         int first_token = block * KEYS, position = walk.position;
         if (first_token + KEYS > position + number * OWN_ROWS / p.of.group + 1) {
@@ -180,7 +180,7 @@ struct Consumer {
                         if (8 * n + i >= seen) scores[4 * n + 2 * h + i] = NEVER;
             }
         }
-        softmax.weigh(scores, p.of.scale_log2);
+        softmax.update(scores, p.of.scale_log2);
         if constexpr (Params::HAS_SCALES) {
             from.kv.wait_full(values);
             scale(scores, values);
@@ -215,7 +215,7 @@ struct Consumer {
         }
     }
 
-    // Normalizes and writes the rows, by way of their queries' place, so that lanes next to each
+    // Normalizes and writes the rows, by way of their queries' stage, so that lanes next to each
     // other write next to each other.
     WR_DEV void write(const Walk& walk, Softmax<T, D>& softmax) const {
         char* own = from.q.at(q_uses);
@@ -231,7 +231,7 @@ struct Consumer {
             WR_UNROLL
             for (int n = 0; n < D / 8; n++) {
                 const float* pair = &softmax.out[4 * n + 2 * h];
-                char* to = at_boxed(own, ROWS, row, n) + l % 4 * 4;
+                char* to = at_swizzled(own, ROWS, row, n) + l % 4 * 4;
                 store_shared(reinterpret_cast<uint32_t*>(to),
                              pack<T>(pair[0] * scale, pair[1] * scale));
             }
@@ -248,7 +248,7 @@ struct Consumer {
         for (int row = first + l / CHUNKS; row < first + 16 && row < count; row += STEP) {
             int64_t token = walk.item.token + row / p.of.group;
             int64_t head = walk.kv_head * p.of.group + row % p.of.group;
-            const char* at = at_boxed(own, ROWS, row, l % CHUNKS);
+            const char* at = at_swizzled(own, ROWS, row, l % CHUNKS);
             uint16_t* to = p.of.out + token * p.of.out_token + head * p.of.out_head;
             store(reinterpret_cast<Words4*>(to + l % CHUNKS * 8),
                   load_shared(reinterpret_cast<const Words4*>(at)));
@@ -257,30 +257,30 @@ struct Consumer {
 };
 
 // Nothing on GPUs without these instructions: the host does not choose it there.
-template <class T, int D, class Filler, class Params>
+template <class T, int D, class Producer, class Params>
 WR_DEV void run(const Params& p) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    Shared<D> places;
+    Shared<D> stages;
     int group = warpgroup();
     if (thread() == 0) {
-        Filler::prefetch_maps(p);
-        places.init();
+        Producer::prefetch_maps(p);
+        stages.init();
         fence_async();
     }
     sync_cta();
     if (group == 0) {
-        give_registers<Filler::REGISTERS>();
-        Filler{p, places}.run();
+        give_registers<Producer::REGISTERS>();
+        Producer{p, stages}.run();
     } else {
-        take_registers<Filler::CONSUMER_REGISTERS>();
-        Consumer<T, D, Params>{p, places, group - 1}.run();
+        take_registers<Producer::CONSUMER_REGISTERS>();
+        Consumer<T, D, Params>{p, stages, group - 1}.run();
     }
 #endif
 }
 
 template <class T, int D>
 WR_KERNEL(THREADS, 1) kernel(WR_PARAMS Params p) {
-    run<T, D, Filler<D>>(p);
+    run<T, D, Producer<D>>(p);
 }
 
 }  // namespace wr::prefill_wgmma

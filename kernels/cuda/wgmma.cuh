@@ -63,11 +63,11 @@ WR_DEV void sync_warpgroup() {
 
 // The compiler moves no use of these registers past this point (a fence operand).
 template <class Word, int COUNT>
-WR_DEV void hold(Word (&registers)[COUNT]) {
+WR_DEV void fence_operand(Word (&registers)[COUNT]) {
     WR_UNROLL
     for (int i = 0; i < COUNT; i++)
         if constexpr (std::is_array_v<Word>)
-            hold(registers[i]);
+            fence_operand(registers[i]);
         else if constexpr (std::is_same_v<Word, float>)
             asm volatile("" : "+f"(registers[i])::"memory");
         else
@@ -75,14 +75,14 @@ WR_DEV void hold(Word (&registers)[COUNT]) {
 }
 template <class... Registers>
 WR_DEV void begin_products(Registers&... registers) {
-    (hold(registers), ...);
+    (fence_operand(registers), ...);
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
 WR_DEV void commit_products() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int GROUPS_LEFT, class... Registers>
 WR_DEV void wait_products(Registers&... registers) {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(GROUPS_LEFT) : "memory");
-    (hold(registers), ...);
+    (fence_operand(registers), ...);
 }
 
 #define WR_REGISTERS_32 \

@@ -47,32 +47,32 @@ struct Params {
 // Of warp 0 lane 0 alone: its first row of x stored anew by ordinary stores.
 WR_DEV void store_row(const Params& p) {
     for (int chunk = 0; chunk < 8 && thread() == 0; chunk++) {
-        auto at = reinterpret_cast<Words4*>(at_boxed(shared(), ROWS, 0, chunk));
+        auto at = reinterpret_cast<Words4*>(at_swizzled(shared(), ROWS, 0, chunk));
         store_shared(at, load_shared(at));
     }
     if (p.fault != NO_FENCE) fence_async();
     if (p.fault != NO_BARRIER_AFTER_STORE) sync_warpgroup();
 }
 
-WR_DEV void fill(const Params& p, const Places<1>& y, PhaseBarrier* x_full) {
+WR_DEV void fill(const Params& p, const Pipeline<1>& y, Mbarrier* x_full) {
     if (lane() != 0) return;
     arrive_expecting(x_full, X_BYTES);
     copy_box(p.x, shared() + (p.fault == UNALIGNED ? 64 : 0), x_full, 0, 0, 0, 0);
     for (int round = 0; round < ROUNDS; round++) {
-        if (p.fault != NO_VACANT_WAIT) y.wait_vacant(round);
+        if (p.fault != NO_VACANT_WAIT) y.wait_empty(round);
         int wrong = p.fault == TOO_FEW_BYTES ? -Y_BYTES : p.fault == TOO_MANY_BYTES ? 128 : 0;
-        arrive_expecting(y.filling(round), Y_BYTES + wrong);
+        arrive_expecting(y.full_barrier(round), Y_BYTES + wrong);
         char* to = y.at(round) + (p.fault == BEYOND_SHARED ? SHARED_BYTES : 0);
-        copy_box(p.y, to, y.filling(round), 0, round * KEYS, 0, 0);
+        copy_box(p.y, to, y.full_barrier(round), 0, round * KEYS, 0, 0);
     }
     if (p.fault == NOT_WAITED_FOR) {
-        y.wait_vacant(ROUNDS);
-        copy_box(p.y, y.at(ROUNDS), y.filling(ROUNDS), 0, 0, 0, 0);
+        y.wait_empty(ROUNDS);
+        copy_box(p.y, y.at(ROUNDS), y.full_barrier(ROUNDS), 0, 0, 0, 0);
     }
 }
 
 // out = sum over rounds of (x y') y, with x y' rounded to bf16.
-WR_DEV void consume(const Params& p, const Places<1>& y, PhaseBarrier* x_full) {
+WR_DEV void consume(const Params& p, const Pipeline<1>& y, Mbarrier* x_full) {
     float scores[64], sums[32] = {};
     uint32_t weights[KEYS / 16][4];
     wait_phase(x_full, 0);
@@ -99,12 +99,12 @@ WR_DEV void consume(const Params& p, const Places<1>& y, PhaseBarrier* x_full) {
         if (p.fault == OPERAND_CHANGED) weights[2][1] = 0;
         if (p.fault == STORED_OVER && thread() == 5)
             store_shared(reinterpret_cast<uint32_t*>(y.at(round)), 0u);
-        if (p.fault == LEFT_EARLY) y.leave(round);
+        if (p.fault == LEFT_EARLY) y.release(round);
         wait_products<0>(sums);
         if (p.fault == OTHER_WARP_LEFT) {  // four arrivals, but all of them the first warp's
-            if (warp() == 0 && lane() < 4) arrive(y.vacant);
+            if (warp() == 0 && lane() < 4) arrive(y.empty);
         } else if (p.fault != LEFT_EARLY) {
-            y.leave(round);
+            y.release(round);
         }
     }
     for (int i = 0; i < 32; i++) {
@@ -115,15 +115,15 @@ WR_DEV void consume(const Params& p, const Places<1>& y, PhaseBarrier* x_full) {
 }
 
 WR_KERNEL(THREADS, 1) boxes(WR_PARAMS Params p) {
-    auto barriers = reinterpret_cast<PhaseBarrier*>(shared() + X_BYTES + Y_BYTES);
-    Places<1> y{shared() + X_BYTES, Y_BYTES, barriers, barriers + 1};
+    auto barriers = reinterpret_cast<Mbarrier*>(shared() + X_BYTES + Y_BYTES);
+    Pipeline<1> y{shared() + X_BYTES, Y_BYTES, barriers, barriers + 1};
     if (thread() == 0) {
-        if (p.fault != NOT_MADE) init_phases(barriers + 2, 1);
+        if (p.fault != NOT_MADE) init_mbarrier(barriers + 2, 1);
         y.init(1, WARPGROUP / 32);
         if (p.fault != NO_INIT_FENCE) fence_async();
     }
     sync_cta();
-    if (p.fault == MADE_LATE && thread() == 0) init_phases(barriers + 2, 1);
+    if (p.fault == MADE_LATE && thread() == 0) init_mbarrier(barriers + 2, 1);
     if (warp() == WARPGROUP / 32)
         fill(p, y, barriers + 2);
     else

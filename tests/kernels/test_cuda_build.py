@@ -40,7 +40,7 @@ class Bounds(NamedTuple):
 MMA, ASYNC_COPY = r"HMMA\.16816\.F32", r"LDGSTS\.E\.(BYPASS\.)?(LTC128B\.)?128"
 WIDENED = r"STS\.128"
 
-# Warpgroup products, copies by tensor map, phase barriers; registers taken and given, 224 and 56.
+# Warpgroup products, copies by tensor map, mbarriers; registers taken and given, 224 and 56.
 HOPPER = (
     *(r"HGMMA\.64x128x16\.F32", r"UTMALDG\.4D", r"UTMACCTL\.PF"),
     *(r"SYNCS\.PHASECHK", r"SYNCS\.ARRIVE"),

@@ -1,4 +1,4 @@
-"""The emulator's copy engine, phase barriers and warpgroup products: right, and strict."""
+"""The emulator's copy engine, mbarriers and warpgroup products: right, and strict."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str)
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("NO_FULL_WAIT", "has not waited for: the phase barrier at offset"),
-        ("ORDINARY_LOAD", "of what was not waited for: the phase barrier at offset"),
+        ("NO_FULL_WAIT", "has not waited for: the mbarrier at offset"),
+        ("ORDINARY_LOAD", "of what was not waited for: the mbarrier at offset"),
         ("LEFT_EARLY", "that a product in flight reads"),
         ("OTHER_WARP_LEFT", "that a product in flight reads"),
         ("ACCUMULATOR_WRITTEN", "an accumulator was written before its product was waited for"),
@@ -84,8 +84,8 @@ def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str)
         ("NO_FENCE", "was stored with no fence_async since"),
         ("NO_BARRIER_AFTER_STORE", "was stored with no barrier since"),
         ("STORED_OVER", "that a product in flight reads"),
-        ("TOO_MANY_BYTES", "deadlock in CTA 0, 0: threads 0-127 are at the phase barrier at"),
-        ("NOT_MADE", "of a phase barrier at offset 24592 that was not made"),
+        ("TOO_MANY_BYTES", "deadlock in CTA 0, 0: threads 0-127 are at the mbarrier at"),
+        ("NOT_MADE", "of an mbarrier at offset 24592 that was not made"),
         ("NO_INIT_FENCE", "made with no fence_async since"),
         ("MADE_LATE", "which another thread made with no barrier since"),
         ("UNALIGNED", "not at a multiple of 128"),

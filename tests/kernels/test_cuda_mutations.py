@@ -111,21 +111,21 @@ WGMMA_FILLER = [
     ("if (left % TILE != 0) cut = left / TILE;", ""),
     ("if (row < left) words", "if (row <= left) words"),
     ("        fence_async();\n        sync_warp();", "        sync_warp();"),
-    ("        to.kv.wait_vacant(kv_uses);\n        if (cut", "        if (cut"),
+    ("        to.kv.wait_empty(kv_uses);\n        if (cut", "        if (cut"),
     ("KV_BYTES<D> - (cut >= 0 ? TILE * D * 2 : 0)", "KV_BYTES<D>"),
     ("first_row < KEYS && number != cut", "first_row < KEYS"),
     ("walk.kv_head * p.of.group, walk.item.token", "walk.kv_head, walk.item.token"),
-    ("to.q.wait_vacant(use);", ""),
+    ("to.q.wait_empty(use);", ""),
     ("this->round() + 1;", "this->round() + 2;"),
 ]
 # Of boxes of more than a tile, dealt to all filling warps.
 WGMMA_BOXES = [
     ("            box_tokens = TILE;\n", ""),
-    ("kv.init(FILLING_WARPS, CONSUMER_WARPS);", "kv.init(1, CONSUMER_WARPS);"),
-    ("            arrive(filling);", "            arrive_expecting(filling, bytes);"),
+    ("kv.init(PRODUCER_WARPS, CONSUMER_WARPS);", "kv.init(1, CONSUMER_WARPS);"),
+    ("            arrive(barrier);", "            arrive_expecting(barrier, bytes);"),
     ("left < KEYS ? p.v_tiles : p.v,", "p.v,"),
     ("own_box() / COLUMNS<D> * box_tokens;", "own_box() / COLUMNS<D> * TILE;"),
-    ("column = own_box() % COLUMNS<D>;", "column = own_box() / FILLING_WARPS % COLUMNS<D>;"),
+    ("column = own_box() % COLUMNS<D>;", "column = own_box() / PRODUCER_WARPS % COLUMNS<D>;"),
 ]
 WGMMA_LAUNCH = [
     ("std::gcd(int64_t{1} * pages.tiles_per_page * TILE, int64_t{KEYS})", "int64_t{KEYS}"),
@@ -133,7 +133,7 @@ WGMMA_LAUNCH = [
 ]
 WGMMA_ROWS = [
     ("from.kv.wait_full(kv_uses + 2);", ""),
-    ("from.kv.wait_full(kv_uses + 1);\n            wait_turn", "wait_turn"),
+    ("from.kv.wait_full(kv_uses + 1);\n            wait_order", "wait_order"),
     ("wait_products<1>(scores);", "wait_products<2>(scores);"),
     ("wait_products<0>(softmax.out, softmax.weights);\n            from", "from"),
     ("begin_products(scores, softmax.out, softmax.weights);", ""),
@@ -145,7 +145,7 @@ WGMMA_ROWS = [
     ("column * KEYS * ROW_BYTES + offset", "column * TILE * ROW_BYTES + offset"),
     ("k * TILE * ROW_BYTES, KEYS * ROW_BYTES", "k * TILE * ROW_BYTES, ATOM_BYTES"),
     ("from.q.at(q_uses) + number * OWN_ROWS * ROW_BYTES", "from.q.at(q_uses)"),
-    ("if (number == 1) pass_turn();", ""),
+    ("if (number == 1) pass_order();", ""),
     ("fence_async();  // rows", "// rows"),
     ("        sync_warp();\n        constexpr int CHUNKS", "        constexpr int CHUNKS"),
     ("scores[8 * k + 2 * i], scores", "scores[8 * k + 2 * (3 - i)], scores"),
