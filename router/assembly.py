@@ -116,7 +116,7 @@ class Router:
         self.roles = _roles(config, self.fleet, core)
         self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
-        self._connect(core)
+        self._connect()
         self.tokenizing = Tokenizing(lambda: self.config, self._threads, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
@@ -154,12 +154,11 @@ class Router:
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         self.replica.start()
 
-    def _connect(self, core: RouterCore) -> None:
-        """What the core asks of the fleet, and the fleet of it."""
+    def _connect(self) -> None:
+        """What the core asks of the fleet."""
         self.dispatcher.resync = self._resync
         self.dispatcher.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
         self.dispatcher.stalled = self.fleet.stalled
-        self._context.is_quiet = lambda: core.is_quiet
 
     def _show_more(self, core: RouterCore) -> None:
         self._picked: Counter[str] = Counter()  # by the endpoint picker
@@ -216,11 +215,13 @@ class Router:
 
     async def _until_tick(self) -> None:
         """Until the next tick is due: rarer while nothing is under way, at most `_QUIET_TICK_S`."""
-        tick_s, core = self.config.intervals.tick_s, self.dispatcher.core
+        tick_s, core, busy = self.config.intervals.tick_s, self.dispatcher.core, self._context.busy
         for _ in range(max(int(_QUIET_TICK_S / tick_s), 1)):
             await asyncio.sleep(tick_s)
             if not core.is_quiet:
+                busy.set()
                 return
+        busy.clear()
 
     def apply(self, config: Config) -> list[str]:
         """Take over a new configuration; returns what cannot change while running, and why.

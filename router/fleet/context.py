@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
@@ -74,6 +75,13 @@ _SCRAPES_PER_S_MAX = 200.0  # of the whole fleet; a larger fleet is scraped less
 _QUIET_SCRAPES, _QUIET_SCRAPE_S = 8, 2.0
 FRESH = 0.25  # of the time between two questions: an answer to another rank is taken for ours
 
+
+def _busy() -> asyncio.Event:
+    event = asyncio.Event()
+    event.set()
+    return event
+
+
 WorkerFact = WorkerChange | LoadReport | FeedFact | Probed
 # Of following a worker. "asleep" and "paused": its engine lives on and takes no requests.
 End = Literal["down", "asleep", "paused", "anew", "broken"]
@@ -118,20 +126,30 @@ class FleetContext:
     # For events that one router alone can have; None: this one shares nothing.
     claim: Callable[[int, str], Claim] | None = None
     borrow: Borrow | None = None  # for events that an engine cannot tell again
-    # Whether no request is under way that this router knows of.
-    is_quiet: Callable[[], bool] = lambda: False
+    # Set while requests are under way that this router knows of, as of its latest tick.
+    busy: asyncio.Event = field(default_factory=_busy)
 
     @property
     def scrape_interval_s(self) -> float:
         """Seconds between two scrapes of one worker."""
         return max(self.terms.load_report_s, len(self.members) / _SCRAPES_PER_S_MAX)
 
-    def until_scrape_s(self, is_busy: bool) -> float:
-        """Seconds to the next scrape of a worker that has requests by its latest one, or none."""
+    async def until_scrape(self, is_busy: bool) -> None:
+        """Until a worker is to be scraped again, which has requests by its latest figures, or none.
+
+        What waits while all is quiet goes on at the usual times as soon as there is a request.
+        """
         interval_s = self.scrape_interval_s
-        if is_busy or not self.is_quiet():
-            return interval_s
-        return max(min(interval_s * _QUIET_SCRAPES, _QUIET_SCRAPE_S), interval_s)
+        quiet_s = max(min(interval_s * _QUIET_SCRAPES, _QUIET_SCRAPE_S), interval_s)
+        if is_busy or self.busy.is_set():
+            await asyncio.sleep(interval_s)
+            return
+        began_s = self.clock()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(quiet_s):
+                await self.busy.wait()
+            # Not all workers at once: each when it would have been scraped anyhow.
+            await asyncio.sleep((began_s - self.clock()) % interval_s)
 
 
 def refused(error: Exception) -> bool:

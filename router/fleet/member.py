@@ -96,7 +96,7 @@ async def report_loads(
             context.tell(LoadReport(context.clock(), worker_id, *counts))
             note(load)
         is_busy = load is None or load.running + load.waiting > 0  # or nobody knows
-        await asyncio.sleep(context.until_scrape_s(is_busy))
+        await context.until_scrape(is_busy)
 
 
 def _own(loads: Mapping[int, RankLoad], rank: int | None) -> RankLoad | None:

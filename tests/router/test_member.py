@@ -298,21 +298,17 @@ async def test_an_engine_that_began_anew_is_forgotten_without_a_moment_out_of_se
         assert one.told.index(changes[2]) == one.told.index(changes[1]) + 1
 
 
-@pytest.mark.parametrize(
-    ("interval_s", "quiet", "is_busy", "wanted_s"),
-    [
-        (0.25, False, False, 0.25),
-        (0.25, True, True, 0.25),  # by others' requests
-        (0.25, True, False, 2.0),
-        (0.02, True, False, 0.16),
-        (5.0, True, False, 5.0),  # slower already
-    ],
-)
-async def test_a_quiet_fleet_is_asked_for_its_load_less_often(
-    interval_s: float, quiet: bool, is_busy: bool, wanted_s: float
-) -> None:
+async def test_a_quiet_fleet_is_asked_for_its_load_less_often() -> None:
     async with fleet() as one:
         context = one.manager._context
-        context.terms = replace(context.terms, load_report_s=interval_s)
-        context.is_quiet = lambda: quiet
-        assert context.until_scrape_s(is_busy) == pytest.approx(wanted_s)
+        context.busy.clear()
+        begun_s = time.monotonic()
+        await context.until_scrape(is_busy=False)
+        assert time.monotonic() - begun_s >= 0.159  # eight times
+        context.terms = replace(context.terms, load_report_s=0.25)  # 2 s where all is quiet
+        await asyncio.wait_for(context.until_scrape(is_busy=True), 1.8)  # by others' requests
+        waiting = asyncio.create_task(context.until_scrape(is_busy=False))
+        await asyncio.sleep(0)
+        context.busy.set()
+        await asyncio.wait_for(waiting, 1.8)
+        await asyncio.wait_for(context.until_scrape(is_busy=False), 1.8)
