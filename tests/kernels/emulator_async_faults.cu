@@ -12,7 +12,7 @@ using namespace wr;
 enum Fault {
     SOUND,
     NO_FULL_WAIT,
-    NO_VACANT_WAIT,
+    NO_EMPTY_WAIT,
     LEFT_EARLY,
     READ_EARLY,
     ACCUMULATOR_WRITTEN,
@@ -59,7 +59,7 @@ WR_DEV void fill(const Params& p, const Pipeline<1>& y, Mbarrier* x_full) {
     arrive_expecting(x_full, X_BYTES);
     copy_box(p.x, shared() + (p.fault == UNALIGNED ? 64 : 0), x_full, 0, 0, 0, 0);
     for (int round = 0; round < ROUNDS; round++) {
-        if (p.fault != NO_VACANT_WAIT) y.wait_empty(round);
+        if (p.fault != NO_EMPTY_WAIT) y.wait_empty(round);
         int wrong = p.fault == TOO_FEW_BYTES ? -Y_BYTES : p.fault == TOO_MANY_BYTES ? 128 : 0;
         arrive_expecting(y.full_barrier(round), Y_BYTES + wrong);
         char* to = y.at(round) + (p.fault == BEYOND_SHARED ? SHARED_BYTES : 0);

@@ -59,7 +59,7 @@ def test_sound_code_is_right_in_every_order(faulty: KernelLibrary) -> None:
 
 
 @pytest.mark.parametrize(
-    "fault", ["READ_EARLY", "SHALLOW_STRIDE", "NO_VACANT_WAIT", "TOO_FEW_BYTES"]
+    "fault", ["READ_EARLY", "SHALLOW_STRIDE", "NO_EMPTY_WAIT", "TOO_FEW_BYTES"]
 )
 def test_what_has_no_name_gives_wrong_numbers(faulty: KernelLibrary, fault: str) -> None:
     found = False

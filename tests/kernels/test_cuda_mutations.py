@@ -106,7 +106,7 @@ BULK = [
     ("(use / COUNT + 1) % 2", "use / COUNT % 2"),
     ("((chunk ^ row) % CHUNKS)", "(chunk % CHUNKS)"),
 ]
-WGMMA_FILLER = [
+WGMMA_PRODUCER = [
     ("return {0, page_tokens};  // beyond", "return {0, 0};  // beyond"),
     ("if (left % TILE != 0) cut = left / TILE;", ""),
     ("if (row < left) words", "if (row <= left) words"),
@@ -118,7 +118,7 @@ WGMMA_FILLER = [
     ("to.q.wait_empty(use);", ""),
     ("this->round() + 1;", "this->round() + 2;"),
 ]
-# Of boxes of more than a tile, dealt to all filling warps.
+# Of boxes of more than a tile, dealt to all producer warps.
 WGMMA_BOXES = [
     ("            box_tokens = TILE;\n", ""),
     ("kv.init(PRODUCER_WARPS, CONSUMER_WARPS);", "kv.init(1, CONSUMER_WARPS);"),
@@ -186,17 +186,21 @@ def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
     )
 
 
+def prefill_differs(library: KernelLibrary, kernel: str, made: prefill.Case) -> bool:
+    try:
+        prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
+    except AssertionError:
+        return True
+    return False
+
+
 def widened_is_wrong_by(kernel: str) -> Callable[[KernelLibrary, int], bool]:
     def is_wrong(library: KernelLibrary, seed: int) -> bool:
         dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
-        pieces = [(150, 41), (0, 3), (700, 2)]  # the last one's places go round
+        pieces = [(150, 41), (0, 3), (700, 2)]  # the last one's stages go round
         plain = prefill.case(pieces, 5, 2, dim, dtype=dtype, seed=seed)
         made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
-        try:
-            prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
-        except AssertionError:
-            return True
-        return False
+        return prefill_differs(library, kernel, made)
 
     return is_wrong
 
@@ -254,21 +258,17 @@ def prefill_is_wrong(library: KernelLibrary, seed: int) -> bool:
     # The last one: a warp of 32 rows sees one token of the second 64.
     for pieces, group in (([(150, 41), (0, 3), (5, 60)], 5), ([(190, 2)], 2), ([(49, 17)], 2)):
         made = prefill.case(pieces, group, seed=seed)
-        try:
-            prefill.hold(made, run=lambda *arguments: library.call("prefill", arguments))
-        except AssertionError:
+        if prefill_differs(library, "prefill", made):
             return True
     return False
 
 
 def wgmma_is_wrong(library: KernelLibrary, seed: int) -> bool:
-    # Enough items for queries' places to be used again; items that end within a tile, and blocks
+    # Enough items for queries' stages to be used again; items that end within a tile, and blocks
     # that no warp sees whole.
     for pieces, group in (([(150, 41), (0, 3), (5, 60)], 5), ([(190, 2), (60, 130)], 2)):
         made = prefill.case(pieces, group, 2, 128, seed=seed)
-        try:
-            prefill.hold(made, run=lambda *arguments: library.call("prefill_wgmma", arguments))
-        except AssertionError:
+        if prefill_differs(library, "prefill_wgmma", made):
             return True
     return False
 
@@ -277,9 +277,7 @@ def boxes_are_wrong(library: KernelLibrary, seed: int) -> bool:
     """Pages of several tiles a box, and of one."""
     for page_tokens in (64, 48):
         made = prefill.case([(150, 41), (0, 3)], 5, 2, 128, page_tokens, seed=seed)
-        try:
-            prefill.hold(made, run=lambda *arguments: library.call("prefill_wgmma", arguments))
-        except AssertionError:
+        if prefill_differs(library, "prefill_wgmma", made):
             return True
     return False
 
@@ -317,11 +315,7 @@ def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
 
     def is_wrong(library: KernelLibrary, seed: int) -> bool:
         made = prefill.case([(1151, 9), (0, 3)], 5, 2, seed=seed, is_cut=True)
-        try:
-            prefill.hold(made, run=lambda *arguments: library.call(kernel, arguments))
-        except AssertionError:
-            return True
-        return False
+        return prefill_differs(library, kernel, made)
 
     return is_wrong
 
@@ -335,7 +329,7 @@ def slips() -> Iterator[Any]:
         ("append.cuh", APPEND, append_is_wrong),
         ("prefill.cuh", PREFILL, prefill_is_wrong),
         ("bulk.cuh", BULK, wgmma_is_wrong),
-        ("prefill_wgmma.cuh", WGMMA_FILLER, wgmma_is_wrong),
+        ("prefill_wgmma.cuh", WGMMA_PRODUCER, wgmma_is_wrong),
         ("prefill_wgmma.cuh", WGMMA_BOXES, boxes_are_wrong),
         ("prefill_wgmma.cu", WGMMA_LAUNCH, boxes_are_wrong),
         ("prefill_wgmma_rows.cuh", WGMMA_ROWS, wgmma_is_wrong),
