@@ -113,8 +113,11 @@ class Plan(NamedTuple):
 class Planner(Protocol):
     """Plans a step for kernels on the host, once for all layers."""
 
-    def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
-        """Requests beyond `spans` are padding; what `is_fixed` has the sizes of its table's."""
+    def __call__(
+        self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
+    ) -> Plan:
+        """Requests beyond `spans` are padding. `room_tokens`: the plan is as large as that of any
+        as many decodes whose contexts have so many tokens together; None: as small as can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,8 @@ class FlatBatch:
     `spans` has (first row, rows, context tokens) of each request on the CPU, so that kernels
     are chosen without asking the device. A batch that is fixed has one token a request, and tensors
     whose sizes say nothing of its requests: then kernels read no spans. All tensors are views of
-    `data`, so that one copy moves them.
+    `data`, so that one copy moves them; the page table is the last, so that batches of which only
+    that differs in size have all others at the same places.
     """
 
     token_ids: torch.Tensor  # int64[T]
@@ -172,10 +176,14 @@ class FlatBatch:
         )
 
     def on(self, device: str | torch.device) -> FlatBatch:
-        """The same on `device`; from pinned memory the host does not wait for it."""
+        """The same on `device`."""
         if self.data.device == torch.device(device):
             return self
-        data = self.data.to(device, non_blocking=True)
+        return self.within(torch.empty(len(self.data), dtype=torch.uint8, device=device))
+
+    def within(self, buffer: torch.Tensor) -> FlatBatch:
+        """The same in the first bytes of `buffer`, uint8; from pinned memory no host waits."""
+        data = buffer[: len(self.data)].copy_(self.data, non_blocking=True)
         return replace(FlatBatch.over(data, self.sizes, self.spans), is_fixed=self.is_fixed)
 
 
@@ -190,7 +198,7 @@ def flat_batch(
     if not pieces:
         raise ValueError("a batch needs at least one piece")
     pages = max(pages_of(piece, block_size) for piece in pieces)
-    return _laid_out(pieces, pages, 0, block_size, device, planner, is_fixed=False)
+    return _laid_out(pieces, pages, 0, block_size, device, planner, None)
 
 
 def fixed_batch(
@@ -200,18 +208,22 @@ def fixed_batch(
     block_size: int,
     device: str = "cpu",
     planner: Planner | None = None,
+    room_tokens: int | None = None,
 ) -> FlatBatch:
     """Decodes, one token each, padded to `rows` requests of `pages` pages each.
 
     Rows of padding write nowhere and read the first token of block 0; nobody reads what they give.
+    `room_tokens`: of all contexts together, by which the plan has its size; None: of full pages.
     Raises ValueError for pieces of other sizes, more of them, or longer ones.
     """
+    if room_tokens is None:
+        room_tokens = rows * pages * block_size
     if len(pieces) > rows or any(len(piece.token_ids) != 1 for piece in pieces):
         raise ValueError(f"{len(pieces)} pieces are not at most {rows} of one token each")
     if any(pages_of(piece, block_size) > pages for piece in pieces):
         raise ValueError(f"a piece ends beyond {pages} pages of {block_size} tokens")
     padding = rows - len(pieces)
-    return _laid_out(pieces, pages, padding, block_size, device, planner, is_fixed=True)
+    return _laid_out(pieces, pages, padding, block_size, device, planner, room_tokens)
 
 
 def pages_of(piece: Piece, block_size: int) -> int:
@@ -226,9 +238,10 @@ def _laid_out(
     block_size: int,
     device: str,
     planner: Planner | None,
-    is_fixed: bool,
+    room_tokens: int | None,
 ) -> FlatBatch:
-    """`pieces`, then `padding` requests of one token that is kept nowhere."""
+    """`pieces`, then `padding` requests of one token that is kept nowhere; fixed where there is
+    `room_tokens`."""
     counts = _integers(len(one.token_ids) for one in pieces)
     begins = _integers(one.start for one in pieces)
     _check(pieces, counts, begins, block_size)
@@ -244,12 +257,13 @@ def _laid_out(
     spans = list(zip(firsts.tolist(), counts.tolist(), stops.tolist(), strict=True))
     plan = Plan(torch.empty(0, dtype=torch.int32))
     if planner:
-        plan = planner(spans, torch.from_numpy(table), is_fixed)
+        plan = planner(spans, torch.from_numpy(table), room_tokens)
     sampled = np.flatnonzero(is_sampled)
     sizes = Sizes(
         *(tokens + padding, len(table), pages, len(sampled) + padding),
         *(len(plan.words), *plan[1:-1]),
     )
+    is_fixed = room_tokens is not None
     kept = () if is_fixed else tuple(spans)
     made = FlatBatch.over(host_bytes(sizes.nbytes, device), sizes, kept)
     ids = chain.from_iterable(one.token_ids for one in pieces)

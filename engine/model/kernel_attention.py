@@ -70,15 +70,17 @@ class KernelPlanner:
         steps = SharedPlanner(self.blocks, self.block_size, self.shape, self.costs)
         object.__setattr__(self, "_shared_steps", steps)
 
-    def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
-        """Raises ValueError for a table with blocks that there are not."""
-        requests = len(page_table)
+    def __call__(
+        self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
+    ) -> Plan:
+        """Raises ValueError for a table with blocks that there are not, or for a lack of room."""
+        requests, is_fixed = len(page_table), room_tokens is not None
         decodes = requests if is_fixed else len(list(takewhile(lambda one: one[1] == 1, spans)))
         made = Plan(torch.empty(0, dtype=torch.int32))
         if decodes:
             context = torch.zeros(decodes, dtype=torch.int64)  # padding attends to nothing
             context[: len(spans)] = torch.tensor([one[2] for one in spans[:decodes]])
-            made = self._shared(context, page_table[:decodes], is_fixed)
+            made = self._shared(context, page_table[:decodes], room_tokens)
             is_shared = made.saving.shared_prefix_groups > 0
             shape = "decode_shared" if is_shared else decode_shape(spans[:decodes])
             if not is_fixed and self.ways[shape] != KVKERNELS:  # graphs hold the kernels
@@ -94,10 +96,10 @@ class KernelPlanner:
             words = torch.cat((words, _aligned(cut.all)))
         return made._replace(words=words, prefill_items=counts[0], prefill_slots=counts[1])
 
-    def _shared(self, context: torch.Tensor, table: torch.Tensor, is_fixed: bool) -> Plan:
+    def _shared(self, context: torch.Tensor, table: torch.Tensor, room_tokens: int | None) -> Plan:
         room = None
-        if is_fixed:
-            sizes = len(table), table.numel() * self.block_size
+        if room_tokens is not None:
+            sizes = len(table), room_tokens
             room = shared_plan.most_items(*sizes), shared_plan.most_slots(*sizes)
         plan, saving, _ = self._shared_steps.step(context, table, room)
         saved = NOTHING_SAVED

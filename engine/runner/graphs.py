@@ -1,8 +1,9 @@
 """Steps of decodes at fixed sizes on fixed buffers: CUDA graphs, where there is CUDA.
 
 A graph replays what was launched once, on the same memory: so a step is padded to the next size,
-and one copy refreshes what the kernels read. Anywhere else the same function is called on the same
-buffers, which saves nothing and is how CPUs try all of it but the capture (torch.cuda.graph).
+and one copy refreshes what the kernels read, no more of the page table than the step has. Anywhere
+else the same function is called on the same memory, which saves nothing and is how CPUs try all of
+it but the capture (torch.cuda.graph).
 """
 
 from __future__ import annotations
@@ -11,15 +12,15 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 
 from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, is_cuda, pages_of
 from engine.model.kernel_choice import device_lost
 
-# Of context. Torch reads as much for every row; kernels do not, but their buffers are that large.
-GRAPH_TOKENS, KERNEL_GRAPH_TOKENS = 2048, 8192
+GRAPH_TOKENS = 2048  # of context at most: torch reads as much for every row
+KERNEL_GRAPH_TOKENS = 8192  # of context a row, on average: kernels' partial results have room
 WARM_UPS = 2  # before a capture: libraries choose and allocate as they are first called
 
 # Why a step was one of a graph or not: it had chunks of prompts, too long a context, or the graphs
@@ -34,19 +35,32 @@ def graph_rows(most: int) -> list[int]:
     return sorted({rows for rows in (1, 2, 4, 8, *range(16, most, 16)) if rows < most} | {most})
 
 
-def graph_pages(max_tokens: int, block_size: int, has_kernels: bool) -> int:
-    """Pages that a graph reads of each request, none of which has more than `max_tokens`."""
-    longest = KERNEL_GRAPH_TOKENS if has_kernels else GRAPH_TOKENS
-    return -(-min(max_tokens, longest) // block_size)
+class GraphRoom(NamedTuple):
+    """What a step may have to be one of a graph of any size."""
+
+    pages: int  # of each request
+    tokens: int  # of all contexts together
+
+    @property
+    def table_bytes(self) -> int:
+        """A row of the page table's."""
+        return self.pages * torch.int32.itemsize
+
+
+def graph_room(rows: int, max_tokens: int, block_size: int, has_kernels: bool) -> GraphRoom:
+    """That of graphs of up to `rows` requests, none of which has more than `max_tokens`."""
+    pages = -(-(max_tokens if has_kernels else min(max_tokens, GRAPH_TOKENS)) // block_size)
+    longest = pages * block_size
+    return GraphRoom(pages, min(rows * longest, max(rows * KERNEL_GRAPH_TOKENS, longest)))
 
 
 class DecodeGraphs:
     """Decodes of up to `rows` requests with contexts of up to `max_tokens`. Lifetime: worker.
 
     `forward(batch)` gives the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
-    share their memory: one is replayed at a time, and what leaves it is copied out. Where one
-    cannot be captured or replayed, all are off from then on and `failed` says why, unless the
-    device is lost, too: that raises what the graph raised.
+    share their memory, and the batch's: one is replayed at a time, and what leaves it is copied
+    out. Where one cannot be captured or replayed, all are off from then on and `failed` says why,
+    unless the device is lost, too: that raises what the graph raised.
     """
 
     def __init__(
@@ -65,21 +79,21 @@ class DecodeGraphs:
         self.failed = ""
         self._forward = forward
         self._planner = planner
-        self._pages = graph_pages(max_tokens, block_size, planner is not None)
+        self._room = graph_room(rows, max_tokens, block_size, planner is not None)
         self._block_size = block_size
         self._device = device
         self._sizes = graph_rows(rows)
         self._made = torch.zeros(rows, vocab, dtype=dtype, device=device)
         self._memory = torch.cuda.graph_pool_handle() if is_cuda(device) else None
-        # The largest first: the others find room in its memory.
         try:
-            self._graphs = {size: self._captured(size) for size in reversed(self._sizes)}
+            self._graphs = self._capture()
         except Exception as error:  # noqa: BLE001 - what a model raises is of no common kind
             self._turn_off("a capture that failed", error)
             return
         tell(
             f"{len(self._sizes)} graphs of 1..{rows} decodes with up to "
-            f"{self._pages * block_size} tokens each, in {time.monotonic() - begun_s:.1f} s"
+            f"{self._room.pages * block_size} tokens each, {self._room.tokens} together, in "
+            f"{time.monotonic() - begun_s:.1f} s"
         )
 
     def use(self, pieces: Sequence[Piece], has_chunks: bool) -> GraphUse:
@@ -88,31 +102,38 @@ class DecodeGraphs:
             return "fallback"
         if has_chunks:
             return "chunks"
-        longest = max(pages_of(piece, self._block_size) for piece in pieces)
-        fits = longest <= self._pages and len(pieces) <= self._sizes[-1]
-        return "hit" if fits else "graph_limit"
+        tokens = sum(piece.start + len(piece.token_ids) for piece in pieces)
+        fits = self._longest(pieces) <= self._room.pages and tokens <= self._room.tokens
+        return "hit" if fits and len(pieces) <= self._sizes[-1] else "graph_limit"
 
     def lay_out(self, pieces: Sequence[Piece]) -> FlatBatch:
         """`pieces`, of a hit, padded to the next size; on the host."""
-        return self._fixed(pieces, self._sizes[bisect_left(self._sizes, len(pieces))])
+        rows = self._sizes[bisect_left(self._sizes, len(pieces))]
+        # Torch reads rows of the table as wide as the graph's; the plan names what kernels read.
+        pages = self._room.pages if self._planner is None else self._longest(pieces)
+        return self._fixed(pieces, rows, pages)
 
-    def _fixed(self, pieces: Sequence[Piece], rows: int) -> FlatBatch:
-        return fixed_batch(pieces, rows, self._pages, self._block_size, self._device, self._planner)
+    def _longest(self, pieces: Sequence[Piece]) -> int:
+        return max(pages_of(piece, self._block_size) for piece in pieces)
+
+    def _fixed(self, pieces: Sequence[Piece], rows: int, pages: int) -> FlatBatch:
+        sizes = rows, pages, self._block_size, self._device
+        return fixed_batch(pieces, *sizes, self._planner, self._room.tokens)
 
     def logits(self, batch: FlatBatch, fill: Callable[[FlatBatch], None]) -> torch.Tensor:
         """[rows, vocab] of what `lay_out` gave, padding included; true until the next call.
 
         `fill` puts tokens into the batch that it lacks, where it is computed.
         """
-        static, replay = self._graphs[len(batch.token_ids)]
-        static.data.copy_(batch.data, non_blocking=True)
-        fill(static)
+        run = self._graphs[len(batch.token_ids)]
+        given = batch.within(self._data)
+        fill(given)
         try:
-            replay()
+            run(given)
         except Exception as error:  # noqa: BLE001 - as above
             self._turn_off("a replay that failed", error)
             # K and V that were written already are written again, to the same slots.
-            return self._forward(static)
+            return self._forward(given)
         return self._made[: len(batch.token_ids)]
 
     def _turn_off(self, why: str, error: Exception) -> None:
@@ -121,24 +142,29 @@ class DecodeGraphs:
         self.failed = f"{why}: {error!s:.300}"
         log.error("graphs: steps go without from here on, because of %s", self.failed)
 
-    def _captured(self, rows: int) -> tuple[FlatBatch, Callable[[], None]]:
-        """A graph's buffers, and what computes them anew."""
-        static = self._fixed([], rows).on(self._device)
+    def _capture(self) -> dict[int, Callable[[FlatBatch], None]]:
+        """What computes a batch of each size that is in `_data`."""
+        largest = self._fixed([], self._sizes[-1], self._room.pages)
+        self._data = torch.zeros(largest.sizes.nbytes, dtype=torch.uint8, device=self._device)
+        # The largest first: the others find room in its memory.
+        return {rows: self._captured(rows) for rows in reversed(self._sizes)}
 
-        def run() -> None:
-            self._made[:rows].copy_(self._forward(static))
+    def _captured(self, rows: int) -> Callable[[FlatBatch], None]:
+        def run(batch: FlatBatch) -> None:
+            self._made[:rows].copy_(self._forward(batch))
 
         if self._memory is None:
-            return static, run
+            return run
+        static = self._fixed([], rows, self._room.pages).within(self._data)
         current = torch.cuda.current_stream(self._device)
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         beside.wait_stream(current)
         # Around the capture, too: one that fails leaves the current stream changed.
         with torch.cuda.stream(beside):
             for _ in range(WARM_UPS):
-                run()
+                run(static)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._memory):
-                run()
+                run(static)
         current.wait_stream(beside)
-        return static, graph.replay
+        return lambda batch: graph.replay()

@@ -36,7 +36,7 @@ from engine.model.kernel_choice import (
 )
 from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
-from engine.runner.graphs import graph_pages
+from engine.runner.graphs import graph_room
 from engine.runner.kernel_costs import read_costs, read_ways
 from kvkernels.ops.prefill import MOST_SLOTS
 from kvkernels.ops.shared_costs import Costs
@@ -253,14 +253,15 @@ def footprint(
 def attention_bytes(config: ModelConfig, shard: Shard, limits: Limits, has_graphs: bool) -> int:
     """What the kernels' partial results take on a rank while a step computes, at most.
 
-    Graphs have memory of their own, for the largest of them.
+    Graphs have memory of their own, for the largest of them, and its page table.
     """
     heads, rows = shard.part(config.heads), limits.max_batch_size
-    slots = MOST_SLOTS + most_slots(rows, rows * limits.max_model_tokens)
+    slots, table = MOST_SLOTS + most_slots(rows, rows * limits.max_model_tokens), 0
     if has_graphs:
-        tokens = graph_pages(limits.max_model_tokens, limits.block_size, True) * limits.block_size
-        slots += most_slots(rows, rows * tokens)
-    return workspace_bytes(slots, heads.stop - heads.start, config.head_dim)
+        room = graph_room(rows, limits.max_model_tokens, limits.block_size, True)
+        slots += most_slots(rows, room.tokens)
+        table = rows * room.table_bytes
+    return workspace_bytes(slots, heads.stop - heads.start, config.head_dim) + table
 
 
 def gathered_bytes(config: ModelConfig, shard: Shard, limits: Limits, dtype: str) -> int:

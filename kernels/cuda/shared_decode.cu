@@ -41,7 +41,9 @@ struct Call {
 
     void check_plan() {
         params.page_table = plan_part(page_table, "page_table", {requests, -1});
-        params.table_row = page_table->stride[0];
+        int64_t width = page_table->shape[1];
+        need(requests <= 1 || page_table->stride[0] == width, "page_table", "is not dense");
+        need(requests * width <= INT32_MAX, "page_table", "has 2^31 pages or more");
         params.item_count = plan_part(item_count, "item_count", {1});
         params.members = plan_part(members, "members", {requests});
         need(items != nullptr, "items", "is missing");
@@ -81,8 +83,9 @@ struct Call {
 
 // q [R, H, D] over pages [page, token, KH, D] by page_table [R, pages] -> out [R, H, D]. The plan
 // (item_count [1], items [N, 8], members [R], merge_starts [R + 1], merge_slots [S]) is that of
-// `plan_shared` (`kvkernels/ops/shared_decode.py`); partial [S, H, D] and partial_lse [S, H] are
-// workspace. Scales [page, token, KH] where pages are INT8 or FP8 e4m3.
+// `plan_shared` (`kvkernels/ops/shared_decode.py`) and says where in the table pages begin. partial
+// [S, H, D] and partial_lse [S, H] are workspace. Scales [page, token, KH] where pages are INT8 or
+// FP8 e4m3.
 WR_EXPORT int wr_shared_decode(const wr_tensor* q, const wr_tensor* k_pages,
                                const wr_tensor* v_pages, const wr_tensor* page_table,
                                const wr_tensor* item_count, const wr_tensor* items,

@@ -25,17 +25,17 @@ constexpr int FEW_ROWS = 16, MOST_ROWS = prefill::ROWS;
 static_assert(WARPS == decode::WARPS && WARPS == prefill::WARPS);
 
 struct Item {  // int32[8]
-    int32_t first, requests;  // of `members`; the first one's page table is read
+    int32_t first, requests;  // of `members`
     int32_t begin, end;       // tokens
     int32_t slot;             // of the first member, the others' follow
-    int32_t unused[3];
+    int32_t pages;            // where in `page_table` those of the first member begin
+    int32_t unused[2];
 };
 
 struct Params {
     const uint16_t* q;  // [request, head, D]
     int64_t q_request, q_head;
-    const int32_t* page_table;  // [request, page of the request]
-    int64_t table_row;
+    const int32_t* page_table;
     const int32_t *item_count, *members;
     const Item* items;
     float scale_log2;  // of scores, times log2(e)
@@ -64,11 +64,12 @@ struct Task {
     int kv_head, rows;
 
     WR_DEV Task(const Params& params, int number) : p(params) {
-        const Item* from = p.items + number;
-        Words4 words = load(reinterpret_cast<const Words4*>(from));
+        auto from = reinterpret_cast<const Words4*>(p.items + number);
+        Words4 words = load(from), more = load(from + 1);
         item = {static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
                 static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3]),
-                load(&from->slot),                {}};
+                static_cast<int32_t>(more.w[0]),  static_cast<int32_t>(more.w[1]),
+                {}};
         kv_head = static_cast<int>(cta_y());
         rows = item.requests * p.group;
     }
@@ -83,7 +84,7 @@ struct Task {
         if (row >= rows) return nullptr;
         return p.q + request_of(row) * p.q_request + head_of(row) * p.q_head;
     }
-    WR_DEV const int32_t* table() const { return p.page_table + request_of(0) * p.table_row; }
+    WR_DEV const int32_t* table() const { return p.page_table + item.pages; }
 
     // Row of `partial` and of `partial_lse`.
     WR_DEV int64_t partial_of(int row) const {

@@ -77,7 +77,7 @@ def test_what_no_graph_has_room_for(folder: Path) -> None:
     graphs = DecodeGraphs(
         lambda batch: model.forward(batch, kv), 3, 20, SIZE, 264, torch.float32, tell=said.append
     )
-    assert said[0].startswith("3 graphs of 1..3 decodes with up to 24 tokens each")
+    assert said[0].startswith("3 graphs of 1..3 decodes with up to 24 tokens each, 72 together")
     short, long = Piece([1], 23, [0, 1, 2]), Piece([1], 24, [0, 1, 2, 3])
     assert graphs.use([short], False) == "hit"
     assert graphs.use([short], True) == "chunks"
@@ -138,10 +138,12 @@ class NoGraphs:
 
     inner: Planner
 
-    def __call__(self, spans: Sequence[Span], page_table: torch.Tensor, is_fixed: bool) -> Plan:
+    def __call__(
+        self, spans: Sequence[Span], page_table: torch.Tensor, room_tokens: int | None
+    ) -> Plan:
         if not spans:
             raise RuntimeError("operation not permitted when stream is capturing")
-        return self.inner(spans, page_table, is_fixed)
+        return self.inner(spans, page_table, room_tokens)
 
 
 @pytest.mark.parametrize("overlap", [False, True])

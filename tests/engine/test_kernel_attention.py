@@ -16,6 +16,7 @@ from engine.model.kernel_attention import KernelAttention, KernelPlanner
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
+from engine.runner.graphs import DecodeGraphs
 from kvkernels.ops.shared_costs import AttentionShape
 from tests.effort import examples
 from tests.engine.tiny_models import cache, loaded, some_ids, whole, written
@@ -132,6 +133,36 @@ def test_padded_steps_on_fixed_buffers(
             prompt.append(7 + row + turn)
             assert close(made[row], whole(plain, prompt)[-1], dtype)
     assert kv.pool[kv.blocks].isnan().all()  # padding is kept nowhere, not in the scratch block
+
+
+def test_graphs_have_no_longest_context(
+    models: dict[tuple[str, torch.dtype], Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows of the table are as wide as each step's longest. What contexts have together is
+    limited: plans and partial results have room for that."""
+    monkeypatch.setattr("engine.runner.graphs.KERNEL_GRAPH_TOKENS", 16)
+    plain, model = models["llama", torch.float32]
+    kv = cache(model, 64, 8)
+    sizes = 4, 160, 8, model.config.vocab, torch.float32
+    graphs = DecodeGraphs(
+        lambda batch: model.forward(batch, kv), *sizes, planner=planner_of(model, kv)
+    )
+    for contexts in ([150], [3], [70, 20, 66], [1, 1], [159]):
+        blocks = [list(range(20 * row, 20 * row + 20)) for row in range(len(contexts))]
+        prompts = [some_ids(context + 1) for context in contexts]
+        fill = [Piece(ids[:-1], 0, own) for ids, own in zip(prompts, blocks, strict=True)]
+        plain.forward(flat_batch(fill, 8), kv)
+        pieces = [
+            Piece(ids[-1:], len(ids) - 1, own) for ids, own in zip(prompts, blocks, strict=True)
+        ]
+        assert graphs.use(pieces, False) == "hit"
+        batch = graphs.lay_out(pieces)
+        assert batch.page_table.shape[1] == max(contexts) // 8 + 1
+        made = graphs.logits(batch, lambda _: None)
+        for row, prompt in enumerate(prompts):
+            assert close(made[row], whole(plain, prompt)[-1], torch.float32)
+    over = [Piece([9], tokens, range(20)) for tokens in (100, 59)]
+    assert graphs.use(over, False) == "graph_limit"  # 161 tokens where there is room for 160
 
 
 def test_a_batch_without_a_plan_is_refused(models: dict[tuple[str, torch.dtype], Pair]) -> None:

@@ -160,6 +160,7 @@ APPEND = [
 ]
 SHARED = [
     ("load(p.members + item.first + row / p.group)", "load(p.members + item.first)"),
+    ("p.page_table + item.pages", "p.page_table"),
     ("(item.slot + row / p.group)", "item.slot"),
     ("if (left - key < KEYS_AT_ONCE) mask_tail", "if (false) mask_tail"),
     ("8 * n + 2 * t + i % 2 >= left", "8 * n + 2 * t + i % 2 > left"),

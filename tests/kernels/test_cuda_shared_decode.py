@@ -99,6 +99,17 @@ def test_fixed_buffers() -> None:
     hold(made, context)
 
 
+def test_a_table_in_larger_memory() -> None:
+    """As a graph has it: the plan says where pages begin, not how wide the tensor is."""
+    made, _, context = case([Request("abcd", 9), Request("abcd", 300), Request("ab", 1)])
+    wide = torch.full((3, 50), -1, dtype=torch.int32)
+    wide.view(-1)[: made.page_table.numel()] = made.page_table.flatten()
+    for run_it in (emulate, lambda name, *given: getattr(torch.ops.warmroute, name)(*given)):
+        made.out.fill_(float("nan"))
+        run_it("shared_decode", *arguments(made, page_table=wide))
+        assert relative_error(made.out, exact(made, context)) < BOUND[made.q.dtype]
+
+
 @settings(max_examples=examples(10), deadline=None)
 @given(
     names=st.lists(st.text("ab", max_size=5), min_size=1, max_size=7),
@@ -168,6 +179,7 @@ def test_the_cpu_implementation_is_attention() -> None:
         ("scale", lambda c: float("inf"), "scale is not above 0"),
         ("v_pages", lambda c: c.v_pages.contiguous(), "v_pages has other strides than k_pages"),
         ("page_table", lambda c: c.page_table[:1], "page_table has shape [1, 4], needs [2, any]"),
+        ("page_table", lambda c: c.page_table[:, 1:], "page_table is not dense"),
         ("items", lambda c: c.items[:, :4], "items has shape [3, 4], needs [3, 8]"),
         ("items", lambda c: c.items.repeat(1, 2)[:, :8], "items is not dense"),
         ("members", lambda c: c.members[:1], "members has shape [1], needs [2]"),

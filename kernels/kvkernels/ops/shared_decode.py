@@ -6,7 +6,8 @@ merge_starts, merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)
     q, out              [requests, heads, head_dim]
     k_pages, v_pages    [page, token, kv_heads, head_dim] of q's dtype, int8 or float8_e4m3fn,
                         with equal strides
-    page_table          int32[requests, pages]
+    page_table          int32[requests, pages], dense. The plan says where in it a request's pages
+                        begin, so that its memory may be larger than the table that was planned
     item_count ... merge_slots   the plan of `plan_shared`, made for this step
     scale               of scores, > 0; usually head_dim**-0.5
     partial             float32[slots, heads, head_dim], workspace: a slot for each of merge_slots
@@ -49,7 +50,7 @@ from kvkernels.ops.shared_runs import (
 )
 
 ITEM_WORDS = 8
-END, SLOT = 3, 4  # columns of an item
+END, SLOT, PAGES = 3, 4, 5  # columns of an item
 
 
 class Items:
@@ -75,6 +76,7 @@ class Items:
         computed = 1e-9 * costs.gflop * 4 * shape.head_dim * shape.kv_heads
         self._token_ns = read + computed * self.rows
         self._order, self._cells = order, np.zeros((self.count, ITEM_WORDS), dtype=np.int32)
+        self._read = order[first]  # whose pages: the first member's
         ends = np.minimum(self.begin + chunk[run], runs.end[run])
         for column, values in enumerate((first, requests, self.begin, ends)):
             self._cells[:, column] = values
@@ -116,13 +118,14 @@ class Items:
             self.count * shape.kv_heads,
         )
 
-    def fill(self, made: SharedPlan) -> None:
-        """Write the plan into `made`, which is zeros and has room for it."""
+    def fill(self, made: SharedPlan, pages: int) -> None:
+        """Write the plan over a table of so many `pages` a request into `made`, which is zeros and
+        has room for it."""
         by_cost = (-(self.tokens() * self._token_ns)).argsort(kind="stable")
         counts = self._counts[by_cost]
         slot = np.empty(self.count, dtype=np.int64)
         slot[by_cost] = np.where(counts > 0, counts.cumsum() - counts, -1)
-        self._cells[:, SLOT] = slot
+        self._cells[:, SLOT], self._cells[:, PAGES] = slot, self._read * pages
         made.items.numpy()[: self.count] = self._cells[by_cost]
         made.item_count[0] = self.count
         made.members.numpy()[:] = self._order
@@ -137,10 +140,10 @@ RUNS = 3  # that a request has room for: two shared ones and its own
 class SharedPlan(NamedTuple):
     """Views of one int32 tensor, `all`, so that one copy brings a plan to the device.
 
-    `items` has (first of `members`, requests, first token, end, first slot, 0, 0, 0) of each piece
-    of work, most expensive first; slot -1 is the only item of its one request. The slots of request
-    r are merge_slots[merge_starts[r] : merge_starts[r + 1]]. What lies beyond the counts is not
-    read.
+    `items` has (first of `members`, requests, first token, end, first slot, where in the page
+    table the first member's pages begin, 0, 0) of each piece of work, most expensive first; slot -1
+    is the only item of its one request. The slots of request r are
+    merge_slots[merge_starts[r] : merge_starts[r + 1]]. What lies beyond the counts is not read.
     """
 
     all: torch.Tensor
@@ -245,7 +248,7 @@ class SharedPlanner:
         items.grow(lengths)
         size = len(lengths), *(room or (items.count, items.slots))
         made = views(torch.zeros(words(*size), dtype=torch.int32), *size)
-        items.fill(made)
+        items.fill(made, table.shape[1])
         distinct = _distinct_tokens(tree, lengths, self._page_tokens)
         work, plain = items.work(distinct), _plain_work(lengths, distinct, self._shape)
         saved = plain.repeated_bytes - work.repeated_bytes
@@ -391,11 +394,12 @@ def shared_decode_on_cpu(
     page_tokens, kv_heads = k_pages.shape[1:3]
     scores: list[list[torch.Tensor]] = [[] for _ in q]
     values: list[list[torch.Tensor]] = [[] for _ in q]
-    for first, requests, begin, end, *_ in items[: int(item_count)].tolist():
+    cells = page_table.flatten()
+    for first, requests, begin, end, _, pages_at, *_ in items[: int(item_count)].tolist():
         own = members[first : first + requests].tolist()
         # Items begin with a tile, not with a page.
-        whole = slice(begin // page_tokens, -(-end // page_tokens))
-        pages, skipped = page_table[own[0], whole].long(), begin // page_tokens * page_tokens
+        pages = cells[pages_at + begin // page_tokens : pages_at + -(-end // page_tokens)].long()
+        skipped = begin // page_tokens * page_tokens
         k, v = (
             x[begin - skipped : end - skipped]
             for x in tokens_of((k_pages, v_pages), (k_scales, v_scales), pages, wide)
