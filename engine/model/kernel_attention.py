@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cache, partial
+from importlib import import_module
 from itertools import takewhile
+from typing import Any
 
+import numpy as np
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,10 +27,20 @@ from engine.model.attention import (
     TorchAttention,
     attend_part,
 )
-from engine.model.batch import NOTHING_SAVED, FlatBatch, Plan, Saving, Sizes, Span
+from engine.model.batch import (
+    NOTHING_SAVED,
+    FlatBatch,
+    Ints64,
+    Plan,
+    Saving,
+    Sizes,
+    Span,
+    placed,
+)
 from engine.model.kernel_choice import (
     ALL_KERNELS,
     CUDNN,
+    FLASHINFER,
     KVKERNELS,
     LONG_TOKENS,
     MMA,
@@ -150,6 +163,75 @@ def _aligned(words: torch.Tensor) -> torch.Tensor:
 Attend = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
 
+FLASHINFER_BYTES = 128 << 20  # for partial results; what it recommends
+FLASHINFER_PLAN_BYTES = 8 << 20  # a wrapper's own, of which there are two at most
+
+
+class FlashInfer:
+    """Parts of steps by FlashInfer (Ye et al., 2025): its prefill, which takes requests of one row,
+    too, over pages where they lie. Lifetime: model.
+
+    A plan goes to the device while the host goes on, out of pinned memory that its wrapper has once
+    and writes again for the next plan. So each kind of part has a wrapper of its own, and waits
+    until its last plan has gone.
+    """
+
+    def __init__(self) -> None:
+        self._wrapper_of = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
+        self._workspace: torch.Tensor | None = None  # one for all wrappers: parts run in turn
+        self._wrappers: dict[str, Any] = {}  # by kind
+        self._gone: dict[str, torch.cuda.Event] = {}  # the same: its last plan
+
+    def part(self, kind: str, batch: FlatBatch, requests: range) -> Attend:
+        """What attends for `requests`, which lie side by side."""
+        spans = batch.spans[requests.start : requests.stop]
+        rows = slice(spans[0][0], spans[-1][0] + spans[-1][1])
+        wrapper: Any = None
+
+        def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
+            nonlocal wrapper
+            if wrapper is None:  # once for all layers: heads and pages are known from the first on
+                wrapper = self._planned(kind, batch, requests, q, layer.k)
+            wrapper.run(q[rows], (layer.k, layer.v), out=out[rows])
+
+        return run
+
+    def _planned(
+        self, kind: str, batch: FlatBatch, requests: range, q: torch.Tensor, k_pages: torch.Tensor
+    ) -> Any:
+        if self._workspace is None:
+            self._workspace = torch.empty(FLASHINFER_BYTES, dtype=torch.uint8, device=q.device)
+        if kind not in self._wrappers:
+            self._wrappers[kind] = self._wrapper_of(self._workspace, "NHD")
+        if kind in self._gone:
+            self._gone[kind].synchronize()
+        page_tokens, kv_heads = k_pages.shape[1:3]
+        spans = np.array(batch.spans[requests.start : requests.stop])
+        pages = -(-spans[:, 2] // page_tokens)
+        ends = pages.cumsum()
+        number = np.arange(ends[-1]) - np.repeat(ends - pages, pages)
+        cells = np.repeat(np.array(requests), pages) * batch.page_table.shape[1] + number
+        wrapper = self._wrappers[kind]
+        wrapper.plan(
+            *(_starts(spans[:, 1]), _starts(pages)),
+            batch.page_table.flatten()[placed(torch.from_numpy(cells), torch.int64, q.device)],
+            torch.from_numpy((spans[:, 2] - 1) % page_tokens + 1).int(),
+            *(q.shape[1], kv_heads, q.shape[2], page_tokens),
+            causal=True,
+            q_data_type=q.dtype,
+            kv_data_type=k_pages.dtype,
+        )
+        if q.is_cuda:
+            self._gone[kind] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._gone[kind].record()
+        return wrapper
+
+
+def _starts(counts: Ints64) -> torch.Tensor:
+    """Where each begins, int32 on the host, and the end of all."""
+    return torch.from_numpy(np.append(0, counts.cumsum())).int()
+
+
 class KernelAttention:
     """Attention by the operators, but for the shapes for which `ways` name something else.
 
@@ -161,6 +243,7 @@ class KernelAttention:
     def __init__(self, ways: Ways = ALL_KERNELS) -> None:
         self._ways = ways
         self._triton: Decode | None = None
+        self._flashinfer = FlashInfer() if FLASHINFER in ways.values() else None
         if TRITON in ways.values():
             from kvkernels.ops.triton_decode import triton_decode
 
@@ -202,7 +285,7 @@ class KernelAttention:
         way = self._ways[decode_shape(batch.spans[: sizes.decodes])]
         if way == KVKERNELS:
             way = self._ways["decode_shared"]
-        return self._gathered(batch, range(sizes.decodes), way)
+        return self._planless("decode", batch, range(sizes.decodes), way)
 
     def _prefill_part(self, batch: FlatBatch) -> Attend | None:
         """What attends for the other requests."""
@@ -212,12 +295,15 @@ class KernelAttention:
         way = self._ways[prefill_shape(batch.spans[others.start :])]
         if batch.sizes.prefill_items:
             return _prefill_of(batch, way == MMA)
-        return self._gathered(batch, others, way)
+        return self._planless("prefill", batch, others, way)
 
-    def _gathered(self, batch: FlatBatch, rows: range, way: str) -> Attend:
-        """What attends without a plan."""
+    def _planless(self, kind: str, batch: FlatBatch, rows: range, way: str) -> Attend:
+        """What attends without a plan of ours."""
         if way in (KVKERNELS, MMA):
             raise ValueError(PLANLESS)
+        if way == FLASHINFER:
+            assert self._flashinfer is not None
+            return self._flashinfer.part(kind, batch, rows)
         decode = self._triton if way == TRITON else None
 
         def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:

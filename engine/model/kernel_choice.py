@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -27,7 +28,9 @@ ATTENTION_BACKENDS = (*BACKENDS, TRITON)
 # Ways to compute a part of a step that has one of these shapes; `calibrate-kernels` times them.
 MMA = "kvkernels_mma"  # prefill by the kernel of all GPUs, on Hopper, too
 CUDNN = "cudnn"  # torch's attention over gathered pages, by that backend
-_DECODE, _PREFILL = (KVKERNELS, TRITON, TORCH), (KVKERNELS, MMA, CUDNN, TORCH)
+FLASHINFER = "flashinfer"  # over the pages where they lie
+_DECODE = (KVKERNELS, TRITON, FLASHINFER, TORCH)
+_PREFILL = (KVKERNELS, MMA, FLASHINFER, CUDNN, TORCH)
 SHAPES = MappingProxyType(
     {
         "decode_short": _DECODE,
@@ -179,7 +182,11 @@ def choose_attention(
     wants = "attention", backend, config, device, ATTENTION_KERNELS
     why_torch = _why_torch(*wants, shape_lacks, kernels_trial)
     if why_torch is None:
-        return KernelChoice(KVKERNELS, ways=_valid(ways, lambda: _triton_lacks(device, trial)))
+        lacking = {
+            TRITON: ("Triton", lambda: _triton_lacks(device, trial)),
+            FLASHINFER: ("FlashInfer", lambda: flashinfer_lacks(device, trial().is_quantized)),
+        }
+        return KernelChoice(KVKERNELS, ways=_valid(ways, lacking))
     if why_torch and not (lacks := _triton_lacks(device, trial)):
         log.warning("decode: triton in place of torch")
         return KernelChoice(TRITON, why_torch)
@@ -188,12 +195,27 @@ def choose_attention(
     return KernelChoice(TORCH, why_torch)
 
 
-def _valid(ways: Ways, triton_lacks: Callable[[], str]) -> Ways:
-    """`ways`, but for those that Triton cannot go here."""
-    if TRITON not in ways.values() or not (lacks := triton_lacks()):
-        return ways
-    log.warning("what was measured as Triton's goes by the kernels, because of %s", lacks)
-    return {shape: KVKERNELS if way == TRITON else way for shape, way in ways.items()}
+def _valid(ways: Ways, lacking: Mapping[str, tuple[str, Callable[[], str]]]) -> Ways:
+    """`ways`, but for those that cannot be gone here: `lacking` has a name of some, and what says
+    why not."""
+    for of, (name, lacks) in lacking.items():
+        if of in ways.values() and (why := lacks()):
+            log.warning("what was measured as %s's goes by the kernels, because of %s", name, why)
+            ways = {shape: KVKERNELS if way == of else way for shape, way in ways.items()}
+    return ways
+
+
+def flashinfer_lacks(device: str, is_quantized: bool) -> str:
+    """Why no part of a step goes by FlashInfer; empty: some may. `is_quantized`: the cache is."""
+    if not device.startswith("cuda"):
+        return "a CPU"
+    if is_quantized:
+        return "a quantized cache, for whose scales FlashInfer has no place"
+    try:
+        import_module("flashinfer")
+    except Exception as error:  # noqa: BLE001 - what it needs itself may fail in any way
+        return f"FlashInfer, which cannot be imported: {error!s:.200}"
+    return ""
 
 
 def _triton_lacks(device: str, trial: Callable[[], AttentionTrial]) -> str:

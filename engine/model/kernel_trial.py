@@ -71,6 +71,11 @@ class AttentionTrial:
     dtype: torch.dtype
     stored: torch.dtype
 
+    @property
+    def is_quantized(self) -> bool:
+        """Pages have scales."""
+        return self.stored != self.dtype
+
     def why_not(self, run: Operator, device: str) -> str:
         """The first kernel that fails, and how; empty where all are right. A prefill for Hopper
         that fails is turned off by name, and the one of other GPUs tried."""
@@ -132,7 +137,7 @@ class AttentionTrial:
         """LONG tokens kept by append, without a turn, in pages from the last one on; NaN else."""
         shape = (self._page_count + 1, self.kv_heads, 2, self.page_tokens, self.head_dim)
         scales: Scales = (None, None)
-        if self.stored == self.dtype:
+        if not self.is_quantized:
             pool = torch.full(shape, float("nan"), dtype=self.stored, device=device)
         else:
             pool = torch.zeros(shape, dtype=torch.int8, device=device).view(self.stored)

@@ -23,7 +23,16 @@ from engine.model.attention import attend
 from engine.model.batch import Piece, flat_batch, is_cuda
 from engine.model.config import ModelConfig, ModelError
 from engine.model.kernel_attention import KernelAttention, KernelPlanner
-from engine.model.kernel_choice import ALL_KERNELS, CUDNN, MMA, SHAPES, TRITON, Ways
+from engine.model.kernel_choice import (
+    ALL_KERNELS,
+    CUDNN,
+    FLASHINFER,
+    MMA,
+    SHAPES,
+    TRITON,
+    Ways,
+    flashinfer_lacks,
+)
 from engine.model.kernel_trial import HOPPER, MOST_ERROR, row_error
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms
@@ -205,6 +214,8 @@ class WayTimer:
         is_gpu = is_cuda(self._device)
         if way == CUDNN and not is_gpu:
             return "a CPU"
+        if way == FLASHINFER:
+            return flashinfer_lacks(self._device, is_quantized=False)
         if way == TRITON and not is_gpu:
             return "a CPU, which has only Triton's interpreter"
         if way == TRITON and find_spec("triton") is None:

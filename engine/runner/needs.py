@@ -25,9 +25,12 @@ from engine.model.config import (
     Quantization,
     Shard,
 )
+from engine.model.kernel_attention import FLASHINFER_BYTES, FLASHINFER_PLAN_BYTES
 from engine.model.kernel_choice import (
     ALL_KERNELS,
+    FLASHINFER,
     KVKERNELS,
+    MMA,
     Int8Choice,
     KernelChoice,
     Ways,
@@ -151,9 +154,13 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
         each = attention_bytes(config, first, limits, is_captured)
         each *= len(shards) if device == "cpu" else 1
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + each)
-    if is_cuda(device) and set(chosen.ways.values()) | {chosen.backend} != {KVKERNELS}:
+    going = {chosen.backend, *chosen.ways.values()}
+    if is_cuda(device) and going - {KVKERNELS, MMA, FLASHINFER}:
         gathered = gathered_bytes(config, first, limits, name)
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + gathered)
+    if FLASHINFER in going:
+        planned = FLASHINFER_BYTES + 2 * FLASHINFER_PLAN_BYTES
+        taken = replace(taken, workspace_bytes=taken.workspace_bytes + planned)
     products = choose_int8(settings.int8, config, shards, device, name, quantization)
     return Needs(memory_bytes(device), taken, limits, name, chosen, products, host_bytes)
 
