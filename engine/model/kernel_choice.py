@@ -45,7 +45,7 @@ Ways = Mapping[str, str]  # by shape
 ALL_KERNELS: Ways = MappingProxyType(dict.fromkeys(SHAPES, KVKERNELS))
 FellBack = Mapping[str, str]  # by part, "attention" or "int8": why torch computes it by now
 LEAST_CAPABILITY = (8, 0)
-ATTENTION_KERNELS = ("append", "decode", "prefill", "shared_decode")
+ATTENTION_KERNELS = ("append", "prefill", "shared_decode")
 INT8_KERNELS = ("w8a16",)
 MOST_ROWS = 64  # of a step, that the INT8 kernel takes: all that it has
 

@@ -1,11 +1,9 @@
-// Decode: one query token a request over its pages, split-KV, with partial results to be merged.
+// Attention of up to 16 rows, the query heads of a group, over tokens [begin, end) of one KV head:
+// what a request has alone, or a few requests share (`shared_decode.cuh`).
 //
-// A work item is (request, tokens [begin, end), slot); a CTA computes one item for one KV head.
-// Each of its warps takes every fourth tile of 16 tokens through a ring of its own in shared
-// memory, with its own online softmax, so that the loop has no barrier of the CTA; the epilogue
-// combines the results of warps. An item with a slot stores a normalized partial result and its
-// base-2 log-sum-exp for `merge.cuh`; without one (-1) it is all of its request and goes straight
-// to the output.
+// Each warp of a CTA takes every fourth tile of 16 tokens through a ring of its own in shared
+// memory, with its own online softmax, so that the loop has no barrier of the CTA; `combine` adds
+// up the results of warps.
 //
 // Products are transposed, S^T = K Q^T and O^T = V^T P^T: tokens (scores) and dimensions (output)
 // are the 16 rows of the MMA, query heads its 8 columns, so that a group of 8 heads wastes nothing
@@ -20,28 +18,6 @@ namespace wr::decode {
 
 constexpr int WARPS = 4, THREADS = 32 * WARPS;
 constexpr float NEVER = -__builtin_inff();
-
-struct Item {  // int32[4]
-    int32_t request, begin, end, slot;
-};
-
-struct Params {
-    const uint16_t* q;  // [request, head, D]
-    int64_t q_request, q_head;
-    const int32_t* page_table;  // [request, page of the request]
-    int64_t table_row;
-    const int32_t* item_count;
-    const Item* items;
-    float scale_log2;  // of scores, times log2(e)
-    uint16_t* out;     // [request, head, D]
-    int64_t out_request, out_head;
-    float *partial, *partial_lse;  // [slot, head, D] and [slot, head], dense
-    int32_t heads, group;
-};
-template <class Pages>
-struct ParamsOver : Params {
-    Pages pages;
-};
 
 template <int D>
 constexpr int MERGE_ROW = D + 4;  // floats: four more, so that lanes write to different banks
@@ -220,24 +196,6 @@ WR_DEV void store_partial(float* to, const float (&out)[4]) {
     store(reinterpret_cast<Words4*>(to), words);
 }
 
-template <class T, int D, int COLUMNS>
-WR_DEV void write_item(const Params& p, const Item& item, int kv_head, const float* all) {
-    constexpr int QUADS = D / 4;
-    for (int at = static_cast<int>(thread()); at < p.group * QUADS; at += THREADS) {
-        int head = at / QUADS, quad = at % QUADS;
-        float out[4] = {}, lse = combine<D, COLUMNS>(all, head, quad, out);
-        int64_t q_head = static_cast<int64_t>(kv_head) * p.group + head;
-        if (item.slot < 0) {
-            uint16_t* row = p.out + item.request * p.out_request + q_head * p.out_head;
-            store_out<T>(row + 4 * quad, out);
-        } else {
-            int64_t row = item.slot * static_cast<int64_t>(p.heads) + q_head;
-            store_partial(p.partial + row * D + 4 * quad, out);
-            if (quad == 0) store(p.partial_lse + row, lse);
-        }
-    }
-}
-
 // Attends to tokens [begin, end) for one KV head. Returns all warps' results, in shared memory.
 template <class Mainloop, int COLUMNS, class RowOf>
 WR_DEV const float* attend(const typename Mainloop::Pages& pages, const int32_t* table, int kv_head,
@@ -267,31 +225,7 @@ WR_DEV const float* attend(const typename Mainloop::Pages& pages, const int32_t*
     return all;
 }
 
-template <class Mainloop, int COLUMNS>
-WR_DEV void run(const ParamsOver<typename Mainloop::Pages>& p) {
-    launch_dependent_grids();  // `merge`, which finds room once the last items have begun
-    // Both at once: a grid has room for all items, and what lies beyond the count is not used.
-    Words4 words = load(reinterpret_cast<const Words4*>(p.items + cta_x()));
-    if (static_cast<int>(cta_x()) >= load(p.item_count)) return;
-    Item item{static_cast<int32_t>(words.w[0]), static_cast<int32_t>(words.w[1]),
-              static_cast<int32_t>(words.w[2]), static_cast<int32_t>(words.w[3])};
-    int kv_head = static_cast<int>(cta_y());
-    const float* all = attend<Mainloop, COLUMNS>(
-        p.pages, p.page_table + item.request * p.table_row, kv_head, item.begin, item.end,
-        p.scale_log2, [&](int head) -> const uint16_t* {
-            if (head >= p.group) return nullptr;
-            int64_t q_head = static_cast<int64_t>(kv_head) * p.group + head;
-            return p.q + item.request * p.q_request + q_head * p.q_head;
-        });
-    write_item<typename Mainloop::T, Mainloop::D, COLUMNS>(p, item, kv_head, all);
-}
-
 template <class Mainloop>
 constexpr int SHARED_BYTES = WARPS * Mainloop::Tiles::BYTES;
-
-template <class T, int D, int COLUMNS>
-WR_KERNEL(THREADS, 2) kernel(WR_PARAMS ParamsOver<Pages> p) {
-    run<WideTiles<T, D>, COLUMNS>(p);
-}
 
 }  // namespace wr::decode

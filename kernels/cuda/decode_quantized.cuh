@@ -1,4 +1,4 @@
-// Decode over quantized pages: `decode.cuh` with tiles of bytes, widened to operands in registers.
+// `decode.cuh` over quantized pages: tiles of bytes, widened to operands in registers.
 //
 // A key's scale goes into its score, a value's into its weight, so that no element is multiplied.
 // Dimensions of the first product and rows of the second are in an order that suits the bytes: lane
@@ -13,10 +13,6 @@
 namespace wr::decode_quantized {
 
 using namespace decode;
-
-// Host side: checked arguments, `stored` an 8-bit Dtype of `abi.h`.
-void launch_stored(bool is_bf16, int32_t stored, int64_t head_dim, int64_t items,
-                const ParamsOver<BytePages>& params, void* stream);
 
 template <class Type, class Stored, int DIM>
 struct ByteTiles {
@@ -119,10 +115,5 @@ struct ByteTiles {
         }
     }
 };
-
-template <class T, class Stored, int D, int COLUMNS>
-WR_KERNEL(THREADS, 2) kernel(WR_PARAMS ParamsOver<BytePages> p) {
-    run<ByteTiles<T, Stored, D>, COLUMNS>(p);
-}
 
 }  // namespace wr::decode_quantized

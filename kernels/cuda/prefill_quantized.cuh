@@ -1,11 +1,12 @@
 // Prefill over quantized pages: `prefill.cuh` with tiles of bytes, made 16-bit ones in shared
 // memory. On Hopper: `prefill_wgmma_quantized.cuh`.
 //
-// All warps read every tile, so that widening it in registers, as decode does, would be done four
-// times. Here the warp that has brought a tile widens it, once, into the place where a 16-bit
-// page's tile would have come: products read it there and do not know. Bytes are there once, wide
-// tiles twice, so that one barrier a step is still enough: while tile s is read, the bytes of
-// s + 1 are under way, and the place of its wide tile was last read before the barrier.
+// All warps read every tile, so that widening it in registers, as `decode_quantized.cuh` does,
+// would be done four times. Here the warp that has brought a tile widens it, once, into the place
+// where a 16-bit page's tile would have come: products read it there and do not know. Bytes are
+// there once, wide tiles twice, so that one barrier a step is still enough: while tile s is read,
+// the bytes of s + 1 are under way, and the place of its wide tile was last read before the
+// barrier.
 //
 // A key's scale goes into its score, a value's into its weight, as in `decode_quantized.cuh`.
 #pragma once

@@ -3,9 +3,8 @@
 // A work item is (requests next to each other in `members`, tokens [begin, end), slots): they name
 // the same pages for those tokens. For one KV head, their query heads are the rows of the products:
 //
-//   up to 16 rows   as in decode: tokens and dimensions are the MMA's rows, query heads its
-//                   columns, each warp takes every fourth tile. So also what a request has alone,
-//                   with the same bits as decode.
+//   up to 16 rows   `decode.cuh`: tokens and dimensions are the MMA's rows, query heads its
+//                   columns, each warp takes every fourth tile. So also what a request has alone.
 //   up to 128       as in prefill, without its mask: a warp has 32 rows, all warps see each tile.
 //                   Warps without rows copy keys and compute nothing.
 //
@@ -51,7 +50,7 @@ struct ParamsOver : Params {
     Pages pages;
 };
 
-// How pages of one kind are read: `Few` as decode does, `Many` as prefill does.
+// How pages of one kind are read: `Few` as `decode.cuh` does, `Many` as prefill does.
 template <class Few, class Many>
 constexpr int SHARED_BYTES = decode::SHARED_BYTES<Few> > prefill::SHARED_BYTES<Many>
                                  ? decode::SHARED_BYTES<Few>

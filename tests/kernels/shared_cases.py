@@ -96,6 +96,21 @@ def case(
     return call, step, made.context_tokens
 
 
+def alone(
+    lengths: list[int],
+    group: int = 4,
+    kv_heads: int = 2,
+    dim: int = 128,
+    page_tokens: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    seed: int = 0,
+    room: tuple[int, int] | None = None,
+) -> Case:
+    """Requests of `lengths` tokens that share nothing."""
+    requests = [Request("", length) for length in lengths]
+    return case(requests, group, kv_heads, dim, page_tokens, dtype, seed, NEVER, room)[0]
+
+
 def exact(made: Case, context_tokens: torch.Tensor) -> torch.Tensor:
     """The output in float64, each request by itself: no plan, no operator."""
     page_tokens, kv_heads = made.k_pages.shape[1:3]

@@ -55,8 +55,6 @@ WIDENING_SHARES = (
 # By source; registers as the CTAs per SM of its launch bounds need.
 KERNELS = {
     "append": Bounds(64, (r"LDG\.E\.128", r"STG\.E\.128", r"SHFL\.BFLY|SHFL\.IDX")),
-    "decode": Bounds(200, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
-    "decode_quantized": Bounds(212, (MMA, r"LDSM\.16\.MT88\.4", r"LDS\.128", ASYNC_COPY)),
     "w8a16": Bounds(180, (MMA, r"LDS\.128", ASYNC_COPY)),
     "shared_decode": Bounds(255, (MMA, r"LDSM\.16\.M88\.4", r"LDSM\.16\.MT88\.4", ASYNC_COPY)),
     "shared_decode_quantized": Bounds(
@@ -191,7 +189,7 @@ def kernels_in(source: str, gpu: str, name: str) -> list[str]:
 
 @needs_nvcc
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("source", ["decode", "shared_decode", "prefill"])
+@pytest.mark.parametrize("source", ["shared_decode", "prefill"])
 def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> None:
     merges = kernels_in(source, "sm_90a", "5merge6kernel")
     assert len(merges) == 4
@@ -211,8 +209,6 @@ def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> Non
 @pytest.mark.parametrize(
     ("source", "dependents"),
     [
-        ("decode", 1.0),
-        ("decode_quantized", 1.0),
         ("shared_decode", 1.0),
         ("shared_decode_quantized", 1.0),
         ("prefill", 0.5),  # whose keys are cut

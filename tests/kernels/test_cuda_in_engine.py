@@ -15,9 +15,9 @@ from engine.model.layers import rms_norm
 from engine.model.rope import Rotary, rotate
 from engine.model.tiny import TinySettings, make_tiny
 from kvkernels.ops.prefill import plan_prefill
-from kvkernels.ops.shared_decode import workspace_of
+from kvkernels.ops.shared_costs import AttentionShape
+from kvkernels.ops.shared_decode import plan_shared, workspace_of
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
-from tests.oracles.decode import plan_decode
 
 pytestmark = needs_compiler
 BF16, WHOLE = torch.bfloat16, torch.float64
@@ -90,10 +90,11 @@ def test_decode_steps_after_prefill(config: ModelConfig, kv: str, bound: float) 
     for _ in range(3):
         batch = flat_batch([Piece([1], n, b) for n, b in zip(lengths, blocks, strict=True)], PAGE)
         q, exact_q = both.step(batch)
-        plan = plan_decode(batch.context_tokens, batch.page_table, BLOCKS, PAGE)
+        shape = AttentionShape(HEADS, KV_HEADS, DIM)
+        plan = plan_shared(batch.context_tokens, batch.page_table, BLOCKS, PAGE, shape).plan
         out = torch.full_like(q, float("nan"))
         emulate(
-            "decode",
+            "shared_decode",
             *(q, both.ours.k, both.ours.v, batch.page_table, *plan[1:], DIM**-0.5, out),
             *(*workspace_of(plan, HEADS, DIM), both.ours.k_scales, both.ours.v_scales),
         )

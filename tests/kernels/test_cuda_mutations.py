@@ -16,10 +16,9 @@ from kvkernels.cuda.library import KernelLibrary, LaunchError
 from tests.kernels import prefill_cases as prefill
 from tests.kernels import shared_cases as shared
 from tests.kernels import test_cuda_append as append
-from tests.kernels import test_cuda_decode as decode
-from tests.kernels import test_cuda_decode_quantized as quantized
 from tests.kernels import test_cuda_w8a16 as w8a16
 from tests.kernels.emulated import needs_compiler, relative_error
+from tests.kernels.quantized import STORED
 from tests.kernels.quantized_slips import (
     BYTE_RING,
     QUANTIZED,
@@ -30,6 +29,7 @@ from tests.kernels.quantized_slips import (
     WIDEN,
     WIDENED,
 )
+from tests.kernels.test_cuda_decode import in_one_piece
 
 SEEDS = range(1, 5)
 BOUND = 1e-2
@@ -56,7 +56,6 @@ DECODE = [
     ("out[n][m][h + 2] *= kept;", ""),
     ("weights[n][0] = transpose(pack<T>(scores[n][0], scores[n][1]))",
      "weights[n][0] = pack<T>(scores[n][0], scores[n][1])"),
-    ("if (head >= p.group) return nullptr;", ""),
     ("sum += shfl_xor(sum, 16);", ""),
 ]  # fmt: skip
 RING = [
@@ -177,14 +176,19 @@ SHARED = [
 ]
 
 
-def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
-    plain = decode.case([1, 70, 600], 3, 2, 128 if seed % 2 else 64, seed=seed)
-    made = quantized.quantized(plain, quantized.STORED[seed // 2 % 2])
-    library.call("decode", made.arguments())
+def decoded_wrong(library: KernelLibrary, made: shared.Case, context: torch.Tensor) -> bool:
+    library.call("shared_decode", made)
     return not all(
         relative_error(got, row) < BOUND
-        for got, row in zip(made.out, quantized.exact_quantized(made), strict=True)
+        for got, row in zip(made.out, shared.exact(made, context), strict=True)
     )
+
+
+def quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
+    lengths = [1, 70, 600]
+    plain = shared.alone(lengths, 3, 2, 128 if seed % 2 else 64, seed=seed)
+    made = shared.quantized(plain, STORED[seed // 2 % 2])
+    return decoded_wrong(library, made, torch.tensor(lengths))
 
 
 def prefill_differs(library: KernelLibrary, kernel: str, made: prefill.Case) -> bool:
@@ -200,7 +204,7 @@ def widened_is_wrong_by(kernel: str) -> Callable[[KernelLibrary, int], bool]:
         dim, dtype = ((64, torch.float16), (128, torch.bfloat16))[seed % 2]
         pieces = [(150, 41), (0, 3), (700, 2)]  # the last one's stages go round
         plain = prefill.case(pieces, 5, 2, dim, dtype=dtype, seed=seed)
-        made = prefill.quantized(plain, quantized.STORED[seed // 2 % 2])
+        made = prefill.quantized(plain, STORED[seed // 2 % 2])
         return prefill_differs(library, kernel, made)
 
     return is_wrong
@@ -210,12 +214,8 @@ def shared_quantized_is_wrong(library: KernelLibrary, seed: int) -> bool:
     requests = [shared.Request("abcdef" * 2, own) for own in (3, 40, 1, 0, 33, 5)]
     requests += [shared.Request("xy", 40), shared.Request("xy", 20), shared.Request("", 9)]
     plain, _, context = shared.case(requests, 4, 1, 128 if seed % 2 else 64, seed=seed)
-    made = shared.quantized(plain, quantized.STORED[seed // 2 % 2])
-    library.call("shared_decode", made)
-    return not all(
-        relative_error(got, row) < BOUND
-        for got, row in zip(made.out, shared.exact(made, context), strict=True)
-    )
+    made = shared.quantized(plain, STORED[seed // 2 % 2])
+    return decoded_wrong(library, made, context)
 
 
 def w8a16_is_wrong(library: KernelLibrary, seed: int) -> bool:
@@ -225,12 +225,11 @@ def w8a16_is_wrong(library: KernelLibrary, seed: int) -> bool:
 
 
 def decode_is_wrong(library: KernelLibrary, seed: int) -> bool:
-    made = decode.case([1, 2200, 70], 3, 2, 64, seed=seed, is_whole=seed % 2 == 0)
-    library.call("decode", made.arguments())
-    return not all(
-        relative_error(got, row) < BOUND
-        for got, row in zip(made.out, decode.exact(made), strict=True)
-    )
+    lengths = [1, 2200, 70]
+    made = shared.alone(lengths, 3, 2, 64, seed=seed)
+    if seed % 2 == 0:
+        made = in_one_piece(lengths, made)
+    return decoded_wrong(library, made, torch.tensor(lengths))
 
 
 def shared_is_wrong(library: KernelLibrary, seed: int) -> bool:
@@ -238,11 +237,7 @@ def shared_is_wrong(library: KernelLibrary, seed: int) -> bool:
     requests += [shared.Request("uvw", own) for own in (0, 1, 2, 0, 1)]
     requests += [shared.Request("xy", 40), shared.Request("xy", 20), shared.Request("", 9)]
     made, _, context = shared.case(requests, 4, 2, 64, seed=seed)
-    library.call("shared_decode", made)
-    return not all(
-        relative_error(got, row) < BOUND
-        for got, row in zip(made.out, shared.exact(made, context), strict=True)
-    )
+    return decoded_wrong(library, made, context)
 
 
 def append_is_wrong(library: KernelLibrary, seed: int) -> bool:

@@ -9,11 +9,13 @@ import torch
 
 from kvkernels.ops.prefill import plan_prefill
 from tests.kernels import prefill_cases as prefill
+from tests.kernels import shared_cases as shared
 from tests.kernels import test_cuda_append as append
-from tests.kernels import test_cuda_decode as decode
-from tests.kernels.emulated import needs_compiler, relative_error
+from tests.kernels.emulated import emulate, needs_compiler, relative_error
+from tests.kernels.test_cuda_decode import BOUND
 
 pytestmark = needs_compiler
+BF16 = torch.bfloat16
 FAR = (1 << 31) + (1 << 20)  # elements between pages; 4 GiB of addresses, hardly any memory
 
 
@@ -45,20 +47,17 @@ def test_append_then_attention(far_pages: list[torch.Tensor]) -> None:
     for far, close in ((far_pages[0], near.k_pages), (far_pages[1], near.v_pages)):
         assert torch.equal(far[at // 32, at % 32], close[at // 32, at % 32])
 
-    made = decode.case([tokens], 2, 2, 64, 32)
-    made.page_table = torch.tensor([[1, 0]], dtype=torch.int32)
-    made.k_pages, made.v_pages = far_pages
-    decode.emulate("decode", *made.arguments())
-    made.k_pages, made.v_pages = near.k_pages, near.v_pages
-    assert relative_error(made.out, decode.exact(made)) < decode.BOUND[torch.bfloat16]
+    table = torch.tensor([[1, 0]], dtype=torch.int32)
+    made = shared.alone([tokens], 2, 2, 64, 32)._replace(page_table=table)
+    emulate("shared_decode", *made._replace(k_pages=far_pages[0], v_pages=far_pages[1]))
+    made = made._replace(k_pages=near.k_pages, v_pages=near.v_pages)
+    assert relative_error(made.out, shared.exact(made, torch.tensor([tokens]))) < BOUND[BF16]
 
     many = prefill.case([(tokens - 5, 5)], 2, 2, 64, 32)
-    many.page_table = made.page_table
-    plan = plan_prefill(torch.tensor([[1, 5, tokens]]), len(many.q), made.page_table, 2, 32, 2)
+    many.page_table = table
+    plan = plan_prefill(torch.tensor([[1, 5, tokens]]), len(many.q), table, 2, 32, 2)
     many.item_count, many.items = plan[1:3]
     many.k_pages, many.v_pages = far_pages
     prefill.emulate("prefill", *many.arguments())
     many.k_pages, many.v_pages = near.k_pages, near.v_pages
-    assert (
-        relative_error(many.out[1:6], prefill.exact(many)[0][1:6]) < prefill.BOUND[torch.bfloat16]
-    )
+    assert relative_error(many.out[1:6], prefill.exact(many)[0][1:6]) < prefill.BOUND[BF16]

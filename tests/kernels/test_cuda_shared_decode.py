@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.shared_costs import Costs
-from kvkernels.ops.shared_decode import shared_decode, workspace_of
+from kvkernels.ops.shared_decode import shared_decode
 from tests.effort import examples
-from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_error
-from tests.kernels.shared_cases import ALWAYS, NEVER, Case, Request, arguments, case, exact
-from tests.oracles.decode import plan_decode
+from tests.kernels.emulated import emulate, needs_compiler, relative_error
+from tests.kernels.shared_cases import ALWAYS, Case, Request, arguments, case, exact
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -127,21 +126,6 @@ def test_any_step(
     hold(made, context, seed)
 
 
-def test_what_is_not_shared_has_the_bits_of_decode() -> None:
-    requests = [Request("ab", 33), Request("ab", 300), Request("", 77)]
-    made, step, context = case(requests, costs=NEVER)
-    emulate("shared_decode", *made)
-    plan = plan_decode(context, made.page_table, len(made.k_pages), 16)
-    out = poisoned(*made.out.shape, dtype=made.out.dtype)
-    emulate(
-        "decode",
-        *(made.q, made.k_pages, made.v_pages, made.page_table, *plan[1:], made.scale, out),
-        *(*workspace_of(plan, 4, 64), None, None),
-    )
-    assert step.saving.shared_prefix_groups == 0
-    assert torch.equal(made.out, out)
-
-
 def test_with_whom_a_run_is_shared_does_not_matter() -> None:
     """The same runs, shared with two and with four others by items of as many rows or more."""
     bits = []
@@ -175,7 +159,12 @@ def test_the_cpu_implementation_is_attention() -> None:
     [
         ("q", lambda c: c.q[..., :40], "q has head_dim 40, shared_decode has 64 and 128"),
         ("q", lambda c: c.q.float(), "k_pages is bfloat16, needs float32"),
+        ("q", lambda c: c.q.double(), "a tensor of float64"),
+        ("scale", lambda c: 0.0, "scale is not above 0"),
         ("scale", lambda c: -1.0, "scale is not above 0"),
+        ("scale", lambda c: float("nan"), "scale is not above 0"),
+        ("v_pages", lambda c: c.v_pages[:, :8], "v_pages has shape [9, 8, 1, 64], needs [9, 16"),
+        ("page_table", lambda c: c.page_table.long(), "page_table is int64, needs int32"),
         ("scale", lambda c: float("inf"), "scale is not above 0"),
         ("v_pages", lambda c: c.v_pages.contiguous(), "v_pages has other strides than k_pages"),
         ("page_table", lambda c: c.page_table[:1], "page_table has shape [1, 4], needs [2, any]"),

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from kvkernels.ops.shared_costs import AttentionShape, Costs, Work, fit, padded_rows
 from kvkernels.ops.shared_decode import SharedPlan, Step, most_items, most_slots, plan_shared, words
-from kvkernels.ops.shared_runs import LEVELS, chunks_of, prefix_tree
+from kvkernels.ops.shared_runs import LARGEST_CHUNK, LEAST_CHUNK, LEVELS, chunks_of, prefix_tree
 from tests.effort import examples
 from tests.kernels.shared_cases import ALWAYS, NEVER, Request, Tables, tables
-from tests.oracles.decode import chunk_tokens, plan_decode
 
 SHAPE = AttentionShape(8, 2, 64, layers=3)
 PAGE = 16
@@ -163,21 +162,25 @@ def test_where_it_pays_by_default() -> None:
     assert step_of(few, Costs(), AttentionShape(32, 8, 128)).saving.shared_prefix_groups == 0
 
 
-def test_what_shares_nothing_is_planned_as_decode_does() -> None:
+def test_what_shares_nothing_is_cut_by_each_requests_length() -> None:
     requests = [Request("abc", 3000), Request("abc", 10), Request("x", 0), Request("", 0)]
     made = tables(requests, PAGE)
     for costs, own in ((NEVER, requests), (ALWAYS, requests[1:])):
         made = tables(own, PAGE)
         plan = plan_shared(*made[:3], PAGE, SHAPE, costs).plan
-        plain = plan_decode(made.context_tokens, made.page_table, made.pages, PAGE)
-        ours = sorted([int(plan.members[i[0]]), i[2], i[3], i[4] >= 0] for i in items_of(plan))
-        theirs = sorted([i[0], i[1], i[2], i[3] >= 0] for i in plain.items.tolist())
-        assert ours == theirs
+        planned = sorted([int(plan.members[i[0]]), i[2], i[3], i[4] >= 0] for i in items_of(plan))
+        assert planned == [
+            [row, begin, min(begin + chunk, tokens), chunk < tokens]
+            for row, tokens in enumerate(made.context_tokens.tolist())
+            for chunk in [int(chunks_of(np.array(tokens)))]
+            for begin in range(0, max(tokens, 1), chunk)
+        ]
 
 
-@given(st.lists(st.integers(0, 1 << 20)))
-def test_runs_are_cut_as_decode_cuts(tokens: list[int]) -> None:
-    assert chunks_of(np.array(tokens)).tolist() == chunk_tokens(torch.tensor(tokens)).tolist()
+def test_pieces_are_an_eighth_of_a_run() -> None:
+    tokens = np.array([0, 1, 256, 257, 2048, 2049, 4096, 8192, 100_000])
+    wanted = [LEAST_CHUNK] * 5 + [320, 512, LARGEST_CHUNK, LARGEST_CHUNK]
+    assert chunks_of(tokens).tolist() == wanted
 
 
 def test_a_deep_tree_is_cut() -> None:
@@ -218,7 +221,7 @@ def test_fixed_buffers() -> None:
     assert step.saving.shared_prefix_groups == 1
     assert len(step.plan.all) == words(4, *room)
     assert (len(step.plan.items), len(step.plan.merge_slots)) == room
-    needed = int(plan_decode(made.context_tokens, made.page_table, made.pages, PAGE).item_count)
+    needed = int(plan_shared(*made[:3], PAGE, SHAPE, NEVER).plan.item_count)
     tight = plan_shared(*made[:3], PAGE, SHAPE, ALWAYS, (needed, needed))
     assert tight.saving[:2] == (0, 0)
     assert tight.saving.plan_ns == pytest.approx(tight.saving.plain_ns)
@@ -233,9 +236,24 @@ def test_the_room_of_fixed_buffers_is_enough(lengths: list[int]) -> None:
     plan_shared(torch.tensor(lengths), table, 1, PAGE, SHAPE, NEVER, room)
 
 
-def test_bad_tables_are_named() -> None:
-    with pytest.raises(ValueError, match=r"page_table\[0, 1\] is 7, pages go from 0 to 3"):
-        plan_shared(torch.tensor([17]), torch.tensor([[0, 7]]), 4, PAGE, SHAPE)
+@pytest.mark.parametrize(
+    ("context", "table", "says"),
+    [
+        ([33], [[0, 1]], "request 0 has 33 context tokens, its row of page_table is for 0 to 32"),
+        ([1, -1], [[0, 1]] * 2, "request 1 has -1 context tokens"),
+        ([17, 32], [[0, 1], [2, 4]], r"page_table\[1, 1\] is 4, pages go from 0 to 3"),
+        ([17], [[-1, 0]], r"page_table\[0, 0\] is -1"),
+        ([17], [[0, 1]] * 2, "needs .requests. and .requests, pages."),
+    ],
+)
+def test_bad_tables_are_named(context: list[int], table: list[list[int]], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        plan_shared(torch.tensor(context), torch.tensor(table), 4, PAGE, SHAPE)
+
+
+def test_pages_beyond_the_context_are_not_looked_at() -> None:
+    plan = plan_shared(torch.tensor([16]), torch.tensor([[3, 99]]), 4, PAGE, SHAPE).plan
+    assert plan.item_count == 1
 
 
 def test_a_plan_is_moved_whole() -> None:

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.shared_costs import Costs
-from kvkernels.ops.shared_decode import shared_decode, workspace_of
+from kvkernels.ops.shared_decode import shared_decode
 from tests.effort import examples
-from tests.kernels.emulated import NAN, emulate, needs_compiler, poisoned, relative_error
+from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.quantized import LOSS, STORED
 from tests.kernels.shared_cases import (
     ALWAYS,
-    NEVER,
     Case,
     Request,
     arguments,
@@ -26,7 +25,6 @@ from tests.kernels.shared_cases import (
     exact,
     quantized,
 )
-from tests.oracles.decode import plan_decode
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
@@ -120,23 +118,6 @@ def test_any_step(
     hold(plain, context, stored, seed)
 
 
-@pytest.mark.parametrize("stored", STORED)
-def test_what_is_not_shared_has_the_bits_of_decode(stored: torch.dtype) -> None:
-    requests = [Request("ab", 33), Request("ab", 300), Request("", 77)]
-    plain, step, context = case(requests, costs=NEVER)
-    made = quantized(plain, stored)
-    emulate("shared_decode", *made)
-    plan = plan_decode(context, made.page_table, len(made.k_pages), 16)
-    out = poisoned(*made.out.shape, dtype=made.out.dtype)
-    emulate(
-        "decode",
-        *(made.q, made.k_pages, made.v_pages, made.page_table, *plan[1:], made.scale, out),
-        *(*workspace_of(plan, 4, 64), made.k_scales, made.v_scales),
-    )
-    assert step.saving.shared_prefix_groups == 0
-    assert torch.equal(made.out, out)
-
-
 @pytest.mark.parametrize("name", ["k_scales", "v_scales"])
 def test_a_row_with_nan_shows(name: str) -> None:
     """In a page that five requests share, and to nobody else."""
@@ -165,6 +146,17 @@ def test_the_cpu_implementation_reads_the_same_bytes() -> None:
         ("k_scales", lambda c: None, "k_scales and v_scales go with quantized pages"),
         ("v_scales", lambda c: c.v_scales[:, :8], "v_scales has shape [9, 8, 1], needs [9, 16, 1]"),
         ("k_scales", lambda c: c.k_scales.half(), "k_scales is float16, needs float32"),
+        ("v_scales", lambda c: c.v_scales.double(), "a tensor of float64"),
+        (
+            "k_scales",
+            lambda c: c.k_scales.repeat_interleave(2, 1)[:, ::2],
+            "k_scales does not have a page's tokens side by side",
+        ),
+        (
+            "k_scales",
+            lambda c: torch.zeros(9, 1, 18)[:, :, :16].transpose(1, 2),
+            "k_scales does not begin pages and heads at multiples of 16 bytes",
+        ),
         ("v_scales", lambda c: c.v_scales.clone(), "v_scales has other strides than k_scales"),
         ("v_pages", lambda c: c.v_pages.bfloat16(), "v_pages is bfloat16, needs int8"),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 
 import pytest
 import torch
@@ -15,8 +14,8 @@ from hypothesis import strategies as st
 from tests.bench.gpu.bare import ROOT
 from tests.effort import examples
 from tests.kernels.emulated import ON_GPU, moved, relative_error
-from tests.kernels.quantized import LOSS, quantized_pages
-from tests.kernels.test_cuda_decode import Case, case
+from tests.kernels.quantized import LOSS
+from tests.kernels.shared_cases import Case, alone, exact, quantized
 
 pytest.importorskip("triton", reason="triton is not installed: make test-native does it")
 
@@ -37,13 +36,6 @@ def by_triton(one: Case, lengths: list[int], longest: int | None = None) -> torc
         return triton_decode(*given[:5], one.scale, most, (given[5], given[6])).cpu()
 
 
-def wanted(one: Case) -> torch.Tensor:
-    """In float64, by the operator on the CPU."""
-    wide = replace(one, q=one.q.double(), out=torch.full(one.q.shape, torch.nan).double())
-    torch.ops.warmroute.decode(*wide.arguments())
-    return wide.out
-
-
 @settings(max_examples=examples(12), deadline=None)
 @given(
     lengths=st.lists(st.sampled_from(EDGES), min_size=1, max_size=4),
@@ -57,9 +49,9 @@ def test_ragged_requests_on_scattered_pages(
     lengths: list[int], group: int, dim: int, page_tokens: int, dtype: torch.dtype, beyond: int
 ) -> None:
     """Whatever is none of theirs is NaN; `longest` may be longer than any."""
-    one = case(lengths, group, 2, dim, page_tokens, dtype)
+    one = alone(lengths, group, 2, dim, page_tokens, dtype)
     made = by_triton(one, lengths, max(lengths) + beyond * SPLIT)
-    expected = wanted(one)
+    expected = exact(one, torch.tensor(lengths))
     assert made.dtype == dtype
     for row, length in enumerate(lengths):
         if length:
@@ -71,37 +63,38 @@ def test_ragged_requests_on_scattered_pages(
 @pytest.mark.parametrize("dim", [64, 128])
 def test_pages_of_int8(dim: int) -> None:
     lengths = [1, SPLIT + 5, 100]
-    one = case(lengths, 4, 2, dim)
-    exact = wanted(one)
-    kept = replace(one, **quantized_pages(one.k_pages, one.v_pages, torch.int8))
-    made, close = by_triton(kept, lengths), wanted(kept)
-    assert relative_error(made, close) < BOUND[BF16]
-    assert relative_error(made, exact) < LOSS[torch.int8]
+    context, one = torch.tensor(lengths), alone(lengths, 4, 2, dim)
+    kept = quantized(one, torch.int8)
+    made = by_triton(kept, lengths)
+    assert relative_error(made, exact(kept, context)) < BOUND[BF16]
+    assert relative_error(made, exact(one, context)) < LOSS[torch.int8]
 
 
 @pytest.mark.parametrize("dim", [16, 96])
 def test_other_heads_are_padded(dim: int) -> None:
-    one = case([33, 70], 2, 1, dim, dtype=FP32)
-    assert relative_error(by_triton(one, [33, 70]), wanted(one)) < BOUND[FP32]
+    one = alone([33, 70], 2, 1, dim, dtype=FP32)
+    made = by_triton(one, [33, 70])
+    assert relative_error(made, exact(one, torch.tensor([33, 70]))) < BOUND[FP32]
 
 
 def test_a_requests_bits_are_its_own() -> None:
     """Whoever stands beside it, however much room there is."""
     lengths = [600, 40, 1100]
-    one = case(lengths, dtype=BF16)
+    one = alone(lengths, dtype=BF16)
     together = by_triton(one, lengths, 4 * SPLIT)
     for row, length in enumerate(lengths):
-        alone = replace(one, q=one.q[row : row + 1], page_table=one.page_table[row : row + 1])
-        assert torch.equal(by_triton(alone, [length])[0], together[row])
+        own = slice(row, row + 1)
+        single = one._replace(q=one.q[own], page_table=one.page_table[own])
+        assert torch.equal(by_triton(single, [length])[0], together[row])
 
 
 def test_what_it_does_not_have_is_named() -> None:
     assert unsupported(BF16, BF16) == unsupported(torch.float16, torch.int8) == ""
     assert "torch.float64" in unsupported(torch.float64, torch.float64)
     assert "float8_e4m3fn" in unsupported(BF16, torch.float8_e4m3fn)
-    one = case([5])
+    one = alone([5])
     with pytest.raises(ValueError, match="equal strides"):
-        by_triton(replace(one, v_pages=one.v_pages.contiguous()), [5])
+        by_triton(one._replace(v_pages=one.v_pages.contiguous()), [5])
 
 
 COMPILED = """

@@ -27,7 +27,7 @@ def test_a_pattern_matches_a_file(pattern: str) -> None:
         ("engines/test_vllm.py", "engines"),
         ("live/test_first_light.py", None),
         ("kernels/test_cuda_decode.py", "native"),
-        ("kernels/test_cuda_decode_plan.py", None),
+        ("kernels/test_cuda_shared_plan.py", None),
         ("kernels/test_head_fuzz.py", "native"),
         ("router/test_core.py", None),
         ("somewhere/test_new.py", None),

@@ -182,8 +182,8 @@ def decode_cases() -> list[Case]:
 
 
 def shared_cases() -> list[Case]:
-    """Each is followed by plain decode of the same batch. A bar in the ideal time of these bytes
-    and products on this device: what plain decode finds in L2 does not count for or against it."""
+    """Each is followed by the same batch by a plan that shares nothing. A bar in the ideal time of
+    these bytes and products on this device: what that has in L2 counts neither for nor against."""
     cases = []
     shapes = [(2_048, 256, 32), (4_096, 256, 64), (4_096, 512, 128), (16_384, 512, 64)]
     for prefix, own, batch in shapes:

@@ -17,14 +17,20 @@ from kvkernels.ops import append as append_op
 from kvkernels.ops import prefill as prefill_op
 from kvkernels.ops import relayout as copy_op
 from kvkernels.ops import w8a16 as w8a16_op
+from kvkernels.ops.calibration import NEVER
 from kvkernels.ops.operator import cuda_library
 from kvkernels.ops.prefill import plan_prefill
 from kvkernels.ops.relayout import moves, plan
-from kvkernels.ops.shared_costs import AttentionShape
-from kvkernels.ops.shared_decode import plan_shared, shared_decode, workspace_of
+from kvkernels.ops.shared_costs import AttentionShape, Costs
+from kvkernels.ops.shared_decode import (
+    SharedPlan,
+    plan_shared,
+    shared_decode,
+    shared_decode_on_cpu,
+    workspace_of,
+)
 from tests.bench.gpu.cases import Attention, Blocks, Case, Linear
 from tests.bench.gpu.timing import Run
-from tests.oracles.decode import decode, decode_on_cpu, plan_decode
 
 BF16 = torch.bfloat16
 NAN = float("nan")
@@ -115,24 +121,19 @@ def lengths_of(shape: Attention) -> torch.Tensor:
     return torch.full((shape.requests,), shape.context)
 
 
-def decode_run(batch: Batch) -> Run:
-    shape, device = batch.shape, batch.q.device
-    sizes = len(batch.k), shape.page
-    made = plan_decode(lengths_of(shape), batch.table.cpu(), *sizes).on(device)
-    workspace = workspace_of(made, shape.heads, shape.dim, device)
-    scales = (batch.k_scales, batch.v_scales)
-    return lambda: decode(
-        *(batch.q, batch.k, batch.v, batch.table, made, batch.scale, batch.out, workspace, scales)
-    )
-
-
-def shared_run(batch: Batch) -> Run:
-    """As the default costs plan it, the host's part left out as for `decode_run`."""
-    shape, device = batch.shape, batch.q.device
+def decode_plan(batch: Batch, costs: Costs) -> SharedPlan:
+    """As `costs` have it; on the host."""
+    shape = batch.shape
     kept = (2, 1, 0) if shape.stored == "bfloat16" else (1, 1, 4)
     heads = AttentionShape(shape.heads, shape.kv_heads, shape.dim, *kept)
     sizes = len(batch.k), shape.page, heads
-    made = plan_shared(lengths_of(shape), batch.table.cpu(), *sizes).plan.on(device)
+    return plan_shared(lengths_of(shape), batch.table.cpu(), *sizes, costs).plan
+
+
+def decode_run(batch: Batch, costs: Costs) -> Run:
+    """The host's part, which is once for all layers of a step, left out."""
+    shape, device = batch.shape, batch.q.device
+    made = decode_plan(batch, costs).on(device)
     workspace = workspace_of(made, shape.heads, shape.dim, device)
     scales = (batch.k_scales, batch.v_scales)
     return lambda: shared_decode(
@@ -176,9 +177,9 @@ def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
     pages = (batch.q.double(), batch.k, batch.v, table)
     scales = (batch.k_scales, batch.v_scales)
     if shape.new == 1:
-        made = plan_decode(lengths_of(shape), table.cpu(), len(batch.k), shape.page)
+        made = decode_plan(batch, NEVER)
         parts = (torch.empty(0), torch.empty(0))
-        decode_on_cpu(*pages, *made[1:], batch.scale, out, *parts, *scales)
+        shared_decode_on_cpu(*pages, *made[1:], batch.scale, out, *parts, *scales)
         return Errors(worst_row(batch.out, out))
     group = shape.heads // shape.kv_heads
     sizes = len(batch.q), table.cpu(), len(batch.k), shape.page, group
@@ -190,13 +191,13 @@ def attention_errors(batch: Batch, oracle_on: str = "") -> Errors:
 
 
 def attention_made(kernel: str, shape: Attention, seed: int, device: str) -> Made:
-    """`kernel`: decode, shared, prefill, prefill_mma or prefill_wgmma."""
+    """`kernel`: decode (which shares nothing), shared, prefill, prefill_mma or prefill_wgmma."""
     batch = batch_of(shape, seed, device)
     operator, _, way = kernel.partition("_")
     if operator == "prefill":
         run = prefill_run(batch, way)
     else:
-        run = (shared_run if operator == "shared" else decode_run)(batch)
+        run = decode_run(batch, Costs() if operator == "shared" else NEVER)
     return Made(run, lambda oracle_on="": attention_errors(batch, oracle_on))
 
 
