@@ -164,7 +164,7 @@ Attend = Callable[[torch.Tensor, LayerKv, torch.Tensor], None]
 
 
 FLASHINFER_BYTES = 128 << 20  # for partial results; what it recommends
-FLASHINFER_PLAN_BYTES = 8 << 20  # a wrapper's own, of which there are two at most
+FLASHINFER_PLAN_BYTES = 16 << 20  # a wrapper's 8 MiB, and page ids; there are two at most
 
 
 class FlashInfer:
@@ -173,17 +173,17 @@ class FlashInfer:
 
     A plan goes to the device while the host goes on, out of pinned memory that its wrapper has once
     and writes again for the next plan. So each kind of part has a wrapper of its own, and waits
-    until its last plan has gone.
+    until its last plan has been sent.
     """
 
     def __init__(self) -> None:
         self._wrapper_of = import_module("flashinfer").BatchPrefillWithPagedKVCacheWrapper
         self._workspace: torch.Tensor | None = None  # one for all wrappers: parts run in turn
         self._wrappers: dict[str, Any] = {}  # by kind
-        self._gone: dict[str, torch.cuda.Event] = {}  # the same: its last plan
+        self._sent: dict[str, torch.cuda.Event] = {}  # by kind: its last plan
 
     def part(self, kind: str, batch: FlatBatch, requests: range) -> Attend:
-        """What attends for `requests`, which lie side by side."""
+        """What attends for `requests`, which lie side by side; `kind`: decode or prefill."""
         spans = batch.spans[requests.start : requests.stop]
         rows = slice(spans[0][0], spans[-1][0] + spans[-1][1])
         wrapper: Any = None
@@ -202,19 +202,22 @@ class FlashInfer:
         if self._workspace is None:
             self._workspace = torch.empty(FLASHINFER_BYTES, dtype=torch.uint8, device=q.device)
         if kind not in self._wrappers:
-            self._wrappers[kind] = self._wrapper_of(self._workspace, "NHD")
-        if kind in self._gone:
-            self._gone[kind].synchronize()
+            # FlashAttention-3's tiles have 128 rows and split no keys: not for one row a request.
+            backend = "fa2" if kind == "decode" else "auto"
+            self._wrappers[kind] = self._wrapper_of(self._workspace, "NHD", backend=backend)
+        if kind in self._sent:
+            self._sent[kind].synchronize()
         page_tokens, kv_heads = k_pages.shape[1:3]
         spans = np.array(batch.spans[requests.start : requests.stop])
         pages = -(-spans[:, 2] // page_tokens)
         ends = pages.cumsum()
         number = np.arange(ends[-1]) - np.repeat(ends - pages, pages)
         cells = np.repeat(np.array(requests), pages) * batch.page_table.shape[1] + number
+        at = placed(torch.from_numpy(cells), torch.int32, q.device)
         wrapper = self._wrappers[kind]
         wrapper.plan(
             *(_starts(spans[:, 1]), _starts(pages)),
-            batch.page_table.flatten()[placed(torch.from_numpy(cells), torch.int64, q.device)],
+            batch.page_table.flatten().index_select(0, at),
             torch.from_numpy((spans[:, 2] - 1) % page_tokens + 1).int(),
             *(q.shape[1], kv_heads, q.shape[2], page_tokens),
             causal=True,
@@ -222,8 +225,8 @@ class FlashInfer:
             kv_data_type=k_pages.dtype,
         )
         if q.is_cuda:
-            self._gone[kind] = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._gone[kind].record()
+            self._sent[kind] = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._sent[kind].record()
         return wrapper
 
 
@@ -392,7 +395,7 @@ class FallingBack:
 
 def attention_of(backend: str, ways: Ways = ALL_KERNELS) -> Attention:
     """The backend of that name, one of `kernel_choice`; `ways`: of the kernels. Raises ImportError
-    where one is Triton's and that is not installed."""
+    where one is Triton's or FlashInfer's and that is not installed."""
     if backend == KVKERNELS:
         return FallingBack(KernelAttention(ways))
     if backend == TRITON:

@@ -184,7 +184,7 @@ def choose_attention(
     if why_torch is None:
         lacking = {
             TRITON: ("Triton", lambda: _triton_lacks(device, trial)),
-            FLASHINFER: ("FlashInfer", lambda: flashinfer_lacks(device, trial().is_quantized)),
+            FLASHINFER: ("FlashInfer", lambda: _flashinfer_lacks(device, trial())),
         }
         return KernelChoice(KVKERNELS, ways=_valid(ways, lacking))
     if why_torch and not (lacks := _triton_lacks(device, trial)):
@@ -196,13 +196,19 @@ def choose_attention(
 
 
 def _valid(ways: Ways, lacking: Mapping[str, tuple[str, Callable[[], str]]]) -> Ways:
-    """`ways`, but for those that cannot be gone here: `lacking` has a name of some, and what says
+    """`ways`, but for those that cannot be taken here: `lacking` has a name of some, and what says
     why not."""
     for of, (name, lacks) in lacking.items():
         if of in ways.values() and (why := lacks()):
             log.warning("what was measured as %s's goes by the kernels, because of %s", name, why)
             ways = {shape: KVKERNELS if way == of else way for shape, way in ways.items()}
     return ways
+
+
+def _flashinfer_lacks(device: str, made: AttentionTrial) -> str:
+    """Why no part of this model's steps goes by FlashInfer, which compiles for minutes when it is
+    first asked for a shape: not in a request's step."""
+    return flashinfer_lacks(device, made.is_quantized) or made.flashinfer_why_not(device)
 
 
 def flashinfer_lacks(device: str, is_quantized: bool) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from engine.model.attention import Decode, write
-from engine.model.batch import is_cuda
+from engine.model.attention import Decode, attend, write
+from engine.model.batch import Piece, flat_batch, is_cuda
 from engine.model.kv_cache import LayerKv
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
@@ -97,6 +97,27 @@ class AttentionTrial:
         except Exception as why:  # noqa: BLE001 - Triton's are of no common kind
             return f"a trial: {why!s:.300}"
         return "" if error < MOST_ERROR else f"a trial: decode is {error:.1e} off"
+
+    def flashinfer_why_not(self, device: str) -> str:
+        """Why FlashInfer is not to be taken for decodes and chunks; empty: it is right."""
+        from engine.model.kernel_attention import FlashInfer  # which imports what calls this
+
+        blocks = self._table().tolist()
+        pieces = [Piece([0], LONG - 1, blocks), Piece([0], 4, blocks)]
+        pieces += [Piece([0] * 40, LONG - 40, blocks), Piece([0] * 90, 0, blocks)]
+        laid_out = flat_batch(pieces, self.page_tokens)
+        q = self._tokens()[0][: len(laid_out.token_ids)]
+        out = torch.full_like(q, float("nan")).to(device)
+        try:
+            k, v, _ = self._pages(_by_torch, device)
+            batch, parts = laid_out.on(device), FlashInfer()
+            for kind, requests in (("decode", range(2)), ("prefill", range(2, 4))):
+                parts.part(kind, batch, requests)(q.to(device), LayerKv(k, v), out)
+            wide = LayerKv(k.cpu().double(), v.cpu().double())
+            error = row_error(out, attend(q.double(), wide, laid_out))
+        except Exception as why:  # noqa: BLE001 - its compilers' are of no common kind
+            return f"a trial: {why!s:.300}"
+        return "" if error < MOST_ERROR else f"a trial: FlashInfer is {error:.1e} off"
 
     def _tried(self, run: Operator, device: str) -> str:
         k, v, scales = self._pages(run, device)

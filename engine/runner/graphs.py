@@ -1,9 +1,9 @@
 """Steps of decodes at fixed sizes on fixed buffers: CUDA graphs, where there is CUDA.
 
 A graph replays what was launched once, on the same memory: so a step is padded to the next size,
-and one copy refreshes what the kernels read, no more of the page table than the step has. Anywhere
-else the same function is called on the same memory, which saves nothing and is how CPUs try all of
-it but the capture (torch.cuda.graph).
+and one copy refreshes what the kernels read; of the page table it brings rows as wide as the step's
+longest. Anywhere else the same function is called on the same memory, which saves nothing and is
+how CPUs try all of it but the capture (torch.cuda.graph).
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Literal, NamedTuple
 import torch
 
 from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, is_cuda, pages_of
-from engine.model.kernel_choice import device_lost
+from engine.model.kernel_choice import FellBack, device_lost
 
 GRAPH_TOKENS = 2048  # of context at most: torch reads as much for every row
 KERNEL_GRAPH_TOKENS = 8192  # of context a row, on average: kernels' partial results have room
 WARM_UPS = 2  # before a capture: libraries choose and allocate as they are first called
 
-# Why a step was one of a graph or not: it had chunks of prompts, too long a context, or the graphs
-# or the kernels that they hold have failed.
+# Why a step was one of a graph or not: it had chunks of prompts, too long a context or contexts too
+# long together, or the graphs or the kernels that they hold have failed.
 GraphUse = Literal["hit", "chunks", "graph_limit", "fallback"]
 
 log = logging.getLogger(__name__)
@@ -60,7 +60,8 @@ class DecodeGraphs:
     `forward(batch)` gives the logits of a fixed batch, [rows, `vocab`], as `dtype`. All graphs
     share their memory, and the batch's: one is replayed at a time, and what leaves it is copied
     out. Where one cannot be captured or replayed, all are off from then on and `failed` says why,
-    unless the device is lost, too: that raises what the graph raised.
+    unless the device is lost, too: that raises what the graph raised. `fell_back` says which of the
+    model's kernels have failed: then what torch computes in their place is no graph's.
     """
 
     def __init__(
@@ -74,11 +75,13 @@ class DecodeGraphs:
         device: str = "cpu",
         tell: Callable[[str], None] = log.info,
         planner: Planner | None = None,
+        fell_back: Callable[[], FellBack] = dict,
     ) -> None:
         begun_s = time.monotonic()
         self.failed = ""
         self._forward = forward
         self._planner = planner
+        self._fell_back = fell_back
         self._room = graph_room(rows, max_tokens, block_size, planner is not None)
         self._block_size = block_size
         self._device = device
@@ -118,7 +121,8 @@ class DecodeGraphs:
 
     def _fixed(self, pieces: Sequence[Piece], rows: int, pages: int) -> FlatBatch:
         sizes = rows, pages, self._block_size, self._device
-        return fixed_batch(pieces, *sizes, self._planner, self._room.tokens)
+        room_tokens = min(rows * self._room.pages * self._block_size, self._room.tokens)
+        return fixed_batch(pieces, *sizes, self._planner, room_tokens)
 
     def logits(self, batch: FlatBatch, fill: Callable[[FlatBatch], None]) -> torch.Tensor:
         """[rows, vocab] of what `lay_out` gave, padding included; true until the next call.
@@ -129,7 +133,7 @@ class DecodeGraphs:
         given = batch.within(self._data)
         fill(given)
         try:
-            run(given)
+            run()
         except Exception as error:  # noqa: BLE001 - as above
             self._turn_off("a replay that failed", error)
             # K and V that were written already are written again, to the same slots.
@@ -142,29 +146,32 @@ class DecodeGraphs:
         self.failed = f"{why}: {error!s:.300}"
         log.error("graphs: steps go without from here on, because of %s", self.failed)
 
-    def _capture(self) -> dict[int, Callable[[FlatBatch], None]]:
-        """What computes a batch of each size that is in `_data`."""
+    def _capture(self) -> dict[int, Callable[[], None]]:
+        """What computes the batch of each size that is in `_data`."""
         largest = self._fixed([], self._sizes[-1], self._room.pages)
         self._data = torch.zeros(largest.sizes.nbytes, dtype=torch.uint8, device=self._device)
         # The largest first: the others find room in its memory.
         return {rows: self._captured(rows) for rows in reversed(self._sizes)}
 
-    def _captured(self, rows: int) -> Callable[[FlatBatch], None]:
-        def run(batch: FlatBatch) -> None:
-            self._made[:rows].copy_(self._forward(batch))
+    def _captured(self, rows: int) -> Callable[[], None]:
+        static = self._fixed([], rows, self._room.pages).within(self._data)
+
+        def run() -> None:
+            self._made[:rows].copy_(self._forward(static))
+            if fell_back := self._fell_back():  # torch does not read the table as the plan does
+                raise RuntimeError("; ".join(fell_back.values()))
 
         if self._memory is None:
             return run
-        static = self._fixed([], rows, self._room.pages).within(self._data)
         current = torch.cuda.current_stream(self._device)
         beside = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         beside.wait_stream(current)
         # Around the capture, too: one that fails leaves the current stream changed.
         with torch.cuda.stream(beside):
             for _ in range(WARM_UPS):
-                run(static)
+                run()
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._memory):
-                run(static)
+                run()
         current.wait_stream(beside)
-        return lambda batch: graph.replay()
+        return graph.replay

@@ -160,6 +160,7 @@ class Loaded:
             self.device,
             self.tell,
             self.planner,
+            lambda: self.model.fell_back,
         )
 
 

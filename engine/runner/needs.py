@@ -154,11 +154,11 @@ def needs_of(config: ModelConfig, settings: LoadSettings) -> Needs:
         each = attention_bytes(config, first, limits, is_captured)
         each *= len(shards) if device == "cpu" else 1
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + each)
-    going = {chosen.backend, *chosen.ways.values()}
-    if is_cuda(device) and going - {KVKERNELS, MMA, FLASHINFER}:
+    used = {chosen.backend, *chosen.ways.values()}
+    if is_cuda(device) and used - {KVKERNELS, MMA, FLASHINFER}:
         gathered = gathered_bytes(config, first, limits, name)
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + gathered)
-    if FLASHINFER in going:
+    if FLASHINFER in used:
         planned = FLASHINFER_BYTES + 2 * FLASHINFER_PLAN_BYTES
         taken = replace(taken, workspace_bytes=taken.workspace_bytes + planned)
     products = choose_int8(settings.int8, config, shards, device, name, quantization)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from engine.model.kernel_choice import (
     KernelChoice,
     choose_attention,
 )
+from engine.model.kernel_trial import AttentionTrial
 from engine.model.kv_cache import LayerKv
 from engine.model.tiny import TinySettings
 from engine.model.transformer import Transformer
@@ -45,9 +47,12 @@ class Wrapper:
 
     made: list[Wrapper]
 
-    def __init__(self, float_workspace_buffer: torch.Tensor, kv_layout: str = "NHD") -> None:
+    def __init__(
+        self, float_workspace_buffer: torch.Tensor, kv_layout: str, *, backend: str
+    ) -> None:
         assert float_workspace_buffer.dtype == torch.uint8
         assert kv_layout == "NHD"
+        self.backend = backend
         self.workspace = float_workspace_buffer
         self.plans: list[tuple[Sequence[Any], dict[str, Any]]] = []
         self.made.append(self)
@@ -153,26 +158,43 @@ def test_steps_of_decodes_and_chunks(tmp_path: Path) -> None:
     exact = loaded(folder)
     for row, prompt in enumerate((prompts[0][:35], prompts[1])):
         assert torch.allclose(logits[row], whole(exact, prompt)[-1], rtol=1e-9, atol=1e-11)
-    assert [len(one.plans) for one in Wrapper.made] == [3, 2]
+    assert [(one.backend, len(one.plans)) for one in Wrapper.made] == [("auto", 3), ("fa2", 2)]
     assert Wrapper.made[0].workspace is Wrapper.made[1].workspace
+
+
+def test_a_trial_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = AttentionTrial(HEADS, KV_HEADS, DIM, 16, torch.float32, torch.float32)
+    assert made.flashinfer_why_not("cpu") == ""
+    right = Wrapper.run
+
+    def wrong(self: Wrapper, q: torch.Tensor, pages: Any, out: torch.Tensor) -> None:
+        right(self, q, pages, out=out)
+        out[-1] *= 1.1
+
+    monkeypatch.setattr(Wrapper, "run", wrong)
+    assert re.fullmatch(r"a trial: FlashInfer is 1.0e-01 off", made.flashinfer_why_not("cpu"))
+    monkeypatch.setattr(Wrapper, "plan", lambda *given, **named: 1 / 0)
+    assert made.flashinfer_why_not("cpu") == "a trial: division by zero"
 
 
 NOT_THERE = "FlashInfer, which cannot be imported: import of flashinfer halted; None in sys.modules"
 
 
 @pytest.mark.parametrize(
-    ("device", "kv", "is_there", "why"),
+    ("device", "kv", "is_there", "trial", "why"),
     [
-        ("cpu", "auto", True, "a CPU"),
-        ("cuda", "auto", False, NOT_THERE),
-        ("cuda", "int8", True, "a quantized cache, for whose scales FlashInfer has no place"),
-        ("cuda", "auto", True, ""),
+        ("cpu", "auto", True, "", "a CPU"),
+        ("cuda", "auto", False, "", NOT_THERE),
+        ("cuda", "int8", True, "", "a quantized cache, for whose scales FlashInfer has no place"),
+        ("cuda", "auto", True, "a trial: no nvcc", "a trial: no nvcc"),
+        ("cuda", "auto", True, "", ""),
     ],
 )
 def test_where_it_cannot_be_the_kernels_are(
     device: str,
     kv: str,
     is_there: bool,
+    trial: str,
     why: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -182,6 +204,7 @@ def test_where_it_cannot_be_the_kernels_are(
     if not is_there:
         monkeypatch.setitem(sys.modules, "flashinfer", None)
     monkeypatch.setattr("engine.model.kernel_choice._why_torch", lambda *given: None)
+    monkeypatch.setattr(AttentionTrial, "flashinfer_why_not", lambda made, on: trial)
     quantized = Quantization(kv=kv)
     ways = {"prefill_hit": FLASHINFER}
     made = choose_attention(KVKERNELS, config, Shard(), device, "bfloat16", quantized, 16, ways)
@@ -207,4 +230,4 @@ def test_the_package_is_called_as_it_wants(monkeypatch: pytest.MonkeyPatch) -> N
     names += ["num_qo_heads", "num_kv_heads", "head_dim_qk", "page_size", "causal"]
     assert list(bound.arguments)[1:] == [*names, "q_data_type", "kv_data_type"]
     inspect.signature(theirs.run).bind(None, q, (layer.k, layer.v), out=q)
-    inspect.signature(theirs.__init__).bind(None, torch.empty(0), "NHD")
+    inspect.signature(theirs.__init__).bind(None, torch.empty(0), "NHD", backend="fa2")

@@ -76,7 +76,7 @@ class Items:
         computed = 1e-9 * costs.gflop * 4 * shape.head_dim * shape.kv_heads
         self._token_ns = read + computed * self.rows
         self._order, self._cells = order, np.zeros((self.count, ITEM_WORDS), dtype=np.int32)
-        self._read = order[first]  # whose pages: the first member's
+        self._pages_of = order[first]  # the request whose pages are read
         ends = np.minimum(self.begin + chunk[run], runs.end[run])
         for column, values in enumerate((first, requests, self.begin, ends)):
             self._cells[:, column] = values
@@ -125,7 +125,7 @@ class Items:
         counts = self._counts[by_cost]
         slot = np.empty(self.count, dtype=np.int64)
         slot[by_cost] = np.where(counts > 0, counts.cumsum() - counts, -1)
-        self._cells[:, SLOT], self._cells[:, PAGES] = slot, self._read * pages
+        self._cells[:, SLOT], self._cells[:, PAGES] = slot, self._pages_of * pages
         made.items.numpy()[: self.count] = self._cells[by_cost]
         made.item_count[0] = self.count
         made.members.numpy()[:] = self._order
