@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from kvkernels.ops.calibration import ALWAYS, NEVER
 from kvkernels.ops.shared_costs import AttentionShape, Costs
 from kvkernels.ops.shared_decode import Step, plan_shared, workspace_of
 from tests.kernels.emulated import poisoned, pool_of
 from tests.kernels.quantized import as_numbers, quantized_pages
-
-ALWAYS = Costs(0.0, 1.0, 0.0, 0.0, 0.0)  # bytes are all that costs: whatever can be shared is
-NEVER = Costs(0.0, 0.0, 0.0, 1e9, 1e9)
 
 
 class Request(NamedTuple):

@@ -8,11 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvkernels.ops.calibration import ALWAYS
 from kvkernels.ops.shared_decode import unsupported
 from kvkernels.ops.shared_runs import LARGEST_CHUNK, LEAST_CHUNK
 from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
-from tests.kernels.shared_cases import ALWAYS, Case, Request, alone, case, exact
+from tests.kernels.shared_cases import Case, Request, alone, case, exact
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
+from kvkernels.ops.calibration import ALWAYS
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import shared_decode
 from tests.effort import examples
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
-from tests.kernels.shared_cases import ALWAYS, Case, Request, arguments, case, exact
+from tests.kernels.shared_cases import Case, Request, arguments, case, exact
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}

@@ -10,11 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvkernels.ops.calibration import ALWAYS, NEVER
 from kvkernels.ops.shared_costs import AttentionShape, Costs, Work, fit, padded_rows
 from kvkernels.ops.shared_decode import SharedPlan, Step, most_items, most_slots, plan_shared, words
 from kvkernels.ops.shared_runs import LARGEST_CHUNK, LEAST_CHUNK, LEVELS, chunks_of, prefix_tree
 from tests.effort import examples
-from tests.kernels.shared_cases import ALWAYS, NEVER, Request, Tables, tables
+from tests.kernels.shared_cases import Request, Tables, tables
 
 SHAPE = AttentionShape(8, 2, 64, layers=3)
 PAGE = 16

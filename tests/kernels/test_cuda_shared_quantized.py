@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels.cuda.library import RefusedError
+from kvkernels.ops.calibration import ALWAYS
 from kvkernels.ops.shared_costs import Costs
 from kvkernels.ops.shared_decode import shared_decode
 from tests.effort import examples
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
 from tests.kernels.quantized import LOSS, STORED
 from tests.kernels.shared_cases import (
-    ALWAYS,
     Case,
     Request,
     arguments,

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvkernels.ops import shared_decode as shared_plan
 from kvkernels.ops import shared_runs as kept_tree
+from kvkernels.ops.calibration import ALWAYS, NEVER
 from kvkernels.ops.shared_costs import AttentionShape, Costs
 from kvkernels.ops.shared_decode import (
     SharedPlan,
@@ -22,7 +23,6 @@ from kvkernels.ops.shared_decode import (
     plan_shared,
 )
 from tests.effort import examples
-from tests.kernels.shared_cases import ALWAYS, NEVER
 
 PAGE, PAGES = 4, 1 << 20
 SHAPE = AttentionShape(8, 2, 64, layers=3)
