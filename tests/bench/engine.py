@@ -1,4 +1,5 @@
-"""What the engine costs beside its model: host time in a step, and tokens a second against a loop.
+"""What the engine costs beside its model: host time in a step, tokens a second against a loop; and
+what a hit in its cache is worth.
 
     python -m tests.bench.engine [--runs 3] [--core 0] [--device cuda] [--dtype bfloat16]
                                  [--models tiny,small] [--batch 32]
@@ -8,6 +9,8 @@ and runner that serve HTTP (no HTTP here), and for a plain loop on torch's SDPA 
 in turn, on one thread. Printed, medians over the runs: how much of a decode step of the whole batch
 is not the model's (choosing the batch and laying it out, taking tokens in, publishing blocks), and
 the ratio of tokens a second (of CPU time, on a CPU). Both must say the same tokens but for ties.
+Then prompts of nearly all positions that the model has, one at a time: time to the first token of
+one that nobody has sent, and of one whose first 95 % are in the cache.
 """
 
 from __future__ import annotations
@@ -39,6 +42,7 @@ from tests.bench.sdpa_loop import SdpaLoop
 
 Clock = Callable[[], float]
 PROMPT_TOKENS, OUTPUT_TOKENS, BLOCK_SIZE = 128, 64, 16
+HIT = 0.95  # of a long prompt
 MODELS = {
     "tiny": TinySettings(),
     "small": TinySettings(
@@ -46,7 +50,7 @@ MODELS = {
     ),
     "8b": TinySettings(
         layers=32, hidden_size=4096, intermediate_size=14336, heads=32, kv_heads=8,
-        max_positions=512, dtype="bfloat16",
+        max_positions=8448, dtype="bfloat16",
     ),
 }  # fmt: skip
 
@@ -105,6 +109,53 @@ def run_engine(model: Loaded, prompts: np.ndarray, clock: Clock) -> Run:
     return Run(seconds, list(said.values()), host_s, median(step for _, step in steps))
 
 
+def first_tokens(model: Loaded, prompts: Sequence[np.ndarray], clock: Clock) -> list[float]:
+    """Seconds to the first token of each prompt, one after another over one cache."""
+    told = asyncio.Event()
+
+    def on_step(step: Step, outputs: list[Output], now_s: float) -> None:
+        pool.drain_events()
+        if outputs:
+            told.set()
+
+    def on_failed(requests: Sequence[Request], why: str) -> None:
+        raise RuntimeError(f"{len(requests)} requests failed: {why}")
+
+    pool = BlockPool(model.capacity.blocks, BLOCK_SIZE)
+    runner: RealRunner = model.runner(pool, on_step, on_failed)
+
+    async def serve() -> list[float]:
+        running, seconds = asyncio.create_task(runner.run()), []
+        for number, prompt in enumerate(prompts):
+            told.clear()
+            begun_s = clock()
+            runner.submit(Request(number, prompt, 1))
+            waiting = asyncio.create_task(told.wait())
+            await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+            seconds.append(clock() - begun_s)
+            if running.done():
+                running.result()
+        running.cancel()
+        await asyncio.wait([running])
+        return seconds
+
+    return asyncio.run(serve())
+
+
+def hit_and_miss(
+    model: Loaded, tokens: int, runs: int, vocab: int, clock: Clock
+) -> tuple[float, float]:
+    """Medians of the seconds to the first token of prompts of `tokens`."""
+    rng = np.random.default_rng(1)
+    prompts = []
+    for _ in range(runs + 1):  # the first pair warms up
+        new, tail = rng.integers(0, vocab, (2, tokens), dtype=np.int32)
+        known = int(HIT * tokens)
+        prompts += [new, np.concatenate((new[:known], tail[known:]))]
+    seconds = first_tokens(model, prompts, clock)
+    return median(seconds[3::2]), median(seconds[2::2])
+
+
 def run_loop(loop: SdpaLoop, prompts: np.ndarray, clock: Clock) -> tuple[float, list[list[int]]]:
     """The same prompts through the plain loop: seconds, tokens."""
     begun_s = clock()
@@ -123,10 +174,12 @@ def measure(name: str, args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder)
         make_tiny(directory, MODELS[name])
+        long = MODELS[name].max_positions - BLOCK_SIZE
+        kv_tokens = max(2 * long, args.batch * (PROMPT_TOKENS + OUTPUT_TOKENS + 64))
         limits = Limits(
             block_size=BLOCK_SIZE,
             max_batch_size=args.batch,
-            max_tokens_in_paged_kv_cache=args.batch * (PROMPT_TOKENS + OUTPUT_TOKENS + 64),
+            max_tokens_in_paged_kv_cache=kv_tokens,
             expected_input_tokens=PROMPT_TOKENS,
             expected_output_tokens=OUTPUT_TOKENS,
         )
@@ -146,6 +199,7 @@ def measure(name: str, args: argparse.Namespace) -> None:
             assert share >= 0.9, f"only {share:.0%} of the first tokens agree"
             if turn:
                 runs.append((ours, seconds))
+        hit_s, miss_s = hit_and_miss(model, long, args.runs, config.vocab, clock)
     tokens = args.batch * OUTPUT_TOKENS
     host_ms = 1e3 * median(ours.host_s for ours, _ in runs)
     step_ms = 1e3 * median(ours.step_s for ours, _ in runs)
@@ -155,7 +209,9 @@ def measure(name: str, args: argparse.Namespace) -> None:
         f"{name:>5} on {args.device}, {args.dtype}, batch {args.batch}: host {host_ms:.2f} of "
         f"{step_ms:.2f} ms a decode step ({host_share:.1%}); "
         f"{median(tokens / ours.seconds for ours, _ in runs):,.0f} tokens/s, "
-        f"the loop {median(tokens / seconds for _, seconds in runs):,.0f}: {ratio:.2f} of it"
+        f"the loop {median(tokens / seconds for _, seconds in runs):,.0f}: {ratio:.2f} of it; "
+        f"{long} prompt tokens: {1e3 * miss_s:.1f} ms to the first token, {1e3 * hit_s:.1f} with "
+        f"{HIT:.0%} of them in the cache"
     )
 
 
