@@ -271,6 +271,9 @@ def test_figures_come_of_medians_and_ceilings() -> None:
     assert found["of_ideal"] == pytest.approx(one.shape.ideal_us(2e12, 5e14) / 40.0)
     assert "times_plain >= 1: met" in table.row_of(one, lines)
     assert "times_flashinfer >= 1.3: MISSED" in table.row_of(one, lines)
+    rows = table.times(lines)
+    assert [row.split(" | ")[0] for row in rows[2:4]] == [f"| {one.name}", f"| {one.name}, plain"]
+    assert rows[4:] == ["", f"Times not measured yet: {len(speed_cases()) - 2} of 41 cases."]
 
 
 @needs_compiler

@@ -101,6 +101,18 @@ def short(line: Line) -> str:
     return f"{line['seconds']:g} s" if "seconds" in line else ""
 
 
+def times(lines: dict[str, Line]) -> list[str]:
+    """The table of the cases of which something is known, and how many others there are."""
+    cases = speed_cases()
+    begun = {step.split("/")[1] for step in lines if step.startswith(("speed/", "peer/"))}
+    made = [row_of(case, lines) for case in cases if case.name in begun]
+    if made:
+        columns = ("case", "us", "TB/s", "TFLOP/s", "of ceiling", "error", "beside, us", "bars")
+        made = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|", *made, ""]
+    left = sum(case.name not in begun for case in cases)
+    return [*made, f"Times not measured yet: {left} of {len(cases)} cases."] if left else made
+
+
 def report(results: list[Line], steps: int) -> str:
     """What is known after `results`, of so many steps, as Markdown."""
     lines = {line["step"]: line for line in results}
@@ -114,9 +126,7 @@ def report(results: list[Line], steps: int) -> str:
     made = [f"{head}; {len(lines)} of {steps} steps", "", "| kernel | numbers |", "|---|---|"]
     made += [f"| {kernel} | {state} |" for kernel, state in told.items()]
     made += ["", f"The engine takes: {engine_takes(told)}.", ""]
-    made.append("| case | us | TB/s | TFLOP/s | of ceiling | error | beside, us | bars |")
-    made.append("|---|---|---|---|---|---|---|---|")
-    made += [row_of(case, lines) for case in speed_cases()]
+    made += times(lines)
     others = [line for line in results if line["status"] not in ("ok", "skipped")]
     made += ["", *(f"- {line['step']}: {line['status']}, {short(line)}" for line in others)]
     return "\n".join(made).rstrip()
