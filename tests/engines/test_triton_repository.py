@@ -332,7 +332,12 @@ async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path
             texts = [json.loads(event).get("text_output", "") for event in events]
             assert "".join(texts) == answer([number, 7], 30)
 
-        await asyncio.gather(*(one(m, n) for m in (MODEL, "ensemble") for n in range(1, 7)))
+        async def of_the_ensemble() -> None:
+            # Triton 2.51 lets one stream in a thousand stand still where an ensemble has several.
+            for number in range(1, 7):
+                await one("ensemble", number)
+
+        await asyncio.gather(of_the_ensemble(), *(one(MODEL, number) for number in range(1, 7)))
         await router.assert_idle()
     assert pair.running == 0
 
