@@ -184,7 +184,7 @@ def choose_attention(
     if why_torch is None:
         lacking = {
             TRITON: ("Triton", lambda: _triton_lacks(device, trial)),
-            FLASHINFER: ("FlashInfer", lambda: _flashinfer_lacks(device, trial())),
+            FLASHINFER: ("FlashInfer", lambda: _flashinfer_why_not(device, trial())),
         }
         return KernelChoice(KVKERNELS, ways=_valid(ways, lacking))
     if why_torch and not (lacks := _triton_lacks(device, trial)):
@@ -205,9 +205,8 @@ def _valid(ways: Ways, lacking: Mapping[str, tuple[str, Callable[[], str]]]) -> 
     return ways
 
 
-def _flashinfer_lacks(device: str, made: AttentionTrial) -> str:
-    """Why no part of this model's steps goes by FlashInfer, which compiles for minutes when it is
-    first asked for a shape: not in a request's step."""
+def _flashinfer_why_not(device: str, made: AttentionTrial) -> str:
+    """Of this model's shape, for which it may compile for minutes: not in a request's step."""
     return flashinfer_lacks(device, made.is_quantized) or made.flashinfer_why_not(device)
 
 

@@ -139,6 +139,17 @@ inline CheckedHeads need_heads(const wr_tensor* q, const wr_tensor* out, int64_t
             static_cast<int32_t>(heads / kv_heads)};
 }
 
+template <class Params>
+void take_heads(Params& params, const CheckedHeads& heads) {
+    params.q = heads.q;
+    params.q_row = heads.q_row;
+    params.q_head = heads.q_head;
+    params.out = heads.out;
+    params.out_row = heads.out_row;
+    params.out_head = heads.out_head;
+    params.group = heads.group;
+}
+
 // Dense int32 of a plan, which the device reads and the host does not.
 inline const int32_t* plan_part(const wr_tensor* tensor, const char* name,
                                 std::initializer_list<int64_t> shape) {

@@ -35,21 +35,11 @@ struct Call {
         tokens = q->shape[0];
         params.scale_log2 = need_scale(scale);
         pages = need_either_pages(q, k_pages, v_pages, k_scales, v_scales, "prefill");
-        check_heads();
+        heads = need_heads(q, out, k_pages->shape[2], ROWS, "prefill");
+        take_heads(params, heads);
+        params.kv_heads = static_cast<int32_t>(k_pages->shape[2]);
         check_plan();
         check_lse();
-    }
-
-    void check_heads() {
-        heads = need_heads(q, out, k_pages->shape[2], ROWS, "prefill");
-        params.q = heads.q;
-        params.q_token = heads.q_row;
-        params.q_head = heads.q_head;
-        params.out = heads.out;
-        params.out_token = heads.out_row;
-        params.out_head = heads.out_head;
-        params.kv_heads = static_cast<int32_t>(k_pages->shape[2]);
-        params.group = heads.group;
     }
 
     void check_plan() {

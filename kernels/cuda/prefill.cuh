@@ -38,14 +38,14 @@ WR_DEV Item load_item(const Item* at) {
 
 struct Params {
     const uint16_t* q;  // [token, head, D]
-    int64_t q_token, q_head;
+    int64_t q_row, q_head;
     const int32_t* page_table;  // [request, page of the request]
     int64_t table_row;
     const int32_t* item_count;
     const Item* items;
     float scale_log2;  // of scores, times log2(e)
     uint16_t* out;     // [token, head, D]
-    int64_t out_token, out_head;
+    int64_t out_row, out_head;
     float* lse;  // [token, head], base 2; may be null
     int64_t lse_token, lse_head;
     float *partial, *partial_lse;  // [slot, head, D] and base 2 [slot, head], dense
@@ -117,7 +117,7 @@ WR_DEV void fetch_q(const Params& p, const Item& item, int kv_head, char* to) {
     int chunk = static_cast<int>(thread()) % CHUNKS;
     for (int row = static_cast<int>(thread()) / CHUNKS; row < ROWS; row += THREADS / CHUNKS) {
         int token = row / p.group, head = kv_head * p.group + row % p.group;
-        const uint16_t* from = p.q + (item.token + token) * p.q_token + head * p.q_head;
+        const uint16_t* from = p.q + (item.token + token) * p.q_row + head * p.q_head;
         copy_async(at_swizzled<D>(to, row, chunk), from + chunk * 8, token < item.tokens);
     }
 }
@@ -158,7 +158,7 @@ WR_DEV void write(const Params& p, const Item& item, const Rows& rows, int kv_he
         int64_t token = item.token + (first + row) / p.group;
         int64_t head = kv_head * p.group + (first + row) % p.group;
         const char* from = at_swizzled<D>(own, row, l % CHUNKS);
-        uint16_t* to = p.out + token * p.out_token + head * p.out_head + l % CHUNKS * 8;
+        uint16_t* to = p.out + token * p.out_row + head * p.out_head + l % CHUNKS * 8;
         store(reinterpret_cast<Words4*>(to), load_shared(reinterpret_cast<const Words4*>(from)));
     }
 }

@@ -18,7 +18,7 @@ Boxed boxed_queries(const prefill::Params& params, const Extents& extents) {
     int64_t heads = int64_t{1} * params.kv_heads * params.group;
     return {params.q,
             {extents.head_dim, heads, extents.tokens, 1},
-            {1, params.q_head, params.q_token, 0},
+            {1, params.q_head, params.q_row, 0},
             {ROW_ELEMENTS, params.group, item_tokens(params), 1},
             extents.dtype};
 }

@@ -249,7 +249,7 @@ struct Consumer {
             int64_t token = walk.item.token + row / p.of.group;
             int64_t head = walk.kv_head * p.of.group + row % p.of.group;
             const char* at = at_swizzled(own, ROWS, row, l % CHUNKS);
-            uint16_t* to = p.of.out + token * p.of.out_token + head * p.of.out_head;
+            uint16_t* to = p.of.out + token * p.of.out_row + head * p.of.out_head;
             store(reinterpret_cast<Words4*>(to + l % CHUNKS * 8),
                   load_shared(reinterpret_cast<const Words4*>(at)));
         }

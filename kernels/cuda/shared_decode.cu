@@ -33,21 +33,11 @@ struct Call {
         requests = q->shape[0];
         params.scale_log2 = need_scale(scale);
         pages = need_either_pages(q, k_pages, v_pages, k_scales, v_scales, "shared_decode");
-        check_heads();
+        heads = need_heads(q, out, k_pages->shape[2], MAX_GROUP, "shared_decode");
+        take_heads(params, heads);
+        params.heads = heads.heads;
         check_plan();
         check_workspace();
-    }
-
-    void check_heads() {
-        heads = need_heads(q, out, k_pages->shape[2], MAX_GROUP, "shared_decode");
-        params.q = heads.q;
-        params.q_request = heads.q_row;
-        params.q_head = heads.q_head;
-        params.out = heads.out;
-        params.out_request = heads.out_row;
-        params.out_head = heads.out_head;
-        params.heads = heads.heads;
-        params.group = heads.group;
     }
 
     void check_plan() {

@@ -33,13 +33,13 @@ struct Item {  // int32[8]
 
 struct Params {
     const uint16_t* q;  // [request, head, D]
-    int64_t q_request, q_head;
+    int64_t q_row, q_head;
     const int32_t* page_table;
     const int32_t *item_count, *members;
     const Item* items;
     float scale_log2;  // of scores, times log2(e)
     uint16_t* out;     // [request, head, D]
-    int64_t out_request, out_head;
+    int64_t out_row, out_head;
     float *partial, *partial_lse;  // [slot, head, D] and [slot, head], dense
     int32_t heads, group;
     int32_t ctas;  // for each KV head
@@ -81,7 +81,7 @@ struct Task {
     // Row of Q, or null beyond the last one.
     WR_DEV const uint16_t* q(int row) const {
         if (row >= rows) return nullptr;
-        return p.q + request_of(row) * p.q_request + head_of(row) * p.q_head;
+        return p.q + request_of(row) * p.q_row + head_of(row) * p.q_head;
     }
     WR_DEV const int32_t* table() const { return p.page_table + item.pages; }
 
@@ -90,7 +90,7 @@ struct Task {
         return (item.slot + row / p.group) * static_cast<int64_t>(p.heads) + head_of(row);
     }
     WR_DEV uint16_t* out_of(int row) const {
-        return p.out + request_of(row) * p.out_request + head_of(row) * p.out_head;
+        return p.out + request_of(row) * p.out_row + head_of(row) * p.out_head;
     }
 };
 

@@ -65,6 +65,23 @@ class Run:
     step_s: float  # the same step, all of it
 
 
+def on_failed(requests: Sequence[Request], why: str) -> None:
+    raise RuntimeError(f"{len(requests)} requests failed: {why}")
+
+
+async def until(told: asyncio.Event, running: asyncio.Task[None]) -> None:
+    """Waits for `told`; raises what ended the runner before."""
+    waiting = asyncio.create_task(told.wait())
+    await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+    if running.done():
+        running.result()
+
+
+async def stop(running: asyncio.Task[None]) -> None:
+    running.cancel()
+    await asyncio.wait([running])
+
+
 def run_engine(model: Loaded, prompts: np.ndarray, clock: Clock) -> Run:
     """All prompts through scheduler, cache, model and sampler."""
     said: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
@@ -84,9 +101,6 @@ def run_engine(model: Loaded, prompts: np.ndarray, clock: Clock) -> Run:
         if not left:
             done.set()
 
-    def on_failed(requests: Sequence[Request], why: str) -> None:
-        raise RuntimeError(f"{len(requests)} requests failed: {why}")
-
     pool = BlockPool(model.capacity.blocks, BLOCK_SIZE)
     runner: RealRunner = model.runner(pool, on_step, on_failed)
 
@@ -95,13 +109,9 @@ def run_engine(model: Loaded, prompts: np.ndarray, clock: Clock) -> Run:
         for number, prompt in enumerate(prompts):
             runner.submit(Request(number, prompt, OUTPUT_TOKENS))
         running = asyncio.create_task(runner.run())
-        finished = asyncio.create_task(done.wait())
-        await asyncio.wait([running, finished], return_when=asyncio.FIRST_COMPLETED)
+        await until(done, running)
         seconds = clock() - begun_s
-        if running.done():
-            running.result()
-        running.cancel()
-        await asyncio.wait([running])
+        await stop(running)
         return seconds
 
     seconds = asyncio.run(serve())
@@ -118,9 +128,6 @@ def first_tokens(model: Loaded, prompts: Sequence[np.ndarray], clock: Clock) -> 
         if outputs:
             told.set()
 
-    def on_failed(requests: Sequence[Request], why: str) -> None:
-        raise RuntimeError(f"{len(requests)} requests failed: {why}")
-
     pool = BlockPool(model.capacity.blocks, BLOCK_SIZE)
     runner: RealRunner = model.runner(pool, on_step, on_failed)
 
@@ -130,13 +137,9 @@ def first_tokens(model: Loaded, prompts: Sequence[np.ndarray], clock: Clock) -> 
             told.clear()
             begun_s = clock()
             runner.submit(Request(number, prompt, 1))
-            waiting = asyncio.create_task(told.wait())
-            await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+            await until(told, running)
             seconds.append(clock() - begun_s)
-            if running.done():
-                running.result()
-        running.cancel()
-        await asyncio.wait([running])
+        await stop(running)
         return seconds
 
     return asyncio.run(serve())

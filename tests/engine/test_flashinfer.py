@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -172,7 +171,7 @@ def test_a_trial_tells_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
         out[-1] *= 1.1
 
     monkeypatch.setattr(Wrapper, "run", wrong)
-    assert re.fullmatch(r"a trial: FlashInfer is 1.0e-01 off", made.flashinfer_why_not("cpu"))
+    assert made.flashinfer_why_not("cpu") == "a trial: FlashInfer is 1.0e-01 off"
     monkeypatch.setattr(Wrapper, "plan", lambda *given, **named: 1 / 0)
     assert made.flashinfer_why_not("cpu") == "a trial: division by zero"
 
