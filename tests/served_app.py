@@ -10,24 +10,24 @@ from aiohttp import web
 
 
 @asynccontextmanager
-async def served_app(app: web.Application, **options: Any) -> AsyncIterator[str]:
-    """Yields the URL of an app on loopback, at a port that the system chooses.
+async def served_app(app: web.Application, port: int = 0, **options: Any) -> AsyncIterator[str]:
+    """Yields the URL of an app on loopback, at a port that the system chooses unless it is given.
 
     `options`: of aiohttp's runner. What a handler does at the end has a tenth of a second.
     """
     runner = web.AppRunner(app, **{"access_log": None, "shutdown_timeout": 0.1} | options)
     await runner.setup()
     try:
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        await web.TCPSite(runner, "127.0.0.1", port).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
 
 
 @asynccontextmanager
-async def served_by(handler: Any, **options: Any) -> AsyncIterator[str]:
+async def served_by(handler: Any, port: int = 0, **options: Any) -> AsyncIterator[str]:
     """The same of one handler for all paths; `options`: of the app."""
     app = web.Application(**options)
     app.router.add_route("*", "/{path:.*}", handler)
-    async with served_app(app) as url:
+    async with served_app(app, port) as url:
         yield url

@@ -34,6 +34,7 @@ from router.fleet.recognize import (
     NoSuchRankError,
     Recognized,
     recognize,
+    with_grpc,
     with_models,
     with_role,
     with_thresholds,
@@ -118,6 +119,7 @@ _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _DOWN_AFTER = 2  # health probes in a row that fail
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
+_GRPC_S, _GRPC_MOST_S = 1.0, 300.0  # between two looks for its gRPC, each twice as long as before
 
 State = Literal["ready", "draining", "down"]
 
@@ -240,6 +242,10 @@ class Member:
         if recognized.loads is not None:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
             tasks.append(asyncio.create_task(self._look_for_adapters()))
+        if recognized.grpc_awaited is not None and self._context.grpc is not None:
+            where = recognized.grpc_awaited
+            log.info("worker %d (%s): no gRPC at %s yet", self.worker_id, self.spec.name, where)
+            tasks.append(asyncio.create_task(self._look_for_grpc()))
         if recognized.pause_url is not None:
             tasks.append(asyncio.create_task(self._until_paused(recognized.pause_url)))
         if recognized.source is not None:
@@ -487,6 +493,20 @@ class Member:
             if self._unknown_adapter.is_set():  # what is told and not listed is not asked for again
                 await asyncio.sleep(_ADAPTERS_S)
                 self._unknown_adapter.clear()
+
+    async def _look_for_grpc(self) -> NoReturn:
+        """Find the gRPC of an engine that was slow when asked, or that began it after its HTTP."""
+        wait_s = _GRPC_S
+        while True:
+            await asyncio.sleep(wait_s)
+            wait_s = min(2.0 * wait_s, _GRPC_MOST_S)
+            known = self.recognized
+            if known is None:
+                continue
+            found = await with_grpc(known, self._context.terms.probe_s)
+            if self.recognized is known and found != known:
+                log.info("worker %d (%s): gRPC at %s", self.worker_id, self.spec.name, found.grpc)
+                self.amend(found)
 
     def _note(self, load: RankLoad) -> None:
         """Keep what its KV transfers came to; a late read is told at once. So are adapters."""

@@ -89,6 +89,11 @@ async def three(triton: Pool) -> AsyncIterator[Pool]:
         async with routed(triton, servers=servers, more=("--grpc-port", "0")) as pool:
             for worker_id in range(len(servers)):
                 await pool.router.until_state(worker_id, "ready")
+
+            async def found() -> bool:
+                return all(row["grpc"] for row in await pool.router.rows())
+
+            await until(found, "the gRPC of all three is found")
             yield pool
     finally:
         await third.stop()

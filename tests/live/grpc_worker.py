@@ -141,7 +141,9 @@ def _pages(decoupled: bool) -> dict[str, Any]:
 
 
 @asynccontextmanager
-async def grpc_worker(decoupled: bool = True, port: int = 0, **flags: bool) -> AsyncIterator[Any]:
+async def grpc_worker(
+    decoupled: bool = True, port: int = 0, http_port: int = 0, **flags: bool
+) -> AsyncIterator[Any]:
     """Such a worker; its gRPC is at `port`."""
     worker, pages = GrpcWorker(port=port, **flags), _pages(decoupled)
 
@@ -151,7 +153,7 @@ async def grpc_worker(decoupled: bool = True, port: int = 0, **flags: bool) -> A
 
     await worker.start_grpc()
     try:
-        async with served_by(page) as worker.url:
+        async with served_by(page, http_port) as worker.url:
             yield worker
     finally:
         await worker.stop_grpc()

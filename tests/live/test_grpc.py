@@ -280,6 +280,29 @@ async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
             assert (await stack.row(ids[0]))["grpc"] == one.address
 
 
+async def test_grpc_that_answers_later_than_http_is_found(stack: Stack) -> None:
+    """It takes connections and says nothing when the worker is recognized, as one that is slow."""
+    http_port, beside = lasting_port(), lasting_port()
+    while beside != http_port + 1:
+        http_port, beside = beside, lasting_port()
+    slow = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", beside)
+    async with grpc_worker(http_port=http_port) as one, stub_of(stack) as stub:
+        worker_id = await stack.add(one.url)
+        assert (await stack.row(worker_id))["grpc"] is None
+        slow.close()
+        await one.stop_grpc()
+        one.port = beside
+        await one.start_grpc()
+
+        async def found() -> bool:
+            row = await stack.row(worker_id)
+            return row["grpc"] == one.address and INFER not in row["lacks"]
+
+        await until(found, "its gRPC is found")
+        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+        await stack.remove(worker_id)
+
+
 async def test_health_is_that_of_the_pool(stack: Stack) -> None:
     from grpc import aio
 

@@ -83,7 +83,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in told]
     blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in told]
     capacity = sum(map(int.__mul__, sizes, blocks))
-    grpc, advice = await _grpc(talk) if own else (None, "")
+    grpc, awaited, advice = await _grpc(talk) if own else (None, None, "")
     if not told and not (own and text):
         advice = "no load figures: give metrics=http://HOST:8002/metrics"
     return Profile(
@@ -96,25 +96,29 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         roles=await roles(talk, own),
         lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
         grpc=grpc,
+        grpc_awaited=awaited,
     )
 
 
-async def _grpc(talk: Interview) -> tuple[str | None, str]:
+async def _grpc(talk: Interview) -> tuple[str | None, str | None, str]:
     """Where its gRPC is, as the operator says, else at the port after its own if it speaks there;
-    and what the operator should know of it.
+    where it may speak later, if it does not; and what the operator should know of it.
 
     Behind https nothing is looked for: the operator has to name it.
     """
     given, parts = talk.spec.grpc, urlsplit(talk.spec.url)
     if given == "none" or (given is None and parts.scheme == "https"):
-        return None, ""
+        return None, None, ""
     host, port = parts.hostname or "", (parts.port or 80) + 1
     if given is not None:
         named = urlsplit(f"//{given}")
         host, port = named.hostname or "", named.port or port
+    address = given or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if parts.scheme == "https" or await talk.speaks_http2(host, port):
-        return given or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"), ""
-    return given, "" if given is None else f"nobody speaks gRPC at {given} now: check grpc="
+        return address, None, ""
+    if given is None:
+        return None, address, ""
+    return given, None, f"nobody speaks gRPC at {given} now: check grpc="
 
 
 class _Entry(msgspec.Struct):
