@@ -83,8 +83,9 @@ def _busy() -> asyncio.Event:
 
 
 WorkerFact = WorkerChange | LoadReport | FeedFact | Probed
-# Of following a worker. "asleep" and "paused": its engine lives on and takes no requests.
-End = Literal["down", "asleep", "paused", "anew", "broken"]
+# Of following a worker. "asleep" and "paused": its engine lives on and takes no requests. "more":
+# it serves on, and answers where it did not when it was recognized.
+End = Literal["down", "asleep", "paused", "anew", "broken", "more"]
 
 
 @dataclass(frozen=True, slots=True)

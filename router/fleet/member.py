@@ -34,7 +34,6 @@ from router.fleet.recognize import (
     NoSuchRankError,
     Recognized,
     recognize,
-    with_grpc,
     with_models,
     with_role,
     with_thresholds,
@@ -119,7 +118,7 @@ _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _DOWN_AFTER = 2  # health probes in a row that fail
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
-_GRPC_S, _GRPC_MOST_S = 1.0, 300.0  # between two looks for its gRPC, each twice as long as before
+_AWAITED_S = 1.0  # before the first look at what did not answer; each next comes after twice that
 
 State = Literal["ready", "draining", "down"]
 
@@ -194,6 +193,8 @@ class Member:
             recognized = with_thresholds(await self._recognized(), self.spec)
             self._tell_state("draining" if self.draining else "ready", recognized)
             end = await self._follow(recognized)
+            if end == "more":
+                continue
             self._put_down(end if end in ("asleep", "paused") else None)
             if end == "anew":  # it serves, though not with the cache we knew
                 self._tell_state("draining" if self.draining else "ready", None)
@@ -242,10 +243,8 @@ class Member:
         if recognized.loads is not None:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
             tasks.append(asyncio.create_task(self._look_for_adapters()))
-        if recognized.grpc_awaited is not None and self._context.grpc is not None:
-            where = recognized.grpc_awaited
-            log.info("worker %d (%s): no gRPC at %s yet", self.worker_id, self.spec.name, where)
-            tasks.append(asyncio.create_task(self._look_for_grpc()))
+        if recognized.awaits:
+            tasks.append(asyncio.create_task(self._until_more_answers(recognized.awaits)))
         if recognized.pause_url is not None:
             tasks.append(asyncio.create_task(self._until_paused(recognized.pause_url)))
         if recognized.source is not None:
@@ -494,19 +493,22 @@ class Member:
                 await asyncio.sleep(_ADAPTERS_S)
                 self._unknown_adapter.clear()
 
-    async def _look_for_grpc(self) -> NoReturn:
-        """Find the gRPC of an engine that was slow when asked, or that began it after its HTTP."""
-        wait_s = _GRPC_S
+    async def _until_more_answers(self, awaits: frozenset[str]) -> End:
+        """Ask again beside the engine's own port: it was slow, or had not begun all it does."""
+        terms, wait_s = self._context.terms, _AWAITED_S
+        silent = ", ".join(sorted(awaits))
+        log.info("worker %d (%s): nobody answers at %s", self.worker_id, self.spec.name, silent)
         while True:
             await asyncio.sleep(wait_s)
-            wait_s = min(2.0 * wait_s, _GRPC_MOST_S)
-            known = self.recognized
-            if known is None:
-                continue
-            found = await with_grpc(known, self._context.terms.probe_s)
-            if self.recognized is known and found != known:
-                log.info("worker %d (%s): gRPC at %s", self.worker_id, self.spec.name, found.grpc)
-                self.amend(found)
+            wait_s *= 2.0
+            with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
+                found = await recognize(
+                    self._context.http, self.spec, terms.probe_s, terms.event_hosts
+                )
+                if begun := sorted(awaits - found.awaits):
+                    line, where = "worker %d (%s) answers at %s now", ", ".join(begun)
+                    log.info(line, self.worker_id, self.spec.name, where)
+                    return "more"
 
     def _note(self, load: RankLoad) -> None:
         """Keep what its KV transfers came to; a late read is told at once. So are adapters."""

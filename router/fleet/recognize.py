@@ -31,12 +31,11 @@ from router.fleet.engines.adapter import (
     Profile,
     UnrecognizedError,
     cards,
-    speaks_http2,
 )
 from router.fleet.engines.trtllm import EVENTS_PATH
 from router.request.kserve import Roles
 from router.request.legs import TRANSFERS, Door
-from router.request.paths import KSERVE_GRPC, lacking
+from router.request.paths import lacking
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 _GUESSED_BLOCK = 64  # tokens, at least, of blocks that no events tell of
@@ -85,7 +84,7 @@ class Recognized:
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
-    grpc_awaited: str | None = None  # HOST:PORT where it was looked for in vain
+    awaits: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
     kv_block_tokens: int | None = None  # of its own blocks, which ours may be several of
 
     def __str__(self) -> str:
@@ -153,7 +152,7 @@ async def recognize(
         profile.keeps_prefixes,
         profile.roles,
         profile.grpc,
-        profile.grpc_awaited,
+        profile.awaits,
         _own_block_size(spec, profile),
     )
     return with_role(with_thresholds(recognized, spec), spec)
@@ -192,18 +191,6 @@ async def with_models(
         return recognized
     facts = replace(facts, models=tuple(names))
     return replace(recognized, facts=facts, roles=await triton.roles(talk, names))
-
-
-async def with_grpc(recognized: Recognized, timeout_s: float) -> Recognized:
-    """The same engine with the gRPC that was looked for in vain, if it speaks it by now."""
-    address = recognized.grpc_awaited
-    if address is None:
-        return recognized
-    host, _, port = address.rpartition(":")
-    if not await speaks_http2(host.strip("[]"), int(port), timeout_s):
-        return recognized
-    facts = replace(recognized.facts, lacks=recognized.facts.lacks - KSERVE_GRPC.keys())
-    return replace(recognized, facts=facts, grpc=address, grpc_awaited=None)
 
 
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:

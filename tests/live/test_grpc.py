@@ -13,6 +13,7 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
@@ -20,6 +21,7 @@ from router.request.scan import LONG_BYTES
 from tests.live.grpc_worker import BIG, MODEL, GrpcWorker, asked, grpc_worker
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
+from tests.served_app import served_by
 from tests.server.certs import Authority
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -280,27 +282,40 @@ async def test_a_worker_without_grpc_is_not_asked_by_it(stack: Stack) -> None:
             assert (await stack.row(ids[0]))["grpc"] == one.address
 
 
-async def test_grpc_that_answers_later_than_http_is_found(stack: Stack) -> None:
-    """It takes connections and says nothing when the worker is recognized, as one that is slow."""
-    http_port, beside = lasting_port(), lasting_port()
-    while beside != http_port + 1:
-        http_port, beside = beside, lasting_port()
+async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
+    """Its gRPC takes connections and says nothing when it is recognized; metrics begin later."""
+    ports = [lasting_port() for _ in range(3)]
+    while ports[2] != ports[0] + 2:
+        ports = [*ports[1:], lasting_port()]
+    http_port, beside, metrics_port = ports
     slow = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", beside)
     async with grpc_worker(http_port=http_port) as one, stub_of(stack) as stub:
         worker_id = await stack.add(one.url)
-        assert (await stack.row(worker_id))["grpc"] is None
+        row = await stack.row(worker_id)
+        assert (row["grpc"], row["kv_capacity_tokens"]) == (None, None)
         slow.close()
         await one.stop_grpc()
         one.port = beside
         await one.start_grpc()
+        async with served_by(metrics_page, metrics_port):
 
-        async def found() -> bool:
-            row = await stack.row(worker_id)
-            return row["grpc"] == one.address and INFER not in row["lacks"]
+            async def found() -> bool:
+                row = await stack.row(worker_id)
+                return (row["grpc"], row["kv_capacity_tokens"]) == (one.address, 64_000)
 
-        await until(found, "its gRPC is found")
-        assert (await stub.ModelInfer(asked("ok"))).id == "ok"
-        await stack.remove(worker_id)
+            await until(found, "its gRPC and its figures are found")
+            assert (await stub.ModelInfer(asked("ok"))).id == "ok"
+            await stack.remove(worker_id)
+
+
+async def metrics_page(request: web.Request) -> web.Response:
+    """Of a batch that has had a request."""
+    of = 'model="small",version="1"'
+    requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+    figures = [f'{requests}{{{of},request_type="scheduled"}} 0']
+    for kind, value in {"max": 1000, "used": 0, "tokens_per": 64}.items():
+        figures.append(f'{blocks}{{{of},kv_cache_block_type="{kind}"}} {value}')
+    return web.Response(text="\n".join((*figures, "")))
 
 
 async def test_health_is_that_of_the_pool(stack: Stack) -> None:

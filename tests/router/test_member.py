@@ -124,6 +124,40 @@ async def test_what_recognition_refuses_is_shown_and_tried_again(
         assert member.trouble == ""
 
 
+async def test_what_answers_beside_it_later_is_taken_while_it_serves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    real = member_module.recognize
+    asked = 0
+
+    async def more_each_time(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
+        nonlocal asked
+        asked += 1
+        known = await real(http, spec, *terms)  # type: ignore[arg-type]
+        if asked == 2:
+            raise TimeoutError
+        if asked <= 3:
+            return replace(known, awaits=frozenset({"gpu1:8001", "http://gpu1:8002/metrics"}))
+        awaits = frozenset({"http://gpu1:8002/metrics"}) if asked <= 6 else frozenset()
+        return replace(known, awaits=awaits, grpc="gpu1:8001")
+
+    monkeypatch.setattr(member_module, "_AWAITED_S", 0.0)
+    monkeypatch.setattr(member_module, "recognize", more_each_time)
+    async with fleet() as one:
+        member = one.manager.add(parse_worker_spec(URL))
+
+        def complete() -> bool:
+            known = member.recognized
+            return known is not None and known.grpc == "gpu1:8001" and not known.awaits
+
+        await until(complete, "all of it to be known")
+        assert set(one.states(0)) == {"ready"}
+        calls = asked
+        for _ in range(100):
+            await asyncio.sleep(0)
+        assert asked == calls, "it is asked no more"
+
+
 async def test_probes_that_fail_twice_put_it_down_and_success_brings_it_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

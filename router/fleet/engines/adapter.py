@@ -296,7 +296,7 @@ class Profile:
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     lacks: frozenset[str] = frozenset()  # paths, besides those that its kind has never
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
-    grpc_awaited: str | None = None  # HOST:PORT where it was looked for in vain
+    awaits: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,8 @@ def _load_of(figures: Figures) -> RankLoad:
 async def _recognize(talk: Interview, named: bool) -> Profile | None:
     own = await _own(talk)
     url = talk.metrics_url if talk.spec.metrics or not own else _beside(talk.spec.url)
-    text = await _metrics(talk, url)
+    told_at_once = await _metrics(talk, url)
+    text = told_at_once or ""
     if not (named or own) and "\nnv_inference_" not in text and "\nnv_trt_llm_" not in f"\n{text}":
         return None
     try:
@@ -96,7 +97,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         roles=await roles(talk, own),
         lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
         grpc=grpc,
-        grpc_awaited=awaited,
+        awaits=frozenset(filter(None, (awaited, url if told_at_once is None else None))),
     )
 
 
@@ -148,7 +149,8 @@ async def models(talk: Interview) -> list[str]:
     return names
 
 
-async def _metrics(talk: Interview, url: str) -> str:
+async def _metrics(talk: Interview, url: str) -> str | None:
+    """As text, empty where these are none that we would read; None: nobody answers at `url`."""
     try:
         status, body = await talk.get_url(url)
     except WireError:
@@ -156,7 +158,7 @@ async def _metrics(talk: Interview, url: str) -> str:
     except (aiohttp.ClientError, TimeoutError):
         if url == talk.metrics_url:
             raise
-        return ""  # it may have no metrics, or at a port that nobody told
+        return None  # it may have no metrics, or at a port that nobody told
     return body.decode("utf-8", "replace") if status == 200 else ""
 
 
