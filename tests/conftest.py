@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
+from simulator.live.processes import log_tail
 from tests.effort import examples
 from tests.forks.starting import forking
 from tests.tiers import NOT_LIVE, QUICK_TIER, TIERS, lacks_of_ci, tier_of
@@ -38,9 +40,16 @@ TESTS = Path(__file__).parent
 BUILD_S = 900  # the first test of a kind builds, or starts, what it runs
 
 
+FOLDER = pytest.StashKey[Path]()  # of this run's temporary files
+LOGS = 8  # of programs, that a failure shows
+
+
 @pytest.fixture(scope="session", autouse=True)
-def forked_programs() -> Iterator[None]:
+def forked_programs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[None]:
     """Starts nothing: the first program does."""
+    request.config.stash[FOLDER] = tmp_path_factory.getbasetemp()
     with forking():
         yield
 
@@ -88,10 +97,14 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
-    call: pytest.CallInfo[None],
+    item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A skip for want of what CI installs is a failure there: else nobody would miss the test."""
+    """A failure shows what programs said meanwhile. A skip for want of what CI installs is a
+    failure there: else nobody would miss the test.
+    """
     report = yield
+    if report.failed and FOLDER in item.config.stash:
+        report.sections += _said_since(call.start, item.config.stash[FOLDER])
     skip = call.excinfo.value if call.excinfo else None
     if isinstance(skip, pytest.skip.Exception) and os.environ.get("CI") == "true":
         lacking = lacks_of_ci(str(skip))
@@ -99,6 +112,16 @@ def pytest_runtest_makereport(
             report.outcome = "failed"
             report.longrepr = f"{', '.join(lacking)}: .ci/run installs it ({skip})"
     return report
+
+
+def _said_since(began_s: float, folder: Path) -> list[tuple[str, str]]:
+    """(title, last lines) of the logs under a folder that were written to since then."""
+    written: dict[Path, float] = {}
+    for path in folder.rglob("*.log"):
+        with suppress(FileNotFoundError):  # its program may take it away
+            written[path] = path.stat().st_mtime
+    latest = sorted((path for path in written if written[path] >= began_s), key=written.__getitem__)
+    return [(f"end of {path.relative_to(folder)}", log_tail(path)) for path in latest[-LOGS:]]
 
 
 def _tier(item: pytest.Item) -> str | None:
