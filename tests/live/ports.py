@@ -6,13 +6,14 @@ import itertools
 import os
 import socket
 
-# Tests that run in parallel (pytest-xdist) have ports of their own, each so many apart.
+# Tests that run in parallel (pytest-xdist) have ports of their own, one after another.
 _SIDE_BY_SIDE = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _OURS = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 # Below those that the system gives to outgoing connections.
-_FIRST, _PORTS = 20_000, 10_000 // _SIDE_BY_SIDE * _SIDE_BY_SIDE
+_PORTS = 10_000 // _SIDE_BY_SIDE
+_FIRST = 20_000 + _OURS * _PORTS
 # Tests of another run begin elsewhere.
-_turn = itertools.count(os.getpid() * 61 * _SIDE_BY_SIDE + _OURS, _SIDE_BY_SIDE)
+_turn = itertools.count(os.getpid() * 61)
 
 
 def lasting_port() -> int:
@@ -20,7 +21,7 @@ def lasting_port() -> int:
 
     A port that the system chose (`--port 0`) may go to anybody's outgoing connection meanwhile.
     """
-    for turn in itertools.islice(_turn, _PORTS // _SIDE_BY_SIDE):
+    for turn in itertools.islice(_turn, _PORTS):
         port = _FIRST + turn % _PORTS
         with socket.socket() as probe:
             try:
