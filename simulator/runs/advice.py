@@ -189,14 +189,14 @@ def _fit(advice: Advice) -> str:
 
 
 def _tried_table(tried: Sequence[Tried]) -> Table:
-    """The best of each kind on the draws that chose."""
+    """The best of each kind, among those that ran on all draws that choose or on the most."""
     rows = []
     for kind in dict.fromkeys(one.kind for one in tried):
         own = [one for one in tried if one.kind == kind]
-        scores = {one.title: one.score for one in own if one.score is not None}
-        best = min(scores, key=scores.__getitem__, default=None)
-        how = "none could be replayed" if best is None else f"{scores[best]:+.2f}"
-        rows.append((kind, str(len(own)), best or "", how))
+        ranked = sorted((-one.draws, one.score, one.title) for one in own if one.score is not None)
+        _, score, best = ranked[0] if ranked else (0, None, "")
+        how = "none could be replayed" if score is None else f"{score:+.2f}"
+        rows.append((kind, str(len(own)), best, how))
     return Table(("tried", "candidates", "best", "score"), rows)
 
 

@@ -53,7 +53,7 @@ FACTORS = (0.5, 4.0)
 # their events cost anything in a replay.
 BLOCKS = (64, 16)
 
-DRAWS, LEAST_DRAWS, MOST_DRAWS = 12, 6, 200
+DRAWS, LEAST_DRAWS, MOST_DRAWS = 16, 6, 200
 FIRST_DRAWS = 2  # on which all candidates run; ...
 GOING_ON = 2  # ... so many of each kind, if they were better there, run on the others that choose
 LEAST_GAIN = 0.05  # of mean TTFT, or ...

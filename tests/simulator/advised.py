@@ -12,7 +12,7 @@ from rich.console import Console
 
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec
 from simulator.runs.advice import Advice, Kept
-from simulator.runs.advise import Adviser, Asked
+from simulator.runs.advise import DRAWS, Adviser, Asked
 from simulator.runs.plan import Targets
 from simulator.runs.runs import RunOptions, Runs
 from simulator.traces.files import opened
@@ -58,7 +58,7 @@ def advise(
     log: Path,
     setup: Setup,
     *,
-    draws: int = 12,
+    draws: int = DRAWS,
     kept: Sequence[Kept] = (),
     check_only: bool = False,
     targets: Targets | None = None,
@@ -101,9 +101,9 @@ def held(case: Case, advice: Advice, folder: Path, seed: int) -> Advice:
 
 CHAT = "gen:sessions?rate=2"
 TENANTS = "gen:tenants?rate=3.4&tenants=6"
-AGENTS = "gen:agentic?rate=0.28&turns=8"
+AGENTS = "gen:agentic?rate=0.2&turns=8"
 NESTED = "gen:zipf?rate=6&groups=30&question=600&output=120&system=6000"
-SHARED = "gen:shared?rate=6&prefixes=12"
+SHARED = "gen:shared?rate=5&prefixes=12"
 TALKS = "gen:sessions?rate=0.5&turns=6&system=64&context=1500&question=300&output=150&think_s=5"
 LONG_TALKS = (
     "gen:sessions?rate=0.6&turns=8&system=64&context=3000&question=200&output=100&think_s=4"
@@ -112,7 +112,7 @@ A, T = Case("chat", CHAT, "lmetric", count=2), Case("tenants", TENANTS, "lmetric
 B = Case("agents", AGENTS, "lmetric", count=3)
 L = Case("talks", LONG_TALKS, "lmetric", count=2, kv_tokens=200_000)
 Z, S = Case("nested", NESTED, "lmetric", count=2), Case("shared", SHARED, "lmetric", count=1)
-HEALTHY = (
+HEALTHY = (  # they keep the targets on draws of their logs, too
     *(A, T, B, Z, S),
     *(replace(one, name=f"{one.name}-warmset", policy="warmset") for one in (A, T, B, Z, S)),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 
 import msgspec
@@ -11,13 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from simulator.replay.run import replay
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec
 from simulator.report.figures import Interval, Ratio
 from simulator.report.row import summarize
 from simulator.runs import advise as search
-from simulator.runs.advice import Forecast, another, read_kept, short, state_path, told
+from simulator.runs.advice import Forecast, Tried, another, read_kept, short, state_path, told
 from simulator.runs.task import SweepError
 from simulator.traces.job import Job
 from simulator.traces.request_log import continued
@@ -238,6 +240,12 @@ def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path
     assert later.checks[0].happened is not None
     said = "\n".join(str(part) for part in told(later, 160))
     assert "forecast of policy" in said
+    lucky, best = Tried("policy", "on two draws", 2, -9.0), Tried("policy", "on three", 3, -5.0)
+    console = Console(file=StringIO(), width=160)
+    console.print(*told(msgspec.structs.replace(advice, tried=(lucky, best)), 160))
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "on three -5.00" in said
+    assert "on two draws" not in said
 
 
 def test_the_command_keeps_its_forecast_and_the_next_log_is_held_against_it(
