@@ -38,8 +38,6 @@ LONGEST_FIRST = (
 )
 TESTS = Path(__file__).parent
 BUILD_S = 900  # the first test of a kind builds, or starts, what it runs
-
-
 FOLDER = pytest.StashKey[Path]()  # of this run's temporary files
 LOGS = 8  # of programs, that a failure shows
 

@@ -118,7 +118,7 @@ _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _DOWN_AFTER = 2  # health probes in a row that fail
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
-_AWAITED_S = 1.0  # before the first look at what did not answer; each next comes after twice that
+_SILENT_S = 1.0  # before what did not answer is asked again; the next times after twice as long
 
 State = Literal["ready", "draining", "down"]
 
@@ -243,8 +243,8 @@ class Member:
         if recognized.loads is not None:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
             tasks.append(asyncio.create_task(self._look_for_adapters()))
-        if recognized.awaits:
-            tasks.append(asyncio.create_task(self._until_more_answers(recognized.awaits)))
+        if recognized.silent:
+            tasks.append(asyncio.create_task(self._until_more_answers(recognized.silent)))
         if recognized.pause_url is not None:
             tasks.append(asyncio.create_task(self._until_paused(recognized.pause_url)))
         if recognized.source is not None:
@@ -493,11 +493,11 @@ class Member:
                 await asyncio.sleep(_ADAPTERS_S)
                 self._unknown_adapter.clear()
 
-    async def _until_more_answers(self, awaits: frozenset[str]) -> End:
+    async def _until_more_answers(self, silent: frozenset[str]) -> End:
         """Ask again beside the engine's own port: it was slow, or had not begun all it does."""
-        terms, wait_s = self._context.terms, _AWAITED_S
-        silent = ", ".join(sorted(awaits))
-        log.info("worker %d (%s): nobody answers at %s", self.worker_id, self.spec.name, silent)
+        terms, wait_s = self._context.terms, _SILENT_S
+        line, where = "worker %d (%s) does not answer at %s", ", ".join(sorted(silent))
+        log.info(line, self.worker_id, self.spec.name, where)
         while True:
             await asyncio.sleep(wait_s)
             wait_s *= 2.0
@@ -505,7 +505,7 @@ class Member:
                 found = await recognize(
                     self._context.http, self.spec, terms.probe_s, terms.event_hosts
                 )
-                if begun := sorted(awaits - found.awaits):
+                if begun := sorted(silent - found.silent):
                     line, where = "worker %d (%s) answers at %s now", ", ".join(begun)
                     log.info(line, self.worker_id, self.spec.name, where)
                     return "more"

@@ -84,7 +84,7 @@ class Recognized:
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
-    awaits: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
+    silent: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
     kv_block_tokens: int | None = None  # of its own blocks, which ours may be several of
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ async def recognize(
         profile.keeps_prefixes,
         profile.roles,
         profile.grpc,
-        profile.awaits,
+        frozenset(talk.silent),
         _own_block_size(spec, profile),
     )
     return with_role(with_thresholds(recognized, spec), spec)

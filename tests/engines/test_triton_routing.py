@@ -115,8 +115,8 @@ async def counted(servers: list[Ensembles], what: str) -> float:
 async def served(folder: Path) -> AsyncIterator[list[Ensembles]]:
     """The servers, each with an empty cache."""
     environment = Environment("triton", NEWEST_TRITON)
-    if not environment.installed:
-        pytest.skip(f"{environment} is not installed: make test-engines")
+    if environment.unavailable:
+        pytest.skip(environment.unavailable)
     async with AsyncExitStack() as all_of:
         servers = [Ensembles(environment, folder, folder / f"triton-{n}") for n in range(SERVERS)]
         for server in servers:

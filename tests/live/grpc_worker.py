@@ -140,11 +140,21 @@ def _pages(decoupled: bool) -> dict[str, Any]:
     }
 
 
+async def metrics_page(request: web.Request) -> web.Response:
+    """Its metrics, of a batch that has had a request."""
+    of = f'model="{MODEL}",version="1"'
+    requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
+    figures = [f'{requests}{{{of},request_type="scheduled"}} 0']
+    for kind, value in {"max": 1000, "used": 0, "tokens_per": 64}.items():
+        figures.append(f'{blocks}{{{of},kv_cache_block_type="{kind}"}} {value}')
+    return web.Response(text="\n".join((*figures, "")))
+
+
 @asynccontextmanager
 async def grpc_worker(
     decoupled: bool = True, port: int = 0, http_port: int = 0, **flags: bool
 ) -> AsyncIterator[Any]:
-    """Such a worker; its gRPC is at `port`."""
+    """Such a worker, its gRPC at `port`; 0: where the system chooses."""
     worker, pages = GrpcWorker(port=port, **flags), _pages(decoupled)
 
     async def page(request: web.Request) -> web.Response:

@@ -13,12 +13,11 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
-from aiohttp import web
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from router.request.scan import LONG_BYTES
-from tests.live.grpc_worker import BIG, MODEL, GrpcWorker, asked, grpc_worker
+from tests.live.grpc_worker import BIG, MODEL, GrpcWorker, asked, grpc_worker, metrics_page
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.served_app import served_by
@@ -306,16 +305,6 @@ async def test_what_answers_later_than_http_is_found(stack: Stack) -> None:
             await until(found, "its gRPC and its figures are found")
             assert (await stub.ModelInfer(asked("ok"))).id == "ok"
             await stack.remove(worker_id)
-
-
-async def metrics_page(request: web.Request) -> web.Response:
-    """Of a batch that has had a request."""
-    of = 'model="small",version="1"'
-    requests, blocks = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
-    figures = [f'{requests}{{{of},request_type="scheduled"}} 0']
-    for kind, value in {"max": 1000, "used": 0, "tokens_per": 64}.items():
-        figures.append(f'{blocks}{{{of},kv_cache_block_type="{kind}"}} {value}')
-    return web.Response(text="\n".join((*figures, "")))
 
 
 async def test_health_is_that_of_the_pool(stack: Stack) -> None:

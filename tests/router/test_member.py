@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -103,20 +104,29 @@ async def test_a_defect_in_a_follower_costs_one_round_not_the_worker(
         assert "broken on purpose" in caplog.text
 
 
+def recognized_by_turns(
+    monkeypatch: pytest.MonkeyPatch, turns: Iterable[Exception | dict[str, Any]]
+) -> list[WorkerSpec]:
+    """Each recognition raises, or finds what the next of these says; returns who was asked for."""
+    real, left = member_module.recognize, iter(turns)
+    asked: list[WorkerSpec] = []
+
+    async def by_turns(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
+        asked.append(spec)
+        turn = next(left)
+        if isinstance(turn, Exception):
+            raise turn
+        return replace(await real(http, spec, *terms), **turn)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(member_module, "recognize", by_turns)
+    return asked
+
+
 async def test_what_recognition_refuses_is_shown_and_tried_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    real = member_module.recognize
-    tries = 0
-
-    async def at_last(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
-        nonlocal tries
-        tries += 1
-        if tries < 3:
-            raise UnrecognizedError("it is a toaster")
-        return await real(http, spec, *terms)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(member_module, "recognize", at_last)
+    toaster = UnrecognizedError("it is a toaster")
+    recognized_by_turns(monkeypatch, [toaster, toaster, {}])
     async with fleet() as one:
         member = one.manager.add(parse_worker_spec(URL))
         await until(lambda: member.trouble == "it is a toaster", "the refusal to be shown")
@@ -124,38 +134,39 @@ async def test_what_recognition_refuses_is_shown_and_tried_again(
         assert member.trouble == ""
 
 
+def lines_of_the_page() -> list[str]:
+    """Log lines of docs/reference/admin.md on workers that come and go, as patterns."""
+    section = PAGE.read_text(encoding="utf-8").partition("| log line | when |")[2]
+    lines = re.findall(r"^\| `(worker N \(URL\) [^`]+)` \|", section, re.MULTILINE)
+    return [
+        re.sub("WHO|PLACES", ".+", re.escape(line).replace("N", r"\d").replace("URL", URL))
+        for line in lines
+    ]
+
+
 async def test_what_answers_beside_it_later_is_taken_while_it_serves(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    real = member_module.recognize
-    asked = 0
-
-    async def more_each_time(http: object, spec: WorkerSpec, *terms: object) -> Recognized:
-        nonlocal asked
-        asked += 1
-        known = await real(http, spec, *terms)  # type: ignore[arg-type]
-        if asked == 2:
-            raise TimeoutError
-        if asked <= 3:
-            return replace(known, awaits=frozenset({"gpu1:8001", "http://gpu1:8002/metrics"}))
-        awaits = frozenset({"http://gpu1:8002/metrics"}) if asked <= 6 else frozenset()
-        return replace(known, awaits=awaits, grpc="gpu1:8001")
-
-    monkeypatch.setattr(member_module, "_AWAITED_S", 0.0)
-    monkeypatch.setattr(member_module, "recognize", more_each_time)
+    caplog.set_level("INFO", "router")
+    grpc, metrics = "gpu1:8001", "http://gpu1:8002/metrics"
+    neither = {"silent": frozenset({grpc, metrics})}
+    one_of_them = {"silent": frozenset({metrics}), "grpc": grpc}
+    turns = [neither, TimeoutError(), neither, *3 * [one_of_them], *2 * [{"grpc": grpc}]]
+    asked = recognized_by_turns(monkeypatch, turns)
+    monkeypatch.setattr(member_module, "_SILENT_S", 0.0)
     async with fleet() as one:
         member = one.manager.add(parse_worker_spec(URL))
-
-        def complete() -> bool:
-            known = member.recognized
-            return known is not None and known.grpc == "gpu1:8001" and not known.awaits
-
-        await until(complete, "all of it to be known")
-        assert set(one.states(0)) == {"ready"}
-        calls = asked
-        for _ in range(100):
+        await until(lambda: len(asked) == len(turns), "all of it to be known")
+        for _ in range(100):  # it is asked no more
             await asyncio.sleep(0)
-        assert asked == calls, "it is asked no more"
+        assert member.recognized is not None
+        assert (member.recognized.grpc, member.recognized.silent) == (grpc, frozenset())
+        assert set(one.states(0)) == {"ready"}
+        assert len(asked) == len(turns)
+    of_answers = [pattern for pattern in lines_of_the_page() if "answer" in pattern]
+    assert len(of_answers) == 2
+    for pattern in of_answers:
+        assert any(re.match(pattern, line) for line in caplog.messages), pattern
 
 
 async def test_probes_that_fail_twice_put_it_down_and_success_brings_it_back(
@@ -226,16 +237,6 @@ async def test_leaving_workers_go_when_idle() -> None:
         assert one.states(0).count("gone") == 1
 
 
-def lines_of_the_page() -> list[str]:
-    """Log lines of docs/reference/admin.md on workers that come and go, as patterns."""
-    section = PAGE.read_text(encoding="utf-8").partition("| log line | when |")[2]
-    lines = re.findall(r"^\| `(worker N \(URL\) [^`]+)` \|", section, re.MULTILINE)
-    return [
-        re.escape(line).replace("N", r"\d").replace("URL", URL).replace("WHO", ".+")
-        for line in lines
-    ]
-
-
 async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -> None:
     caplog.set_level("INFO", "router")
     async with fleet() as one:
@@ -262,9 +263,9 @@ async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -
         f"worker 1 ({URL}) removed, forced by admin request",
     ]
     patterns = lines_of_the_page()
-    assert len(patterns) == 8
+    assert len(patterns) == 10
     unseen = [p for p in patterns if not any(re.match(p, line) for line in told)]
-    elsewhere = ("back", "more", "cut")  # tests/router/test_discovery.py
+    elsewhere = ("back", "more", "cut", "answer")  # tests/router/test_discovery.py, above
     assert unseen == [p for p in patterns if any(word in p for word in elsewhere)]
 
 

@@ -112,7 +112,7 @@ A, T = Case("chat", CHAT, "lmetric", count=2), Case("tenants", TENANTS, "lmetric
 B = Case("agents", AGENTS, "lmetric", count=3)
 L = Case("talks", LONG_TALKS, "lmetric", count=2, kv_tokens=200_000)
 Z, S = Case("nested", NESTED, "lmetric", count=2), Case("shared", SHARED, "lmetric", count=1)
-HEALTHY = (  # they keep the targets on draws of their logs, too
+HEALTHY = (
     *(A, T, B, Z, S),
     *(replace(one, name=f"{one.name}-warmset", policy="warmset") for one in (A, T, B, Z, S)),
 )

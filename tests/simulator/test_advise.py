@@ -286,9 +286,11 @@ def test_ten_mistakes_are_found_and_ten_healthy_pools_are_left_alone(tmp_path: P
             next_ttft = advice.findings[0].forecast.next_ttft
             halves.append((next_ttft.high - next_ttft.low) / 2)
             within += [check.within for check in held(case, advice, tmp_path, 101).checks]
-    quiet = [not advice_on(case, tmp_path).findings for case in HEALTHY]
+    healthy = [advice_on(case, tmp_path) for case in HEALTHY]
+    quiet = [not advice.findings for advice in healthy]
     print(f"\nfound {sum(found)}, quiet {sum(quiet)}, within {sum(within)}, halves {halves}")
     assert sum(found) >= 9
+    assert all(advice.keeps for advice in healthy)
     assert sum(quiet) >= 9
     assert sum(within) >= 0.9 * len(within)
     assert max(halves) <= 0.15

@@ -115,6 +115,7 @@ class Interview:
 
     def __init__(self, http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> None:
         self.spec = spec
+        self.silent: set[str] = set()  # addresses beside its own where nobody answered
         self._http = http
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._replies: dict[str, Reply] = {}
@@ -296,7 +297,6 @@ class Profile:
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     lacks: frozenset[str] = frozenset()  # paths, besides those that its kind has never
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
-    awaits: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
 
 
 @dataclass(frozen=True, slots=True)

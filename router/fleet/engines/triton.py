@@ -73,8 +73,7 @@ def _load_of(figures: Figures) -> RankLoad:
 async def _recognize(talk: Interview, named: bool) -> Profile | None:
     own = await _own(talk)
     url = talk.metrics_url if talk.spec.metrics or not own else _beside(talk.spec.url)
-    told_at_once = await _metrics(talk, url)
-    text = told_at_once or ""
+    text = await _metrics(talk, url)
     if not (named or own) and "\nnv_inference_" not in text and "\nnv_trt_llm_" not in f"\n{text}":
         return None
     try:
@@ -84,7 +83,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     sizes = [int(figures.get((_BLOCKS, "tokens_per"), 0)) for figures in told]
     blocks = [int(figures.get((_BLOCKS, "max"), 0)) for figures in told]
     capacity = sum(map(int.__mul__, sizes, blocks))
-    grpc, awaited, advice = await _grpc(talk) if own else (None, None, "")
+    grpc, advice = await _grpc(talk) if own else (None, "")
     if not told and not (own and text):
         advice = "no load figures: give metrics=http://HOST:8002/metrics"
     return Profile(
@@ -97,29 +96,27 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         roles=await roles(talk, own),
         lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
         grpc=grpc,
-        awaits=frozenset(filter(None, (awaited, url if told_at_once is None else None))),
     )
 
 
-async def _grpc(talk: Interview) -> tuple[str | None, str | None, str]:
+async def _grpc(talk: Interview) -> tuple[str | None, str]:
     """Where its gRPC is, as the operator says, else at the port after its own if it speaks there;
-    where it may speak later, if it does not; and what the operator should know of it.
+    and what the operator should know of it.
 
     Behind https nothing is looked for: the operator has to name it.
     """
     given, parts = talk.spec.grpc, urlsplit(talk.spec.url)
     if given == "none" or (given is None and parts.scheme == "https"):
-        return None, None, ""
+        return None, ""
     host, port = parts.hostname or "", (parts.port or 80) + 1
     if given is not None:
         named = urlsplit(f"//{given}")
         host, port = named.hostname or "", named.port or port
     address = given or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
     if parts.scheme == "https" or await talk.speaks_http2(host, port):
-        return address, None, ""
-    if given is None:
-        return None, address, ""
-    return given, None, f"nobody speaks gRPC at {given} now: check grpc="
+        return address, ""
+    talk.silent.add(address)
+    return given, "" if given is None else f"nobody speaks gRPC at {given} now: check grpc="
 
 
 class _Entry(msgspec.Struct):
@@ -149,8 +146,7 @@ async def models(talk: Interview) -> list[str]:
     return names
 
 
-async def _metrics(talk: Interview, url: str) -> str | None:
-    """As text, empty where these are none that we would read; None: nobody answers at `url`."""
+async def _metrics(talk: Interview, url: str) -> str:
     try:
         status, body = await talk.get_url(url)
     except WireError:
@@ -158,7 +154,8 @@ async def _metrics(talk: Interview, url: str) -> str | None:
     except (aiohttp.ClientError, TimeoutError):
         if url == talk.metrics_url:
             raise
-        return None  # it may have no metrics, or at a port that nobody told
+        talk.silent.add(url)  # it may have no metrics, or at a port that nobody told
+        return ""
     return body.decode("utf-8", "replace") if status == 200 else ""
 
 
