@@ -8,7 +8,9 @@ import asyncio
 import json
 import os
 import re
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SCRIPT = "tests.engines.triton_clients_script"
 ENDS_S = 100.0
+DIES_S = 5.0  # a server that crashed
 LEAST = 200  # results
 
 
@@ -49,10 +52,30 @@ async def results(url: str, grpc: str, *more: str) -> dict[str, Any]:
     return found
 
 
+async def own_results(server: TritonServer) -> dict[str, Any]:
+    """What the server itself gives, asked again where it died of that: Triton 2.51 now and then
+    ends by signal 11 where a stream is cancelled as it ends ("HandleCancellation called even when
+    the context was not cancelled").
+    """
+    assert server.process is not None
+    try:
+        return await results(server.url, server.grpc)
+    except AssertionError:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(server.process.wait(), DIES_S)
+        if server.process.returncode != -signal.SIGSEGV:
+            raise
+    await server.kill()  # what it left
+    await server.start()
+    await server.until_healthy()
+    return await results(server.url, server.grpc)
+
+
 async def test_each_call_gives_what_the_server_itself_gives(triton: Pool) -> None:
     server = triton.servers[0]
     assert isinstance(server, TritonServer)
-    direct = await results(server.url, server.grpc)
+    direct = await own_results(server)
+    await triton.router.until_state(0, "ready")
     router = triton.router.url, triton.router.router.facts["grpc"]
     routed = await results(*router)
     assert list(routed) == list(direct)
