@@ -62,9 +62,9 @@ class ModelEvidence:
     requests: int = 0  # that succeeded
     rows: int = 0  # inferences: a request may have several
     executions: int = 0
-    queue_s: float = 0.0  # mean wait of a request
+    queue_s: float = 0.0  # mean wait of a request that was executed
     queue_sum_s: float = 0.0
-    latency_s: float = 0.0  # mean of a request, within the server
+    latency_s: float = 0.0  # mean of such a request, within the server
     latency_sum_s: float = 0.0
     sizes: tuple[SizeTime, ...] = ()
     rejected: int = 0  # that waited too long
@@ -78,6 +78,16 @@ class ModelEvidence:
     def rate(self) -> float:
         """Requests a second."""
         return self.requests / self.seconds
+
+    @property
+    def executed(self) -> int:
+        """Requests that the response cache did not answer."""
+        return self.requests - self.cache_hits
+
+    @property
+    def executed_rate(self) -> float:
+        """Of those, a second."""
+        return self.executed / self.seconds
 
     @property
     def mean_batch(self) -> float:
@@ -271,6 +281,7 @@ def _model(config: Config, watched: Watched, seconds: float) -> ModelEvidence:
     if now.success.count < before.success.count or new.execution_count < old.execution_count:
         return ModelEvidence(config, seconds, steps_of=steps_of, restarted=True)
     queue, success = _more(before.queue, now.queue), _more(before.success, now.success)
+    hits = _more(before.cache_hit, now.cache_hit)  # counted in both, and they take next to nothing
     failures = [
         r.gauges.total(FAILURES, model=name, reason="REJECTED") for r in (readings[0], readings[-1])
     ]
@@ -281,14 +292,14 @@ def _model(config: Config, watched: Watched, seconds: float) -> ModelEvidence:
         requests=success.count,
         rows=new.inference_count - old.inference_count,
         executions=new.execution_count - old.execution_count,
-        queue_s=_mean_of(queue),
+        queue_s=_mean_of(queue, hits.count),
         queue_sum_s=queue.ns / _NS,
-        latency_s=_mean_of(success),
+        latency_s=_mean_of(success, hits.count),
         latency_sum_s=success.ns / _NS,
         sizes=sizes_between(old, new),
         rejected=int(_known(failures[1]) - _known(failures[0])),
         failed=max(now.fail.count - before.fail.count, 0),
-        cache_hits=max(now.cache_hit.count - before.cache_hit.count, 0),
+        cache_hits=hits.count,
         pending=mean(pending),
         steps_of=steps_of,
     )
@@ -500,8 +511,9 @@ def _more(before: Count, now: Count) -> Count:
     return Count(max(now.count - before.count, 0), max(now.ns - before.ns, 0))
 
 
-def _mean_of(sums: Count) -> float:
-    return sums.ns / _NS / sums.count if sums.count else 0.0
+def _mean_of(sums: Count, hits: int) -> float:
+    count = sums.count - hits
+    return sums.ns / _NS / count if count > 0 else 0.0
 
 
 def _known(value: float) -> float:

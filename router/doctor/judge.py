@@ -106,7 +106,7 @@ def spread_thin(e: Evidence) -> Found | None:
         return None
     if any(not m.batches or m.utilisation >= 0.5 or m.growth > 0.5 for m in mains):
         return None
-    rate, service_s = sum(m.rate for m in mains), max(m.service_s for m in mains)
+    rate, service_s = sum(m.executed_rate for m in mains), max(m.service_s for m in mains)
     work = rate * service_s
     if not 1 <= work < 2 * len(mains) or any(m.queue_s >= m.service_s for m in mains):
         return None

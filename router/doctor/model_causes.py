@@ -22,7 +22,7 @@ _BATCHED = 8  # a batch to begin with, where nobody knows better
 
 def busy_model(m: ModelEvidence) -> bool:
     """Whether enough ran to judge it."""
-    return m.requests >= MIN_REQUESTS and m.executions > 0
+    return m.executed >= MIN_REQUESTS and m.executions > 0
 
 
 def is_llm(server: ServerEvidence, m: ModelEvidence) -> bool:
@@ -154,14 +154,14 @@ def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> F
     if batcher is None or not _plain(server, m) or not busy_model(m):
         return None
     delay = batcher.max_queue_delay_microseconds / 1e6
-    lone = m.rate * m.service_s < 1
+    lone = m.executed_rate * m.service_s < 1
     if delay < 0.2 * m.service_s or m.queue_s < 0.5 * delay or m.mean_batch > 1.5 or not lone:
         return None
     if m.queue_s > 2 * delay:
         return None  # something else holds them
     told = (
-        f"requests come alone (mean batch {number(m.mean_batch)}, {number(m.rate)} a second) and "
-        f"take {ms(m.latency_s)}: {ms(m.queue_s)} of it is the delay of {ms(delay)}"
+        f"requests come alone (mean batch {number(m.mean_batch)}, {number(m.executed_rate)} a "
+        f"second) and take {ms(m.latency_s)}: {ms(m.queue_s)} of it is the delay of {ms(delay)}"
     )
     now = str(batcher.max_queue_delay_microseconds)
     changes = [Change("dynamic_batching.max_queue_delay_microseconds", now, "0")]
@@ -175,6 +175,8 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fo
     """7: nobody is there to be joined."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
         return None
+    if _cache_answers(m):
+        return None  # the load is not little: 12 tells where it goes
     waits = m.queue_s >= m.service_s
     if m.in_flight >= 2 or m.utilisation >= 0.3 or waits:
         return None
@@ -273,9 +275,13 @@ def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fou
     return Found(told, tuple(changes), m.waiting)
 
 
+def _cache_answers(m: ModelEvidence) -> bool:
+    return m.requests > 0 and m.cache_hits >= 0.2 * m.requests
+
+
 def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
     """12: the response cache answers."""
-    if not m.requests or m.cache_hits < 0.2 * m.requests:
+    if not _cache_answers(m):
         return None
     return Found(
         f"{m.cache_hits} of {m.requests} requests were answered by the response cache and "

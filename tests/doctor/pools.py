@@ -104,7 +104,7 @@ def _stats(figures: dict[str, Any], watched: bool) -> dict[str, Any]:
         "inference_stats": {
             "success": plus(requests, each_ms),
             "fail": sums(on * figures["failed"], 1.0),
-            "queue": plus(computed, figures["queue_ms"]),
+            "queue": plus(requests, figures["queue_ms"] * computed / max(requests, 1)),
             "compute_input": plus(computed, 0.0),
             "compute_infer": plus(computed, compute_ms),
             "compute_output": plus(computed, 0.0),

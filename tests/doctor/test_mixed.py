@@ -223,13 +223,32 @@ def test_an_engine_is_not_blamed_for_the_one_before_it(
     assert [found.number for found in judge(made)] == numbers
 
 
-@pytest.mark.parametrize("singles", [0, 3, 200])
+@pytest.mark.parametrize("singles", [0, 1, 3, 200])
 def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
+    """Nor are they too little load to batch: few execute, for the cache takes the others."""
     configured = config(response_cache={"enable": True}, instance_group=instances(2))
     figures = ran(sizes={1: (singles, 20.0)}, queue_ms=1.0, cache_hits=4000)
-    found = judge(one(configured, figures))
-    assert 12 in [one.number for one in found]
-    assert all(one.harmless for one in found)
+    assert [found.number for found in judge(one(configured, figures))] == [12]
+
+
+@pytest.mark.parametrize(("count", "numbers"), [(2, [12]), (60, [12, 6])])
+def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
+    count: int, numbers: list[int]
+) -> None:
+    """The requests of the cache neither make two executions enough to judge by, nor do they keep
+    those that execute from being alone."""
+    delayed = {"max_queue_delay_microseconds": "20000"}
+    configured = config(response_cache={"enable": True}, dynamic_batching=delayed)
+    figures = ran(sizes={1: (count, 20.0)}, queue_ms=20.0, cache_hits=4000)
+    assert {found.number for found in judge(one(configured, figures))} == set(numbers)
+
+
+def test_answers_from_the_cache_do_not_hide_who_waits() -> None:
+    """They count as requests that waited, for no time at all: nine of ten make a wait of three
+    batches look like one of a third."""
+    configured = config(response_cache={"enable": True}, dynamic_batching=None)
+    figures = ran(sizes={1: (100, 20.0)}, queue_ms=60.0, cache_hits=900)
+    assert [found.number for found in judge(one(configured, figures))] == [1, 12]
 
 
 @pytest.mark.parametrize(("joined", "numbers"), [(8, [5]), (100, [])])
