@@ -93,9 +93,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 @asynccontextmanager
 async def _pool(servers: list[Server], folder: Path, *flags: str) -> AsyncIterator[Pool]:
     """The servers and a router in front of them; skips where their release is not to be had."""
-    environment, model = servers[0].environment, servers[0].model
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment, model = servers[0].environment.or_skip(), servers[0].model
     try:
         for server in servers:
             await server.start()

@@ -5,8 +5,8 @@
 `clients` is no engine, but clients with many packages of their own.
 
 One folder an engine and version, a virtual environment of its own: none of them fits into ours, or
-beside another. A package that cannot be had leaves a file `unavailable` with the reason, which is
-what its tests say when they skip; remove the folder to try again.
+beside another. What cannot be installed is said, and is the exit code 1 once the others are made:
+`make test-engines ENGINES='...'` leaves it out, and its tests skip.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ import venv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import pytest
 
 from simulator import CHECKOUT
 
@@ -93,28 +95,21 @@ class Environment:
         """Whether it is made."""
         return (self.folder / "installed").exists()
 
-    @property
-    def unavailable(self) -> str | None:
-        """Why its tests cannot run here; None where they can."""
-        if self.installed:
-            return None
-        reason = self.folder / "unavailable"
-        if reason.exists():
-            return f"{self.engine} {self.version}: {reason.read_text().strip()}"
-        return f"{self.engine} {self.version} is not installed: make test-engines or test-all"
+    def or_skip(self) -> Environment:
+        """Itself; a test that asks skips where it is not made."""
+        if not self.installed:
+            name = f"{self.engine} {self.version}"
+            pytest.skip(f"{name} is not installed: make test-engines or test-all")
+        return self
 
     def make(self) -> None:
-        """Installs it, unless that was done or tried before."""
-        if self.installed or (self.folder / "unavailable").exists():
+        """Installs it, unless that was done before. Raises UnavailableError."""
+        if self.installed:
             return
         shutil.rmtree(self.folder, ignore_errors=True)
         venv.create(self.folder, with_pip=True)
-        try:
-            INSTALLERS[self.engine](self)
-        except UnavailableError as error:
-            (self.folder / "unavailable").write_text(f"{error}\n")
-        else:
-            (self.folder / "installed").touch()
+        INSTALLERS[self.engine](self)
+        (self.folder / "installed").touch()
 
     def pip(self, *arguments: str) -> None:
         """Runs pip in it. Raises UnavailableError."""
@@ -164,8 +159,7 @@ def install_sglang(at: Environment) -> None:
     Its own dependencies are several GB for CUDA, which it imports where there is a GPU.
     """
     vllm = Environment("vllm", NEWEST_VLLM)
-    if not vllm.installed:
-        raise UnavailableError(f"it borrows the environment of vllm=={NEWEST_VLLM}, which is not")
+    vllm.make()
     at.pip("install", "--no-deps", f"sglang=={at.version}", *SGLANG_NEEDS)
     (at.site_packages / "zz_vllm.pth").write_text(f"{vllm.site_packages}\n")
     shutil.copy(SGLANG_PLUGIN, at.site_packages / SGLANG_PLUGIN.name)
@@ -224,8 +218,9 @@ def install_perf_analyzer(at: Environment) -> None:
     that Debian does not have under this name.
     """
     wheels, triton = PERF_WHEELS.get(at.version), Environment("triton", NEWEST_TRITON)
-    if wheels is None or not triton.installed:
-        raise UnavailableError(f"it is known of {PERF_ANALYZER}, with triton=={NEWEST_TRITON}")
+    if wheels is None:
+        raise UnavailableError(f"it is known of {PERF_ANALYZER} alone")
+    triton.make()
     at.pip("install", "--no-deps", "--only-binary", ":all:", *wheels)
     libraries = at.folder / "libraries"
     libraries.mkdir()
@@ -277,20 +272,25 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Makes the environments that are named; none of them is an error if it cannot be made."""
+    """Makes the environments that are named; returns 1 where one cannot be made."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("engine", nargs="+", metavar="ENGINE==VERSION")
+    status = 0
     for wanted in parser.parse_args(arguments).engine:
         engine, _, version = wanted.partition("==")
         if engine not in INSTALLERS or not version:
             parser.error(f"{wanted}: must be one of {', '.join(INSTALLERS)}, and ==VERSION")
-        environment, began_s = Environment(engine, version), time.monotonic()
-        environment.make()
-        state = environment.unavailable or f"installed in {time.monotonic() - began_s:.0f} s"
+        began_s = time.monotonic()
+        try:
+            Environment(engine, version).make()
+        except UnavailableError as error:
+            state, status = f"cannot be installed: {error}", 1
+        else:
+            state = f"installed in {time.monotonic() - began_s:.0f} s"
         print(f"{wanted}: {state}", file=sys.stderr)
-    return 0
+    return status
 
 
 if __name__ == "__main__":

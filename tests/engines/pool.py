@@ -101,7 +101,7 @@ async def routed(
 async def started(vllm: Pool, **options: Any) -> AsyncIterator[Server]:
     """One more server, of another release where one is installed."""
     others = (Environment("vllm", v) for v in VLLM_RELEASES if v != vllm.environment.version)
-    environment = next((e for e in others if not e.unavailable), vllm.environment)
+    environment = next((e for e in others if e.installed), vllm.environment)
     folder = vllm.servers[0].folder.with_name(f"server-{next(SERIALS)}")
     server = Server(environment, vllm.model, folder, **options)
     await server.start()

@@ -149,8 +149,6 @@ async def compare(
     """Starts two servers and runs each policy at each rate, in turn, so many times."""
     environment = Environment("vllm", NEWEST_VLLM)
     environment.make()
-    if environment.unavailable:
-        raise RuntimeError(environment.unavailable)
     model = make_model(folder / "model")
     servers = [
         Server(environment, model, folder / f"server-{n}", blocks=BLOCKS, flags=FLAGS)

@@ -260,9 +260,7 @@ def asked(words: int = 20, longest: int = 20) -> list[Body]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[DoctorsTriton]]:
     """Two, without a model."""
-    environment = Environment("triton", NEWEST_TRITON)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
     folder = tmp_path_factory.mktemp("doctor")
     both = [
         DoctorsTriton(environment, folder, folder / f"server-{n}", flags=FLAGS) for n in range(2)

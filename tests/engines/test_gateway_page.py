@@ -73,8 +73,7 @@ async def behind(
     folder: Path, stack: Stack, words: Sequence[str], **more: Any
 ) -> AsyncIterator[Envoy]:
     """`envoy -c FILE` as the page says it."""
-    if ENVOY.unavailable:
-        pytest.skip(ENVOY.unavailable)
+    ENVOY.or_skip()
     assert words[:2] == ["envoy", "-c"]
     file = Path(words[2]).name
     assert words[2] in (file, f"docs/deploy/envoy/{file}")

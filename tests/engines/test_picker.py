@@ -45,8 +45,7 @@ ROUTER = (
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> None:
-    if ENVOY.unavailable:
-        pytest.skip(ENVOY.unavailable)
+    ENVOY.or_skip()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

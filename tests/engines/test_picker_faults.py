@@ -47,8 +47,7 @@ ROUTER = ("--picker-decision-s", "2", "--intervals-health-s", "0.5", "--slow-sta
 
 @pytest.fixture(scope="module", autouse=True)
 def _installed() -> None:
-    if ENVOY.unavailable:
-        pytest.skip(ENVOY.unavailable)
+    ENVOY.or_skip()
 
 
 def body_of(prompt: str, **more: Any) -> bytes:

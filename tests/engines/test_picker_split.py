@@ -14,8 +14,7 @@ from tests.live.stack import running
 
 @pytest.mark.parametrize("door", ["picker", "front"])
 async def test_the_worker_that_decodes_is_told_who_prefills(tmp_path: Path, door: str) -> None:
-    if ENVOY.unavailable:
-        pytest.skip(ENVOY.unavailable)
+    ENVOY.or_skip()
     flags = ["--picker-port", "0", "--disaggregation", "always", "--slow-start-s", "0"]
     async with echo_worker() as prefills, echo_worker() as decodes:
         for worker, role in ((prefills, "prefill"), (decodes, "decode")):

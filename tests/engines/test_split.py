@@ -91,9 +91,7 @@ class Split:
 
 @asynccontextmanager
 async def vllms(folder: Path, model: Path) -> AsyncIterator[Callable[[Programs], Any]]:
-    environment = Environment("vllm", NEWEST_VLLM)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("vllm", NEWEST_VLLM).or_skip()
     flags = ("--kv-transfer-config", json.dumps(CONNECTOR))
     servers = [SplitServer(environment, model, folder / role, flags=flags) for role in ROLES]
 

@@ -110,9 +110,7 @@ async def test_perf_analyzer_measures_through_the_router(
     triton: Pool, mode: str, tmp_path: Path
 ) -> None:
     """Triton's own load generator, whose status is not 0 where a request fails."""
-    environment = Environment("perf_analyzer", PERF_ANALYZER)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("perf_analyzer", PERF_ANALYZER).or_skip()
     model, arguments = MODES[mode]
     router = triton.router
     url = router.url.removeprefix("http://") if "http" in arguments else router.router.facts["grpc"]

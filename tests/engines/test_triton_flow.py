@@ -171,9 +171,7 @@ FORMS = {
 
 @asynccontextmanager
 async def started(folder: Path) -> AsyncIterator[list[Telling]]:
-    environment = Environment("triton", NEWEST_TRITON)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
     # Else a server is not ready, for all its models, while one of them comes or goes.
     flags = ("--model-control-mode=explicit", "--load-model=*", "--strict-readiness=false")
     folders = [folder / f"triton-{number}" for number in range(SERVERS)]

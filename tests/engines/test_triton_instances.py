@@ -175,9 +175,7 @@ def differences(planned: Row, seen: Seen, rate: float, instances: int) -> dict[s
 
 @pytest.mark.parametrize(("instances", "rate"), CASES)
 async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, rate: float) -> None:
-    environment = Environment("triton", NEWEST_TRITON)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
     server = SleepTriton(environment, SOURCE, tmp_path)
     connector = aiohttp.TCPConnector(limit=0)
     noisy, off = [], []

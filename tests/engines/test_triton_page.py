@@ -161,9 +161,7 @@ class Whole:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def whole(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Whole]:
     """A cache of one request: `--kv-tokens 64`."""
-    environment = Environment("triton", NEWEST_TRITON)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
     folder = tmp_path_factory.mktemp("page")
     async with AsyncExitStack() as stack:
         programs = await stack.enter_async_context(Programs(folder / "logs"))

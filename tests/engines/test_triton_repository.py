@@ -101,9 +101,7 @@ class Pair:
 @asynccontextmanager
 async def paired(folder: Path, places: int = PLACES, **settings: Any) -> AsyncIterator[Pair]:
     """A timed engine, and a Triton before it that lets so many requests at a time to it."""
-    environment = Environment("triton", NEWEST_TRITON)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(running(**settings))
         triton = EngineTriton(environment, REPOSITORY, folder)

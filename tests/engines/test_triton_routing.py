@@ -114,9 +114,7 @@ async def counted(servers: list[Ensembles], what: str) -> float:
 @asynccontextmanager
 async def served(folder: Path) -> AsyncIterator[list[Ensembles]]:
     """The servers, each with an empty cache."""
-    environment = Environment("triton", NEWEST_TRITON)
-    if environment.unavailable:
-        pytest.skip(environment.unavailable)
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
     async with AsyncExitStack() as all_of:
         servers = [Ensembles(environment, folder, folder / f"triton-{n}") for n in range(SERVERS)]
         for server in servers:

@@ -180,9 +180,7 @@ async def test_langchain_gets_the_servers_answer(vllm: Pool) -> None:
 
 
 async def test_litellm_and_llama_index_get_the_servers_answers(vllm: Pool) -> None:
-    clients = Environment("clients", CLIENTS_LIST)
-    if clients.unavailable:
-        pytest.skip(clients.unavailable)
+    clients = Environment("clients", CLIENTS_LIST).or_skip()
     script = Path(__file__).with_name("client_calls.py")
     answers = []
     for url in (vllm.servers[0].url, vllm.router.url):
