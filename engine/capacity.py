@@ -69,8 +69,11 @@ class Limits:
                 "max_tokens_in_paged_kv_cache must be at least one block of "
                 f"{self.block_size} tokens, got {cap}"
             )
-        if self.host_kv_tokens < 0:
-            raise ValueError(f"host_kv_tokens must be 0 or more, got {self.host_kv_tokens}")
+        if self.host_kv_tokens and self.host_kv_tokens < self.block_size:
+            raise ValueError(
+                f"host_kv_tokens must be 0, or at least one block of {self.block_size} tokens, got "
+                f"{self.host_kv_tokens}"
+            )
         for name in ("expected_input_tokens", "expected_output_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")

@@ -105,8 +105,11 @@ class WorkerSettings:
             raise ValueError(
                 f"host_gbytes_per_s must be above 0 and at most 1e6, got {self.host_gbytes_per_s}"
             )
-        if self.host_kv_tokens < 0:
-            raise ValueError(f"host_kv_tokens must be 0 or more, got {self.host_kv_tokens}")
+        if self.host_kv_tokens and self.host_kv_tokens < self.block_size:
+            raise ValueError(
+                f"host_kv_tokens must be 0, or at least one block of {self.block_size} tokens, got "
+                f"{self.host_kv_tokens}"
+            )
         if self.host_kv_tokens and self.profile_name is not None and not self.load_token_s:
             raise ValueError(
                 "host_kv_tokens need a profile that says how large a token's KV is "

@@ -177,6 +177,12 @@ class FleetBuilder:
                 f"kv_tokens {kv_tokens} is less than one block of {self._block_size} tokens; "
                 "give it more, or a smaller block_size"
             )
+        host_tokens = group.host_kv_tokens or 0
+        if host_tokens and host_tokens < self._block_size:
+            raise ValueError(
+                f"host_kv_tokens {host_tokens} is less than one block of {self._block_size} "
+                "tokens; give it more, none (0), or a smaller block_size"
+            )
         limits = _limits(group)
         has_events = self._setup.world.events
         engine = VirtualWorker(
@@ -189,7 +195,7 @@ class FleetBuilder:
             prefix_wait_tokens=limits.prefix_wait_tokens,
             record_events=has_events,
             speed=group.speed,
-            host_blocks=(group.host_kv_tokens or 0) // self._block_size,
+            host_blocks=host_tokens // self._block_size,
             load_block_s=self._block_size * _load_token_s(group, hardware),
         )
         untold = worker_id < (self._setup.world.untold_capacities or 0)

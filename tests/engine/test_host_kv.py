@@ -403,8 +403,11 @@ def test_its_size_is_bounded_by_what_there_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make_tiny(tmp_path)
-    with pytest.raises(ValueError, match="host_kv_tokens must be 0 or more, got -1"):
-        Limits(host_kv_tokens=-1)
+    for few in (-1, 15):
+        with pytest.raises(
+            ValueError, match=f"must be 0, or at least one block of 16 .* got {few}"
+        ):
+            Limits(host_kv_tokens=few, block_size=16)
     assert cli.main(["serve", str(tmp_path), "--host-kv-tokens", str(1 << 50)]) == 1
     said = capsys.readouterr().err
     assert f"host_kv_tokens {1 << 50} take" in said

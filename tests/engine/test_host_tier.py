@@ -232,7 +232,8 @@ async def test_a_timed_worker_loads_what_it_evicted_and_tells_so() -> None:
     ("changes", "said"),
     [
         ({"host_gbytes_per_s": 0.0}, "host_gbytes_per_s must be above 0 and at most 1e6, got 0"),
-        ({"host_kv_tokens": -1}, "host_kv_tokens must be 0 or more, got -1"),
+        ({"host_kv_tokens": -1}, "host_kv_tokens must be 0, or at least one block of 16 .* got -1"),
+        ({"host_kv_tokens": 15}, "host_kv_tokens must be 0, or at least one block of 16 .* got 15"),
     ],
 )
 def test_a_tier_that_cannot_be_is_refused_by_name(changes: dict[str, float], said: str) -> None:
