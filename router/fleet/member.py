@@ -531,7 +531,7 @@ class Member:
         """Ask beside the load reports: the engine answers between two of its steps."""
         context = self._context
         while True:
-            await asyncio.sleep(context.scrape_interval_s)
+            await context.until_scrape(is_busy=False)  # a request of ours ends the quiet
             timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
             question = partial(ask, context.http, url, timeout)
             fresh_s = context.scrape_interval_s * FRESH
