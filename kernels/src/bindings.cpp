@@ -4,7 +4,7 @@
 #include "bindings.h"
 
 #include "arguments.h"
-#include "chain.h"
+#include "base/chain.h"
 #include "results.h"
 
 namespace nb = nanobind;

@@ -6,9 +6,9 @@
 #include <stdexcept>
 #include <string_view>
 
-#include "event_batch.h"
-#include "prefix_index.h"
-#include "worker_blocks.h"
+#include "events/event_batch.h"
+#include "events/worker_blocks.h"
+#include "index/prefix_index.h"
 
 namespace {
 

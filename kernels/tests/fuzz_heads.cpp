@@ -9,7 +9,7 @@
 #include <string>
 #include <string_view>
 
-#include "request_head.h"
+#include "request/request_head.h"
 
 namespace {
 

@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "body_fields.h"
-#include "json_reader.h"
-#include "request_scan.h"
+#include "base/json_reader.h"
+#include "request/body_fields.h"
+#include "request/request_scan.h"
 
 namespace {
 

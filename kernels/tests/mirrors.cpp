@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "mirror.h"
+#include "mirror/mirror.h"
 
 namespace {
 

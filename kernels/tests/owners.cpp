@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "prefix_owners.h"
+#include "decision/prefix_owners.h"
 
 namespace {
 

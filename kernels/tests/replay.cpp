@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "chain.h"
-#include "prefix_index.h"
+#include "base/chain.h"
+#include "index/prefix_index.h"
 
 namespace {
 

@@ -12,8 +12,8 @@
 #include <thread>
 #include <vector>
 
-#include "prefix_index.h"
-#include "worker_set.h"
+#include "index/prefix_index.h"
+#include "worker_set/worker_set.h"
 
 namespace {
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <vector>
 
-#include "trunks.h"
+#include "decision/trunks.h"
 
 namespace {
 

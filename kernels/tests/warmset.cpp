@@ -10,7 +10,7 @@
 #include <random>
 #include <vector>
 
-#include "warmset.h"
+#include "decision/warmset.h"
 
 namespace {
 

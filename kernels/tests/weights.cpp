@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "session_weights.h"
+#include "decision/session_weights.h"
 
 namespace {
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "virtual_worker.h"
+#include "virtual_worker/virtual_worker.h"
 
 namespace {
 

@@ -5,7 +5,7 @@
 #include <limits>
 #include <span>
 
-#include "json_reader.h"
+#include "base/json_reader.h"
 
 namespace kv::relay {
 

@@ -1,0 +1,327 @@
+#include "events/worker_blocks.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "base/chain.h"
+
+namespace kv {
+namespace {
+
+constexpr std::size_t kAhead = 24;       // names whose slots are fetched before they are wanted
+constexpr std::size_t kMostPending = 4096;
+constexpr std::size_t kCopyBytes = 40;  // of a hash map: the node, its share of the buckets
+
+}  // namespace
+
+WorkerBlocks::WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_t block_size,
+                           std::string_view model, std::size_t max_parked, bool counts_copies)
+    : index_(index),
+      worker_(worker),
+      block_size_(block_size),
+      model_(model),
+      counts_copies_(counts_copies),
+      parked_(max_parked) {
+  if (worker < 0 || static_cast<std::size_t>(worker) >= index.workers()) {
+    throw std::out_of_range("worker must be 0.." + std::to_string(index.workers() - 1) + ", got " +
+                            std::to_string(worker));
+  }
+}
+
+std::vector<std::uint64_t> WorkerBlocks::apply(const EventBatch& batch) {
+  const std::lock_guard lock(mutex_);
+  left_.clear();
+  const auto all = batch.names();
+  for (std::size_t i = 0; i < std::min(kAhead, all.size()); ++i) names_.prefetch(all[i]);
+  for (const Event& event : batch.events()) {
+    // Single blocks find their slots fetched by the events before them.
+    const std::size_t ahead = event.names_at + kAhead;
+    if (event.names == 1 && ahead < all.size()) names_.prefetch(all[ahead]);
+    if (event.kind == Event::Kind::stored) {
+      take_stored(batch, event);
+    } else if (event.kind == Event::Kind::removed) {
+      if (event.group < 0 || static_cast<std::uint32_t>(event.group) == group_) {
+        remove_named(batch.names(event), event.tier);
+      }
+    } else {
+      ++counters_.clears;
+      forget();
+    }
+  }
+  tell_all();
+  return std::move(left_);
+}
+
+void WorkerBlocks::store(const Stored& run) {
+  const std::lock_guard lock(mutex_);
+  store_run(run, 0);
+  tell_all();
+}
+
+void WorkerBlocks::store_tokens(const Stored& run, std::uint64_t seed) {
+  const std::lock_guard lock(mutex_);
+  store_told(run, seed);
+  tell_all();
+}
+
+std::vector<std::uint64_t> WorkerBlocks::remove(Names names, std::uint8_t tier) {
+  const std::lock_guard lock(mutex_);
+  left_.clear();
+  remove_named(names, tier);
+  tell_all();
+  return std::move(left_);
+}
+
+void WorkerBlocks::clear() {
+  const std::lock_guard lock(mutex_);
+  forget();
+}
+
+std::vector<std::uint64_t> WorkerBlocks::chains(int tier) const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::uint64_t> held;
+  names_.each([&](const BlockNames::Known& known) {
+    if ((known.tiers() >> tier & 1) != 0) held.push_back(known.chain());
+  });
+  std::sort(held.begin(), held.end());
+  held.erase(std::unique(held.begin(), held.end()), held.end());
+  return held;
+}
+
+std::size_t WorkerBlocks::size() const {
+  const std::lock_guard lock(mutex_);
+  return names_.size();
+}
+
+std::size_t WorkerBlocks::parked() const {
+  const std::lock_guard lock(mutex_);
+  return parked_.blocks();
+}
+
+std::size_t WorkerBlocks::memory_bytes() const {
+  const std::lock_guard lock(mutex_);
+  return sizeof *this + names_.memory_bytes() + parked_.memory_bytes() + bytes_.capacity() +
+         (pending_.capacity() + chain_.capacity()) * sizeof(std::uint64_t) +
+         woken_.capacity() * sizeof(Run) + copies_.size() * kCopyBytes;
+}
+
+WorkerBlocks::Counters WorkerBlocks::counters() const {
+  const std::lock_guard lock(mutex_);
+  return counters_;
+}
+
+void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
+  if (event.full_attention && !full_attention_) {
+    full_attention_ = true;
+    const std::uint32_t group = event.group < 0 ? 0 : static_cast<std::uint32_t>(event.group);
+    if (group != group_) {  // what came before was another group's
+      group_ = group;
+      forget();
+    }
+  }
+  const bool counts = event.group < 0 || static_cast<std::uint32_t>(event.group) == group_;
+  if (!counts || (event.tokens > 0 && event.block_size != block_size_)) {
+    ++counters_.skipped_events;
+    return;
+  }
+  std::vector<std::string_view> extras;
+  for (std::size_t i = 0; event.has_extras && i < event.names; ++i) {
+    extras.push_back(batch.extra(event, i));
+  }
+  Stored run{batch.names(event), std::nullopt, event.tier, std::nullopt, batch.tokens(event),
+             extras};
+  std::uint64_t seed = 0;
+  if (event.has_parent) {
+    run.parent = event.parent;
+  } else {
+    seed = chain_seed(model_, batch.lora(event), batch.salt(event));
+  }
+  store_told(run, seed);
+}
+
+void WorkerBlocks::store_told(const Stored& run, std::uint64_t seed) {
+  if (run.tokens.empty()) {
+    resolve(run);
+  } else {
+    store_run(run, seed);
+  }
+}
+
+// Names without tokens mean what they mean in another tier.
+void WorkerBlocks::resolve(const Stored& run) {
+  std::vector<std::uint64_t> known;
+  std::vector<std::uint64_t> chain;
+  for (const std::uint64_t name : run.names) {
+    const BlockNames::Known entry = names_.find(name);
+    if (!entry) continue;
+    known.push_back(name);
+    chain.push_back(entry.chain());
+  }
+  if (known.size() < run.names.size()) ++counters_.skipped_events;
+  hold(known, chain, run.tier, counts_copies_);
+}
+
+// A parent that arrives late brings its parked descendants along.
+void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
+  if (run.names.empty()) return;
+  if (parked_.any()) parked_.revive(run.names, run.tier);
+  if (!place(run, seed, false)) return;
+  std::vector<Run> placed;
+  while (!woken_.empty()) {
+    const Run& woken = placed.emplace_back(std::move(woken_.back()));
+    woken_.pop_back();
+    const std::vector<std::string_view> extras(woken.extras.begin(), woken.extras.end());
+    Stored next{woken.names, woken.parent, woken.tier, std::nullopt, woken.tokens, extras};
+    if (woken.chain) next.chain = *woken.chain;
+    place(next, 0, true);
+  }
+  // Last: a block may be in several of them, and its removal holds for all.
+  for (const Run& woken : placed) drop(parked_.take_dead(woken.names, woken.tier), woken.tier);
+}
+
+// Stores a run whose parent is known, or parks it and says false. A run that waited is no copy: of
+// what was told and removed meanwhile nobody knows how much it still stands for.
+bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
+  if (run.parent) {
+    const BlockNames::Known parent = names_.find(*run.parent);
+    if (!parent) {
+      Run orphan{{run.names.begin(), run.names.end()},
+                 run.parent,
+                 run.tier,
+                 std::nullopt,
+                 {run.tokens.begin(), run.tokens.end()},
+                 {run.extras.begin(), run.extras.end()}};
+      if (run.chain) orphan.chain.emplace(run.chain->begin(), run.chain->end());
+      if (parked_.park(std::move(orphan))) {
+        counters_.orphans += run.names.size();
+      } else {
+        ++counters_.skipped_events;
+      }
+      return false;
+    }
+    seed = parent.chain();
+  }
+  hold(run.names, chain_of(run, seed), run.tier, counts_copies_ && !woken);
+  if (parked_.any()) parked_.wake(run.names, woken_);
+  return true;
+}
+
+WorkerBlocks::Names WorkerBlocks::chain_of(const Stored& run, std::uint64_t seed) {
+  if (run.chain) return *run.chain;
+  const std::size_t blocks = run.names.size();
+  chain_.resize(blocks);
+  if (run.extras.empty()) {
+    chain_hashes(run.tokens.data(), block_size_, blocks, seed, chain_.data());
+    return chain_;
+  }
+  const std::size_t token_bytes = block_size_ * sizeof(std::int32_t);
+  for (std::size_t i = 0; i < blocks; ++i) {
+    const std::string_view extra = run.extras[i];
+    bytes_.resize(sizeof seed + token_bytes + extra.size());
+    std::memcpy(bytes_.data(), &seed, sizeof seed);
+    std::memcpy(bytes_.data() + sizeof seed, run.tokens.data() + i * block_size_, token_bytes);
+    if (!extra.empty()) {
+      std::memcpy(bytes_.data() + sizeof seed + token_bytes, extra.data(), extra.size());
+    }
+    seed = hash_bytes(bytes_.data(), bytes_.size());
+    chain_[i] = seed;
+  }
+  return chain_;
+}
+
+// One block after another: stored, once what its name stood for before was dropped.
+void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier, bool counts_copies) {
+  const auto bit = static_cast<std::uint8_t>(1U << tier);
+  for (std::size_t i = 0; i < std::min(kAhead, names.size()); ++i) names_.prefetch(names[i]);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
+    BlockNames::Known known = names_.at(names[i]);
+    const std::uint8_t tiers = known.tiers();
+    const bool renamed = tiers != 0 && known.chain() != chain[i];
+    const std::uint64_t before = renamed ? known.chain() : 0;
+    known.set(chain[i], static_cast<std::uint8_t>(renamed ? bit : tiers | bit));
+    if (renamed) {
+      leave(before, tiers);
+      copies_.erase(names[i]);
+    } else if (counts_copies && tier == 0 && (tiers & bit) != 0) {
+      ++copies_[names[i]];
+    }
+    tell(Told::stored, tier, chain[i]);
+  }
+  if (tier == 0) counters_.stored_blocks += names.size();
+}
+
+void WorkerBlocks::leave(std::uint64_t chain, std::uint8_t tiers) {
+  for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
+    if ((tiers >> tier & 1) == 0) continue;
+    tell(Told::removed, tier, chain);
+    if (tier == 0) left(chain);
+  }
+}
+
+void WorkerBlocks::remove_named(Names names, std::uint8_t tier) {
+  if (parked_.any()) parked_.evict(names, tier);
+  drop(names, tier);
+}
+
+void WorkerBlocks::drop(Names names, std::uint8_t tier) {
+  const auto bit = static_cast<std::uint8_t>(1U << tier);
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (i + kAhead < names.size()) names_.prefetch(names[i + kAhead]);
+    BlockNames::Known known = names_.find(names[i]);
+    if (!known || (known.tiers() & bit) == 0 || drop_copy(names[i], tier)) continue;
+    tell(Told::removed, tier, known.chain());
+    if (tier == 0) left(known.chain());
+    if (known.tiers() == bit) {
+      names_.erase(known);
+    } else {
+      known.set_tiers(static_cast<std::uint8_t>(known.tiers() & ~bit));
+    }
+  }
+}
+
+// Whether another copy of the block stays.
+bool WorkerBlocks::drop_copy(std::uint64_t name, std::uint8_t tier) {
+  if (tier != 0 || copies_.empty()) return false;
+  const auto found = copies_.find(name);
+  if (found == copies_.end()) return false;
+  if (--found->second == 0) copies_.erase(found);
+  ++counters_.removed_blocks;
+  return true;
+}
+
+void WorkerBlocks::forget() {
+  pending_.clear();  // all of it is this worker's
+  index_.clear_worker(worker_);
+  names_.clear();
+  copies_.clear();
+  parked_.clear();
+}
+
+void WorkerBlocks::tell(Told told, std::uint8_t tier, std::uint64_t chain) {
+  if (told != pending_told_ || tier != pending_tier_ || pending_.size() >= kMostPending) {
+    tell_all();
+    pending_told_ = told;
+    pending_tier_ = tier;
+  }
+  pending_.push_back(chain);
+}
+
+void WorkerBlocks::left(std::uint64_t chain) {
+  ++counters_.removed_blocks;
+  left_.push_back(chain);
+}
+
+void WorkerBlocks::tell_all() {
+  if (pending_.empty()) return;
+  if (pending_told_ == Told::stored) {
+    index_.store(worker_, pending_, pending_tier_);
+  } else {
+    index_.remove(worker_, pending_, pending_tier_);
+  }
+  pending_.clear();
+}
+
+}  // namespace kv

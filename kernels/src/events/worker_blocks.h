@@ -1,0 +1,138 @@
+// One worker's blocks under its engine's own names, told to the index. What each member means is
+// written at the oracle, `tests/oracles/worker_blocks.py`. Any thread may call any member.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "events/block_names.h"
+#include "events/event_batch.h"
+#include "events/worker_blocks_parked.h"
+#include "index/prefix_index.h"
+
+namespace kv {
+
+// How often more than once tier 0 holds a name.
+using Copies = std::unordered_map<std::uint64_t, std::uint32_t>;
+
+// One worker's blocks as they were at a moment; nobody else has them. Lifetime: one dump.
+struct FrozenBlocks {
+  std::uint32_t block_size;
+  std::string model;
+  BlockNames names;
+  Copies copies;
+  ParkedBlocks parked;
+  std::uint32_t group;
+  bool full_attention;
+
+  std::string dump() const;
+};
+
+// Lifetime: worker; the index must outlive it.
+class WorkerBlocks {
+ public:
+  static constexpr int kTiers = 3;
+  using Names = std::span<const std::uint64_t>;
+
+  struct Counters {
+    std::uint64_t stored_blocks = 0;
+    std::uint64_t removed_blocks = 0;
+    std::uint64_t clears = 0;
+    std::uint64_t orphans = 0;
+    std::uint64_t skipped_events = 0;
+  };
+
+  // Blocks stored in a row; all of it borrowed.
+  struct Stored {
+    Names names;
+    std::optional<std::uint64_t> parent;
+    std::uint8_t tier = 0;
+    std::optional<Names> chain;
+    std::span<const std::int32_t> tokens;
+    std::span<const std::string_view> extras;  // one a block, or none at all
+  };
+
+  // Throws std::out_of_range for a worker that the index does not have.
+  WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_t block_size,
+               std::string_view model, std::size_t max_parked, bool counts_copies);
+
+  // The chain hashes that left tier 0 by it, in order; the same for `remove`.
+  std::vector<std::uint64_t> apply(const EventBatch& batch);
+
+  // By chain hashes, as many as names.
+  void store(const Stored& run);
+
+  // By tokens: block_size a name, or none where the names are known already.
+  void store_tokens(const Stored& run, std::uint64_t seed);
+
+  std::vector<std::uint64_t> remove(Names names, std::uint8_t tier);
+  void clear();
+
+  // Ascending, each once.
+  std::vector<std::uint64_t> chains(int tier) const;
+
+  std::string dump() const { return frozen().dump(); }
+
+  // A copy, a tenth of the work of its dump.
+  FrozenBlocks frozen() const;
+
+  // Throws std::invalid_argument and changes nothing for bytes that `dump` did not write for a
+  // worker of the same model and block size.
+  void load(std::string_view data);
+
+  std::size_t size() const;
+  std::size_t parked() const;
+  std::size_t memory_bytes() const;
+  std::uint32_t block_size() const { return block_size_; }
+  Counters counters() const;
+
+ private:
+  void take_stored(const EventBatch& batch, const Event& event);
+  void store_told(const Stored& run, std::uint64_t seed);
+  void store_run(const Stored& run, std::uint64_t seed);
+  void resolve(const Stored& run);
+  bool place(const Stored& run, std::uint64_t seed, bool woken);
+  void hold(Names names, Names chain, std::uint8_t tier, bool counts_copies);
+  void drop(Names names, std::uint8_t tier);
+  void remove_named(Names names, std::uint8_t tier);
+  bool drop_copy(std::uint64_t name, std::uint8_t tier);
+  void leave(std::uint64_t chain, std::uint8_t tiers);
+  void forget();
+  Names chain_of(const Stored& run, std::uint64_t seed);
+
+  // What the index must still be told, in order; told in one call where it is all alike.
+  enum class Told : std::uint8_t { stored, removed };
+  void tell(Told told, std::uint8_t tier, std::uint64_t chain);
+  void tell_all();
+  void left(std::uint64_t chain);
+
+  mutable std::mutex mutex_;
+  PrefixIndex& index_;
+  std::int64_t worker_;
+  std::uint32_t block_size_;
+  std::string model_;
+  BlockNames names_;
+  bool counts_copies_;
+  Copies copies_;
+  ParkedBlocks parked_;
+  std::uint32_t group_ = 0;       // the cache group that counts
+  bool full_attention_ = false;   // somebody told of such a group: it is `group_`
+  Counters counters_;
+
+  Told pending_told_ = Told::stored;
+  std::uint8_t pending_tier_ = 0;
+  std::vector<std::uint64_t> pending_;
+  std::vector<std::uint64_t> left_;    // tier 0, in this call
+  std::vector<std::uint64_t> chain_;   // scratch, as the two that follow
+  std::vector<std::uint8_t> bytes_;
+  std::vector<Run> woken_;
+};
+
+}  // namespace kv

@@ -1,0 +1,87 @@
+#include "bindings.h"
+
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "request/request_head.h"
+
+namespace nb = nanobind;
+
+namespace {
+
+// A head, and the text that it views. Immutable. Lifetime: request.
+struct KeptHead {
+  nb::bytes text;
+  kv::PlainHead head;
+};
+
+nb::object str_of(std::string_view text, const char* errors) {
+  PyObject* made =
+      PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), errors);
+  if (made == nullptr) throw nb::python_error();
+  return nb::steal(made);
+}
+
+nb::bytes bytes_of(std::string_view text) { return nb::bytes(text.data(), text.size()); }
+
+std::string_view name_of(nb::handle name) {
+  Py_ssize_t size = 0;
+  const char* utf8 =
+      PyUnicode_Check(name.ptr()) ? PyUnicode_AsUTF8AndSize(name.ptr(), &size) : nullptr;
+  if (utf8 != nullptr) return {utf8, static_cast<std::size_t>(size)};
+  PyErr_Clear();
+  throw nb::type_error("name must be a text without lone surrogates");
+}
+
+}  // namespace
+
+namespace calls {
+
+nb::object plain_head(nb::handle text) {
+  if (!PyBytes_Check(text.ptr())) throw nb::type_error("text must be bytes");
+  const auto bytes = nb::borrow<nb::bytes>(text);
+  std::optional<kv::PlainHead> head = kv::read_plain_head({bytes.c_str(), bytes.size()});
+  if (!head) return nb::none();
+  const auto& [method, target, fields, length, last] = *head;
+  const nb::object line[] = {str_of(method, nullptr), str_of(target, nullptr)};
+  const nb::int_ bytes_to_come(length);
+  const nb::bool_ ends(last);
+  return nb::make_tuple(KeptHead{bytes, std::move(*head)}, line[0], line[1], bytes_to_come, ends);
+}
+
+// Bytes that are no UTF-8 stand as lone surrogates, as in aiohttp's requests.
+nb::object get(const KeptHead& kept, nb::handle name) {
+  const auto value = kept.head.get(name_of(name));
+  return value ? str_of(*value, "surrogateescape") : nb::none();
+}
+
+nb::tuple fields(const KeptHead& kept) {
+  nb::object made = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(kept.head.fields.size())));
+  if (!made.is_valid()) throw nb::python_error();
+  Py_ssize_t at = 0;
+  for (const kv::HeadField& field : kept.head.fields) {
+    nb::tuple one = nb::make_tuple(bytes_of(field.name), bytes_of(field.value));
+    PyTuple_SET_ITEM(made.ptr(), at++, one.release().ptr());
+  }
+  return nb::borrow<nb::tuple>(made);
+}
+
+}  // namespace calls
+
+namespace kv {
+
+void bind_request_head(nb::module_& module) {
+  const auto arg = [](const char* name) { return nb::arg(name).none(); };
+  nb::class_<KeptHead>(module, "PlainHead")
+      .def("get", calls::get, arg("name"), nb::sig("def get(self, name: str) -> str | None"),
+           "The first value under a name, whose letters count without case.")
+      .def("fields", calls::fields,
+           nb::sig("def fields(self) -> tuple[tuple[bytes, bytes], ...]"),
+           "Names and values as they came, blanks round the values left out.");
+  module.def("plain_head", calls::plain_head, arg("text"),
+             nb::sig("def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None"),
+             "A head that goes on as it came; None: read it in another way.");
+}
+
+}  // namespace kv
