@@ -9,7 +9,7 @@
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #else
-#include "emu.h"
+#include "emulator/emu.h"
 #endif
 
 #define WR_EXPORT extern "C" __attribute__((visibility("default")))

@@ -18,7 +18,7 @@
 #ifdef __CUDACC__
 #include <cuda.h>
 #else
-#include "emu_bulk.h"
+#include "emulator/emu_bulk.h"
 #endif
 
 namespace wr {

@@ -22,7 +22,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "emu.h"
+#include "emulator/emu.h"
 #define WR_DEV inline
 #define WR_KERNEL(threads, ctas_per_sm) inline void
 #define WR_PARAMS const

@@ -16,7 +16,7 @@
 #include "bulk.cuh"
 
 #ifndef __CUDACC__
-#include "emu_products.h"
+#include "emulator/emu_products.h"
 #endif
 
 namespace wr {

@@ -2,10 +2,10 @@
 
     python -m tests.bench.prefill_balance [--sms N]
 
-One CTA an SM walks over (item, KV head) as `kernels/cuda/prefill_wgmma.cuh` does. A CTA's load is
-its blocks of 128 keys and, for the beginning and end of each item, 0.6 of a block. Three plans:
-whole keys in rounds of one direction, whole keys in rounds that turn, keys cut and rounds that
-turn. SMs: that have work. Balance: mean load of all SMs over the largest.
+One CTA an SM walks over (item, KV head) as `kernels/cuda/prefill/prefill_wgmma.cuh` does. A CTA's
+load is its blocks of 128 keys and, for the beginning and end of each item, 0.6 of a block. Three
+plans: whole keys in rounds of one direction, whole keys in rounds that turn, keys cut and rounds
+that turn. SMs: that have work. Balance: mean load of all SMs over the largest.
 """
 
 from __future__ import annotations

@@ -26,9 +26,10 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     """The emulator with `emulator_faults.cu` beside it."""
     cuda, folder = build.source_folder(), tmp_path_factory.mktemp("faults")
     sources = [Path(__file__).with_name("emulator_faults.cu"), cuda / "abi.cu"]
+    sources += cuda.glob("emulator/*.cpp")
     out = folder / "faults.so"
     command = ["g++", "-O1", *build.EMULATOR.compile_flags, f"-I{cuda}"]
-    command += ["-shared", "-o", str(out), *map(str, sources), *map(str, cuda.glob("emu*.cpp"))]
+    command += ["-shared", "-o", str(out), *map(str, sources)]
     subprocess.run(command, check=True, timeout=100)
     return KernelLibrary(out)
 
@@ -148,12 +149,14 @@ def test_a_header_renames_only_the_objects_that_include_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "source_folder", lambda: tmp_path)
-    (tmp_path / "deep.h").write_text("int deep;\n")
-    (tmp_path / "near.cuh").write_text('  #include "deep.h"\n#include <vector>\n')
-    (tmp_path / "one.cu").write_text('#include "near.cuh"\n')
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    (folder / "deep.h").write_text("int deep;\n")
+    (tmp_path / "near.cuh").write_text('  #include "parts/deep.h"\n#include <vector>\n')
+    (folder / "one.cu").write_text('#include "near.cuh"\n')
     (tmp_path / "two.cu").write_text("int two;\n")
     before = build.objects(build.EMULATOR)
-    (tmp_path / "deep.h").write_text("int deeper;\n")
+    (folder / "deep.h").write_text("int deeper;\n")
     after = build.objects(build.EMULATOR)
     changed = {source.name for source in before if before[source] != after[source]}
     assert changed == {"one.cu"}

@@ -37,7 +37,9 @@ def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     build.build(build.EMULATOR)
     parts = build.objects(build.EMULATOR)
     machine = [
-        str(part) for source, part in parts.items() if source.stem.startswith(("emu", "abi"))
+        str(part)
+        for source, part in parts.items()
+        if source.parent.name == "emulator" or source.stem == "abi"
     ]
     link = ["g++", *build.EMULATOR.link_flags, "-o", str(out), str(made), *machine]
     subprocess.run(link, check=True, timeout=100)

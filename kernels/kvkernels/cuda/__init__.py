@@ -1,6 +1,6 @@
 """The CUDA kernels' library: built, found, loaded and called through its C ABI.
 
-Owns: how `kernels/cuda/*.cu` become a shared library (nvcc for GPUs; g++ and the emulator for
+Owns: how `kernels/cuda/**/*.cu` become a shared library (nvcc for GPUs; g++ and the emulator for
 tests without one), the C view of a tensor, refusals and launch failures as exceptions.
 Gives: `kvkernels.cuda.library`, also a program that builds it. This `__init__` imports nothing.
 Never imports: torch; anything else of this project.

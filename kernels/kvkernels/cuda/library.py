@@ -211,7 +211,7 @@ CUDA = Target(
         *("-gencode", "arch=compute_90a,code=sm_90a"),
     ),
     ("-shared", "-cudart", "static"),
-    ("*.cu",),
+    ("**/*.cu",),
 )
 # A wait tries again each microsecond or less often; none that is right tries for long.
 DEBUG = CUDA._replace(name="debug", compile_flags=(*CUDA.compile_flags, "-DWR_SPIN_LIMIT=10000000"))
@@ -225,7 +225,7 @@ EMULATOR = Target(
         *("-fsanitize=undefined", "-fno-sanitize-recover=all", "-x", "c++"),
     ),
     ("-shared", "-fsanitize=undefined"),
-    ("*.cu", "emu*.cpp"),
+    ("**/*.cu", "emulator/*.cpp"),
 )
 
 
@@ -260,11 +260,12 @@ def find_cuda() -> Path | None:
 def objects(target: Target) -> dict[Path, Path]:
     """Each source of `target`, and the object that it becomes."""
     folder = source_folder()
-    texts = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    files = (path for path in folder.rglob("*.*") if path.is_file())
+    texts = {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
     named = {}
     for source in sorted(path for glob in target.sources for path in folder.glob(glob)):
         digest = hashlib.sha256(repr(target).encode())
-        for name in sorted(_read_with(source.name, texts)):
+        for name in sorted(_read_with(source.relative_to(folder).as_posix(), texts)):
             digest.update(texts[name])
         name = f"{source.stem}-{digest.hexdigest()[:16]}.o"
         named[source] = cache_folder() / target.name / name
@@ -272,7 +273,9 @@ def objects(target: Target) -> dict[Path, Path]:
 
 
 def _read_with(source: str, texts: Mapping[str, bytes]) -> set[str]:
-    """A source and all headers of ours that it includes, those of headers too."""
+    """A source and all headers of ours that it includes, those of headers too, as named from the
+    folder of all.
+    """
     found, left = set(), [source]
     while left:
         name = left.pop()
@@ -325,7 +328,7 @@ def _compile(target: Target, compiler: str, source: Path, made: Path) -> None:
     if made.is_file():
         return
     made.with_suffix(".log").write_text(
-        _run([compiler, *target.compile_flags, "-c", str(source)], made)
+        _run([compiler, *target.compile_flags, f"-I{source_folder()}", "-c", str(source)], made)
     )
 
 

@@ -1,4 +1,4 @@
-"""Prefill: causal attention of many query tokens a request. Kernel: `cuda/prefill.cuh`.
+"""Prefill: causal attention of many query tokens a request. Kernel: `cuda/prefill/prefill.cuh`.
 
 `torch.ops.warmroute.prefill(q, k_pages, v_pages, page_table, item_count, items, merge_starts,
 merge_slots, scale, out, lse, partial, partial_lse, k_scales, v_scales)`:

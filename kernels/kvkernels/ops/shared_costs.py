@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
-MOST_ROWS, MANY_STEP, FEW_STEP, FEW_ROWS = 128, 32, 8, 16  # of `cuda/shared_decode.cuh`
+MOST_ROWS, MANY_STEP, FEW_STEP, FEW_ROWS = 128, 32, 8, 16  # of `cuda/decode/shared_decode.cuh`
 
 
 class AttentionShape(NamedTuple):

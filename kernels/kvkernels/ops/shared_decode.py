@@ -1,4 +1,6 @@
-"""Shared decode: decode whose requests read equal pages once. Kernel: `cuda/shared_decode.cuh`.
+"""Shared decode: decode whose requests read equal pages once.
+
+Kernel: `cuda/decode/shared_decode.cuh`.
 
 `torch.ops.warmroute.shared_decode(q, k_pages, v_pages, page_table, item_count, items, members,
 merge_starts, merge_slots, scale, out, partial, partial_lse, k_scales, v_scales)`:

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "emu_machine.h"
+#include "emulator/emu_machine.h"
 
 namespace wr::emu {
 

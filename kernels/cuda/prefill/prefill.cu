@@ -1,15 +1,15 @@
 // The C entries of prefill: checks, then one launch, and merge where items are pieces. See
 // `prefill.cuh` for what runs, and `prefill_wgmma.cuh` for what runs on Hopper.
 
-#include "prefill.cuh"
+#include "prefill/prefill.cuh"
 
 #include <cstdlib>
 #include <string_view>
 
 #include "abi.h"
 #include "paged_checks.h"
-#include "prefill_quantized.cuh"
-#include "prefill_wgmma.h"
+#include "prefill/prefill_quantized.cuh"
+#include "prefill/prefill_wgmma.h"
 
 namespace wr::prefill {
 namespace {

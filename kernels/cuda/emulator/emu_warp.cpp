@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "emu.h"
+#include "emulator/emu.h"
 #include "numbers.h"
 
 namespace wr::emu {

@@ -22,7 +22,7 @@
 #include <type_traits>
 
 #include "byte_ring.cuh"
-#include "prefill.cuh"
+#include "prefill/prefill.cuh"
 #include "wgmma.cuh"
 
 namespace wr::prefill_wgmma {

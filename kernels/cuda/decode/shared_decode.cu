@@ -1,11 +1,11 @@
 // The C entry of shared decode: checks, the items, then the merge. See `shared_decode.cuh`.
 
-#include "shared_decode.cuh"
+#include "decode/shared_decode.cuh"
 
 #include <algorithm>
 #include "abi.h"
+#include "decode/shared_decode_quantized.cuh"
 #include "paged_checks.h"
-#include "shared_decode_quantized.cuh"
 
 namespace wr::shared_decode {
 namespace {

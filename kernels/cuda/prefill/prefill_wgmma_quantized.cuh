@@ -10,7 +10,7 @@
 // Bytes beyond the item's last token are numbers, whatever they are, and their scales zero.
 #pragma once
 
-#include "prefill_wgmma_rows.cuh"
+#include "prefill/prefill_wgmma_rows.cuh"
 #include "widen.cuh"
 
 namespace wr::prefill_wgmma_quantized {

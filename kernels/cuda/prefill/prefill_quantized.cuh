@@ -12,8 +12,8 @@
 #pragma once
 
 #include "byte_ring.cuh"
-#include "prefill.cuh"
-#include "prefill_tiles.cuh"
+#include "prefill/prefill.cuh"
+#include "prefill/prefill_tiles.cuh"
 #include "widen.cuh"
 
 namespace wr::prefill_quantized {

@@ -2,9 +2,9 @@
 // many do.
 #pragma once
 
-#include "decode_quantized.cuh"
-#include "prefill_quantized.cuh"
-#include "shared_decode.cuh"
+#include "decode/decode_quantized.cuh"
+#include "decode/shared_decode.cuh"
+#include "prefill/prefill_quantized.cuh"
 
 namespace wr::shared_decode_quantized {
 

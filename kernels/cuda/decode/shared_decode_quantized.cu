@@ -1,7 +1,7 @@
 // Launches shared decode over quantized pages: instances of their own, so that they compile beside
 // others.
 
-#include "shared_decode_quantized.cuh"
+#include "decode/shared_decode_quantized.cuh"
 
 #include "abi.h"
 

@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "emu_machine.h"
+#include "emulator/emu_machine.h"
 
 namespace wr::emu {
 namespace {

@@ -1,7 +1,7 @@
 // Launches Hopper's prefill over quantized pages: instances of their own, so that they compile
 // beside others.
 
-#include "prefill_wgmma_quantized.cuh"
+#include "prefill/prefill_wgmma_quantized.cuh"
 
 #include "abi.h"
 

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "byte_ring.cuh"
-#include "decode.cuh"
+#include "decode/decode.cuh"
 #include "widen.cuh"
 
 namespace wr::decode_quantized {

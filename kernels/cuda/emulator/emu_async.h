@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "emu_bulk.h"
-#include "emu_products.h"
-#include "emu_writes.h"
+#include "emulator/emu_bulk.h"
+#include "emulator/emu_products.h"
+#include "emulator/emu_writes.h"
 
 namespace wr::emu {
 

@@ -1,12 +1,12 @@
 // The launch of prefill for Hopper: three tensors described to the copy engine, one kernel.
 
-#include "prefill_wgmma.h"
+#include "prefill/prefill_wgmma.h"
 
 #include <algorithm>
 #include <numeric>
 
 #include "abi.h"
-#include "prefill_wgmma_quantized.cuh"
+#include "prefill/prefill_wgmma_quantized.cuh"
 #include "tensor_map.h"
 
 namespace wr::prefill_wgmma {

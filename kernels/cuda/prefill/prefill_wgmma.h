@@ -4,7 +4,7 @@
 #include <string>
 
 #include "byte_ring.cuh"
-#include "prefill.cuh"
+#include "prefill/prefill.cuh"
 
 namespace wr::prefill_wgmma {
 

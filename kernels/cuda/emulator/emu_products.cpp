@@ -5,7 +5,7 @@
 #include <bit>
 #include <cstring>
 
-#include "emu_machine.h"
+#include "emulator/emu_machine.h"
 #include "numbers.h"
 
 namespace wr::emu {

@@ -1,7 +1,7 @@
 // The consuming side of `prefill_wgmma.cuh`: a warpgroup's 64 rows of one item.
 #pragma once
 
-#include "prefill_wgmma.cuh"
+#include "prefill/prefill_wgmma.cuh"
 
 namespace wr::prefill_wgmma {
 

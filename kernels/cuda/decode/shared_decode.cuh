@@ -14,8 +14,8 @@
 // its requests; slot -1 is all of its one request and goes straight to the output.
 #pragma once
 
-#include "decode.cuh"
-#include "prefill_tiles.cuh"
+#include "decode/decode.cuh"
+#include "prefill/prefill_tiles.cuh"
 
 namespace wr::shared_decode {
 

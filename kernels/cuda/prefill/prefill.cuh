@@ -15,7 +15,7 @@
 // begins once all are done with the ones before.
 #pragma once
 
-#include "prefill_tiles.cuh"
+#include "prefill/prefill_tiles.cuh"
 
 namespace wr::prefill {
 

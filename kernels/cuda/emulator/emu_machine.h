@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "emu.h"
-#include "emu_async.h"
-#include "emu_writes.h"
+#include "emulator/emu.h"
+#include "emulator/emu_async.h"
+#include "emulator/emu_writes.h"
 
 namespace wr::emu {
 
