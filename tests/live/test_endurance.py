@@ -24,7 +24,7 @@ from tests.live.cache_pool import differences, truth_of
 from tests.live.crowd import Crowd, crowding
 from tests.live.faulty_front import FaultyFront, Harm, faulty
 from tests.live.stack import Stack, engine_arguments, running, until
-from tests.live.test_chaos import footprint, same
+from tests.live.test_chaos import footprint, until_as_before
 
 FULL_S, SHORT_S = 300.0, 3.0
 FULL = [pytest.mark.full, pytest.mark.timeout(900)]
@@ -177,7 +177,7 @@ async def test_what_another_worker_could_serve_is_served(
         assert crowd.served["stream"] > streams
         assert rate < LEAST_PER_S or crowd.begun_per_s() >= LEAST_PER_S
         await stack.assert_idle()
-        await until(lambda: same(stack, before), f"files, threads, memory as before: {before}")
+        await until_as_before(stack, before)
         for number, worker in enumerate(stack.workers):
             await no_false_belief(stack, number, worker)
 

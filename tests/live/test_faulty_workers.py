@@ -13,7 +13,7 @@ import pytest
 from tests.frozen import freeze
 from tests.live.faulty_front import FaultyFront, Harm, faulty
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
-from tests.live.test_chaos import CLIENTS, ROUTER, Load, footprint, same, under_load
+from tests.live.test_chaos import CLIENTS, ROUTER, Load, footprint, under_load, until_as_before
 
 SHORT_S, FULL_S = 2.0, 300.0
 FULL = [pytest.mark.full, pytest.mark.timeout(600)]
@@ -62,7 +62,7 @@ async def test_what_one_worker_does_wrong_another_one_makes_good(
             await under_load(stack, load, rng, until(back, f"worker {worker_id} to be taken back"))
             assert not load.lost
             await stack.assert_idle()
-            await until(lambda: same(stack, before), f"files, threads, memory as before: {before}")
+            await until_as_before(stack, before)
 
 
 async def test_eighty_requests_that_are_refused_change_nothing(tmp_path: Path) -> None:

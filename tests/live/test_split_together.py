@@ -241,15 +241,17 @@ async def test_what_becomes_of_the_prefill_after_the_first_byte_only_counts(
 
 
 @ENGINES
+@pytest.mark.parametrize("role", ["prefill", "decode"])
 async def test_a_refusal_of_either_leg_is_its_clients(
-    tmp_path: Path, engine: type[MeetingWorker]
+    tmp_path: Path, engine: type[MeetingWorker], role: str
 ) -> None:
+    """One request a pool: its other leg may still arrive when it is over."""
     async with pool(tmp_path, engine) as both:
-        for side in (both.prefill[0], both.decode[0]):
-            side.faults = ["400"]
-            async with asyncio.timeout(SOON_S):
-                status, text = await both.ask()
-            assert (status, "out of order" in text) == (400, True)
+        (side,) = both.prefill if role == "prefill" else both.decode
+        side.faults = ["400"]
+        async with asyncio.timeout(SOON_S):
+            status, text = await both.ask()
+        assert (status, "out of order" in text) == (400, True)
         assert await both.failures() == [0, 0]
         await both.at_rest()
 
