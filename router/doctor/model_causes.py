@@ -175,13 +175,12 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fo
     """7: nobody is there to be joined."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
         return None
-    if _cache_answers(m):
-        return None  # the load is not little: 12 tells where it goes
     waits = m.queue_s >= m.service_s
-    if m.in_flight >= 2 or m.utilisation >= 0.3 or waits:
+    uncached = m.rate * m.service_s  # in flight, if the response cache answered nobody
+    if max(m.in_flight, uncached) >= 2 or m.utilisation >= 0.3 or waits:
         return None
     told = (
-        f"{number(m.rate)} requests a second of {ms(m.service_s)} overlap seldom: "
+        f"{number(m.executed_rate)} requests a second of {ms(m.service_s)} overlap seldom: "
         f"{number(m.in_flight)} in flight on average, {number(100 * m.utilisation)} % busy"
     )
     return Found(told)
@@ -275,13 +274,9 @@ def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fou
     return Found(told, tuple(changes), m.waiting)
 
 
-def _cache_answers(m: ModelEvidence) -> bool:
-    return m.requests > 0 and m.cache_hits >= 0.2 * m.requests
-
-
 def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
     """12: the response cache answers."""
-    if not _cache_answers(m):
+    if not m.requests or m.cache_hits < 0.2 * m.requests:
         return None
     return Found(
         f"{m.cache_hits} of {m.requests} requests were answered by the response cache and "

@@ -231,6 +231,12 @@ def test_requests_that_the_cache_answers_blame_nobody(singles: int) -> None:
     assert [found.number for found in judge(one(configured, figures))] == [12]
 
 
+def test_a_load_that_is_little_without_the_cache_too_is_told() -> None:
+    figures = ran(sizes={1: (75, 20.0)}, queue_ms=1.0, cache_hits=25)
+    found = judge(one(config(response_cache={"enable": True}), figures))
+    assert sorted(each.number for each in found) == [7, 12]
+
+
 @pytest.mark.parametrize(("count", "numbers"), [(2, [12]), (60, [12, 6])])
 def test_a_lone_request_beside_the_cache_is_told_by_what_executes(
     count: int, numbers: list[int]

@@ -109,6 +109,18 @@ async def test_a_paused_engine_gets_nothing_until_it_is_resumed() -> None:
         assert member.trouble == ""
 
 
+async def test_a_quiet_router_asks_whether_it_is_paused_as_seldom_as_for_its_load() -> None:
+    idle = METRICS.replace("} 2.0", "} 0.0").replace("} 1.0", "} 0.0")
+    pages = {**VLLM, "/health": "ok", "/metrics": idle, "/is_paused": {"is_paused": False}}
+    asked: list[str] = []
+    async with followed(pages, asked) as member:
+        member._context.busy.clear()
+        await until(lambda: asked.count("/metrics") > 1, "what went on before to be over")
+        asked.clear()
+        await until(lambda: asked.count("/metrics") >= 2, "it to be asked for its load")
+        assert 1 <= asked.count("/is_paused") <= 4  # else eight for each
+
+
 async def test_an_engine_that_is_too_busy_to_say_whether_it_is_paused_is_not() -> None:
     pages = {**VLLM, "/health": "ok", "/is_paused": HANGS}
     asked: list[str] = []
