@@ -12,15 +12,7 @@ from pathlib import Path
 
 OURS = ("router", "engine", "policies", "simulator", "kvkernels")
 MAX_COLUMNS = 100
-MAX_LINES = 800
-MAX_POLICY_LINES = 100
 MAX_FUNCTION_LINES = 60
-# What every policy rests on and no policy is: these are as long as other files may be.
-POLICY_PLUMBING = {"policies/contract.py", "policies/facts.py", "policies/load.py"}
-# Longer than other files may be, and why: path -> reason.
-LONG_FILES: dict[str, str] = {}
-# A module shorter than this is seldom an idea of its own.
-FEW_LINES = 40
 FACE_FIELDS = ("Owns:", "Gives:", "Never imports:", "Start reading at:")
 
 # The parts that decide: time and chance are given to them, they ask nobody.
@@ -50,17 +42,6 @@ def long_lines(text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if len(line) > MAX_COLUMNS:
             yield f"line {number} has {len(line)} columns, the limit is {MAX_COLUMNS}"
-
-
-def long_file(path: str, text: str) -> Iterator[str]:
-    """More lines than the limit: 100 for what a policy is made of, 800 elsewhere."""
-    if path in LONG_FILES:
-        return
-    is_policy = path.startswith("policies/") and path not in POLICY_PLUMBING
-    limit = MAX_POLICY_LINES if is_policy else MAX_LINES
-    lines = len(text.splitlines())
-    if lines > limit:
-        yield f"{lines} lines, the limit is {limit}"
 
 
 def functions(tree: ast.Module) -> Iterator[FunctionNode]:
@@ -198,18 +179,6 @@ def never_imported(docstring: str | None) -> list[str]:
     parts = re.split(r"[,;]|\.\s", line[1].replace("\n", " "))
     names = [part.strip().removeprefix("the ").strip(" `.") for part in parts]
     return [name for name in names if name.partition(".")[0] in KNOWN_MODULES]
-
-
-def readers(trees: dict[str, ast.Module]) -> dict[str, set[str]]:
-    """Who imports each module: dotted name -> dotted names, of `path -> tree`."""
-    names = {dotted(path): path for path in trees}
-    found: dict[str, set[str]] = {name: set() for name in names}
-    for reader, path in names.items():
-        for _, name in imports(trees[path]):
-            target = name if name in names else name.rpartition(".")[0]
-            if target in names and target != reader:
-                found[target].add(reader)
-    return found
 
 
 def dotted(path: str) -> str:

@@ -29,15 +29,6 @@ def test_long_lines() -> None:
     ]
 
 
-def test_long_files_and_policies() -> None:
-    plain = "x = 1\n"
-    assert not source(rules.long_file("router/a.py", plain * 800))
-    assert source(rules.long_file("router/a.py", plain * 801))
-    assert not source(rules.long_file("policies/a.py", plain * 100))
-    assert source(rules.long_file("policies/a.py", plain * 101))
-    assert not source(rules.long_file("policies/contract.py", plain * 800))
-
-
 def test_long_functions() -> None:
     body = "    x = 1\n"
     assert not source(rules.long_functions(ast.parse("def f():\n" + body * 59)))
@@ -109,21 +100,6 @@ def test_what_a_face_never_imports() -> None:
     assert source(rules.imports_of(ast.parse("from engine import server"), "engine.server"))
     assert source(rules.imports_of(ast.parse("import engine.server.app"), "engine.server"))
     assert not source(rules.imports_of(ast.parse("import engine.serverless"), "engine.server"))
-
-
-def test_readers_of_modules() -> None:
-    trees = {
-        "router/a.py": ast.parse("from router.b import x\nfrom router import c"),
-        "router/b.py": ast.parse("import kvkernels.d, router.b"),
-        "router/c.py": ast.parse("def f():\n    from router.b import y"),
-        "kernels/kvkernels/d.py": ast.parse("import os"),
-    }
-    assert rules.readers(trees) == {
-        "router.a": set(),
-        "router.b": {"router.a", "router.c"},
-        "router.c": {"router.a"},
-        "kvkernels.d": {"router.b"},
-    }
 
 
 def test_import_cycles() -> None:

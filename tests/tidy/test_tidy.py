@@ -71,10 +71,6 @@ def test_no_line_is_too_long() -> None:
     assert_none((path, p) for path in code() for p in rules.long_lines(text_of(path)))
 
 
-def test_no_file_is_too_long() -> None:
-    assert_none((path, p) for path in code() for p in rules.long_file(path, text_of(path)))
-
-
 def test_no_function_is_too_long() -> None:
     assert_none((path, p) for path in python() for p in rules.long_functions(parsed(path)))
 
