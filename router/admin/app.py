@@ -191,7 +191,7 @@ class AdminApi:
         members = self._named(request)
         for member in members:
             if member.leaving:
-                why = f"worker {member.worker_id} is to be removed: add it anew once it is gone"
+                why = f"worker {member.worker_id} is to be removed: POST it to /workers to keep it"
                 raise ClientError(409, why, code="worker_leaving")
         for member in members:
             member.undrain(_REQUEST)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.config.worker_spec import WorkerSpec, WorkerSpecError, taken
@@ -68,32 +69,88 @@ class FleetManager:
     def add(self, spec: WorkerSpec, by: str = CONFIGURATION, by_hand: bool = False) -> Member:
         """Begin to follow a worker; `by` says in the log who asked for it.
 
-        `by_hand`: it stays until it is removed by hand.
-        Raises DuplicateWorkerError or TableFullError.
+        One that is still on its way out is taken back instead: it has the requests that run there,
+        and `spec` from now on. So are ranks of its engine that were removed by hand.
+        `by_hand`: it stays until it is removed by hand, and gets requests although it was drained.
+        Raises DuplicateWorkerError, TableFullError or WorkerSpecError.
         """
-        for member in self.members.values():
+        leaving: list[Member] = []
+        for member in self.at_url(spec.url):
             ranks = (spec.rank, member.named.spec.rank)
-            clash = None in ranks or spec.rank == member.spec.rank
-            if member.spec.url == spec.url and clash and not member.leaving:
-                raise DuplicateWorkerError(f"{spec.name} is worker {member.worker_id} already")
-        member = self._add(spec, NamedWorker(spec, by, by_hand), by)
+            if member.parting or not (None in ranks or spec.rank == member.spec.rank):
+                continue
+            if not member.leaving:
+                return self._add_ranks(spec, member, by)
+            if spec.rank in (None, member.spec.rank) or member.spec.rank is None:
+                leaving.append(member)
+        named = NamedWorker(spec, by, by_hand)
+        if leaving:
+            self._check_seat(spec)
+            self._rename(leaving, named, by)
         self.dismissed.discard(key_of(spec))
-        return member
+        return leaving[0] if leaving else self._add(spec, named, by)
+
+    def _add_ranks(self, spec: WorkerSpec, staying: Member, by: str) -> Member:
+        """Let ranks come back that were removed by hand, where others of the engine stay."""
+        named = staying.named
+        wanted = {spec.rank} if spec.rank is not None else set(named.without)
+        removed = {rank for rank in wanted if rank in named.without}
+        if not removed or replace(spec, rank=None) != named.spec:
+            raise DuplicateWorkerError(f"{spec.name} is worker {staying.worker_id} already")
+        named.without -= removed
+        of_it = [m for m in self.at_url(spec.url) if m.named is named and not m.parting]
+        for member in of_it:
+            if member.leaving and member.spec.rank in removed:
+                self.take_back(member, by)
+        if staying.recognized is not None:  # those that are gone already
+            self._fits(staying, staying.recognized.ranks)
+        new = (m for m in self.members.values() if m.named is named and m.spec.rank in removed)
+        return next((m for m in new if not m.leaving), staying)
+
+    def _rename(self, leaving: Sequence[Member], named: NamedWorker, by: str) -> None:
+        """Take back workers that are named anew, perhaps with other options."""
+        specs = [spec_of(named, member.spec.rank) for member in leaving]
+        for member, spec in zip(leaving, specs, strict=True):
+            member.named = named
+            if same_but_thresholds(member.as_turned(spec), member.spec):
+                member.respec(spec)
+            else:
+                self._follow_anew(member, spec)
+            self.take_back(member, by)
+
+    def _follow_anew(self, member: Member, spec: WorkerSpec) -> None:
+        """Recognize it by other options; what runs there goes on, and stays charged to it."""
+        before = self._tasks[member.worker_id]
+        before.cancel()
+        member.begin_anew(spec)
+
+        async def follow() -> None:
+            await asyncio.wait([before])
+            await member.run()
+
+        self._start(member, follow())
+
+    def _start(self, member: Member, following: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(following, name=f"worker {member.worker_id}")
+        task.add_done_callback(_shout)
+        self._tasks[member.worker_id] = task
 
     def _add(self, spec: WorkerSpec, named: NamedWorker, by: str) -> Member:
-        for member in self.members.values():
-            if spec.seat is not None and member.spec.seat == spec.seat and not member.leaving:
-                raise DuplicateWorkerError(f"worker {member.worker_id} {taken(spec)}")
+        self._check_seat(spec)
         if len(self.members) >= self._max_workers:
             raise TableFullError(f"all {self._max_workers} worker slots are taken (limits.workers)")
         member = Member(self._next_id, spec, named, self._context, self._fits)
         self._next_id += 1
         self.members[member.worker_id] = member
-        task = asyncio.create_task(member.run(), name=f"worker {member.worker_id}")
-        task.add_done_callback(_shout)
-        self._tasks[member.worker_id] = task
+        self._start(member, member.run())
         log.info("worker %d (%s) added, by %s", member.worker_id, spec.name, by)
         return member
+
+    def _check_seat(self, spec: WorkerSpec) -> None:
+        """Raises DuplicateWorkerError where another worker has its place at a bound endpoint."""
+        for member in self.members.values():
+            if spec.seat is not None and member.spec.seat == spec.seat and not member.leaving:
+                raise DuplicateWorkerError(f"worker {member.worker_id} {taken(spec)}")
 
     def at_url(self, url: str) -> list[Member]:
         """All workers there, ranks of one engine, but those that are gone."""
@@ -115,16 +172,23 @@ class FleetManager:
 
     def drop(self, member: Member, by: str, may_return: bool = False) -> None:
         """The same where nobody took it out by hand: it `may_return` when it is named again."""
-        if member.leave is None or not may_return:
-            drained = member.draining if member.leave is None else member.leave.drained
+        leave, turning = member.leave, member.turning
+        if leave is None:
+            drained = member.draining if turning is None else turning.drained
             member.leave = Leaving(self.now_s, may_return, drained)
+        elif not may_return:
+            member.leave = replace(leave, may_return=False)
         member.drain(f"{by}, to be removed when idle")
 
     def take_back(self, member: Member, by: str) -> None:
         """It was on its way out, and is named again: requests as before."""
         leave, member.leave = member.leave, None
-        if leave is not None and not leave.drained:
+        if leave is None:
+            return
+        if member.named.by_hand or not (leave.drained or member.turning is not None):
             member.undrain(f"{by}, which names it again")
+        elif member.turning is not None:
+            member.turning.drained = leave.drained
 
     def _dismiss(self, member: Member) -> None:
         """By hand: neither its rank nor, once it is the last one, its engine comes back."""
@@ -437,7 +501,7 @@ def reconcile(fleet: FleetManager, wanted: Iterable[WantedWorker]) -> list[str]:
     for one in missing.values():
         try:
             fleet.add(one.spec, _who(one.by))
-        except (TableFullError, DuplicateWorkerError) as error:
+        except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
             refused.append(f"worker {one.spec.name}: {error}")
     return refused
 

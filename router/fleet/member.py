@@ -162,15 +162,19 @@ class Member:
         self._context = context
         self._fits = fits
         self.grpc: Sends | None = None  # to where its engine speaks it
+        self._former: list[Sends] = []  # by options that it had before; what runs there may end
         self.upstream = upstream_at(
             spec, context.clock, context.trust, context.relay, context.terms.relay
         )
 
     async def close(self) -> None:
         """End its connections."""
-        await self.upstream.aclose()
-        if self.grpc is not None:
-            await self.grpc.aclose()
+        for one in self._connections():
+            await one.aclose()
+
+    def _connections(self) -> list[Sends]:
+        current: list[Sends] = [self.upstream] if self.grpc is None else [self.upstream, self.grpc]
+        return [*self._former, *current]
 
     @property
     def leaving(self) -> bool:
@@ -207,9 +211,8 @@ class Member:
         """Let those go elsewhere whose clients have seen nothing, where somebody else can serve."""
         if self.recognized is not None and self._replaceable(self.recognized):
             self.abandoned += 1
-            self.upstream.abandon_silent()
-            if self.grpc is not None:
-                self.grpc.abandon_silent()
+            for one in self._connections():
+                one.abandon_silent()
 
     async def answer_probe(self, within_s: float | None) -> None:
         """Ask it at once whether it is well, and tell. No answer of before counts, nor another
@@ -270,6 +273,29 @@ class Member:
         spec = self.spec = self.as_turned(spec)
         if self.recognized is not None:
             self.amend(with_thresholds(self.recognized, spec))
+
+    def begin_anew(self, spec: WorkerSpec) -> None:
+        """It is named with options by which it must be recognized anew; `run` begins again.
+
+        It gets nothing new until then. What runs there goes on.
+        """
+        before, self.spec = self.spec, spec
+        self.turning = self.turned = None
+        context, tls = self._context, (spec.server_name, spec.insecure)
+        if tls != (before.server_name, before.insecure):
+            self._former.append(self.upstream)
+            self.upstream = upstream_at(
+                spec, context.clock, context.trust, context.relay, context.terms.relay
+            )
+        if self.grpc is not None and (*tls, spec.grpc) != (
+            *(before.server_name, before.insecure),
+            before.grpc,
+        ):
+            self._former.append(self.grpc)
+            self.grpc = None
+        if self._state != "down":
+            self.trouble = "its options were changed: it is recognized anew"
+            self._put_down()
 
     @property
     def role(self) -> Role:

@@ -81,15 +81,16 @@ async def test_one_that_was_drained_before_it_left_still_drains_when_it_is_back(
         assert member.draining
 
 
-async def test_another_kind_at_the_same_url_is_another_worker() -> None:
+async def test_another_kind_at_the_same_url_is_the_same_worker_recognized_anew() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A)
         await one.until_names(A)
         one.source("file:x").says(f"{A},block_size=64")
-        await until(lambda: [m.leaving for m in one.manager.members.values()] == [True, False], "")
+        await until(lambda: [m.spec.block_size for m in one.manager.members.values()] == [64], "")
+        assert [m.leaving for m in one.manager.members.values()] == [False]
 
 
-async def test_one_on_its_way_out_that_is_named_as_another_kind_does_not_return() -> None:
+async def test_one_on_its_way_out_that_is_named_as_another_kind_is_taken_back_as_that() -> None:
     async with world("file:x") as one:
         one.source("file:x").says(A, B)
         await one.until_names(A, B)
@@ -98,12 +99,21 @@ async def test_one_on_its_way_out_that_is_named_as_another_kind_does_not_return(
         await one.until_names(A)
         one.source("file:x").says(A, f"{B},kind=sglang,block_size=64")
         await one.until_names(A, B)
-        (other,) = (m for m in one.staying() if m.spec.url == B)
-        assert (other.spec.kind, other.spec.block_size) == ("sglang", 64)
-        assert (before.leaving, before.spec.block_size) == (True, None), "it drains as what it was"
-        one.source("file:x").says(A, B)  # and so the first one turns round, not a third one
-        await until(lambda: other.leaving and not before.leaving, "the first to be back")
-        assert len(one.manager.members) == 3
+        assert (before.leaving, before.spec.kind, before.spec.block_size) == (False, "sglang", 64)
+        one.source("file:x").says(A, B)
+        await until(lambda: before.spec.block_size is None, "the first options")
+        assert len(one.manager.members) == 2
+
+
+async def test_a_reload_names_one_again_that_leaves_by_hand_and_it_is_the_same_worker() -> None:
+    async with world("file:x", workers=[A]) as one:
+        await one.until_names(A)
+        (before,) = one.staying()
+        one.manager.leave(before, "admin request")
+        one.discovery.apply([parse_worker_spec(A)], ["file:x"])
+        await one.until_names(A)
+        assert one.staying() == [before]
+        assert len(one.manager.members) == 1
 
 
 async def test_added_by_hand_stays_and_taken_out_by_hand_stays_out() -> None:

@@ -26,6 +26,7 @@ from router.fleet.engines.adapter import RankLoad, UnrecognizedError
 from router.fleet.manager import DuplicateWorkerError, FleetManager, reconcile
 from router.fleet.recognize import Recognized, with_thresholds
 from router.fleet.wanted import WantedWorker
+from router.upstream.fallback import Upstream
 from router.upstream.reply import RelayLimits
 from tests.router.waiting import until
 
@@ -206,10 +207,85 @@ async def test_the_same_address_twice_and_one_too_many_are_refused() -> None:
         with pytest.raises(DuplicateWorkerError):
             one.manager.add(parse_worker_spec(f"{URL},weight=2"))
         one.manager.leave(first, "test")
-        second = one.manager.add(parse_worker_spec(URL))  # the first is on its way out
+        second = one.manager.add(parse_worker_spec(OTHER))
         assert second.worker_id == 1
         with pytest.raises(TableFullError):
-            one.manager.add(parse_worker_spec("http://127.0.0.1:10"))
+            one.manager.add(parse_worker_spec("http://127.0.0.1:11"))
+
+
+@pytest.mark.parametrize("drained", [False, True])
+async def test_who_is_added_again_while_it_leaves_is_the_same_worker(drained: bool) -> None:
+    async with fleet(max_workers=1) as one:
+        member = one.manager.add(parse_worker_spec(URL), by_hand=True)
+        await one.until_state(0, "ready")
+        if drained:
+            member.drain("test")
+        for _ in range(2):
+            one.manager.leave(member, "test")
+            one.manager.leave(member, "test")
+            one.manager.sweep(lambda worker_id: 1)
+            await asyncio.sleep(0)
+            assert one.states(0)[-1] == "draining"
+            again = one.manager.add(
+                parse_worker_spec(f"{URL},max_requests=3,weight=2"), "test", by_hand=True
+            )
+            assert again is member
+            assert (member.leaving, member.draining, member.spec.weight) == (False, False, 2.0)
+            assert one.states(0)[-1] == "ready"
+        one.manager.sweep(lambda worker_id: 0)
+        await asyncio.sleep(0)
+        assert list(one.manager.members) == [0]
+        with pytest.raises(DuplicateWorkerError):
+            one.manager.add(parse_worker_spec(URL))
+        assert "down" not in one.states(0), "nothing of it was forgotten"
+
+
+@pytest.mark.parametrize("option", ["block_size=64", "role=decode,group=g", "kind=sglang"])
+async def test_who_is_added_again_with_other_options_is_recognized_anew_in_place(
+    option: str,
+) -> None:
+    async with fleet() as one:
+        member = one.manager.add(parse_worker_spec(URL), by_hand=True)
+        await one.until_state(0, "ready")
+        one.manager.leave(member, "test")
+        spec = parse_worker_spec(f"{URL},{option}")
+        assert one.manager.add(spec, "test", by_hand=True) is member
+        assert (member.spec, member.leaving) == (spec, False)
+        await one.until_state(0, "ready")
+        assert one.states(0) == ["ready", "draining", "down", "ready"]
+        assert list(one.manager.members) == [0]
+
+
+async def test_a_worker_whose_tls_is_changed_while_it_leaves_keeps_what_runs_there() -> None:
+    async with fleet() as one:
+        url = "https://127.0.0.1:9"
+        member = one.manager.add(parse_worker_spec(url), by_hand=True)
+        await one.until_state(0, "ready")
+        before = member.upstream
+        closed: list[Upstream] = []
+
+        async def aclose() -> None:
+            closed.append(before)
+
+        before.aclose = aclose  # type: ignore[method-assign]
+        one.manager.leave(member, "test")
+        one.manager.add(parse_worker_spec(f"{url},insecure=true"), "test", by_hand=True)
+        assert member.upstream is not before
+        assert closed == []
+        await one.until_state(0, "ready")
+        await one.manager.remove(member, "test")
+        assert closed == [before]
+
+
+async def test_repeated_removal_does_not_lengthen_the_drain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fleet() as one:
+        member = one.manager.add(parse_worker_spec(URL))
+        one.manager.leave(member, "test")
+        since = member.leave
+        one.manager.leave(member, "test")
+        assert member.leave == since
 
 
 async def test_a_place_at_a_bound_endpoint_is_for_one() -> None:
@@ -263,13 +339,21 @@ async def test_whoever_comes_and_goes_leaves_a_line_as_the_page_has_it(caplog) -
         f"worker 1 ({URL}) removed, forced by admin request",
     ]
     patterns = lines_of_the_page()
-    assert len(patterns) == 10
+    assert len(patterns) == 11
     unseen = [p for p in patterns if not any(re.match(p, line) for line in told)]
-    elsewhere = ("back", "more", "cut", "answer")  # tests/router/test_discovery.py, above
+    elsewhere = (
+        "back",
+        "more",
+        "cut",
+        "answer",
+        "options",
+    )  # tests/router/test_discovery.py, above
     assert unseen == [p for p in patterns if any(word in p for word in elsewhere)]
 
 
-async def test_a_reload_changes_thresholds_in_place_and_all_else_by_replacement() -> None:
+async def test_a_reload_changes_thresholds_in_place_and_all_else_by_a_new_look(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with fleet() as one:
         reconcile(one.manager, [WantedWorker(parse_worker_spec(URL))])
         await one.until_state(0, "ready")
@@ -280,8 +364,13 @@ async def test_a_reload_changes_thresholds_in_place_and_all_else_by_replacement(
         assert isinstance(last, WorkerChange)
         assert last.spec is not None
         assert (last.state, last.spec.max_requests, last.spec.weight) == ("ready", 3, 2)
+        assert one.states(0) == ["ready", "ready"]
         reconcile(one.manager, [WantedWorker(parse_worker_spec(f"{URL},block_size=64"))])
-        assert [m.leaving for m in one.manager.members.values()] == [True, False]
+        assert one.states(0)[2:] == ["draining", "down"]
+        await one.until_state(0, "ready")
+        assert [m.leaving for m in one.manager.members.values()] == [False]
+        (pattern,) = (pattern for pattern in lines_of_the_page() if "options" in pattern)
+        assert any(re.match(pattern, line) for line in caplog.messages)
 
 
 async def test_thresholds_that_change_during_recognition_are_not_lost() -> None:

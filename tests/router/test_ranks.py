@@ -212,13 +212,38 @@ async def test_a_reload_keeps_the_ranks_of_a_url_that_stays() -> None:
         assert [m.worker_id for m in one.members] == ids
         assert [m.spec.max_requests for m in one.members] == [3, 3]
         assert [m.spec.name for m in one.members] == list(names)
-        reconcile(
-            fleet, [WantedWorker(parse_worker_spec(f"{engine.url},rank=0"))]
-        )  # another line: anew
+        reconcile(fleet, [WantedWorker(parse_worker_spec(f"{engine.url},rank=0"))])  # another line
         await one.until_ready(names[0])
-        assert [m.worker_id for m in one.members] != ids[:1]
+        assert [m.worker_id for m in one.members] == ids[:1], "what runs there stays charged to it"
         reconcile(fleet, [])
         assert one.members == []
+
+
+async def test_ranks_that_leave_by_hand_come_back_as_they_were() -> None:
+    async with ranked_engine(3) as engine, front() as one:
+        fleet = one.router.fleet
+        fleet.add(parse_worker_spec(engine.url), by_hand=True)
+        names = [f"{engine.url}#{rank}" for rank in range(3)]
+        await one.until_ready(*names)
+        before = one.members
+        assert (await one.ask("DELETE", f"/workers?url={engine.url}"))[0] == 202
+        assert one.members == []
+        fleet.add(parse_worker_spec(f"{engine.url},weight=2"), by_hand=True)
+        assert one.members == before
+        assert [m.spec.weight for m in before] == [2.0] * 3
+        for again in (f"{engine.url},weight=2", f"{engine.url},weight=2,rank=1"):
+            fleet.leave(before[1], "test")
+            assert fleet.add(parse_worker_spec(again), by_hand=True) is before[1]
+            assert one.members == before
+        fleet.leave(before[1], "test")
+        fleet.sweep(lambda worker_id: 0)
+        await until(lambda: len(fleet.members) == 2, "its end")
+        fleet.add(parse_worker_spec(f"{engine.url},weight=2"), by_hand=True)
+        await one.until_ready(*(names[n] for n in (0, 2, 1)))
+        assert [m.worker_id for m in one.members] == [0, 2, 3]
+        for other in (engine.url, f"{engine.url},rank=1"):
+            with pytest.raises(DuplicateWorkerError):
+                fleet.add(parse_worker_spec(other), by_hand=True)
 
 
 async def test_ranks_for_which_there_is_no_slot_are_told_of(
