@@ -160,6 +160,7 @@ class Export:
     until_s: float  # infinity while its request computes it: that one holds its blocks
     cached_tokens: int = 0  # of them, ones that this worker had not to compute
     ready_tokens: int = 0  # leading ones whose KV is in the blocks
+    name: str | None = None  # that the router gave it, before its answer named it
 
     @property
     def is_computing(self) -> bool:
@@ -194,7 +195,12 @@ class Exports:
         return min(ends, default=None)
 
     def begin(
-        self, request_id: int, prompt: Tokens, block_ids: list[int], cached: int
+        self,
+        request_id: int,
+        prompt: Tokens,
+        block_ids: list[int],
+        cached: int,
+        name: str | None = None,
     ) -> Export | None:
         """A prompt that is about to be computed into `block_ids`, its request's own list; None: too
         many are kept. It may be read block by block as `ready_tokens` grow. `keep` it at the end of
@@ -203,7 +209,8 @@ class Exports:
             self.refused_total += 1
             return None
         self.kept_total += 1
-        export = Export(request_id, self.kept_total, prompt, block_ids, inf, cached, cached)
+        kv = prompt, block_ids, inf, cached, cached, name
+        export = Export(request_id, self.kept_total, *kv)
         self._held[export.generation] = export
         return export
 
@@ -220,6 +227,10 @@ class Exports:
         """The export, if it is still held."""
         export = self._held.get(generation)
         return export if export is not None and export.request_id == request_id else None
+
+    def named(self, name: str) -> Export | None:
+        """The export to which its router gave this name, if it is still held."""
+        return next((one for one in self._held.values() if one.name == name), None)
 
     def is_held(self, export: Export) -> bool:
         """Whether its blocks were its own all the time until now."""

@@ -217,6 +217,11 @@ class Exporter:
         export = self._exports.find(request_id, generation)
         return export is not None and self._free(export)
 
+    def release_named(self, name: str) -> bool:
+        """The same by the name that a router gave it, which never read its answer."""
+        export = self._exports.named(name)
+        return export is not None and self._free(export)
+
     def _free(self, export: Export) -> bool:
         was_held = self._exports.release(export)
         if was_held:

@@ -66,6 +66,7 @@ class Request:
     imports: bool = False  # another worker has its prompt's KV; false from its start on
     exports: bool = False  # another worker will read its prompt's KV when it has ended
     exports_early: bool = False  # or while it is computed
+    export_name: str | None = None  # as of `Export.name`
 
     arrival_s: float = 0.0  # when it was added
     token_limit: int = 0  # prompt and output together, set when it is added

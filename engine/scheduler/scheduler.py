@@ -618,7 +618,11 @@ class Scheduler:
 
     def _begin_export(self, request: Request) -> None:
         request.export = self.exports.begin(
-            request.request_id, request.prompt, request.block_ids, request.cached_tokens
+            request.request_id,
+            request.prompt,
+            request.block_ids,
+            request.cached_tokens,
+            request.export_name,
         )
 
     def _export(self, request: Request, now_s: float) -> None:

@@ -108,10 +108,12 @@ async def server_info(http: web.Request) -> web.Response:
 
 
 class ReleaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of /kv/release: as `kv_transfer_params` name it."""
+    """Body of /kv/release: as `kv_transfer_params` name it, those of the answer or those of the
+    request (`transfer_id`)."""
 
-    request_id: Annotated[str, Meta(pattern="^[0-9]{1,18}$")]
-    generation: Annotated[int, Meta(ge=0, le=2**63 - 1)]
+    request_id: Annotated[str, Meta(pattern="^[0-9]{1,18}$")] | None = None
+    generation: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
+    transfer_id: Annotated[str, Meta(min_length=1, max_length=512)] | None = None
 
 
 _RELEASE = msgspec.json.Decoder(ReleaseBody)
@@ -123,7 +125,12 @@ async def kv_release(http: web.Request) -> web.Response:
     transfers = http.app[WORKER].transfers
     if transfers is None:
         raise ApiError(404, "this worker gives its KV to nobody (--kv-transport none)")
-    released = transfers.exporter.release(int(body.request_id), body.generation)
+    if body.transfer_id is not None:
+        released = http.app[WORKER].release_named(body.transfer_id)
+    elif body.request_id is not None and body.generation is not None:
+        released = transfers.exporter.release(int(body.request_id), body.generation)
+    else:
+        raise ApiError(400, "give transfer_id, or request_id and generation", "request_id")
     return json_response({"released": released})
 
 

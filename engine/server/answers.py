@@ -100,7 +100,7 @@ class Answer:
     each: int = 1  # choices a prompt
     shows_special: bool = False  # special tokens are part of the text
     kv_transfer_params: dict[str, Any] | None = None  # by which another worker reads its KV
-    is_told: bool = False  # its body was made
+    is_told: bool = False  # it was sent, and nobody hung up before
     is_early: bool = False  # told before its end: another worker reads its KV and answers
     choices: list[Choice] = field(default_factory=list)
     unfinished: int = 0
@@ -189,7 +189,6 @@ class Answer:
             answer["prompt_token_ids"] = self.choices[0].request.prompt.tolist()
         if self.kv_transfer_params is not None:
             answer["kv_transfer_params"] = self.kv_transfer_params
-        self.is_told = True
         return _json(answer)
 
     def text(self, choice: Choice) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 import uuid
 from collections.abc import Iterator
@@ -38,6 +39,7 @@ A = TypeVar("A", bound=Answer)
 
 _SHUTTING_DOWN = 503
 TOO_LATE = 504
+_ESTABLISHED = 1  # of a TCP connection (Linux, `tcp_states.h`)
 _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
@@ -68,6 +70,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 @contextmanager
 def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]:
     """Where the request is refused, nobody will read its KV: tell the worker that has it."""
+    transfers = http.app[WORKER].transfers
+    if transfers is not None:
+        transfers.taken(http.protocol)
     try:
         yield
     except (ApiError, PromptError):
@@ -214,12 +219,39 @@ async def _answer(
     try:
         await answer.done
         answer.kv_transfer_params = worker.kv_of(answer)
-        return web.Response(body=answer.body(), content_type="application/json")
+        response = web.Response(body=answer.body(), content_type="application/json")
+        if answer.kv_transfer_params is not None:
+            await _tell(http, worker, answer, response)
+        return response
     finally:
         # Also when the client has left: the server cancels the handler then. What was told early
         # goes on for the worker that reads its KV.
         if not (answer.is_early and answer.is_told):
             worker.abandon(answer)
+
+
+async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web.Response) -> None:
+    """Send an answer that names KV; it is told where its client had not hung up before."""
+    await response.prepare(http)
+    await response.write_eof()
+    transport = http.transport
+    if transport is None or worker.transfers is None:
+        return
+    if transport.is_closing() or _has_hung_up(transport):
+        transport.abort()
+        return
+    answer.is_told = True
+    worker.transfers.told(http.protocol, answer.choices[0].request)
+
+
+def _has_hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the other end has closed, by what the system says now: the event loop may not have
+    been told yet."""
+    sock, info = transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
+    if sock is None or info is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return False
+    state: int = sock.getsockopt(socket.IPPROTO_TCP, info, 1)[0]
+    return state != _ESTABLISHED
 
 
 async def stream(

@@ -8,6 +8,7 @@ import gc
 import logging
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -64,6 +65,7 @@ async def serving(
             max_field_size=HEADERS_BYTES,
         )
         await app_runner.setup()
+        _watch(app_runner, worker)
         try:
             if worker.transfers is not None:
                 await worker.transfers.listen()
@@ -114,6 +116,20 @@ async def serve(
         async with announcing(announce, url, worker):
             await stop.wait()
         log.info("stopping: %d unfinished", worker.unfinished)
+
+
+def _watch(app_runner: web.AppRunner, worker: Worker) -> None:
+    """Have the worker told how each connection ends: aiohttp's handlers only learn that it did."""
+    server, transfers = app_runner.server, worker.transfers
+    if server is None or transfers is None:
+        return
+    lost = server.connection_lost
+
+    def connection_lost(handler: Any, exc: BaseException | None = None) -> None:
+        lost(handler, exc)
+        transfers.lost(handler, exc)
+
+    server.connection_lost = connection_lost  # type: ignore[method-assign]
 
 
 def _stop_or_cut(stop: asyncio.Event, worker: Worker) -> None:

@@ -67,6 +67,8 @@ class Transfers:
         self._runner = runner
         self._store = store
         self._on_failed = on_failed
+        # By connection: what its latest answer named, until that was read for certain.
+        self._told: dict[object, tuple[int, int]] = {}
         scheduler, clock = runner.scheduler, runner.clock
         link = Link(clock, settings.link_bytes_per_s, settings.kv_latency_ms / 1e3 / settings.speed)
         self.exporter = Exporter(scheduler.exports, store, self.engine_id, clock, link, on_free)
@@ -114,6 +116,21 @@ class Transfers:
         """Nobody has heard of the KV of this ended request."""
         if request.export is not None:
             self.exporter.release(request.export.request_id, request.export.generation)
+
+    def told(self, connection: object, request: Request) -> None:
+        """An answer that names the KV of this request went out by `connection`."""
+        if (export := request.export) is not None:
+            self._told[connection] = export.request_id, export.generation
+
+    def taken(self, connection: object) -> None:
+        """The answer that went out by `connection`, if any, was read: another request came."""
+        self._told.pop(connection, None)
+
+    def lost(self, connection: object, error: BaseException | None) -> None:
+        """`connection` ended; by an `error` where its other end did not read all that was sent."""
+        told = self._told.pop(connection, None)
+        if told is not None and error is not None:
+            self.exporter.release(*told)
 
     def shown(self) -> dict[str, Any]:
         """For `GET /server_info`."""
@@ -237,6 +254,7 @@ class Worker:
                     imports=imports is not None,
                     exports=exports,
                     exports_early=exports and self.settings.kv_overlap,
+                    export_name=None if options.transfer is None else options.transfer.transfer_id,
                 )
                 self.runner.submit(request)
                 if imports is not None and self.transfers is not None:
@@ -278,6 +296,18 @@ class Worker:
         """The request of `params` was refused: nobody will read its KV."""
         if self.transfers is not None and params is not None and params.do_remote_prefill:
             self.transfers.importer.give_up(params)
+
+    def release_named(self, name: str) -> bool:
+        """Nobody will read the KV that a router gave this name; False where none is held, or will
+        be."""
+        assert self.transfers is not None
+        if self.transfers.exporter.release_named(name):
+            return True
+        for _, choice in self._choices.values():
+            if choice.request.export_name == name and choice.request.exports:
+                choice.request.exports = False  # it is still computed: nothing will be kept
+                return True
+        return False
 
     def _begin(self, answer: Answer, request: Request, index: int, salt: str | None) -> None:
         choice = Choice(

@@ -50,6 +50,7 @@ class TransferParams(msgspec.Struct, frozen=True):
     tp_size: _Number | None = None
     pp_size: _Number | None = None
     transfer_mode: _Name | None = None
+    transfer_id: _Name | None = None  # of KV to be kept: by which a router can give it back
 
     @property
     def lacks(self) -> str | None:

@@ -13,6 +13,7 @@ import math
 import re
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -43,6 +44,7 @@ from router.upstream.reply import (
     RelayLimits,
     ReplyHead,
     ReplySink,
+    Sends,
     Timeouts,
     UpstreamRequest,
 )
@@ -50,8 +52,14 @@ from router.upstream.reply import (
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
 CODE = DEADLINE
 _FIRST_LEG_BYTES = 4 << 20  # its answer; parameters of a million tokens take half of that
+# After these errors a worker may have answered all the same.
+_UNREAD = frozenset(
+    {"early_close", "timeout_send", "timeout_first_byte", "timeout_between", "garbage"}
+)
 _RELEASE_BYTES = 1 << 16  # of the answer to one
-_MOST_RELEASES = 256  # under way; the KV of more is kept as long as its worker keeps it
+_RELEASES_AT_ONCE = 32  # to one worker
+_MOST_RELEASES = 16_384  # of one worker; the KV of more is kept as long as its worker keeps it
+_RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itself
 _MOST_MS = 86_400_000
 
 
@@ -357,7 +365,7 @@ class Attempts:
         self._clock = clock  # that deadlines are told by
         self._draw = draw  # so many random bits
         self._keep_authorization = keep_authorization
-        self._releases: set[asyncio.Task[object]] = set()
+        self._releases = Releases()
         self.migrations = migrations
 
     async def answer(self, request: InferenceRequest) -> Answer:
@@ -414,6 +422,8 @@ class Attempts:
                 leg = Leg(request.body)
                 if attempt.leg == "decode":
                     leg = await _edited(first.second, request.body)
+                elif first.second is not Leg:  # one worker does all of it now
+                    first.failed(unread=True)
                 outcome, own_tokens = await self._attempt(
                     request, leg, attempt, member, reply, stream, terms
                 )
@@ -436,6 +446,7 @@ class Attempts:
         sent = self._upstream_request(request, leg, attempt, member, terms)
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
         sending = request.upstream(member).send(sent, collected, timeouts)
+        first.sent(member, leg.unread, terms.timeouts)
         reply = request.reply(terms.client_buffer_bytes, request.headers(attempt))
         if arrival.deadline_s is not None:
             sending = in_time(sending, reply, arrival.deadline_s, self._clock)
@@ -450,9 +461,10 @@ class Attempts:
                 outcome = replace(outcome, error=error)
         if outcome.error is None and outcome.answers and told.reply is None:
             second = partial(transfer.decode, told=told.told, of=of)
-            first.ended(second, partial(_release, member, told.release, terms.timeouts))
+            first.ended(second, told.release)
             request.first_leg_ended(outcome)
             return None
+        first.failed(unread=_unread(outcome))
         # Of what it answered its client has seen nothing.
         if request.ended(replace(outcome, bytes_to_client=0), None):
             return None
@@ -598,25 +610,72 @@ class Attempts:
         return answer
 
 
+def _unread(outcome: Outcome) -> bool:
+    """Whether a worker may have answered a first leg though its answer did not come."""
+    error = outcome.error
+    return isinstance(error, ClientError) or (error is not None and error.kind in _UNREAD)
+
+
+class Releases:
+    """What workers are told of KV that nobody will read, a few calls at a time. Lifetime: process.
+
+    Where a call fails the lease of the KV ends as always.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Sends, deque[tuple[Leg, Timeouts]]] = {}  # by worker
+        self._tasks: dict[Sends, set[asyncio.Task[None] | None]] = {}
+
+    def add(self, upstream: Sends, leg: Leg, timeouts: Timeouts) -> None:
+        """Tell a worker soon."""
+        waiting = self._waiting.setdefault(upstream, deque(maxlen=_MOST_RELEASES))
+        waiting.append((leg, replace(timeouts, first_byte_s=_RELEASE_S)))
+        tasks = self._tasks.setdefault(upstream, set())
+        if len(tasks) < _RELEASES_AT_ONCE:
+            tasks.add(asyncio.create_task(self._tell(upstream, waiting)))
+
+    async def _tell(self, upstream: Sends, waiting: deque[tuple[Leg, Timeouts]]) -> None:
+        try:
+            while waiting:
+                leg, timeouts = waiting.popleft()
+                headers = ((b"Content-Type", b"application/json"),)
+                sent = UpstreamRequest("POST", RELEASE, headers, leg.body)
+                await upstream.send(sent, CollectedReply(_RELEASE_BYTES), timeouts)
+        finally:  # in the turn that found nothing more: what comes next gets a task of its own
+            self._tasks[upstream].discard(asyncio.current_task())
+            if not self._tasks[upstream]:
+                del self._tasks[upstream], self._waiting[upstream]
+
+
 class FirstLeg:
     """What a worker keeps for the second leg; given back where none reads it. Lifetime: request."""
 
-    __slots__ = ("_release", "_releases", "second")
+    __slots__ = ("_release", "_releases", "_timeouts", "_upstream", "second")
 
-    def __init__(self, releases: set[asyncio.Task[object]]) -> None:
-        """`releases`: those under way, of all requests."""
+    def __init__(self, releases: Releases) -> None:
         self.second: Callable[[bytes], Leg] = Leg  # makes the second leg
-        self._release: Callable[[], Coroutine[Any, Any, object]] | None = None
+        self._release: Leg | None = None  # what its worker is told where nobody reads its KV
+        self._upstream: Sends
+        self._timeouts: Timeouts
         self._releases = releases
 
-    def ended(
-        self,
-        second: Callable[[bytes], Leg],
-        release: Callable[[], Coroutine[Any, Any, object]],
-    ) -> None:
-        """There is KV; what an earlier try left nobody will read."""
+    def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
+        """A worker may keep KV from now on, whether or not its answer is read; what an earlier
+        one left nobody will read.
+        """
         self._give_back()
+        self._upstream, self._timeouts = member.upstream, timeouts
+        self._release = unread
+
+    def ended(self, second: Callable[[bytes], Leg], release: Leg | None) -> None:
+        """There is KV, which its worker names in its answer."""
         self.second, self._release = second, release
+
+    def failed(self, *, unread: bool) -> None:
+        """No second leg follows; `unread`: its worker may keep KV all the same."""
+        if not unread:
+            self._release = None
+        self._give_back()
 
     def read(self) -> None:
         """The second leg answers: it has the KV, or does without."""
@@ -630,18 +689,8 @@ class FirstLeg:
 
     def _give_back(self) -> None:
         release, self._release = self._release, None
-        if release is not None and len(self._releases) < _MOST_RELEASES:
-            task = asyncio.create_task(release())
-            self._releases.add(task)
-            task.add_done_callback(self._releases.discard)
-
-
-async def _release(member: Member, leg: Leg | None, timeouts: Timeouts) -> None:
-    """Tell a worker that nobody will read its KV. Where that fails, its lease ends as always."""
-    if leg is not None:
-        headers = ((b"Content-Type", b"application/json"),)
-        sent = UpstreamRequest("POST", RELEASE, headers, leg.body)
-        await member.upstream.send(sent, CollectedReply(_RELEASE_BYTES), timeouts)
+        if release is not None:
+            self._releases.add(self._upstream, release, self._timeouts)
 
 
 async def _to_its_end(sending: Coroutine[Any, Any, Outcome], sieve: Sieve) -> Outcome:

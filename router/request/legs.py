@@ -90,6 +90,8 @@ class Leg:
 
     body: bytes
     headers: tuple[Header, ...] = ()
+    # Of a first leg: what its worker is told where nobody has read its answer; None: nothing.
+    unread: Leg | None = None
 
 
 TRY_BITS = 52  # the number survives tools that keep JSON's as doubles
@@ -235,7 +237,14 @@ RELEASE = "/kv/release"  # where a worker takes a `Handover.release`
 
 
 class Warmroute(Nixl):
-    """Our engine, which gives blocks back as soon as it is told that nobody will read them."""
+    """Our engine, which gives blocks back as soon as it is told that nobody will read them: by the
+    name that the first leg gave them where its answer was not read.
+    """
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        name = b'"transfer_id":"warmroute-%x"' % of.number
+        leg = one_token_body(body, {PARAMS: b"%b,%b}" % (_ASK[:-1], name)})
+        return Leg(leg, unread=Leg(b"{%b}" % name))
 
     def read(self, answer: bytes, of: Try) -> Handover:
         handover = super().read(answer, of)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
+import select
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -632,4 +635,79 @@ async def test_early_kv_that_nobody_reads_is_given_back() -> None:
         assert len(one.worker.runner.scheduler.exports) == 1
         await asyncio.sleep(LEASE_S)
         await one.get("/metrics")
+        await at_rest(one)
+
+
+NAMED = ASK | {"transfer_id": "t-1"}
+
+
+async def sent(worker: Running, body: dict[str, Any]) -> tuple[Any, Any]:
+    """A first leg by a socket of its own, which has read nothing of the answer."""
+    text = json.dumps(body | {"max_tokens": 1, "kv_transfer_params": NAMED}).encode()
+    host, port = worker.url.removeprefix("http://").split(":")
+    raw = socket.create_connection((host, int(port)))
+    raw.setblocking(False)
+    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n"
+    await asyncio.get_running_loop().sock_sendall(raw, head.encode() + text)
+    return raw, worker.worker.runner.scheduler.exports
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+async def test_who_hangs_up_on_an_answer_that_it_did_not_read_leaves_no_kv(overlap: bool) -> None:
+    async with running(kv_overlap=overlap) as one:
+        raw, exports = await sent(one, asked())
+        await eventually(lambda: bool(select.select([raw], [], [], 0)[0]), "the answer")
+        assert len(exports) == 1
+        raw.close()  # with the answer unread: a reset
+        await at_rest(one)
+        assert exports.expired_total == 0
+
+
+async def test_whoever_has_read_it_may_hang_up() -> None:
+    async with pair() as (one, other):
+        raw, exports = await sent(one, asked())
+        await eventually(lambda: bool(select.select([raw], [], [], 0)[0]), "the answer")
+        answer = await asyncio.get_running_loop().sock_recv(raw, 1 << 16)
+        raw.close()
+        params = json.loads(answer.partition(b"\r\n\r\n")[2])["kv_transfer_params"]
+        server = one.worker.transfers
+        await eventually(lambda: not server._told, "the end of the connection")
+        assert len(exports) == 1
+        status, _ = await other.post(PATH, asked() | {"kv_transfer_params": params})
+        assert status == 200
+        await at_rest(one, other)
+        assert other.worker.transfers.importer.received_total == 1
+
+
+async def test_who_has_hung_up_when_it_is_answered_leaves_no_kv() -> None:
+    """The event loop has not heard of it when it answers."""
+    async with running(speed=1.0) as one:
+        raw, exports = await sent(one, asked(tokens=1_000))
+        await eventually(lambda: one.worker.unfinished == 1, "it is computed")
+        raw.shutdown(socket.SHUT_WR)
+        raw.close()
+        await eventually(lambda: one.worker.unfinished == 0, "its end")
+        await at_rest(one)
+        assert exports.expired_total == 0
+
+
+async def test_a_router_that_never_read_its_answer_can_release_it() -> None:
+    async with running() as one:
+        raw, exports = await sent(one, asked())
+        await eventually(lambda: len(exports) == 1, "its KV")
+        for released in (True, False):
+            body = {"transfer_id": "t-1"}
+            assert await one.post("/kv/release", body) == (200, {"released": released})
+        raw.close()
+        await at_rest(one)
+
+
+async def test_what_is_released_before_it_is_computed_is_not_kept() -> None:
+    async with running(speed=0.2) as one:
+        raw, exports = await sent(one, asked(tokens=1_000))
+        await eventually(lambda: one.worker.unfinished == 1, "it is computed")
+        assert await one.post("/kv/release", {"transfer_id": "t-1"}) == (200, {"released": True})
+        await eventually(lambda: one.worker.unfinished == 0, "its end")
+        assert (len(exports), exports.kept_total) == (0, 0)
+        raw.close()
         await at_rest(one)

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -142,6 +143,30 @@ async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) ->
         await until(is_free, "the blocks to be free")
         os.kill(both.workers["decode"][0].process.pid, signal.SIGCONT)
         await both.at_rest()
+
+
+async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> None:
+    """At random times between sending their requests and their first token; leases last an hour."""
+    departures, draw = 100 if QUICK else 1_000, random.Random(5)
+    async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
+        began_s = time.monotonic()
+        assert (await both.ask(-1))[0] == 200
+        usual_s = time.monotonic() - began_s
+        serials = iter(range(departures))
+
+        async def clients() -> None:
+            for serial in serials:
+                asking = asyncio.create_task(both.ask(serial))
+                await asyncio.wait((asking,), timeout=draw.random() * 1.5 * usual_s)
+                asking.cancel()
+                await asyncio.wait((asking,))
+
+        await asyncio.gather(*(clients() for _ in range(8)))
+        left_s = time.monotonic()
+        await both.at_rest()
+        assert await both.counted("prefill", "warmroute_engine_kv_exports") == 0
+        print(f"\n{departures} departures: no KV is pinned after {time.monotonic() - left_s:.2f} s")
+        assert await both.counted("prefill", "vllm:nixl_num_kv_expired_reqs_total") == 0
 
 
 async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -240,3 +240,84 @@ async def test_a_client_that_leaves_in_the_first_leg_leaves_nothing(tmp_path: Pa
         await asyncio.wait_for(left.wait(), 10)
         await stack.assert_idle()
         assert decoded == []
+
+
+class Keeper:
+    """A worker of our engine's kind that keeps KV, and never gets its answer through. Lifetime:
+    test.
+    """
+
+    def __init__(self, answer: bytes) -> None:
+        """`answer`: what it says to a first leg before it waits until the router hangs up."""
+        self.answer = answer
+        self.asked: list[Any] = []  # `kv_transfer_params` of the legs
+        self.released: list[Any] = []
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        body = await reader.readexactly(length_of(head))
+        if head.startswith(b"POST /kv/release"):
+            self.released.append(json.loads(body))
+            writer.write(answer(b'{"released":true}'))
+        elif head.startswith(b"POST"):
+            self.asked.append(json.loads(body)["kv_transfer_params"])
+            writer.write(self.answer)
+            await reader.read()
+        else:
+            ok = head.startswith((b"GET /v1/models", b"GET /health"))
+            models = b'{"object":"list","data":[{"id":"%b"}]}' % MODEL.encode()
+            writer.write(answer(models, b"200 OK" if ok else b"404 Not Found"))
+        with suppress(ConnectionError):
+            await writer.drain()
+        writer.close()
+
+
+def length_of(head: bytes) -> int:
+    lines = (line.partition(b":") for line in head.lower().split(b"\r\n"))
+    return next((int(value) for name, _, value in lines if name == b"content-length"), 0)
+
+
+UNREAD = {
+    "client left": (b"", {}, {}),
+    "client left in the answer": (FIRST[:-4], {}, {}),
+    "deadline": (b"", {"x-request-timeout-ms": "300"}, {}),
+    "timeout": (b"", {}, {"--timeouts-whole-answer-s": "0.3"}),
+    "garbage": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", {}, {}),
+}
+
+
+@pytest.mark.parametrize("case", UNREAD)
+@pytest.mark.parametrize("relay", ["auto", "python"])
+async def test_kv_whose_worker_was_not_heard_is_given_back_by_the_routers_own_name(
+    tmp_path: Path, case: str, relay: str
+) -> None:
+    said, headers, more = UNREAD[case]
+    keeper = Keeper(said)
+    server = await asyncio.start_server(keeper.serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    flags = ["--disaggregation", "always", "--relay", relay]
+    flags += [one for pair in more.items() for one in pair]
+    async with (
+        server,
+        misbehaving(SECOND) as (other, _),
+        running(tmp_path, 0, flags, headers=headers) as stack,
+    ):
+        for one, role in ((url, "prefill"), (other, "decode")):
+            await stack.add(f"{one},kind=warmroute,events=none,role={role},group=g")
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16}
+        asking = asyncio.create_task(stack.http.post(f"{stack.url}/v1/completions", json=body))
+
+        async def asked() -> bool:
+            return bool(keeper.asked)
+
+        async def released() -> bool:
+            return len(keeper.released) == len(keeper.asked)
+
+        await until(asked, "the first leg")
+        if case.startswith("client left"):
+            asking.cancel()
+        await until(released, "its KV to be given back")
+        names = [{"transfer_id": one["transfer_id"]} for one in keeper.asked]
+        assert keeper.released == names
+        await asyncio.wait((asking,))
+        await stack.assert_idle()
