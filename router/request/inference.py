@@ -135,15 +135,15 @@ class Inference:
         `named`: its model, where the body names none; `target`: of a path of KServe's. Raises
         ClientError.
         """
-        terms = self.terms
+        terms, turn = self.terms, self._prompts.next_turn()
         if target is None:
-            scanned = await self._prompts.scan(body, path, terms.scan)
+            scanned = await self._prompts.scan(body, path, terms.scan, turn=turn)
         else:
             base, adapter = self._service.identity(target.model)
             alone = adapter is None and base != target.model
             roles = self._service.kserve_roles(target.model)
             read = target.scanner(roles, header, target.model if alone else None)
-            scanned = await self._prompts.scan(body, path, terms.scan, read)
+            scanned = await self._prompts.scan(body, path, terms.scan, read, turn)
         model = scanned.model or named or self._only_model()
         if model:
             check_model(key, model)
@@ -158,7 +158,9 @@ class Inference:
         while True:
             sizes = self._service.block_sizes(model)
             base, adapter = self._service.identity(model)
-            prompt = await self._prompts.read(scanned, base, sizes, adapter, body_bytes=len(body))
+            prompt = await self._prompts.read(
+                scanned, base, sizes, adapter, body_bytes=len(body), turn=turn
+            )
             await cohort()
             if self._service.block_sizes(model) <= sizes:
                 break  # else a worker with blocks of another size joined meanwhile

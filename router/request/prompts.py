@@ -4,12 +4,12 @@ text.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +21,7 @@ from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_hashes, chain_seed, scan_request
 from policies.contract import Hashes, record
 from router.request.errors import ClientError
+from router.request.in_turn import InTurn
 from router.request.legs import check_no_transfer
 from router.request.paths import Path
 from router.request.scan import (
@@ -258,9 +259,9 @@ class PromptReader:
     """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
 
     At most `waiting_max` requests (limits.inflight_requests) wait for a thread of `executor`, or of
-    `long`, where long bodies are read, so that no short prompt waits behind them. Prompts of models
-    that `check` does not trust are read as text. `drops_unused_tools`: a chat with `tool_choice`
-    "none" is rendered without tools.
+    `long`, where long bodies are read, so that no short prompt waits behind them. Requests have
+    these threads in the order of their turns. Prompts of models that `check` does not trust are
+    read as text. `drops_unused_tools`: a chat with `tool_choice` "none" is rendered without tools.
     """
 
     def __init__(
@@ -274,8 +275,9 @@ class PromptReader:
         long: Executor | None = None,
     ) -> None:
         self.encoder = encoder
-        self._executor = executor
-        self._long = executor if long is None else long
+        self._short = InTurn(executor)
+        self._long = self._short if long is None else InTurn(long)
+        self._turns = count()
         self._now_s = now_s
         self._waiting_max = waiting_max
         self._waiting = 0
@@ -283,19 +285,29 @@ class PromptReader:
         self._drops_unused_tools = drops_unused_tools
         self.template_refusals = 0  # chats the template could not render; read approximately
 
-    async def scan(
-        self, body: bytes, path: Path, limits: ScanLimits, shape: Shape | None = None
-    ) -> Scanned | Plain:
-        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400, 413).
+    def next_turn(self) -> int:
+        """The place in line of a request that has come now, for `scan` and `read`."""
+        return next(self._turns)
 
-        `shape` reads bodies that are no single JSON object of a known form.
+    async def scan(
+        self,
+        body: bytes,
+        path: Path,
+        limits: ScanLimits,
+        shape: Shape | None = None,
+        turn: int | None = None,
+    ) -> Scanned | Plain:
+        """The request of `body`, sent to `path`, for `read`. Raises ClientError(400, 413, 429).
+
+        `shape` reads bodies that are no single JSON object of a known form. Without a `turn` it is
+        behind all that came.
 
         A tokenizer must see the text itself, which only the long way keeps.
         """
         if shape is not None:
             if len(body) < LONG_BYTES:
                 return shape(body, limits)
-            return await self._in_thread(lambda: shape(body, limits), long=True)
+            return await self._in_thread(self._long, turn, lambda: shape(body, limits))
         plainly = path.reads == "openai" and self.encoder is None
         if len(body) < LONG_BYTES or (plainly and len(body) <= _INLINE_BYTES):
             check_no_transfer(body)
@@ -306,7 +318,9 @@ class PromptReader:
             plainly = False
         if len(body) < LONG_BYTES:
             return _scan(body, path, limits, plainly)
-        return await self._in_thread(lambda: _scan_long(body, path, limits, plainly), long=True)
+        return await self._in_thread(
+            self._long, turn, lambda: _scan_long(body, path, limits, plainly)
+        )
 
     async def read(
         self,
@@ -316,32 +330,41 @@ class PromptReader:
         adapter: str | None = None,
         *,
         body_bytes: int = 0,
+        turn: int | None = None,
     ) -> Prompt:
         """The prompt of a request to `model`, with one chain per block size of its pool.
 
         `model` is the base, where `adapter` names the LoRA adapter that was asked for.
         Of a request with several prompts the first one places it; one without any counts as a
-        token. Raises ClientError(429) while too many wait. `body_bytes`: of the whole request.
+        token. Raises ClientError(429) while too many wait. `body_bytes`: of the whole request;
+        `turn`: as for `scan`.
         """
         if isinstance(scanned, Plain):
-            return await self._hashed(scanned, model, block_sizes, adapter)
+            return await self._hashed(scanned, model, block_sizes, adapter, turn)
         sizes = sorted(set(block_sizes))
         if not scanned.prompts and not scanned.messages:
             none = dict.fromkeys(sizes, _NO_BLOCKS)
             return Prompt(1, 1, none, True, (), *_asides(scanned))
+        encoder = self._encoder_for(scanned, adapter or model)
         long = body_bytes >= LONG_BYTES
-        encoded: Sequence[Tokens] = ()
-        ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
-        if not ids and self.encoder is not None and not scanned.by_text:
-            encoded = await self._encoded(scanned, adapter or model, self.encoder, long)
-        if long:
-            return await self._in_thread(
-                lambda: _prompt(scanned, encoded, model, sizes, adapter), long=True
-            )
-        return _prompt(scanned, encoded, model, sizes, adapter)
+        if encoder is None and not long:
+            return _prompt(scanned, (), model, sizes, adapter)
+
+        def work() -> tuple[Prompt, bool]:
+            encoded, refused = self._encoded(scanned, encoder)
+            return _prompt(scanned, encoded, model, sizes, adapter), refused
+
+        prompt, refused = await self._in_thread(self._long if long else self._short, turn, work)
+        self.template_refusals += refused
+        return prompt
 
     async def _hashed(
-        self, plain: Plain, model: str, block_sizes: Iterable[int], adapter: str | None
+        self,
+        plain: Plain,
+        model: str,
+        block_sizes: Iterable[int],
+        adapter: str | None,
+        turn: int | None,
     ) -> Prompt:
         """The prompt where no tokenizer is asked."""
         tokens, longest, chains_of = plain.tokens, plain.longest_tokens, plain.text.chains
@@ -350,21 +373,27 @@ class PromptReader:
             chains = chains_of(block_sizes, model, adapter, salt)
         else:
             chains = await self._in_thread(
-                lambda: chains_of(block_sizes, model, adapter, salt), long=True
+                self._long, turn, lambda: chains_of(block_sizes, model, adapter, salt)
             )
         return Prompt(tokens, longest, chains, not plain.has_ids)
 
-    async def _encoded(
-        self, scanned: Scanned, model: str, encoder: MemoEncoder, long: bool
-    ) -> Sequence[Tokens]:
-        """The exact ids of each prompt; none where they cannot be had."""
-        if not self._check.trusts(model, bool(scanned.options.tools)):
-            return ()
+    def _encoder_for(self, scanned: Scanned, model: str) -> MemoEncoder | None:
+        """The encoder of the prompt's text; None where it is read as text, or came as ids."""
+        ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
+        if ids or scanned.by_text or self.encoder is None:
+            return None
+        return self.encoder if self._check.trusts(model, bool(scanned.options.tools)) else None
+
+    def _encoded(
+        self, scanned: Scanned, encoder: MemoEncoder | None
+    ) -> tuple[Sequence[Tokens], bool]:
+        """The exact ids of each prompt, none where they cannot be had; whether it was refused."""
+        if encoder is None:
+            return (), False
         try:
-            return await self._in_thread(lambda: self._encode(scanned, encoder), long)
+            return self._encode(scanned, encoder), False
         except PromptError:
-            self.template_refusals += 1
-            return ()
+            return (), True
 
     def _encode(self, scanned: Scanned, encoder: MemoEncoder) -> list[Tokens]:
         options, salt = scanned.options, scanned.cache_salt
@@ -392,15 +421,13 @@ class PromptReader:
         )
         return [_kept(encoder.encode_chat(chat, self._now_s(), salt), scanned)]
 
-    async def _in_thread(self, work: Callable[[], T], long: bool = False) -> T:
+    async def _in_thread(self, threads: InTurn, turn: int | None, work: Callable[[], T]) -> T:
         if self._waiting >= self._waiting_max:
             why = f"{self._waiting} requests wait to be tokenized already; try again later"
             raise ClientError(429, why, code="router_full")
         self._waiting += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._long if long else self._executor, work
-            )
+            return await threads.run(self.next_turn() if turn is None else turn, work)
         finally:
             self._waiting -= 1
 

@@ -1,0 +1,64 @@
+"""Threads that work for requests in the order in which these came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from itertools import count
+from queue import PriorityQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class _Job:
+    """One piece of work of a request. Lifetime: job."""
+
+    __slots__ = ("result", "work")
+
+    def __init__(self, work: Callable[[], Any]) -> None:
+        self.work: Callable[[], Any] | None = work
+        self.result: Future[Any] = Future()
+
+    def run(self) -> None:
+        """Do the work, unless its request has ended."""
+        work = self.work
+        if work is None or not self.result.set_running_or_notify_cancel():
+            return
+        try:
+            self.result.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - it is raised again in `InTurn.run`
+            self.result.set_exception(error)
+            del self, work  # which the error's traceback would keep, in a ring with the error
+
+
+class InTurn:
+    """Runs jobs in the threads of `executor`; the job of the earliest request is always the next.
+
+    A request whose work takes several jobs, one after the other, thus never waits for requests that
+    came after it, but for the jobs of theirs that run already. Lifetime: process.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._waiting: PriorityQueue[tuple[int, int, _Job]] = PriorityQueue()
+        self._jobs = count()
+
+    async def run(self, turn: int, work: Callable[[], T]) -> T:
+        """What `work` returns or raises; `turn`: its request's number, smaller ones came earlier.
+
+        If this is cancelled, work that has not begun is dropped with all that it holds.
+        """
+        job = _Job(work)
+        self._waiting.put((turn, next(self._jobs), job))
+        self._executor.submit(self._run_next)  # one call for each job, whichever job it then takes
+        try:
+            result: T = await asyncio.wrap_future(job.result)
+            return result
+        finally:
+            job.work = None
+            del job, work  # as above
+
+    def _run_next(self) -> None:
+        self._waiting.get_nowait()[-1].run()

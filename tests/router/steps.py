@@ -1,0 +1,39 @@
+"""Threads in slow motion: a test says when one of them does a job."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from typing import Any
+
+
+class Steps(Executor):
+    """Does one job in each call of `step`."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Callable[[], None]] = deque()
+
+    def submit(self, call: Callable[..., Any], /, *given: Any, **more: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+
+        def run() -> None:
+            if done.set_running_or_notify_cancel():
+                done.set_result(call(*given, **more))
+
+        self._calls.append(run)
+        return done
+
+    def step(self) -> bool:
+        """Do the next job; false where there is none."""
+        if not self._calls:
+            return False
+        self._calls.popleft()()
+        return True
+
+
+async def settled() -> None:
+    """Let the event loop do all that it can do now."""
+    for _ in range(10):
+        await asyncio.sleep(0)

@@ -1,0 +1,110 @@
+"""Threads that work for requests in the order in which these came."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import weakref
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from router.request.in_turn import InTurn
+from tests.router.property_support import patient
+from tests.router.steps import Steps, settled
+
+
+async def order_of(jobs_of: list[int], begins: list[int]) -> list[tuple[int, int]]:
+    """Requests and the numbers of their jobs as they were done, one at a time. Request `i` comes
+    before step `begins[i]`, and has `jobs_of[i]` jobs.
+    """
+    steps, done = Steps(), list[tuple[int, int]]()
+    line = InTurn(steps)
+
+    async def request(turn: int) -> None:
+        for job in range(jobs_of[turn]):
+            await line.run(turn, lambda job=job: done.append((turn, job)))  # type: ignore[misc]
+
+    tasks = []
+    for step in range(sum(jobs_of) + max(begins, default=0) + 1):
+        tasks += [asyncio.create_task(request(i)) for i, at in enumerate(begins) if at == step]
+        await settled()
+        steps.step()
+    await settled()
+    await asyncio.gather(*tasks)
+    return done
+
+
+@patient
+@given(st.lists(st.tuples(st.integers(1, 4), st.integers(0, 20)), max_size=12))
+def test_a_request_waits_for_none_that_came_later(made: list[tuple[int, int]]) -> None:
+    """As a queue that is sorted before each step does it."""
+    made.sort(key=lambda one: one[1])
+    jobs_of, begins = [jobs for jobs, _ in made], [at for _, at in made]
+    expected, left = [], dict(enumerate(jobs_of))
+    for step in range(sum(jobs_of) + max(begins, default=0) + 1):
+        there = [turn for turn, jobs in left.items() if jobs and begins[turn] <= step]
+        if there:
+            turn = min(there)
+            expected.append((turn, jobs_of[turn] - left[turn]))
+            left[turn] -= 1
+    assert asyncio.run(order_of(jobs_of, begins)) == expected
+
+
+async def test_what_work_returns_and_raises_comes_back() -> None:
+    with ThreadPoolExecutor(2) as executor:
+        line = InTurn(executor)
+        assert await line.run(0, lambda: threading.current_thread().name) != "MainThread"
+        with pytest.raises(ZeroDivisionError):
+            await line.run(1, lambda: 1 // 0)
+
+
+class Body:
+    """Something large."""
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_work_leaves_nothing_behind(fails: bool) -> None:
+    """Without the garbage collector, which runs seldom in a router."""
+    gc.disable()
+    try:
+        with ThreadPoolExecutor(1) as executor:
+            body = Body()
+            seen = weakref.ref(body)
+            work = {False: lambda body=body: 1, True: lambda body=body: 1 // 0}[fails]
+            del body
+            try:
+                await InTurn(executor).run(0, work)
+            except ZeroDivisionError:
+                assert fails
+            del work
+            await settled()
+        assert seen() is None
+    finally:
+        gc.enable()
+
+
+async def test_work_of_a_client_that_left_is_dropped_at_once_and_never_done() -> None:
+    steps, done = Steps(), list[str]()
+    line = InTurn(steps)
+    body = Body()
+    seen = weakref.ref(body)
+
+    def work(body: Body = body) -> None:
+        done.append("left")
+
+    task = asyncio.create_task(line.run(0, work))
+    stays = asyncio.create_task(line.run(1, lambda: done.append("stays")))
+    await settled()
+    task.cancel()
+    del work, body
+    await settled()
+    assert task.cancelled()
+    assert seen() is None, "its body must not stay until a thread comes to it"
+    while steps.step():
+        await settled()
+    assert done == ["stays"]
+    assert stays.done()
