@@ -112,6 +112,14 @@ class _Refusal(msgspec.Struct):
     error: _OpenAi
 
 
+def code_in(body: bytes) -> str | int | None:
+    """The code of an error of the router's own; None: there is none."""
+    try:
+        return msgspec.json.decode(body, type=_Refusal).error.code
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
 def tritons_error(body: bytes, model: str | None) -> bytes:
     """An error of the router's own, in the form that KServe's clients read. `model`: asked for."""
     try:

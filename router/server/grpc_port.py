@@ -20,6 +20,7 @@ import grpc
 from grpc import aio
 
 from router.config.schema import Config
+from router.record.request_record import DEADLINE
 from router.request.errors import ClientError, WorkerError
 from router.request.grpc_request import GrpcInference, GrpcReply, Named
 from router.request.inference import Inference
@@ -34,7 +35,7 @@ from router.request.kserve_grpc import (
     target_of,
 )
 from router.request.kserve_grpc import answered as grpc_answer
-from router.request.kserve_http import error_in, tritons_error
+from router.request.kserve_http import code_in, error_in, tritons_error
 from router.request.paths import KSERVE_GRPC
 from router.request.service import Service
 from router.server.client_port import answered
@@ -54,6 +55,8 @@ _AT_ONCE = 1_024  # requests of one stream that are under way; then no more of i
 _MESSAGE_CHARS = 4_096  # of a refusal
 _ASKED_BYTES = 16 << 20  # an answer that is passed on
 _ERRORS_END = "triton_grpc_error"  # metadata: an error ends the stream
+# As gRPC itself ends such a call of any server's; some clients look for the words.
+_PAST_DEADLINE = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 _LATE_S = 0.01  # left of a call's time when its deadline has passed to whoever rounds it down
 
 
@@ -187,6 +190,8 @@ class GrpcPort:
             fields = ((k.encode(), v.encode("latin-1")) for k, v in answer.headers.items())
             context.set_trailing_metadata(_metadata(tuple(fields)))
         code, why = _refusal(answer, target[0].model if target else None)
+        if isinstance(answer, Response) and code_in(answer.body) == DEADLINE:
+            code, why = _PAST_DEADLINE
         context.set_code(code)
         context.set_details(why)
         return b""
@@ -387,7 +392,7 @@ class ClientStream:
             if answer.error is None:
                 return
         if (left_s := self._context.time_remaining()) is not None and left_s < _LATE_S:
-            raise _EndedError(grpc.StatusCode.DEADLINE_EXCEEDED, "the call's deadline has passed")
+            raise _EndedError(*_PAST_DEADLINE)
         code, why = _refusal(answer, None if target is None else target.model)
         if self._errors_end and isinstance(answer, StreamReply):
             raise _EndedError(code, why)
