@@ -100,7 +100,7 @@ FIXED = MappingProxyType(
                 "timeouts.speculative_s",
                 "timeouts.stall_s",
                 *("ejection.failures", "ejection.rate", "ejection.requests", "ejection.window_s"),
-                *("ejection.max_share", "ejection.recover_s"),
+                *("ejection.max_share", "ejection.recover_s", "ejection.breaks"),
                 *("retries.attempts", "retries.backoff_s", "retries.backoff_max_s"),
                 *("retries.budget_share", "retries.budget_per_s"),
                 *("roles.follow", "roles.gain", "roles.settle_s", "roles.window_s"),

@@ -67,6 +67,12 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     failures: Annotated[
         int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
     ] = 3
+    breaks: Annotated[
+        int,
+        Meta(
+            ge=1, le=1_000, description="or broken answers that many good ones do not make up for"
+        ),
+    ] = 8
     rate: Annotated[
         float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
     ] = 0.5

@@ -49,6 +49,7 @@ def core_settings(config: Config) -> CoreSettings:
         retry_share=config.retries.budget_share,
         retries_per_s=config.retries.budget_per_s,
         ejection_failures=config.ejection.failures,
+        ejection_breaks=config.ejection.breaks,
         ejection_rate=config.ejection.rate,
         ejection_requests=config.ejection.requests,
         ejection_window_s=config.ejection.window_s,

@@ -254,6 +254,7 @@ class RouterCore:
         actions: list[Action] = self._cancel_other(pending, fact)
         worker = self._release(pending, fact.now_s)
         if fact.blame == "client":
+            self.health.given_up(worker, pending)
             self._drop(pending, fact.now_s)
             return self._ask_held(fact.now_s)
         if fact.leg == "prefill":

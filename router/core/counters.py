@@ -36,6 +36,16 @@ class Window:
         both[0] += first
         both[1] += second
 
+    def take_back(self, then_s: float) -> None:
+        """Count one of the first kind less, which was counted at `then_s`; what is forgotten stays
+        so.
+        """
+        number = int(then_s // self._step_s)
+        for step in self._steps:
+            if step[0] == number and step[1]:
+                step[1] -= 1
+                self._both[0] -= 1
+
     def sums(self, now_s: float) -> tuple[int, int]:
         """Both counts of the present step and the nine before it."""
         self._forget(int(now_s // self._step_s))

@@ -24,9 +24,12 @@ HealthState = Literal["healthy", "ejected", "probed", "trial"]
 class WorkerHealth:
     """Lifetime: worker. Only `health.OutlierDetection` changes it."""
 
-    recent: Window  # (answers, failures)
+    recent: Window  # (answers, failures); an answer counts when it begins
     state: HealthState = "healthy"
-    failures: int = 0  # in a row
+    failed: int = 0  # all failures
+    well_at: int = 0  # so many of these came before the latest answer that went well
+    running: dict[int, int] = field(default_factory=dict)  # begun answers, oldest first: the same
+    broken: float = 0.0  # answers that broke off, less what those that did not make good
     ejections: int = 0  # in a row, each longer than the one before
     since_s: float = field(default=float("-inf"))  # when it was ejected
     until_s: float = field(
@@ -40,6 +43,18 @@ class WorkerHealth:
         """Whether it may be given another request."""
         return self.state == "healthy" or (self.state == "trial" and self.trial is None)
 
+    @property
+    def failures(self) -> int:
+        """In a row: since the latest answer that ended well, or began and still runs."""
+        well_at = self.well_at
+        if self.running:
+            well_at = max(well_at, next(reversed(self.running.values())))
+        return self.failed - well_at
+
+    def end_row(self) -> None:
+        """The next failure is the first in a row."""
+        self.well_at = self.failed
+
     def count_failure(self, cause: str) -> None:
         """Count a failure by its cause."""
         known = cause in self.causes or len(self.causes) < _CAUSES
@@ -48,9 +63,11 @@ class WorkerHealth:
     def forgive(self) -> None:
         """Treat it as a new one; counts stay."""
         self.state = "healthy"
-        self.failures = self.ejections = 0
+        self.ejections = 0
+        self.broken = 0.0
         self.trial = None
         self.recent.clear()
+        self.end_row()
 
 
 @dataclass(slots=True)
