@@ -186,6 +186,9 @@ class Failure:
     Where both legs of a request were begun at once, `leg` says whose fault it is: of the worker
     that answers, of the one that prefills, or of the pair, where nobody can tell. Both legs are
     over then, but for a "prefill" that fails without a `retry`: the answer has begun, and goes on.
+
+    `runs_on`: the client left, and the worker may compute on though it was told: the request stays
+    charged until that should be over.
     """
 
     now_s: float
@@ -195,6 +198,7 @@ class Failure:
     reason: str = ""
     rest: Arrival | None = None  # in the first arrival's place; None: all of it is still to do
     leg: Literal["answer", "prefill", "pair"] = "answer"
+    runs_on: bool = False
 
 
 @record

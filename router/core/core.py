@@ -41,6 +41,7 @@ from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_t
 from router.core.health import Health
 from router.core.hold_queue import REFUSED_MAX, Pending
 from router.core.ledger import NO_LOADS, Ledger
+from router.core.leftovers import Leftovers
 from router.core.peer_requests import PeerRequests
 from router.core.retries import Retries, draw_of
 from router.core.roster import Roster
@@ -116,6 +117,7 @@ class RouterCore:
             settings.disaggregation, settings.tpot_s,
         )  # fmt: skip
         self.held = self.admission.held
+        self.leftovers = Leftovers(self.ledger)
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)
         self.peer_requests = PeerRequests(*known, self.admission, self.guard)
         self.listener: RequestListener = RequestListener()
@@ -250,6 +252,10 @@ class RouterCore:
         self._observe(fact)
         if pending is None:
             return []
+        if fact.runs_on and self.leftovers.keep(pending, self.admission.output_tokens, fact.now_s):
+            assert pending.worker_id is not None, "it is charged"
+            self.health.left(pending.worker_id, fact.request_id)  # it is silent from now on
+            return []
         prefill_id = pending.beside_id
         actions: list[Action] = self._cancel_other(pending, fact)
         worker = self._release(pending, fact.now_s)
@@ -292,6 +298,9 @@ class RouterCore:
                     continue
                 request_id = request_of(charge.request_id)
                 pending = self._pending[request_id]
+                if self.leftovers.forget(request_id):
+                    self._drop(pending, fact.now_s)
+                    continue
                 if request_id != charge.request_id:
                     self._release_beside(pending, fact.now_s, None)
                 else:
@@ -315,6 +324,8 @@ class RouterCore:
         self.ledger.advance(fact.now_s)
         self.roster.expire(fact.now_s)
         self.session_tracking.tick(fact.now_s)
+        for pending in self.leftovers.over(fact.now_s):
+            self._drop(pending, fact.now_s)
         actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
             actions += self._ask_last(pending, fact.now_s)
@@ -324,8 +335,12 @@ class RouterCore:
         """A worker reported its load; what this router did not send there is others' load."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
+        over = self.leftovers.reported_over(fact)
+        for pending in over:
+            self._drop(pending, fact.now_s)
         self.roster.report(fact, self.ledger)
-        return self.roster.news()
+        news = self.roster.news()
+        return [*news, *self._ask_held(fact.now_s)] if over and self.held.size else news
 
     def on_kv_events(self, fact: KvEvents) -> list[Action]:
         """A worker's cache changed."""

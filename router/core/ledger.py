@@ -242,6 +242,36 @@ class Ledger:
         most = arrival.max_output_tokens
         return tokens if most is None else min(tokens, most)
 
+    def left_s(self, request_id: int, output_tokens: float, now_s: float) -> float | None:
+        """Seconds until its answer of so many tokens should be whole, by the model; None where it
+        has no open charge.
+        """
+        charge = self._charges.get(request_id)
+        if charge is None:
+            return None
+        self.advance(now_s)
+        cells, slot = self._cells, charge.slot
+        queued_s = since_s = 0.0
+        if charge.waiting:
+            work = max(charge.end_work - cells.drained_work[slot], 0.0)
+            queued_s = work / cells.prefill_tokens_per_s[slot]
+        else:
+            since_s = max(now_s - charge.progress_s, 0.0)
+        decode_s = (output_tokens - charge.output_tokens) * cells.step_s[slot] - since_s
+        return queued_s + max(decode_s, 0.0)
+
+    def unwatched(self, request_id: int) -> None:
+        """Nobody will see its first token: the model says when its prefill is over."""
+        charge = self._charges[request_id]
+        coming = self._coming.get(charge.slot, deque())
+        if not charge.waiting or all(one is not charge for one in coming):
+            return
+        charge.period.told = False
+        left = deque(one for one in coming if one is not charge and one.waiting)
+        self._coming[charge.slot] = left
+        self._silent.setdefault(charge.slot, deque()).append(charge)
+        self._cells.drain_limit_work[charge.slot] = left[0].end_work if left else inf
+
     def release(self, request_id: int) -> Charge | None:
         """Take the request off its worker; None when it has no open charge (any more)."""
         charge = self._charges.pop(request_id, None)

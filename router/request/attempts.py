@@ -301,10 +301,6 @@ class Sieve:
             self._reply.data(last_event(late))
             self._reply.finish()
 
-    def left(self) -> None:
-        """The client is gone: what comes is dropped."""
-        self._reply = CollectedReply(0)
-
     def judged(self, outcome: Outcome) -> Outcome:
         """What became of the dispatch, as far as the client is concerned."""
         if self._absent:
@@ -536,8 +532,7 @@ class Attempts:
             # What moves says nothing of an abort before it has ended: its client's reply is cut.
             cut, through = (reply, sieve) if stream is None else (stream.reply, None)
             sending = in_time(sending, cut, arrival.deadline_s, self._clock, through)
-        runs_on = sieve is not None and request.prompt.runs_on
-        outcome = await (_to_its_end(sending, sieve) if sieve and runs_on else sending)
+        outcome = await sending
         if stream is not None:
             outcome = stream.ended(outcome)
         if sieve is not None:
@@ -691,22 +686,6 @@ class FirstLeg:
         release, self._release = self._release, None
         if release is not None:
             self._releases.add(self._upstream, release, self._timeouts)
-
-
-async def _to_its_end(sending: Coroutine[Any, Any, Outcome], sieve: Sieve) -> Outcome:
-    """What became of a request that its worker computes whether or not its client is there: it is
-    charged as long. A second cancellation, as of a router that stops, ends it.
-    """
-    task = asyncio.create_task(sending)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        sieve.left()
-        try:
-            await asyncio.wait((task,))
-        finally:
-            task.cancel()
-        raise
 
 
 _LATE_S = 0.2  # for the end of a prefill after that of the whole answer

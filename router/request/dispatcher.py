@@ -80,6 +80,11 @@ class Ticket:
         finally:
             self._dispatcher.forget(self)
 
+    @property
+    def runs_on(self) -> bool:
+        """Its worker may compute on when its client has left."""
+        return False
+
     def enter(self, request_id: int, explained: bool = False) -> None:
         """Get a number's actions from now on. `explained`: somebody reads why it is decided so."""
         self.request_id = request_id
@@ -150,8 +155,9 @@ class Ticket:
         `leg`: as of `Failure`; a prefill that fails without a retry ends nothing else.
         """
         self.open = retry or leg == "prefill"
-        now_s = self._dispatcher.clock()
-        self._dispatcher.tell(Failure(now_s, self.request_id, blame, retry, reason, rest, leg))
+        now_s, runs_on = self._dispatcher.clock(), blame == "client" and self.runs_on
+        fact = Failure(now_s, self.request_id, blame, retry, reason, rest, leg, runs_on)
+        self._dispatcher.tell(fact)
 
 
 class Dispatcher:

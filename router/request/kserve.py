@@ -55,8 +55,8 @@ _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 _IMAGES = ("image_bytes", "image_url_input", "image_url", "image")
+_OF_PROMPTS = frozenset({"text", "ids", "lengths"})
 _ENGINES = ("tensorrtllm", "vllm")  # backends
-_BLS = "tensorrt_llm_bls"  # a model in Python that asks others
 SHARED_MEMORY = "shared_memory_region"  # a tensor's parameter: its bytes are not in the message
 
 
@@ -150,7 +150,8 @@ class Roles:
     images: tuple[str, ...] = ()
     decoupled: bool = False
     sequences: bool = False  # requests of a sequence must meet the same server
-    runs_on: bool = False  # a client that leaves does not end what runs: it has steps
+    # A client that leaves may not end what runs: it has steps, or may ask another model itself.
+    runs_on: bool = False
     levels: tuple[int, int] = (0, 0)  # as of `ModelConfig`
     why: str = "by load alone"  # how it was found, for people
 
@@ -173,7 +174,18 @@ def roles_of(
 ) -> Roles:
     """The roles of a model's inputs; `others`: models of the same server, by name."""
     roles = _ensemble(config, others) if config.steps else None
-    return replace(roles or _named(config), runs_on=bool(config.steps) or config.name == _BLS)
+    return replace(roles or _named(config), runs_on=_runs_on(config, others))
+
+
+def _runs_on(config: ModelConfig, others: Mapping[str, ModelConfig]) -> bool:
+    """Triton passes a cancel on to the model that was asked, and neither to the running step of an
+    ensemble nor to what a model in Python asks of another one (BLS), as such may ask an engine.
+    """
+    if config.steps:
+        return True
+    if config.backend != "python" or _computes(config):
+        return False
+    return any(_computes(one) for one in others.values())
 
 
 def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
@@ -246,9 +258,9 @@ def _ensemble(config: ModelConfig, others: Mapping[str, ModelConfig]) -> Roles |
     direct = _named(config)  # where the trace ends too early, a name that is well known is taken
     found: dict[str, Any] = {}
     for role in ROLES:
-        name = getattr(step, role)
-        source = None if name is None else _origin(config, others, engine, name)
-        own = None if role in ("ids", "text", "lengths") else getattr(direct, role)
+        name, of_prompt = getattr(step, role), role in _OF_PROMPTS
+        source = None if name is None else _origin(config, others, engine, name, of_prompt)
+        own = None if of_prompt else getattr(direct, role)
         found[role] = source or own
     kinds = {one.name: one.data_type for one in config.input}
     prompt = found["ids"] or found["text"]
@@ -262,18 +274,26 @@ def _ensemble(config: ModelConfig, others: Mapping[str, ModelConfig]) -> Roles |
 
 def _is_engine(others: Mapping[str, ModelConfig], step: _Step) -> bool:
     model = others.get(step.model_name)
-    if model is None:
-        return False
+    return model is not None and _computes(model)
+
+
+def _computes(model: ModelConfig) -> bool:
+    """Whether it is an engine, which prompts are computed by."""
     names = {one.name for one in model.input}
     return model.backend in _ENGINES or {"input_ids", "request_output_len"} <= names
 
 
 def _origin(
-    config: ModelConfig, others: Mapping[str, ModelConfig], step: _Step, name: str
+    config: ModelConfig,
+    others: Mapping[str, ModelConfig],
+    step: _Step,
+    name: str,
+    of_prompt: bool,
 ) -> str | None:
     """The ensemble's own input that `name` of a step comes from; None: from none.
 
-    A step before it that makes it is passed by the input of the same name, else by its prompt.
+    A step before it that makes it is passed by the input of the same name, else, if it is of a
+    prompt, by that step's prompt.
     """
     own = {one.name for one in config.input}
     for _ in range(MAX_STEPS):
@@ -286,7 +306,7 @@ def _origin(
             return None
         step, output = before
         same = {one.lower(): one for one in step.input_map}.get(output.lower())
-        if same is None:
+        if same is None and of_prompt:
             model = others.get(step.model_name)
             same = _named(model).text if model is not None else None
         if same is None:

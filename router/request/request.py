@@ -153,6 +153,10 @@ class InferenceRequest(Ticket):
         return self.trace is not None and self.trace.sampled
 
     @property
+    def runs_on(self) -> bool:
+        return self.prompt.runs_on
+
+    @property
     def terms(self) -> KeyTerms:
         """What its key allows."""
         return _NOBODY if self._key is None else self._key.terms

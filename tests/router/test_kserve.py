@@ -83,6 +83,31 @@ def test_an_ensembles_inputs_are_followed_to_the_step_that_computes() -> None:
     assert roles_of(other, OTHERS).max_tokens == "many"
 
 
+def test_an_output_limit_is_no_prompt_where_its_trace_is_lost() -> None:
+    told = {"INPUT_ID": "_IDS", "OUTPUT_LEN": "_M"}  # under a name that its step has no input of
+    steps = {"step": [{**BEFORE, "output_map": told}, STEP]}
+    inputs = "text_input:STRING", "max_tokens:INT32"
+    found = roles_of(model("", *inputs, ensemble_scheduling=steps), OTHERS)
+    assert (found.text, found.max_tokens) == ("text_input", "max_tokens")
+
+
+def test_what_may_run_on_is_told_by_configurations_and_not_by_names() -> None:
+    """A cancel does not reach the step of an ensemble, nor what a model in Python asks of an
+    engine.
+    """
+    asks = model("python", "text_input:STRING", name="tensorrt_llm_bls")
+    assert not roles_of(asks).runs_on, "it has nobody to ask"
+    assert not roles_of(asks, {"tensorrt_llm_bls": asks, "preprocessing": PREPROCESSING}).runs_on
+    assert roles_of(asks, OTHERS).runs_on
+    assert roles_of(model("python", "T:STRING", name="front"), OTHERS).runs_on
+    assert roles_of(ensemble("text_input:STRING"), OTHERS).runs_on
+    assert roles_of(ensemble("text_input:STRING")).runs_on
+    assert not roles_of(ENGINE, OTHERS).runs_on
+    assert not roles_of(model("vllm", "text_input:STRING"), OTHERS).runs_on
+    own = model("python", "input_ids:INT32", "request_output_len:INT32", name="tensorrt_llm")
+    assert not roles_of(own, OTHERS).runs_on
+
+
 def test_steps_that_follow_each_other_in_a_ring_end_the_search() -> None:
     ring = {**BEFORE, "input_map": {"QUERY": "_IDS"}}
     steps = {"step": [ring, STEP]}

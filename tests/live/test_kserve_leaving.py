@@ -1,0 +1,225 @@
+"""Clients of KServe's that leave: their server hears of it at once, whatever its models are, and
+what may run on there is charged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from tests.live.grpc_worker import GrpcWorker, asked
+from tests.live.stack import Stack, running, until
+from tests.live.test_grpc import stub_of
+from tests.served_app import served_app
+
+SOON_S = 5.0  # for what takes a few ms where no machine pauses
+ENGINE, BLS, ENSEMBLE = "tensorrt_llm", "tensorrt_llm_bls", "ensemble"
+ALONE = {"backend": "python", "input": [{"name": "text_input", "data_type": "TYPE_STRING"}]}
+IDS = [{"name": "input_ids", "data_type": "TYPE_INT32"}]
+LENGTH = [{"name": "request_output_len", "data_type": "TYPE_INT32"}]
+TEXT = [
+    {"name": "text_input", "data_type": "TYPE_STRING"},
+    {"name": "max_tokens", "data_type": "TYPE_INT32"},
+]
+STEP = {
+    "model_name": ENGINE,
+    "input_map": {"input_ids": "text_input", "request_output_len": "max_tokens"},
+    "output_map": {"output_ids": "text_output"},
+}
+POOL = {
+    ENGINE: {"backend": "tensorrtllm", "input": [*IDS, *LENGTH]},
+    BLS: {"backend": "python", "input": TEXT},
+    ENSEMBLE: {"platform": "ensemble", "input": TEXT, "ensemble_scheduling": {"step": [STEP]}},
+}
+
+
+@dataclass
+class Triton(GrpcWorker):
+    """One whose models begin to answer and then wait. Lifetime: test."""
+
+    models: dict[str, Any] = field(default_factory=dict)
+    running: int | None = None  # of the gauges; None: it has none
+    began: int = 0
+    left_s: list[float] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[Triton]:
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_route("*", "/{path:.*}", self._page)
+        await self.start_grpc()
+        try:
+            async with served_app(app, handler_cancellation=True) as self.url:
+                yield self
+        finally:
+            await self.stop_grpc()
+
+    @property
+    def spec(self) -> str:
+        metrics = "" if self.running is None else f",metrics={self.url}/metrics"
+        return f"{self.url},grpc={self.address}{metrics}"
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        name = (
+            f'nv_trt_llm_request_metrics{{model="{ENGINE}",version="1",request_type="scheduled"}}'
+        )
+        return web.Response(text="" if self.running is None else f"{name} {self.running}\n")
+
+    async def _page(self, request: web.Request) -> web.StreamResponse:
+        if request.path.endswith(("/infer", "/generate", "/generate_stream")):
+            return await self._hangs(request)
+        parts = request.path.split("/")
+        pages: dict[str, Any] = {
+            "/v2": {"name": "triton", "extensions": []},
+            "/v2/repository/index": [{"name": name, "state": "READY"} for name in self.models],
+        }
+        if request.path in pages:
+            return web.json_response(pages[request.path])
+        if request.path == "/v2/health/ready" or parts[-1] == "ready":
+            return web.json_response({})
+        if parts[-1] == "config" and parts[3] in self.models:
+            return web.json_response({"name": parts[3], **self.models[parts[3]]})
+        return web.json_response({"error": "Not Found"}, status=404)
+
+    async def _hangs(self, request: web.Request) -> web.StreamResponse:
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await request.read()
+        if request.path.endswith("_stream"):
+            await reply.prepare(request)
+            await reply.write(b'data: {"text_output":"a"}\n\n')
+        self.began += 1
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.left_s.append(time.monotonic())
+        return reply
+
+
+@asynccontextmanager
+async def routed(tmp_path: Path, **fields: Any) -> AsyncIterator[tuple[Stack, Triton]]:
+    flags = ["--grpc-port", "0"]
+    async with Triton(**fields).serving() as server, running(tmp_path, 0, flags) as stack:
+        await stack.add(server.spec)
+        yield stack, server
+
+
+async def charged(stack: Stack) -> int:
+    return int((await stack.row(0))["inflight_requests"])
+
+
+async def left(stack: Stack, server: Triton, path: str, count: int = 8, **fields: Any) -> float:
+    """So many clients ask, and leave when all of them are there; the longest wait until it hears
+    of it.
+    """
+    url, before = f"{stack.url}/v2/models/{path}", server.began
+    asking = [asyncio.create_task(stack.http.post(url, json=fields)) for _ in range(count)]
+
+    async def there() -> bool:
+        return server.began == before + count
+
+    async def all_left() -> bool:
+        return len(server.left_s) == server.began
+
+    await until(there, "the requests")
+    assert await charged(stack) >= count
+    left_s = time.monotonic()
+    for one in asking:
+        one.cancel()
+        with_reply = await asyncio.gather(one, return_exceptions=True)
+        if not isinstance(with_reply[0], BaseException):
+            with_reply[0].close()
+    await until(all_left, "the server to hear that they left", SOON_S)
+    return max(server.left_s) - left_s
+
+
+def infer(name: str, tokens: int) -> dict[str, Any]:
+    return {
+        "inputs": [
+            {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": ["a b c"]},
+            {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [tokens]},
+        ]
+    }
+
+
+def body_of(call: str, name: str, tokens: int) -> dict[str, Any]:
+    if call == "infer":
+        return infer(name, tokens)
+    return {"text_input": "a b c", "max_tokens": tokens}
+
+
+CALLS = ("generate_stream", "generate", "infer")
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_a_model_is_not_judged_by_its_name(tmp_path: Path, call: str) -> None:
+    """It stands alone: its server ends what it runs when it hears that its client left."""
+    async with routed(tmp_path, models={BLS: ALONE}) as (stack, server):
+        took_s = await left(stack, server, f"{BLS}/{call}", **body_of(call, BLS, 100_000))
+        print(f"\n{call}: known after {1e3 * took_s:.0f} ms")
+        await stack.assert_idle()
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("model", [BLS, ENSEMBLE])
+async def test_what_may_run_on_is_charged_and_holds_no_connection(
+    tmp_path: Path, model: str, call: str
+) -> None:
+    async with routed(tmp_path, models=POOL) as (stack, server):
+        body = body_of(call, model, 400)  # 6 s, by the step time that the router believes
+        took_s = await left(stack, server, f"{model}/{call}", **body)
+        print(f"\n{model}, {call}: known after {1e3 * took_s:.0f} ms")
+        assert await charged(stack) == 8
+        await stack.assert_idle()
+        await left(stack, server, f"{ENGINE}/{call}", 1, **body_of(call, ENGINE, 100_000))
+        await stack.assert_idle()  # an engine that is asked itself can be cancelled
+
+
+async def test_gauges_say_how_long_it_runs(tmp_path: Path) -> None:
+    async with routed(tmp_path, models=POOL, running=8) as (stack, server):
+        body = body_of("generate", ENSEMBLE, 100_000)
+        await left(stack, server, f"{ENSEMBLE}/generate", **body)
+        assert await charged(stack) == 8
+        for still in (3, 0):
+            server.running = still
+
+            async def told(still: int = still) -> bool:
+                return await charged(stack) == still
+
+            await until(told, f"{still} to be charged")
+        await stack.assert_idle()
+
+
+@pytest.mark.parametrize("streamed", [True, False])
+async def test_so_it_is_by_grpc(tmp_path: Path, streamed: bool) -> None:
+    async with routed(tmp_path, models=POOL) as (stack, server), stub_of(stack) as stub:
+        for model in (ENSEMBLE, BLS, ENGINE):
+            request = asked(f"hang-{model}", model)
+
+            async def seen(id: str = request.id) -> bool:
+                return server.seen[id] == 1
+
+            async def ended(id: str = request.id) -> bool:
+                return server.left[id] == 1
+
+            if streamed:
+                call = stub.ModelStreamInfer()
+                await call.write(request)
+            else:
+                call = stub.ModelInfer(request)
+                waiting = asyncio.ensure_future(call)
+            await until(seen, "the request")
+            call.cancel()
+            if not streamed:
+                await asyncio.wait((waiting,))
+            await until(ended, "the server to hear that its client left", SOON_S)
+            if model != ENGINE:
+                assert await charged(stack) == 1
+            await stack.assert_idle()
