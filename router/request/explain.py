@@ -106,16 +106,36 @@ Asked = Literal["no", "sampled", "short", "full"]
 TO_CLIENTS = ("short", "full")
 HELD_CODES = ("hold_timeout", "hold_queue_full")  # of requests that no worker would take
 
+# What is told of the decision for a prefill; the rest is the same for both of a request's legs.
+_OF_PREFILL = ("policy", "reason", "expected_hit_tokens", "unit", "best")
+
 _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
 
 
 def explanation_line(
-    request_id: int, worker_id: int, decision: Decision, full: bool, routed_by: str = ""
+    request_id: int,
+    worker_id: int,
+    decision: Decision,
+    full: bool,
+    routed_by: str = "",
+    prefill: tuple[int, Decision] | None = None,
 ) -> bytes:
-    """Why it went there, for an answer's header. `full`: with what of the workers it saw."""
+    """Why it went there, for an answer's header. `full`: with what of the workers it saw.
+
+    `prefill`: the worker that prefills for the one that answers, and why that one.
+    """
     shown = explanation(request_id, worker_id, decision, routed_by)
     if full and decision.details is not None:
         shown |= columns_in_header(decision.details)
+    if prefill is not None:
+        prefill_worker, why = prefill
+        first = explanation(request_id, prefill_worker, why)
+        shown |= {
+            "prefill_worker": prefill_worker,
+            "prefill": {name: first[name] for name in _OF_PREFILL},
+        }
+        if full and why.details is not None:
+            shown["prefill"] |= columns_in_header(why.details)
     return _line(shown)
 
 
@@ -133,5 +153,11 @@ def _line(shown: dict[str, Any]) -> bytes:
         line = msgspec.json.encode(shown)
         if len(line) <= _HEADER_BYTES:
             return line
-        shown = {name: value for name, value in shown.items() if name != part}
+        shown = _without(part, shown)
+        if "prefill" in shown:
+            shown["prefill"] = _without(part, shown["prefill"])
     return msgspec.json.encode(shown)
+
+
+def _without(part: str, shown: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in shown.items() if name != part}

@@ -457,7 +457,9 @@ class InferenceRequest(Ticket):
             headers = (*headers, (HELD_HEADER, b"%d" % round(held_ms)))
         if self._explain in TO_CLIENTS:
             shown = attempt.request_id, attempt.worker_id, attempt.decision
-            line = explanation_line(*shown, self._explain == "full", attempt.routed_by)
+            full, first = self._explain == "full", self._prefill_for(attempt)
+            prefill = None if first is None else (first.worker_id, first.decision)
+            line = explanation_line(*shown, full, attempt.routed_by, prefill)
             headers = (*headers, (EXPLAIN_HEADER.encode(), line))
         if self._kept:
             headers = (*headers, (ID_HEADER.encode(), self._id.encode()))
@@ -465,6 +467,11 @@ class InferenceRequest(Ticket):
             left = self._grant.headers(self._service.clock())
             headers = (*headers, *((name.encode(), value.encode()) for name, value in left))
         return headers
+
+    def _prefill_for(self, attempt: Attempt) -> Attempt | None:
+        """The first leg whose KV the latest attempt decodes: it was noted just before."""
+        before = self.attempts[-2] if attempt.leg == "decode" and len(self.attempts) > 1 else None
+        return before if before is not None and before.leg == "prefill" else None
 
     def turned_away(self, reject: Reject, status: int, *, begun: bool = False) -> None:
         """The client was told so with `status`; `begun`: in the middle of an answer."""

@@ -55,6 +55,16 @@ class Pair:
         async with self.stack.http.post(url, data=json.dumps(body)) as reply:
             return reply.status, await reply.read()
 
+    async def explained(self, asked: str, status: int = 200, **fields: Any) -> dict[str, Any]:
+        """What the answer's explain header says."""
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 16} | fields
+        url, headers = f"{self.stack.url}/v1/completions", {"x-warmroute-explain": asked}
+        async with self.stack.http.post(url, json=body, headers=headers) as reply:
+            assert reply.status == status, await reply.text()
+            why: dict[str, Any] = json.loads(reply.headers["x-warmroute-explain"])
+            assert reply.headers["x-warmroute-worker"] == str(why["worker"])
+            return why
+
     async def failures(self) -> list[int]:
         return [row["failures"] for row in await self.stack.rows()]
 
@@ -125,6 +135,32 @@ async def test_a_stream_begins_at_the_worker_that_decodes(tmp_path: Path) -> Non
     (line,) = map(json.loads, both.log.read_text().splitlines())
     assert line["output_tokens"] == 3, "events of the second leg: the first one had no usage here"
     assert line["ttft_ms"] >= line["prefill_ms"], "its client saw nothing of the first leg"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_explain_header_names_the_worker_that_prefilled(
+    tmp_path: Path, stream: bool
+) -> None:
+    async with pair(tmp_path, second=STREAM if stream else SECOND) as both:
+        for asked, columns in (("1", False), ("full", True)):
+            why = await both.explained(asked, stream=stream)
+            assert (why["worker"], why["prefill_worker"]) == (1, 0)
+            first = why["prefill"]
+            assert [one["worker"] for one in first["best"]] == [0]
+            assert first["reason"] == "only_worker"
+            assert first["expected_hit_tokens"] == 0
+            assert (list(why.get("columns", ())), list(first.get("columns", ()))) == (
+                (["1"], ["0"]) if columns else ([], [])
+            )
+        why = await both.explained("full", max_tokens=1)
+        assert "prefill_worker" not in why, "one worker does all of it"
+        assert "prefill" not in why
+
+
+async def test_the_explain_header_of_a_first_legs_refusal_is_about_that_leg(tmp_path: Path) -> None:
+    async with pair(tmp_path, first=REFUSAL) as both:
+        why = await both.explained("1", status=400)
+        assert (why["worker"], why.get("prefill_worker")) == (0, None)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,30 @@ async def test_both_workers_meet(tmp_path: Path, engine: type[MeetingWorker], st
     assert all(line["attempts"] == 2 for line in lines)
 
 
+@ENGINES
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_explain_header_names_both_workers(
+    tmp_path: Path, engine: type[MeetingWorker], stream: bool
+) -> None:
+    async with pool(tmp_path, engine, prefill=2, decode=2) as both:
+        url, body = f"{both.stack.url}/v1/completions", {"model": MODEL, "prompt": "a b c"}
+        seen = set()
+        for asked in ("1", "full") * 4:
+            headers = {"x-warmroute-explain": asked}
+            sent = both.http.post(url, json=body | {"stream": stream}, headers=headers)
+            async with sent as reply:
+                assert reply.status == 200
+                why = json.loads(reply.headers["x-warmroute-explain"])
+                await reply.read()
+            assert why["worker"] in (2, 3)
+            assert why["prefill"]["best"][0]["worker"] == why["prefill_worker"]
+            assert ("columns" in why["prefill"]) == (asked == "full")
+            seen.add((why["prefill_worker"], why["worker"]))
+        await both.at_rest()
+    told = [json.loads(line) for line in both.log.read_text().splitlines()]
+    assert {(line["prefill_worker"], line["worker"]) for line in told} == seen
+
+
 async def test_sglang_says_its_role_itself_and_each_request_has_a_room(tmp_path: Path) -> None:
     async with pool(tmp_path, SGLang) as both:
         rows = await both.stack.rows()

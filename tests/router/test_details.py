@@ -202,9 +202,11 @@ def test_a_thousand_workers_make_a_header_that_clients_take() -> None:
     decision = Decision("p", "policy", 7, 100, best, False)
     decision.details = details
     for full in (False, True):
-        line = explanation_line(1, 3, decision, full)
-        assert len(line) <= 6_000
-        assert msgspec.json.decode(line)["worker"] == 3
+        for prefill in (None, (5, decision)):
+            line = explanation_line(1, 3, decision, full, "a reason " * 50, prefill)
+            assert len(line) <= 6_000
+            told = msgspec.json.decode(line)
+            assert (told["worker"], told.get("prefill_worker")) == (3, prefill and prefill[0])
     assert len(everything(details)["workers"]) == SHOWN_WORKERS
 
 
