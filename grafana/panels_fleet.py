@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, stat, top
 from grafana.panels_router import QUEUE_S, READY, REPLIES_BY_WORKER
 
-STATES = ("down", "ejected", "trial", "ready", "joining", "draining")
+STATES = ("down", "ejected", "trial", "busy", "ready", "joining", "draining")
 _STATE = selected("warmroute_worker_state")
 _REQUESTS = selected("warmroute_worker_requests")
 _KV = (
@@ -71,7 +71,8 @@ STATE = Row(
         Panel(
             "Workers by state",
             "joining: not recognized yet. draining: nothing new. ejected: for a while, after "
-            "failures in a row; trial: then given one request. down: fails its health probes.",
+            "failures in a row; trial: then given one request. down: fails its health probes. "
+            "busy: says so, and others go first for a while.",
             "short",
             ((f"sum by (state) ({_STATE})", "{{state}}"),),
             names=STATES,

@@ -179,7 +179,9 @@ class Failure:
 
     `blame` is "client" (it left, or its request was refused), "worker" (connect error, early
     close, 5xx, garbage), or "busy" (no connection to the worker was free, or its queue was full,
-    which says nothing of its health). `retry` asks the core for another worker: before the first
+    which says nothing of its health). `busy_s`: the worker refused the request because it has
+    more than it takes just now, and asked for so many seconds without another one; 0: it named no
+    time; None: it did not refuse it so. `retry` asks the core for another worker: before the first
     byte reached the client, or where another worker can go on with the answer. What it shall do
     then is `rest`, under the same number: the prompt has grown by what was answered already.
 
@@ -199,6 +201,7 @@ class Failure:
     rest: Arrival | None = None  # in the first arrival's place; None: all of it is still to do
     leg: Literal["answer", "prefill", "pair"] = "answer"
     runs_on: bool = False
+    busy_s: float | None = None
 
 
 @record

@@ -12,6 +12,7 @@ from router.core.actions import Reject
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
 from router.core.guard import PolicyGuard
+from router.core.workers import Worker
 from router.doctor.examine import MAX_SERVERS, Options, examine
 from router.doctor.report import DoctorError
 from router.events.feed import ElectedFeed
@@ -54,6 +55,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         return shown
     columns, slot, facts = core.columns, worker.slot, worker.facts
     dispatcher.advance()
+    shown |= _health_shown(worker, now_s)
     return shown | {
         "kind": member.recognized.kind,
         "models": facts.models,
@@ -85,9 +87,13 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "kv_known": worker.kv.known,
         "kv_overflows": worker.kv.overflows,
         "hit_confidence": _number(columns.hit_confidence[slot]),
-        "failures": worker.health.failures,
         "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
     }
+
+
+def _health_shown(worker: Worker, now_s: float) -> dict[str, Any]:
+    left_s = _number(max(worker.spell.until_s - now_s, 0.0)) if worker.busy else None
+    return {"failures": worker.health.failures, "busy_for_s": left_s}
 
 
 def _events_from(member: Member) -> str | None:
@@ -214,7 +220,11 @@ class DoctorPages:
         columns, found = self._dispatcher.core.columns, dict[str, float]()
         for member in self._members.values():
             worker, spec = workers.get(member.worker_id), member.spec
-            if worker is None or worker.shown_state != "ready" or member.kind not in _EXAMINED:
+            if (
+                worker is None
+                or worker.shown_state not in ("ready", "busy")
+                or member.kind not in _EXAMINED
+            ):
                 continue
             name = spec.url if spec.metrics is None else f"{spec.url},metrics={spec.metrics}"
             found[name] = found.get(name, 0.0) + float(columns.requests[worker.slot])

@@ -109,7 +109,7 @@ def of_workers(decisions: list[dict[str, Any]]) -> dict[int, OfWorker]:
     }
 
 
-_STATE_FIRST = ("down", "ejected", "trial", "joining", "draining", "ready")
+_STATE_FIRST = ("down", "ejected", "trial", "joining", "draining", "busy", "ready")
 _DECISIONS, _TENANTS, _SOURCES = 8, 3, 3
 _HEAD = "worker state     run wait  queued  kv% hit%  ttft  address"
 
@@ -186,6 +186,8 @@ def _worker(row: Mapping[str, Any], said: OfWorker | None) -> str:
     why = f" {row['trouble']}" if row.get("trouble") else ""
     started = row.get("slow_start_share")
     why += "" if started is None or started >= 1 else f" slow start {_percent(started)}"
+    busy_s = row.get("busy_for_s")
+    why += "" if busy_s is None else f" busy for {_seconds(busy_s)}"
     hit, ttft = (None, None) if said is None else (said.hit_rate, said.ttft_p50_s)
     return (
         f"{row['id']:>6} {state:<8} {_short(row.get('inflight_requests')):>4} "

@@ -103,6 +103,7 @@ FIXED = MappingProxyType(
                 *("ejection.max_share", "ejection.recover_s", "ejection.breaks"),
                 *("retries.attempts", "retries.backoff_s", "retries.backoff_max_s"),
                 *("retries.budget_share", "retries.budget_per_s"),
+                *("retries.busy_s", "retries.busy_max_s"),
                 *("roles.follow", "roles.gain", "roles.settle_s", "roles.window_s"),
             ),
             _BUILT,

@@ -108,6 +108,22 @@ class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     budget_per_s: Annotated[
         float, Meta(ge=0.0, le=1e6, description="further retries, per second")
     ] = 10.0
+    busy_s: Annotated[
+        float,
+        Meta(
+            ge=0.001,
+            le=60.0,
+            description="how long a worker that says it is busy is spared, seconds; doubles",
+        ),
+    ] = 0.5
+    busy_max_s: Annotated[
+        float,
+        Meta(
+            ge=0.0,
+            le=60.0,
+            description="longest such time, whatever the worker says, seconds; 0: none is spared",
+        ),
+    ] = 5.0
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -48,6 +48,8 @@ def core_settings(config: Config) -> CoreSettings:
         retry_max_s=config.retries.backoff_max_s,
         retry_share=config.retries.budget_share,
         retries_per_s=config.retries.budget_per_s,
+        busy_s=config.retries.busy_s,
+        busy_max_s=config.retries.busy_max_s,
         ejection_failures=config.ejection.failures,
         ejection_breaks=config.ejection.breaks,
         ejection_rate=config.ejection.rate,

@@ -285,6 +285,22 @@ class Reinstated:
 
 
 @dataclass(frozen=True, slots=True)
+class Busied:
+    """Tell people that a worker says that it is busy: others go first for a while."""
+
+    worker_id: int
+    busy_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Relieved:
+    """Tell people that a worker has not said for a while that it is busy."""
+
+    worker_id: int
+    lasted_s: float  # from the first time that it said so to the end of the last spell
+
+
+@dataclass(frozen=True, slots=True)
 class Doubted:
     """Tell people that what a worker's KV events tell is not so."""
 
@@ -325,6 +341,8 @@ Action = (
     | Cancel
     | Ejected
     | Reinstated
+    | Busied
+    | Relieved
     | Doubted
     | Confirmed
     | Others

@@ -202,6 +202,10 @@ class Chooser:
         choice.decision.details = details
         return choice
 
+    def has_room(self, pending: Pending) -> bool:
+        """Whether a worker that is not busy may take the request, or this leg of it."""
+        return self._eligibility.has_room(pending)
+
     def missing_tokens(self, pending: Pending) -> int:
         """Tokens of a prompt that even the best worker would have to compute; at least 1."""
         arrival, rows = pending.arrival, self._eligibility.rows(pending)

@@ -269,17 +269,23 @@ class RouterCore:
             actions += self._pair_failed(pending, worker, self.workers.get(prefill_id), fact)
         elif worker is not None:
             pending.tried.add(worker.worker_id)
-            if fact.blame == "worker":
-                actions += self.health.failed(worker, pending, fact)
+            actions += self.health.failed(worker, pending, fact)
+        spared = fact.busy_s is not None and fact.retry and self._has_room(pending, fact)
         if not fact.retry:
             self._drop(pending, fact.now_s)
-        elif given_up := self.retries.again(pending, worker, fact.reason, fact.now_s):
+        elif given_up := self.retries.again(pending, worker, fact.reason, fact.now_s, spared):
             actions.append(self._give_up(pending, fact.now_s, given_up))
         else:
             pending.arrival = fact.rest or pending.arrival
             reason = "migration" if fact.rest else "retry"
             actions += self._place(pending, fact.now_s, reason)
         return [*actions, *self._ask_held(fact.now_s)]
+
+    def _has_room(self, pending: Pending, fact: Failure) -> bool:
+        """Whether a worker that is not busy may do what the one that failed was to do."""
+        if fact.leg == "prefill":
+            pending.leg = "prefill"
+        return self.chooser.has_room(pending)
 
     def on_peer(self, fact: PeerFact) -> list[Action]:
         """A peer did something with its own request at a worker that this router shares."""
@@ -389,6 +395,8 @@ class RouterCore:
     def _place(self, pending: Pending, now_s: float, reason: str) -> list[Action]:
         """Dispatch with the charge taken, hold, or reject; for a hold another may be rejected."""
         self.ledger.advance(now_s)
+        if now_s >= self.health.busy.next_s:
+            self.health.busy.expire(now_s)
         try:
             choice = self.splits.choose(pending, now_s, reason)
         except FallbackError:
@@ -520,7 +528,7 @@ class RouterCore:
         worker = None if pending.beside_id is None else self.workers.get(pending.beside_id)
         self._release_beside(pending, fact.now_s, None)
         actions: list[Action] = []
-        if worker is not None and fact.blame == "worker":
+        if worker is not None:
             actions = self.health.failed(worker, pending, fact)
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 

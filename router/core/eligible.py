@@ -69,13 +69,14 @@ class _Open:
     @staticmethod
     def of(pool: Iterable[Worker], leg: Role, group: str | None) -> _Open:
         ready = [w for w in pool if w.state == "ready"]
-        rows = Rows.of(with_partners([w for w in ready if does(w, leg, group)], ready, leg))
+        able = with_partners([w for w in ready if does(w, leg, group)], ready, leg)
+        rows = Rows.of(without_busy(with_partners(able, without_busy(ready), leg)))
         limits = [w.facts.max_model_tokens for w in rows.workers]
         return _Open(
             rows=rows,
             block_sizes=frozenset(rows.distinct_block_sizes),
             prompt_tokens_end=min((n for n in limits if n is not None), default=float("inf")),
-            all_in=len(rows) > 0 and all(w.is_in for w in rows.workers),
+            all_in=len(rows) > 0 and all(w.is_in for w in able),
         )
 
     def to(self, pending: Pending) -> bool:
@@ -112,6 +113,11 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
         return able
     groups = {w.facts.group for w in ready if does(w, "prefill", None)}
     return [w for w in able if w.facts.serves_alone or w.facts.group in groups] or able
+
+
+def without_busy(able: list[Worker]) -> list[Worker]:
+    """Without those that say that they are busy; all, where everybody does."""
+    return [w for w in able if not w.busy] or able
 
 
 class Eligibility:
@@ -164,6 +170,7 @@ class Eligibility:
         able = [w for w in ready if does(w, pending.leg, pending.group)]
         untried = [w for w in ready if w.worker_id not in pending.tried]
         able = with_partners(able, untried, pending.leg)
+        able = with_partners(able, without_busy(untried), pending.leg)
         if not able and pending.leg == "both":  # better than nobody
             able = [w for w in ready if w.facts.serves_alone]
         if ready and not able:
@@ -187,7 +194,12 @@ class Eligibility:
             longest = max(w.facts.max_model_tokens or 0 for w in untried)
             why = f"the prompt has {_longest(arrival)} tokens, the model takes {longest}"
             return _reject(arrival, 400, "context_length_exceeded", why)
-        return Rows.of(fitting)
+        return Rows.of(without_busy(fitting))
+
+    def has_room(self, pending: Pending) -> bool:
+        """Whether a worker that is not busy may take the request, or this leg of it."""
+        rows = self.rows(pending)
+        return isinstance(rows, Rows) and not rows.workers[0].busy
 
     def _no_pool(self, arrival: Arrival) -> Reject:
         models = self._workers.models()

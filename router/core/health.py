@@ -1,4 +1,6 @@
-"""Health of workers; ejection of failing ones, probes, reinstatement, slow start of new ones."""
+"""Health of workers; ejection of failing ones, probes, reinstatement, slow start of new ones,
+and those that are busy.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from collections.abc import Iterable
 from policies.contract import Ints
 from policies.facts import Failure, Finish, Probed
 from router.core.actions import Action, Ejected, Probe, Reinstated
+from router.core.busy import BusyWorkers
 from router.core.counters import CoreCounters
 from router.core.eligible import Rows
 from router.core.hold_queue import Begun, Pending
@@ -317,6 +320,7 @@ class Health:
     ) -> None:
         self._workers = workers
         self._outliers = OutlierDetection(settings, workers, counters)
+        self.busy = BusyWorkers(settings, workers)
         self._stalls = StallDetection(settings.stall_s)
         self._stall_s = settings.stall_s
 
@@ -329,7 +333,11 @@ class Health:
         """Its answer began, so the worker works."""
         self.grew(worker_id, pending.arrival.request_id, now_s)
         worker = self._workers.get(worker_id)
-        return [] if worker is None else self._outliers.begun(worker, pending, now_s)
+        if worker is None:
+            return []
+        if worker.spell.times:
+            self.busy.answered(worker, pending.sent_s)
+        return self._outliers.begun(worker, pending, now_s)
 
     def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
         """Its answer grew."""
@@ -351,20 +359,26 @@ class Health:
         """Its answer is complete; `worker` is None where that one has left since."""
         if worker is None or fact.refused:
             return []
+        if worker.spell.times:
+            self.busy.answered(worker, pending.sent_s)
         return self._outliers.succeeded(worker, pending, fact.now_s)
 
     def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
-        """It failed, and the worker is to blame."""
+        """It failed: the worker is to blame, or is busy, or neither."""
+        if fact.busy_s is not None:
+            return self.busy.said(worker, pending.sent_s, fact.busy_s, fact.now_s)
+        if fact.blame != "worker":
+            return []
         return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Workers to probe now."""
-        probes = self._outliers.due(now_s)
+        """Workers to probe now, and what became of busy ones."""
+        actions = [*self.busy.tick(now_s), *self._outliers.due(now_s)]
         for worker_id in self._stalls.suspects(now_s):
             worker = self._workers.get(worker_id)
             if worker is not None and worker.is_in:
-                probes.append(Probe(worker_id, self._stall_s))
-        return probes
+                actions.append(Probe(worker_id, self._stall_s))
+        return actions
 
     def probed(self, fact: Probed) -> list[Action]:
         """The answer to a probe."""

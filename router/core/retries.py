@@ -2,7 +2,8 @@
 
 Retries are bounded by a share of the requests (budgets as in Finagle's `RetryBudget`), so that a
 pool that cannot keep up is not given its work three times over. Leaving a worker that is not
-there any more is no such burden: its requests are moved, and nobody counts them.
+there any more is no such burden: its requests are moved, and nobody counts them. Nor is leaving
+a worker that is busy for one that is not.
 """
 
 from __future__ import annotations
@@ -40,22 +41,27 @@ class Retries:
         self._recent.add(now_s, 1, 0)
 
     def again(
-        self, pending: Pending, worker: Worker | None, cause: str, now_s: float
+        self,
+        pending: Pending,
+        worker: Worker | None,
+        cause: str,
+        now_s: float,
+        spared: bool = False,
     ) -> Rejection | None:
         """Let a failed request go to another worker, not before `pending.not_before_s`; or not.
 
-        `worker` failed it; None: it is gone.
+        `worker` failed it; None: it is gone. `spared`: it is busy, and another worker is not.
         """
         if cause == "out_of_files":  # nor could this router connect to any other worker
             return Rejection(503, cause, "the router can open no more files just now; try again")
         settings = self._settings
         # Nobody has had it, or knows its path; or a data plane has it at another one already.
-        unheard = cause in ("connect", "absent", MOVED)
+        unheard = spared or cause in ("connect", "absent", MOVED)
         pending.attempts += not unheard
         if pending.attempts >= settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {cause}"
             return Rejection(502, "worker_error", tried)
-        wait_s = self._wait_s(pending, cause)
+        wait_s = 0.0 if spared else self._wait_s(pending, cause)
         deadline_s = pending.arrival.deadline_s
         if deadline_s is not None and now_s + wait_s >= deadline_s:
             return Rejection(

@@ -43,7 +43,7 @@ from router.core.mirror import (
     found_by,
 )
 from router.core.settings import CoreSettings
-from router.core.workers import Worker, WorkerHealth, WorkerTable
+from router.core.workers import BusySpell, Worker, WorkerHealth, WorkerTable
 
 
 class TableFullError(Exception):
@@ -121,6 +121,7 @@ class Roster:
             self._forget(worker, fact.suspended)
         elif worker.state == "down":
             worker.health.forgive()
+            worker.spell = BusySpell()
         worker.state = fact.state
         return []
 

@@ -36,6 +36,8 @@ class CoreSettings:
     retry_max_s: float = 0.25  # and never beyond this
     retry_share: float = 0.2  # retries are at most this share of requests ...
     retries_per_s: float = 10.0  # ... and this many besides
+    busy_s: float = 0.5  # a worker that says it is busy, and not for how long, is spared for this
+    busy_max_s: float = 5.0  # and for at most this, whatever it says
     ejection_failures: int = 3  # failures in a row that eject a worker
     ejection_breaks: int = 8  # or answers broken off, beyond what those that end make good
     ejection_rate: float = 0.5  # or this share of failures, both of them ...

@@ -193,7 +193,7 @@ class Splits:
         self._ledger.unpromise(pending.arrival.request_id)
         worker = self._workers.get(chosen.worker.worker_id)
         stays = worker is not None and worker.facts.role in ("both", "decode")
-        if worker is chosen.worker and worker.takes_requests and stays:
+        if worker is chosen.worker and worker.takes_requests and stays and not worker.busy:
             pending.leg = "decode"
             return chosen
         pending.group = chosen.worker.facts.group

@@ -71,6 +71,18 @@ class WorkerHealth:
 
 
 @dataclass(slots=True)
+class BusySpell:
+    """A time for which a worker wants nothing new, by its own word. Only `busy.BusyWorkers`
+    changes it. Lifetime: worker.
+    """
+
+    on: bool = False
+    times: int = 0  # spells one after the other, without an answer between
+    until_s: float = -inf  # of this one, or the latest
+    asked_s: float = -inf  # end of the one before: since then it was asked again
+
+
+@dataclass(slots=True)
 class Worker:
     """Lifetime: worker. `state` is what the shell said last; `health` is what we observed."""
 
@@ -81,6 +93,12 @@ class Worker:
     health: WorkerHealth
     state: str = "ready"
     joined_s: float = -inf
+    spell: BusySpell = field(default_factory=BusySpell)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it asked to be spared: others go first."""
+        return self.spell.on
 
     @property
     def is_in(self) -> bool:
@@ -97,7 +115,7 @@ class Worker:
         """The state as people see it."""
         if self.state == "ready" and self.health.state != "healthy":
             return "trial" if self.health.state == "trial" else "ejected"
-        return self.state
+        return "busy" if self.state == "ready" and self.spell.on else self.state
 
 
 @dataclass(frozen=True, slots=True)

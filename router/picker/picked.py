@@ -494,7 +494,7 @@ class _Watch:
         else:
             sink.finish()
         if outcome.error is None and outcome.status in RETRYABLE_STATUSES:
-            outcome.error = WorkerError(self._head.kind, f"it answered {outcome.status}")
+            outcome.error = self._head.error
         return outcome
 
     def _feed(self, piece: bytes) -> None:

@@ -307,9 +307,24 @@ class Sieve:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)
         if self._busy is not None:
-            error = WorkerError("busy", "its queue is full")
+            error = WorkerError("busy", "its queue is full", 0.0)
             return replace(outcome, error=error, bytes_to_client=0, held=self._busy)
         return replace(outcome, bytes_to_client=0) if self._broken else outcome
+
+
+_FULL_BYTES = 4_096  # a longer error of a worker is not looked at
+# How engines word in JSON that they have no room (SGLang: "The request queue is full."; TGI: "Model
+# is overloaded"; llama.cpp: "no slot available"; Dynamo: "All workers are busy").
+_FULL = re.compile(
+    rb"queue (?:is )?full|overloaded|too many requests|rate limit|no slots? |(?:is|are) busy", re.I
+)
+
+
+def says_full(status: int, body: bytes) -> bool:
+    """Whether an error of a worker that names no time to come back means that it has no room."""
+    if status == 503 and len(body) <= _FULL_BYTES and body.lstrip()[:1] == b"{":
+        return _FULL.search(body) is not None or says_busy(status, body)
+    return says_busy(status, body)
 
 
 def says_absent(status: int, body: bytes) -> bool:
@@ -538,8 +553,8 @@ class Attempts:
         if sieve is not None:
             outcome = sieve.judged(outcome)
         held = None if stream is not None else outcome.held
-        if held is not None and says_busy(held.head.status, held.body):
-            error = WorkerError("busy", "its queue is full")
+        if held is not None and says_full(held.head.status, held.body):
+            error = WorkerError("busy", "its queue is full", 0.0)
             return replace(outcome, error=error), None
         if held is not None and says_unreadable(member.kind, held.head.status, held.body):
             held.deliver(reply)  # no other worker could read it either

@@ -17,6 +17,7 @@ from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Prefilled
 from policies.load import LoadedPolicy
 from router.core.actions import (
     Action,
+    Busied,
     Cancel,
     Confirmed,
     Dispatch,
@@ -27,6 +28,7 @@ from router.core.actions import (
     Probe,
     Reinstated,
     Reject,
+    Relieved,
     Resync,
 )
 from router.core.admission import model_limits
@@ -148,16 +150,17 @@ class Ticket:
         reason: str,
         rest: Arrival | None = None,
         leg: Literal["answer", "prefill", "pair"] = "answer",
+        busy_s: float | None = None,
     ) -> None:
         """The dispatch ended without a whole answer; with `retry` another action follows.
 
         `rest`: what is left to do of the request, where the client has seen a part of the answer.
-        `leg`: as of `Failure`; a prefill that fails without a retry ends nothing else.
+        `leg`, `busy_s`: as of `Failure`; a prefill that fails without a retry ends nothing else.
         """
         self.open = retry or leg == "prefill"
         now_s, runs_on = self._dispatcher.clock(), blame == "client" and self.runs_on
-        fact = Failure(now_s, self.request_id, blame, retry, reason, rest, leg, runs_on)
-        self._dispatcher.tell(fact)
+        told = (blame, retry, reason, rest, leg, runs_on, busy_s)
+        self._dispatcher.tell(Failure(now_s, self.request_id, *told))
 
 
 class Dispatcher:
@@ -288,6 +291,12 @@ class Dispatcher:
                 log.warning(line, action.worker_id)
             case Others():
                 log.warning(_OTHERS[action.many], 100 * action.share)
+            case Busied():
+                line = "worker %d says that it is busy: others get its requests for %.1f s"
+                log.warning(line, action.worker_id, action.busy_s)
+            case Relieved():
+                line = "worker %d says no more that it is busy, as it did for %.1f s"
+                log.warning(line, action.worker_id, action.lasted_s)
             case Reinstated():
                 log.warning("worker %d answers again: it gets requests as before", action.worker_id)
             case Cancel():

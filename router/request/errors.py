@@ -19,10 +19,11 @@ ERROR_TYPES = {
     404: "not_found_error",
     429: "rate_limit_error",
     503: "service_unavailable_error",
+    529: "overloaded_error",  # Anthropic's, and Dynamo's for a full queue
 }
 
 WorkerErrorKind = Literal[
-    "busy",  # all `max_connections` in use, or 503 with Retry-After: load, not illness
+    "busy",  # 429, 529, 503 with Retry-After, or all `max_connections` in use: load, not illness
     "out_of_files",  # this router may open no more: its own want, and no worker's fault
     "connect",  # refused, unreachable, or TLS failure
     "timeout_connect",  # not connected within `connect_s`
@@ -66,10 +67,12 @@ class ClientError(Exception):
 class WorkerError(Exception):
     """A worker's fault: another worker may be tried while the client has seen nothing."""
 
-    def __init__(self, kind: WorkerErrorKind, message: str) -> None:
+    def __init__(self, kind: WorkerErrorKind, message: str, busy_s: float | None = None) -> None:
+        """`busy_s`: as of `policies.facts.Failure`."""
         super().__init__(message)
         self.kind = kind
         self.message = message
+        self.busy_s = busy_s
 
 
 def out_of_files(error: BaseException | None) -> bool:

@@ -54,6 +54,11 @@ _SEVERAL = re.compile(rb'"(?:n|best_of)"[ \t\r\n]*:[ \t\r\n]*(?:[2-9]|1[0-9])')
 log = logging.getLogger(__name__)
 
 
+def _blame(error: WorkerError) -> Literal["busy", "worker"]:
+    """Whether a worker's error speaks of its health."""
+    return "busy" if error.kind in ("busy", "out_of_files", "moved") else "worker"
+
+
 def is_own_hit(body: bytes, leg: Role) -> bool:
     """Whether `cached_tokens` of an answer to `body` tell what its worker's cache held of it.
 
@@ -300,8 +305,11 @@ class InferenceRequest(Ticket):
         extra = about(self._id, self._trace_id() or "")
         line = "request %d: worker %d failed (%s) when its KV had been fetched"
         log.warning(line, self.request_id, attempt.worker_id, kind, extra=extra)
-        blame: Literal["busy", "worker"] = "worker" if isinstance(error, WorkerError) else "busy"
-        self.fail(blame, retry=False, reason=kind, leg="prefill")
+        blame: Literal["busy", "worker"] = "busy"
+        busy_s = None
+        if isinstance(error, WorkerError):
+            blame, busy_s = _blame(error), error.busy_s
+        self.fail(blame, retry=False, reason=kind, leg="prefill", busy_s=busy_s)
 
     def leg_headers(self) -> tuple[Header, ...]:
         """By which two workers know it for the same request, but where its client named it; and by
@@ -405,7 +413,9 @@ class InferenceRequest(Ticket):
             self.fail("busy", retry=outcome.retryable, reason="absent")
             return outcome.retryable
         extra = about(self._id, self._trace_id() or "")
-        if error.kind == "out_of_files":
+        if error.busy_s is not None:
+            pass  # the core says so once, and not for each request
+        elif error.kind == "out_of_files":
             line = "request %d: not sent to worker %d, no more files may be open here: %s"
             log.error(line, self.request_id, worker_id, error.message, extra=extra)
         else:
@@ -418,9 +428,14 @@ class InferenceRequest(Ticket):
                 "; asking for another worker" if outcome.retryable else "",
                 extra=extra,
             )
-        blameless = error.kind in ("busy", "out_of_files", "moved")
-        blame: Literal["busy", "worker"] = "busy" if blameless else "worker"
-        self.fail(blame, retry=outcome.retryable, reason=error.kind, rest=rest, leg=whose)
+        self.fail(
+            _blame(error),
+            retry=outcome.retryable,
+            reason=error.kind,
+            rest=rest,
+            leg=whose,
+            busy_s=error.busy_s,
+        )
         return outcome.retryable
 
     def _cached_tokens(self, usage: Usage) -> int | None:

@@ -457,7 +457,7 @@ class Exchange:
             if error is None:
                 self._held_reply = HeldReply(head, b"".join(self._held))
             self.reusable = error is None and head.reusable
-            error = WorkerError(head.kind, f"the worker answered with status {head.status}")
+            error = head.error
         elif error is None:
             assert head is not None
             if not self._bytes_to_client:
@@ -556,7 +556,7 @@ class Upstream:
     ) -> Outcome:
         """Send `request` to the worker and its reply to `sink`; says what became of it.
 
-        Replies of status 500, 502, 503 and 504 do not reach the sink: `Outcome.held` keeps them.
+        Replies of `RETRYABLE_STATUSES` do not reach the sink: `Outcome.held` keeps them.
         All others do, whole and unchanged but for hop-by-hop headers. `on_first_byte(now_s)` is
         called once, of 2xx replies (of an event stream at its first `mark`, where the request has
         one); `on_progress(now_s, events)` at most every `progress_s` of an

@@ -39,6 +39,7 @@ from router.upstream.reply import (
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 CODE_HEADER, MESSAGE_HEADER = b"grpc-status", b"grpc-message"
 _LONG_BYTES = 1 << 16  # a message of so many has outputs: it is not looked at
+_TOO_LONG = "larger than max"  # how gRPC says that it reads no message of this length
 _NO_METHOD = frozenset({"", "Method not found!"})  # what servers say of an unknown method
 # Metadata that belong to one connection or that the library writes itself.
 _NOT_PASSED = frozenset(
@@ -273,7 +274,7 @@ class _Exchange:
             said = _error(failure)
             if says_busy(503, said):
                 self._status, self._held = 503, HeldReply(_head(503, b"14", failure), said)
-                raise WorkerError("busy", failure[:200])
+                raise WorkerError("busy", failure[:200], 0.0)
         answers = len(message) > _LONG_BYTES or has_outputs(message)
         self._relay(message, answers)
         if not answers:
@@ -315,9 +316,11 @@ class _Exchange:
             body = b""
         head = _head(status, b"%d" % number, details)
         self._status = status
-        if status in RETRYABLE_STATUSES:
+        too_long = status == 429 and _TOO_LONG in details  # the request is, for any worker
+        if status in RETRYABLE_STATUSES and not too_long:
             self._held = HeldReply(head, body)
-            raise WorkerError("status_5xx", f"{code.name}: {details[:200]}")
+            error = head.error
+            raise WorkerError(error.kind, f"{code.name}: {details[:200]}", error.busy_s)
         self._sink.head(head)
         self._sink.data(body)
         self._sink.finish()

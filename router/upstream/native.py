@@ -408,7 +408,7 @@ def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd) -> Outcome:
     return Outcome(
         started_s=end.started_s,
         status=end.status or None,
-        error=_error(end),
+        error=_error(end, held),
         bytes_to_client=end.bytes_to_client,
         first_byte_s=end.first_byte_s,
         last_byte_s=end.last_byte_s,
@@ -418,7 +418,7 @@ def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd) -> Outcome:
     )
 
 
-def _error(end: kvkernels.RelayEnd) -> WorkerError | ClientError | None:
+def _error(end: kvkernels.RelayEnd, held: HeldReply | None) -> WorkerError | ClientError | None:
     fault = end.fault
     if not fault:
         return None
@@ -426,4 +426,7 @@ def _error(end: kvkernels.RelayEnd) -> WorkerError | ClientError | None:
         return ClientError(status, end.message, code=fault)
     if fault == "cancelled":  # the thread was stopped with this under way
         return ClientError(499, end.message, code="client_closed")
-    return WorkerError(cast(WorkerErrorKind, fault), end.message)
+    if held is not None:
+        return held.head.error
+    busy_s = 0.0 if fault == "busy" and end.status else None  # its reply was too long to keep
+    return WorkerError(cast(WorkerErrorKind, fault), end.message, busy_s)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from enum import Enum
+from math import isfinite
 from typing import Protocol
 
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind
 
 Header = tuple[bytes, bytes]  # name and value as received, case kept
 
-RETRYABLE_STATUSES = frozenset({500, 502, 503, 504})
+RETRYABLE_STATUSES = frozenset({429, 500, 502, 503, 504, 529})
+_BUSY_STATUSES = frozenset({429, 529})  # 529: Anthropic's API, and Dynamo
 EVENT_STREAM = b"text/event-stream"
 
 
@@ -105,10 +110,49 @@ class ReplyHead:
 
     @property
     def kind(self) -> WorkerErrorKind:
-        """Of a retryable status. "busy": it has more than it takes just now and says when to come
-        back (RFC 9110, sections 10.2.3 and 15.6.4), as our engine does with a full queue."""
-        back = self.status == 503 and any(n.lower() == b"retry-after" for n, _ in self.headers)
-        return "busy" if back else "status_5xx"
+        """Of a retryable status. "busy": it has more than it takes just now, by the status (RFC
+        6585, section 4), or with 503 by saying when to come back (RFC 9110, sections 10.2.3 and
+        15.6.4).
+        """
+        busy = self.status in _BUSY_STATUSES or (
+            self.status == 503 and any(n.lower() in _TIMES for n, _ in self.headers)
+        )
+        return "busy" if busy else "status_5xx"
+
+    @property
+    def error(self) -> WorkerError:
+        """What a retryable status means, with the time that the worker asks to be spared."""
+        kind = self.kind
+        said = f"the worker answered with status {self.status}"
+        return WorkerError(kind, said, retry_after_s(self.headers) if kind == "busy" else None)
+
+
+_TIMES = frozenset({b"retry-after", b"retry-after-ms"})
+
+
+def retry_after_s(headers: tuple[Header, ...]) -> float:
+    """Seconds for which a worker asks to be spared: `Retry-After` as a number or a date (RFC 9110,
+    section 10.2.3), `retry-after-ms` as OpenAI's API has it. 0 where it names none.
+    """
+    told = {name.lower(): value.strip().decode("latin-1") for name, value in headers}
+    for name, unit_s in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):
+        with suppress(ValueError):
+            seconds = float(told.get(name, "")) * unit_s
+            if isfinite(seconds):
+                return max(seconds, 0.0)
+    until_s = _unix_s(told.get(b"retry-after", ""))
+    now_s = _unix_s(told.get(b"date", ""))
+    if until_s is None:
+        return 0.0
+    return max(until_s - (time.time() if now_s is None else now_s), 0.0)
+
+
+def _unix_s(date: str) -> float | None:
+    """A date of HTTP's; None where it is none."""
+    try:
+        return parsedate_to_datetime(date).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 class ReplySink(Protocol):

@@ -127,7 +127,7 @@ class StreamMeter:
         return tokens, cached, None if tokens > 0 else "the answer had no token"
 
 
-REJECTED_STATUS = frozenset({429, 503})
+REJECTED_STATUS = frozenset({429, 503, 529})
 ERROR_BYTES = 300  # of an answer that is not 200, for the report
 
 

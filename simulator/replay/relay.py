@@ -25,6 +25,7 @@ Answer = tuple[Station, list[int], list[int], list[int]]  # first tokens, their 
 # A refusal that another worker may not share: an engine answers 503 to it, 400 to the others.
 _QUEUE_FULL = "queue_full"
 BUSY = "busy"  # why a request broken by it did: load, and no fault of the worker's
+_RETRY_AFTER_S = 1.0  # that our engine's 503 says (engine.server.errors)
 
 
 class Serving:
@@ -344,7 +345,9 @@ class Relay:
         live.station = None
         retry = not live.begun
         blame: Literal["worker", "busy"] = "busy" if reason == BUSY else "worker"
-        actions = self.core.tell(Failure(now_ns / 1e9, row, blame, retry, reason))
+        busy_s = _RETRY_AFTER_S if reason == BUSY else None
+        failure = Failure(now_ns / 1e9, row, blame, retry, reason, busy_s=busy_s)
+        actions = self.core.tell(failure)
         if not retry:
             # A preempted one has no place in `progress`: all that is sure is its first token.
             self.book.output_tokens[row] = max(output_tokens, 1)

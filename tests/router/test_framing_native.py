@@ -34,6 +34,8 @@ STATUS = st.sampled_from(
             b"HTTP/1.1 404",
             b"HTTP/1.1 500 Oh",
             b"HTTP/1.1 503 Busy",
+            b"HTTP/1.1 429 Busy",
+            b"HTTP/1.1 529 Busy",
             b"HTTP/1.1 501 ",
             b"HTTP/2 200",
         ),

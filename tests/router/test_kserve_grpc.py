@@ -309,11 +309,12 @@ def test_statuses_of_both_protocols() -> None:
         (502, "INTERNAL"),
         (503, "UNAVAILABLE"),
         (504, "DEADLINE_EXCEEDED"),
+        (529, "UNAVAILABLE"),
     ):
         assert codes[STATUS_OF[status]] == name
     assert set(STATUS_OF) >= {*range(400, 600), 200}
     again = {codes[code] for code in codes if http_status(code) in RETRYABLE_STATUSES}
-    assert again == {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS"}
+    assert again == {"UNKNOWN", "INTERNAL", "UNAVAILABLE", "DATA_LOSS", "RESOURCE_EXHAUSTED"}
     assert http_status(12) == 501
     assert [http_status(code) for code in (-1, 17, 10**9)] == [500] * 3
     for status in (400, 401, 403, 404, 408, 429, 499, 500, 501, 503):

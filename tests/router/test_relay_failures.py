@@ -11,7 +11,7 @@ import pytest
 
 from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply, upstream_request
-from router.upstream.reply import RelayLimits, Timeouts
+from router.upstream.reply import RelayLimits, Timeouts, retry_after_s
 from tests.router.relay_support import (
     DEADLINE_S,
     EVENT,
@@ -61,6 +61,9 @@ def deaf_port() -> Iterator[int]:
         ),
         # It says when to come back: a full queue.
         (b"HTTP/1.1 503 Oh\r\nretry-after: 1\r\nContent-Length: 3\r\n\r\nboo", "busy"),
+        (b"HTTP/1.1 503 Oh\r\nretry-after-ms: 9\r\nContent-Length: 3\r\n\r\nboo", "busy"),
+        (b"HTTP/1.1 429 Oh\r\nContent-Length: 3\r\n\r\nboo", "busy"),
+        (b"HTTP/1.1 529 Oh\r\nContent-Length: 3\r\n\r\nboo", "busy"),
         (b"HTTP/1.1 500 Oh\r\nRetry-After: 1\r\nContent-Length: 3\r\n\r\nboo", "status_5xx"),
         (b"HTTP/1.1 502 Oh\r\nContent-Length: 300\r\n\r\nboo", "status_5xx"),
         (b"HTTP/1.1 504 Oh\r\n\r\nuntil the end", "status_5xx"),
@@ -176,6 +179,31 @@ async def test_a_silent_worker_is_left_after_the_time_allowed() -> None:
         assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
         assert kind(r.outcomes[0].error) == "timeout_first_byte"
         await until(lambda: w.gone == 1, "the worker's connection is closed")
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ((), 0.0),
+        (((b"Retry-After", b"7"),), 7.0),
+        (((b"retry-after", b" 0.25 "),), 0.25),
+        (((b"Retry-After", b"-3"),), 0.0),
+        (((b"Retry-After", b"nan"),), 0.0),
+        (((b"Retry-After", b"soon"),), 0.0),
+        (((b"Retry-After", b"\xff"),), 0.0),
+        (((b"retry-after-ms", b"250"), (b"Retry-After", b"1")), 0.25),
+        (
+            (
+                (b"Date", b"Sun, 06 Nov 1994 08:49:37 GMT"),
+                (b"Retry-After", b"Sun, 06 Nov 1994 08:49:40 GMT"),
+            ),
+            3.0,
+        ),
+        (((b"Retry-After", b"Sun, 06 Nov 1994 08:49:40 GMT"),), 0.0),
+    ],
+)
+def test_how_long_a_worker_asks_to_be_spared(headers: tuple, seconds: float) -> None:
+    assert retry_after_s(headers) == seconds
 
 
 async def test_a_stream_that_stalls_is_broken_off() -> None:

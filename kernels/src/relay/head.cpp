@@ -160,7 +160,7 @@ ReplyHead parse_head(std::string_view text, bool head_request) {
     if (same(field.name, "content-type")) {
       constexpr std::string_view kEvents = "text/event-stream";
       head.event_stream = same(field.value.substr(0, kEvents.size()), kEvents);
-    } else if (same(field.name, "retry-after")) {
+    } else if (same(field.name, "retry-after") || same(field.name, "retry-after-ms")) {
       head.retry_after = true;
     } else if (same(field.name, "content-encoding")) {
       head.coded = true;

@@ -12,8 +12,11 @@ constexpr std::string_view kVersion = "HTTP/1.";
 // Room before a chunk's bytes for the line with their count: 16 digits and CRLF.
 constexpr std::size_t kSizeLine = 18;
 
+// 529: Anthropic's API, and Dynamo with a full queue.
+bool is_busy(int status) { return status == 429 || status == 529; }
+
 bool is_retryable(int status) {
-  return status == 500 || status == 502 || status == 503 || status == 504;
+  return status == 500 || status == 502 || status == 503 || status == 504 || is_busy(status);
 }
 
 }  // namespace
@@ -73,7 +76,7 @@ void Reply::begin_body(std::string_view text, const ReplyHead& head) {
   held_ = failed_ || kept_bytes_ != 0;
   if (held_) held_head_ = text;
   if (failed_) {
-    busy_ = head.status == 503 && head.retry_after;
+    busy_ = is_busy(head.status) || (head.status == 503 && head.retry_after);
     return;
   }
   meter_.begin(head.event_stream, limits_.tail_bytes);
@@ -147,7 +150,8 @@ void Reply::close() {
   if (by_events_) pass_events();
 }
 
-// Keeps the body: of a 5xx reply, while another worker may do better, or where nobody else would.
+// Keeps the body: of a reply that failed, while another worker may do better, or where nobody
+// else would.
 void Reply::hold() {
   for (const std::string_view piece : payload_) held_body_.append(piece);
   if (failed_ && held_body_.size() > limits_.held_bytes) {

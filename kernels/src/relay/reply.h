@@ -47,7 +47,8 @@ class Reply {
   bool ends_with_connection() const { return closes() && !by_events_; }
   // Why a reply by events goes no further, though its worker's is well framed.
   const Failure& failure() const { return failure_; }
-  bool failed() const { return failed_; }  // a 5xx reply, for which another worker may do better
+  // A 5xx reply, or one that says busy: another worker may do better.
+  bool failed() const { return failed_; }
   bool held() const { return held_; }      // its client gets nothing of it, or there is none
   Fault held_fault() const { return busy_ ? Fault::busy : Fault::status_5xx; }
 

@@ -2,6 +2,7 @@
 const STATES = {
   ready: { letter: "", hatch: "", means: "takes requests" },
   slow_start: { letter: "R", hatch: "dots", means: "new: its share grows" },
+  busy: { letter: "B", hatch: "rising", means: "says it is busy: others go first for a while" },
   joining: { letter: "J", hatch: "dots", means: "not recognized yet" },
   draining: { letter: "D", hatch: "rising", means: "nothing new; what runs there ends" },
   leaving: { letter: "L", hatch: "rising", means: "goes once it is idle" },
@@ -9,7 +10,7 @@ const STATES = {
   ejected: { letter: "E", hatch: "falling", means: "for a while: it failed too often" },
   down: { letter: "X", hatch: "crossed", means: "its probes fail" },
 };
-const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "slow_start", "ready"];
+const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "busy", "slow_start", "ready"];
 
 /** How a state is drawn; one that this page does not know gets its first letter. */
 function stateLook(state) {

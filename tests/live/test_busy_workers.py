@@ -1,0 +1,120 @@
+"""Workers that have no room just now, and say so: what their clients see of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+
+from tests.live.light_engine import LightEngine
+from tests.live.stack import MODEL, Stack, running, until
+
+REFUSALS = [
+    (429, {}, "Rate limit reached"),
+    (529, {}, "Overloaded"),
+    (503, {"Retry-After": "2"}, "too many requests"),
+    (503, {}, "The request queue is full."),
+]
+
+
+@dataclass
+class Refusing(LightEngine):
+    """It answers, or says at once that it has no room."""
+
+    status: int = 200
+    headers: Mapping[str, str] = field(default_factory=dict)
+    said: str = ""
+    refused: int = 0
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        if self.status == 200:
+            return await super()._complete(request)
+        self.refused += 1
+        error = {"error": {"message": self.said, "type": "overloaded", "code": self.status}}
+        return web.json_response(error, status=self.status, headers=self.headers)
+
+
+@asynccontextmanager
+async def pool(tmp_path: Path, engines: int, *router: str) -> AsyncIterator[tuple[Stack, list]]:
+    """A router before so many of them."""
+    found = [Refusing() for _ in range(engines)]
+    try:
+        for engine in found:
+            await engine.start()
+        async with running(tmp_path, workers=0, router=list(router)) as stack:
+            for engine in found:
+                await stack.add(engine.url)
+            yield stack, found
+    finally:
+        for engine in found:
+            await engine.stop()
+
+
+async def asked(stack: Stack, prompt: list[int]) -> tuple[int, str | None]:
+    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+    async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+        await reply.read()
+        return reply.status, reply.headers.get("Retry-After")
+
+
+@pytest.mark.parametrize("policy", ["hybrid", "warmset"])
+@pytest.mark.parametrize(("status", "headers", "said"), REFUSALS)
+async def test_one_that_refuses_costs_its_clients_nothing_and_draws_no_load(
+    tmp_path: Path, policy: str, status: int, headers: dict[str, str], said: str
+) -> None:
+    async with pool(tmp_path, 4, "--policy", policy) as (stack, engines):
+        prompt = list(range(200))
+        assert (await asked(stack, prompt))[0] == 200
+        warm = next(engine for engine in engines if engine.asked)
+        warm.status, warm.headers, warm.said = status, headers, said
+        began_s = time.monotonic()
+        for i in range(300):
+            assert (await asked(stack, prompt if i % 2 else [*prompt[:64], i]))[0] == 200
+        elapsed_s = time.monotonic() - began_s
+        # Spells of 0.5 s at least, each twice as long as the one before.
+        assert warm.refused <= 2 + elapsed_s / 4 + 3
+        log = stack.router.log.read_text()
+        assert log.count("says that it is busy") == 1
+        assert "keeps failing" not in log
+        assert "asking for another worker" not in log
+
+
+async def test_with_all_busy_clients_get_the_workers_own_words_until_it_is_over(
+    tmp_path: Path,
+) -> None:
+    async with pool(tmp_path, 3) as (stack, engines):
+        for engine in engines:
+            engine.status, engine.headers, engine.said = 429, {"Retry-After": "900"}, "no room"
+        for i in range(60):
+            assert await asked(stack, [i]) == (429, "900")
+        for engine in engines:
+            engine.status = 200
+        for i in range(60):
+            assert (await asked(stack, [i]))[0] == 200
+        assert {engine.asked[MODEL] > 0 for engine in engines} == {True}, "all of them are asked"
+
+
+async def test_a_single_worker_is_asked_all_the_same_and_its_state_is_shown(tmp_path: Path) -> None:
+    async with pool(tmp_path, 1) as (stack, (engine,)):
+        engine.status, engine.headers = 429, {"Retry-After": "1"}
+        assert await asked(stack, [1]) == (429, "1")
+        async with stack.http.get(f"{stack.admin}/workers") as reply:
+            (row,) = (await reply.json())["workers"]
+        assert row["state"] == "busy"
+        assert 0 < row["busy_for_s"] <= 1
+        async with stack.http.get(f"{stack.url}/ready") as reply:
+            assert reply.status == 200, "it would be asked"
+        engine.status = 200
+        assert (await asked(stack, [1]))[0] == 200
+
+        async def ready() -> bool:
+            async with stack.http.get(f"{stack.admin}/workers") as reply:
+                (row,) = (await reply.json())["workers"]
+            return row["state"] == "ready" and row["busy_for_s"] is None
+
+        await until(ready, "the end of its time")
