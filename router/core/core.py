@@ -47,10 +47,17 @@ from router.core.retries import Retries, draw_of
 from router.core.roster import Roster
 from router.core.session_tracking import SessionTracking
 from router.core.settings import CoreSettings
-from router.core.split import Splits, beside_of, request_of
+from router.core.split import Splits, beside_of, request_of, was_waited_for
 from router.core.workers import Worker, WorkerTable
 from router.estimators.arrivals import ArrivalEstimator
 from router.estimators.speed import LoadEstimator, SpeedEstimator
+
+_NOT_PASSED = Rejection(
+    502,
+    "worker_error",
+    "the prompt's KV did not come from the worker that prefilled it in time, and no worker of the "
+    "model does all of a request",
+)
 
 
 class RequestListener:
@@ -259,6 +266,7 @@ class RouterCore:
         prefill_id = pending.beside_id
         actions: list[Action] = self._cancel_other(pending, fact)
         worker = self._release(pending, fact.now_s)
+        pending.whole |= was_waited_for(pending, fact, worker is None or worker.facts.serves_alone)
         if fact.blame == "client":
             self.health.given_up(worker, pending)
             self._drop(pending, fact.now_s)
@@ -405,6 +413,8 @@ class RouterCore:
             ]
         if isinstance(choice, Reject):
             rejection = Rejection(choice.status, choice.code, choice.message)
+            if pending.whole and choice.code == "no_worker_available":
+                rejection = _NOT_PASSED
             return [self._give_up(pending, now_s, rejection)]
         if choice is None:
             return self._hold(pending, now_s)

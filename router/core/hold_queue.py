@@ -162,6 +162,7 @@ class Pending:
     counted: str | None = None  # the model against whose limit it counts, while a worker has it
     leg: Role = "both"  # what of it is dispatched, or looked for a worker for
     group: str | None = None  # of the worker that will decode it, while it looks for another one
+    whole: bool = False  # one worker does all of it, or nobody: its KV did not pass in time
     # Of a request whose legs were begun at once: its prefill, which has a number and a charge of
     # its own, until that is over; and the worker of it, until the request leaves both.
     beside: Pending | None = None

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
-from policies.facts import Role
+from policies.facts import Failure, Role
 from router.core.actions import Reject
 from router.core.admission import Admission
 from router.core.chooser import Choice, Chooser, Withheld
@@ -40,6 +40,25 @@ def beside_of(pending: Pending) -> Pending:
 def request_of(number: int) -> int:
     """The request that a charge's number stands for."""
     return number - _BESIDE if number >= _BESIDE else number
+
+
+_PATIENCE_S = 2.0  # a transfer that fails sooner was not waited for
+
+
+def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
+    """Whether the KV of a request of two legs did not pass within the time that its workers wait
+    for that, minutes mostly: no other pair is waited for as long.
+
+    `serves_alone`: the worker that decodes could do all of it. Where it could not, its own errors
+    are left to another pair.
+    """
+    if pending.leg != "decode" or fact.blame != "worker" or fact.rest is not None:
+        return False
+    is_late = fact.now_s - pending.sent_s >= _PATIENCE_S
+    if fact.leg == "pair":
+        return is_late or fact.reason == "transfer_timeout"
+    own = ("timeout_first_byte", "status_5xx") if serves_alone else ("timeout_first_byte",)
+    return fact.leg == "answer" and is_late and fact.reason in own
 
 
 class PairFaults:
@@ -156,7 +175,7 @@ class Splits:
             pending.leg = leg
             return ask(pending, now_s, reason)
 
-        may = pending.arrival.splits and self._mode != "never"
+        may = pending.arrival.splits and self._mode != "never" and not pending.whole
         if not (may and self._workers.splits(pending.arrival.model)):
             return asked("both"), None
         if pending.arrival.max_output_tokens == 1:  # it is all prefill

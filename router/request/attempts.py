@@ -706,6 +706,7 @@ class FirstLeg:
 _LATE_S = 0.2  # for the end of a prefill after that of the whole answer
 # Of an error's text: KV did not pass, and either worker may be why (SGLang, vLLM).
 _OF_PAIRS = re.compile(rb"bootstrap|handshake|transfer", re.IGNORECASE)
+_OF_WAITS = re.compile(rb"time(?:d[ _-]?|[ _-]?)out", re.IGNORECASE)
 Answered = tuple[Outcome, int | None]
 
 
@@ -782,9 +783,9 @@ class TwoLegs:
             return replace(outcome, error=error, bytes_to_client=1), None, "pair"
         if outcome.error is None and (refusal := self._collected.held) is not None:
             refusal.deliver(self._reply)
-        held = outcome.held or self._collected.held
-        pair = held is not None and outcome.error is not None and _OF_PAIRS.search(held.body)
-        return replace(outcome, bytes_to_client=0), None, "pair" if pair else "prefill"
+        pair = _of_pair(outcome, outcome.held or self._collected.held)
+        whose: Whose = "prefill" if pair is None else "pair"
+        return replace(pair or outcome, bytes_to_client=0), None, whose
 
     def _answered(self, outcome: Outcome, own: int | None) -> tuple[Outcome, int | None, Whose]:
         """The answer is over, whatever became of the prefill."""
@@ -794,14 +795,24 @@ class TwoLegs:
         if self._prefill.done() and not seen:
             first = self._prefill.result()
             if failed and first.error is not None:  # both, and nobody knows which one first
-                return outcome, own, "pair"
+                return _of_pair(outcome, outcome.held) or outcome, own, "pair"
             request.beside_ended(first)
         if not isinstance(error, WorkerError) or not failed:
             return outcome, own, "answer"
-        text = outcome.held is not None and _OF_PAIRS.search(outcome.held.body)
         if error.kind == "timeout_first_byte" and not self._prefill.done():
             return outcome, own, "pair" if self._transfer.answers_late else "prefill"
-        return outcome, own, "pair" if text else "answer"
+        pair = _of_pair(outcome, outcome.held)
+        return (outcome, own, "answer") if pair is None else (pair, own, "pair")
+
+
+def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
+    """What became of a leg, where its error's text says that KV did not pass; else None."""
+    error = outcome.error
+    if not isinstance(error, WorkerError) or held is None or not _OF_PAIRS.search(held.body):
+        return None
+    if not _OF_WAITS.search(held.body):
+        return outcome
+    return replace(outcome, error=WorkerError("transfer_timeout", error.message))
 
 
 async def _stopped(answer: asyncio.Task[Answered]) -> Answered | None:

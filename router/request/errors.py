@@ -31,6 +31,7 @@ WorkerErrorKind = Literal[
     "timeout_send",  # it took nothing of the request's body for `send_s`
     "timeout_first_byte",  # no byte of the reply's body within `first_byte_s`
     "timeout_between",  # the reply stalled for `between_s`
+    "transfer_timeout",  # two workers waited in vain for KV to pass between them
     "garbage",  # not HTTP, or a head or framing that can be read in two ways
     "status_5xx",  # 500, 502, 503 or 504
     "absent",  # it has not got the path: nothing that speaks of its health

@@ -56,6 +56,7 @@ class MeetingWorker:
         self.left_s: list[float] = []  # when somebody hung up on it
         self.gate = asyncio.Event()  # closed: the second token of an answer waits
         self.gate.set()
+        self.deaf = False  # it decodes, and no KV reaches it
         self.late = asyncio.Event()  # then what was to fail late does
         self.began = asyncio.Event()  # a request came
         self.rooms: dict[str, Room] = {}
@@ -159,6 +160,9 @@ class MeetingWorker:
 
     async def fetched(self, address: str, room: str) -> str:
         """Why KV did not come from another worker; "" where it did."""
+        if self.deaf:
+            await asyncio.sleep(PATIENCE_S)
+            return f"timed out after {PATIENCE_S} s"
         timeout = aiohttp.ClientTimeout(total=PATIENCE_S)
         try:
             where = f"{address}/fetch"
@@ -223,6 +227,8 @@ class SGLang(MeetingWorker):
     async def _answer(
         self, request: web.Request, asked: dict[str, Any], fault: str
     ) -> web.StreamResponse:
+        if self.role == "both":
+            return await self.answered(request, asked, (FIRST, *REST), fault)
         room = asked.get("bootstrap_room")
         if not isinstance(room, int) or not 0 <= room < 2**53:
             return failed("Disaggregated request received without bootstrap room id", 400)

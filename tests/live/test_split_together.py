@@ -71,6 +71,7 @@ async def pool(
     engine: type[MeetingWorker],
     prefill: int = 1,
     decode: int = 1,
+    both: int = 0,
     ranks: int = 1,
     flags: tuple[str, ...] = (),
 ) -> AsyncIterator[Pool]:
@@ -78,14 +79,16 @@ async def pool(
     options = ["--disaggregation", "always", "--retries-backoff-s", "0", "--access-log", str(log)]
     async with AsyncExitStack() as context:
         sides: dict[str, list[MeetingWorker]] = {}
-        for role, count in (("prefill", prefill), ("decode", decode)):
+        for role, count in (("prefill", prefill), ("decode", decode), ("both", both)):
             servers = [engine(role, ranks) for _ in range(count)]
             sides[role] = [await context.enter_async_context(one.serving()) for one in servers]
         stack = await context.enter_async_context(running(tmp_path / "logs", 0, [*options, *flags]))
         for role, workers in sides.items():
             for one in workers:
                 spec = f"{one.url},kind=sglang"
-                if engine is Mooncake:
+                if engine is Mooncake and role == "both":
+                    spec = f"{one.url},kind=vllm"
+                elif engine is Mooncake:
                     port = one.bootstrap_port
                     spec = f"{one.url},kind=vllm,transfer=mooncake,role={role}"
                     spec += f",bootstrap_port={port}" if role == "prefill" else ""
@@ -238,6 +241,37 @@ async def test_a_prefill_that_hangs_is_left_in_time(
                 assert await both.ask(stream=True) == (200, TEXT)
         assert (await both.failures())[2:] == [0, 0]
         await both.at_rest()
+
+
+@ENGINES
+@pytest.mark.parametrize("both", [0, 1])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_transfer_is_waited_for_once(
+    tmp_path: Path,
+    engine: type[MeetingWorker],
+    both: int,
+    stream: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No KV reaches the workers that decode: whatever pairs there are, one patience is spent."""
+    monkeypatch.setattr("tests.live.meeting_engines.PATIENCE_S", 1.0)
+    flags = ("--ejection-failures", "1000")
+    async with pool(tmp_path, engine, prefill=2, decode=2, both=both, flags=flags) as all_of:
+        for one in all_of.decode:
+            one.deaf = True
+        for number in range(1, 4):
+            status, text = await all_of.ask(stream=stream)
+            alone = both or engine is Mooncake  # whose workers do all of a request, too
+            assert status == (200 if alone else 500), text
+            assert text == TEXT if alone else "KVTransferError" in text
+            asked = [b for one in all_of.decode for b in one.bodies if is_leg(b)]
+            assert len(asked) == number, "it was waited for once"
+        await all_of.at_rest()
+
+
+def is_leg(body: bytes) -> bool:
+    """Whether its worker decodes what another one prefills."""
+    return not {"bootstrap_room", "kv_transfer_params"}.isdisjoint(json.loads(body))
 
 
 @ENGINES

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -154,6 +155,18 @@ def test_a_decode_that_fails_before_its_first_byte_begins_with_the_prefill_again
     fact = Failure(world.now_s, number, "worker", retry=True, reason="early_close")
     assert legs(world.core.on_failure(fact)) == [(0, "prefill")]
     assert legs(prefilled(world, number)) == [(3 - worker_id, "decode")]
+
+
+@pytest.mark.parametrize("reason", ["timeout_first_byte", "status_5xx"])
+def test_a_decode_that_waited_in_vain_for_its_kv_is_left_to_one_worker(reason: str) -> None:
+    world = pool("prefill", "decode", "decode")
+    busy(world, 1)
+    busy(world, 2)
+    number, _ = ask(world)
+    ((worker_id, _),) = legs(prefilled(world, number))
+    world.now_s += 480.0
+    fact = Failure(world.now_s, number, "worker", retry=True, reason=reason)
+    assert legs(world.core.on_failure(fact)) == [(3 - worker_id, "both")]
 
 
 def test_a_worker_that_leaves_meanwhile_is_replaced_within_its_group() -> None:

@@ -190,6 +190,42 @@ def test_one_pair_alone_is_tried_again_with_a_new_room() -> None:
     assert_empty(world)
 
 
+def late(world: World, number: int, leg: str, reason: str, waited_s: float = 300.0) -> Failure:
+    world.now_s += waited_s
+    fields = {"blame": "worker", "retry": True, "reason": reason, "leg": leg}
+    return Failure(world.now_s, number, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("pools", [1, 3])
+@pytest.mark.parametrize(
+    ("reason", "waited_s"),
+    [("status_5xx", 300.0), ("timeout_first_byte", 600.0), ("transfer_timeout", 0.5)],
+)
+def test_a_transfer_is_waited_for_once(pools: int, reason: str, waited_s: float) -> None:
+    world = pool(*("prefill", "decode") * pools)
+    number, _ = ask(world)
+    (refused,) = [
+        action
+        for action in world.core.on_failure(late(world, number, "pair", reason, waited_s))
+        if isinstance(action, Reject)
+    ]
+    assert (refused.status, refused.code) == (502, "worker_error")
+    assert "KV did not come" in refused.message
+    assert_empty(world)
+
+
+def test_then_one_worker_does_all_of_it() -> None:
+    world = pool("prefill", "decode", "prefill", "decode")
+    world.join(4, prefill_tokens_per_s=1_000.0)
+    number, actions = ask(world)
+    assert len(pairs(actions)) == 1
+    actions = world.core.on_failure(late(world, number, "pair", "status_5xx"))
+    (again,) = [action for action in actions if isinstance(action, Dispatch)]
+    assert [(stage.worker_id, stage.role) for stage in again.stages] == [(4, "both")]
+    world.core.on_finish(Finish(world.now_s, number, PROMPT, 0, 10))
+    assert_empty(world)
+
+
 def test_who_fails_with_several_is_to_blame() -> None:
     faults = PairFaults()
     assert faults.failed(1, 11, 0.0) == []
