@@ -259,9 +259,7 @@ class RouterCore:
         self._observe(fact)
         if pending is None:
             return []
-        if fact.runs_on and self.leftovers.keep(pending, self.admission.output_tokens, fact.now_s):
-            assert pending.worker_id is not None, "it is charged"
-            self.health.left(pending.worker_id, fact.request_id)  # it is silent from now on
+        if fact.runs_on and self._stays_charged(pending, fact.now_s):
             return []
         prefill_id = pending.beside_id
         actions: list[Action] = self._cancel_other(pending, fact)
@@ -517,6 +515,16 @@ class RouterCore:
         self.health.left(charge.worker_id, charge.request_id)
         self.listener.ended(charge.request_id, finish)
         return self.workers.get(charge.worker_id)
+
+    def _stays_charged(self, pending: Pending, now_s: float) -> bool:
+        """Whether its worker, which goes on though its client left, has it still."""
+        if not self.leftovers.keep(pending, self.admission.output_tokens, now_s):
+            return False
+        assert pending.worker_id is not None, "it is charged"
+        self.health.given_up(self.workers.get(pending.worker_id), pending)
+        # It is silent from now on, and no trial of its worker.
+        self.health.left(pending.worker_id, pending.arrival.request_id)
+        return True
 
     # --- two legs at once -------------------------------------------------------------------
 
