@@ -318,6 +318,7 @@ class PeerDispatched:
     worker_id: int
     uncached_tokens: int
     standing: Standing = "new"  # of its session, by the peer
+    late: bool = False  # it was there before this was told: its worker may have reported it
 
 
 @record

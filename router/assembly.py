@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -42,13 +43,14 @@ from router.fleet.upstreams import GrpcOpener, WorkerTrust, grpc_opener
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.registry import RouterMetrics
-from router.metrics.replicas import replica_metrics
+from router.metrics.replicas import former_metrics, replica_metrics
 from router.metrics.requests import log_metrics, picker_metrics, tracing_metrics
 from router.metrics.tenants import held_metrics, tenant_metrics
 from router.metrics.workers import discovery_metrics, role_metrics
 from router.record.access_log import access_log_of
 from router.record.recorder import recorder_of
 from router.record.request_log import request_log_of
+from router.replicas.redis_url import redacted
 from router.replicas.replica import Replica
 from router.request.attempts import Attempts
 from router.request.dispatcher import Dispatcher
@@ -58,6 +60,7 @@ from router.request.prompts import PromptReader
 from router.request.quotas import Tenants
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
+from router.restart.open_requests import FormerRouters, Teller
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
 from router.server.kserve_port import KservePort
@@ -132,6 +135,8 @@ class Router:
         self.inference = _inference(service, prompts, config, keys)
         use = None if keys is None else keys.shared_use
         self.replica = Replica(config, core, self.dispatcher.tell, use)
+        shares = _shares(config)
+        self.former = FormerRouters(core, self.dispatcher.tell, time.monotonic, shares)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core)
         admin = (self.dispatcher, service, self.fleet, self.inference, service.latest, self.metrics)
@@ -170,6 +175,7 @@ class Router:
         register(lambda: held_metrics(core, self.dispatcher.clock()))
         register(lambda: discovery_metrics(self.discovery, self.fleet))
         register(lambda: replica_metrics(self.replica))
+        register(lambda: former_metrics(self.former))
         register(lambda: role_metrics(self.roles))
 
     def client_port(self) -> ClientPort:
@@ -280,6 +286,10 @@ class Router:
         if self._keeper is not None:
             await self._keeper.save()
 
+    def teller(self, line: socket.socket) -> Teller:
+        """What tells a router that follows of our requests, by its connection."""
+        return Teller(line, self.dispatcher.core, time.monotonic)
+
     def retire(self, why: str) -> None:
         """Be ready no more."""
         self.service.retired = why
@@ -297,6 +307,7 @@ class Router:
         if self.config.state is not None:  # while what is read is ours to tell
             await self._context.readers.finish(_LAST_POLLS_S)
         await self.replica.aclose()
+        await self.former.aclose()
         if self._request_log is not None:  # before the fleet goes, which a header counts
             await asyncio.to_thread(self._request_log.close)
         if self.access is not None:
@@ -324,6 +335,11 @@ class Router:
         member = self.fleet.members.get(worker_id)
         if member is not None and member.feed is not None:
             member.feed.resync(from_seq)
+
+
+def _shares(config: Config) -> str:
+    """Where this router is one of several, for comparing; empty: nowhere."""
+    return "" if config.state is None else f"{config.replicas.fleet} {redacted(config.state)}"
 
 
 def _grpc_opener(config: Config, context: FleetContext) -> GrpcOpener | None:

@@ -100,7 +100,7 @@ class Server:
         self.pulse = Pulse(router.relay_turn, time.monotonic)
         router.service.hangs = self.pulse.hangs
         self._listens = False  # both ports do
-        self._handed = False  # another router serves in our place
+        self._lingering: asyncio.Task[None] | None = None  # another router serves in our place
         router.metrics.register(lambda: server_metrics(self._client.server))
 
     def obey(self) -> None:
@@ -133,17 +133,21 @@ class Server:
             router.fleet.add(spec)
         found = () if handover is None else handover.found
         router.discovery.start(workers, config.discovery, found)
-        if handover is not None:  # the router before serves meanwhile
+        if before is not None and handover is not None:  # it serves meanwhile
             await router.discovery.heard(_HEARD_S)
             await resume(router, handover)
+            if handover.tells:
+                await router.former.follow(before.line, handover.shares)
             client, admin = await self._listen()
         _warn_of_exposure(config)
         _warn_of_no_worker(config, admin)
         settle()
         if before is not None:
-            await before.serving()
+            await before.serving(router.former.gone if before.handover.tells else None)
+            router.former.serve(zip(before.lines, before.handover.lines, strict=True))
         if config.hot_restart is not None:
-            self._handover = HandoverServer(Path(config.hot_restart), self.leave, self.hand_over)
+            path = Path(config.hot_restart)
+            self._handover = HandoverServer(path, self.leave, self.hand_over, router.teller)
             self._handover.start()
         notify_ready()
         self.pulse.serves = True
@@ -162,12 +166,16 @@ class Server:
         await self._router.save()
         added, workers = added_by_hand(self._router), workers_of(self._router)
         client, admin = self._sockets
-        found = self._router.discovery.found()
-        return Handover(len(client), len(admin), added, workers, found), [*client, *admin]
+        found, former = self._router.discovery.found(), self._router.former
+        lines = former.lines()
+        shares = tuple(shared for _, shared in lines)
+        handover = Handover(
+            *(len(client), len(admin), added, workers, found), True, former.shares, shares
+        )
+        return handover, [*client, *admin, *(line for line, _ in lines)]
 
     async def hand_over(self) -> None:
         """Another router serves: accept nothing more, and end when all is answered."""
-        self._handed = True
         self.pulse.serves = False
         self._router.hand_over()
         self._client.accept_no_more()
@@ -175,14 +183,27 @@ class Server:
         for port in (self._grpc, self._picker):
             if port is not None:
                 port.accept_no_more()
+        await self._router.former.leave()
+        self._lingering = asyncio.create_task(self._linger(), name="after a hot restart")
+
+    async def _linger(self) -> None:
+        """Stop once all that is connected has ended, or was given time enough."""
+        handover_s = self._router.config.timeouts.handover_s
+        log.info("handed over: what runs here gets %g s (timeouts.handover_s)", handover_s)
+        ports = [port for port in (self._client, self._grpc, self._picker) if port is not None]
+        try:
+            async with asyncio.timeout(handover_s):
+                await asyncio.gather(*(port.left() for port in ports))
+        except TimeoutError:
+            left = self._client.server.connections
+            log.warning("timeouts.handover_s is over with %d connections open", left)
         self.stop.set()
 
     async def aclose(self) -> None:
         """Let what runs end."""
         router, shutdown_s = self._router, self._router.config.timeouts.shutdown_s
-        if self._handed:
-            log.info("handed over: what is connected gets %g s", shutdown_s)
-            await self._client.until_left(shutdown_s)
+        if self._lingering is not None:
+            self._lingering.cancel()
         else:
             notify("STOPPING=1")
         router.retire("the router stops")

@@ -357,6 +357,10 @@ class Timeouts(_Section, frozen=True):
     shutdown_s: Annotated[
         float, Meta(ge=0.0, le=3_600.0, description="running requests at shutdown, seconds")
     ] = 30.0
+    handover_s: Annotated[
+        float,
+        Meta(ge=0.0, le=86_400.0, description="running requests after a hot restart, seconds"),
+    ] = 3_600.0
     speculative_s: Annotated[
         float, Meta(ge=0.1, le=600.0, description="an expected block without event, seconds")
     ] = 10.0

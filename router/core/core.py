@@ -126,7 +126,9 @@ class RouterCore:
         self.held = self.admission.held
         self.leftovers = Leftovers(self.ledger)
         known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)
-        self.peer_requests = PeerRequests(*known, self.admission, self.guard)
+        self.peer_requests = PeerRequests(
+            *known, self.admission, self.guard, settings.peer_requests
+        )
         self.listener: RequestListener = RequestListener()
 
     @property
@@ -297,6 +299,19 @@ class RouterCore:
         """A peer did something with its own request at a worker that this router shares."""
         self.peer_requests.take(fact)
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
+
+    def tell_open(self, listener: RequestListener) -> None:
+        """Tell a listener that comes late of all requests that are at workers now."""
+        own = [pending for pending in self._pending.values() if pending.worker_id is not None]
+        for pending in [*own, *(one.beside for one in own if one.beside is not None)]:
+            charge = self.ledger.get(pending.arrival.request_id)
+            worker = None if charge is None else self.workers.get(charge.worker_id)
+            if charge is None or worker is None:
+                continue
+            listener.dispatched(pending, worker, charge.uncached_tokens)
+            if not charge.waiting:
+                listener.first_token(charge.request_id)
+                listener.progress(charge.request_id, charge.output_tokens)
 
     # --- workers ----------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ and how well a worker answers is learned from our own requests alone: news of ot
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import count
 
 from policies import facts
 from router.core.admission import Admission
@@ -35,7 +36,9 @@ class PeerRequests:
         session_tracking: SessionTracking,
         admission: Admission,
         guard: PolicyGuard,
+        most: int,
     ) -> None:
+        """`most`: of all peers together."""
         self._workers, self._ledger, self._roster = workers, ledger, roster
         self._arrivals, self._session_tracking, self._admission = (
             arrivals,
@@ -43,7 +46,13 @@ class PeerRequests:
             admission,
         )
         self._guard = guard
+        self._most = most
         self._pending: dict[int, Pending] = {}
+        self.numbers = count(-1, -1)  # for requests that are heard of, whoever hears of them
+
+    def room(self) -> bool:
+        """Whether one more may be kept."""
+        return len(self._pending) < self._most
 
     def __len__(self) -> int:
         return len(self._pending)
@@ -86,6 +95,8 @@ class PeerRequests:
             *(request_id, worker.slot, prompt, uncached, arrival.stream, now_s),
             room_tokens=prompt if at_once else 0,
         )
+        if fact.late:
+            self._roster.is_a_peers(worker)
         chain = arrival.chains.get(worker.facts.block_size)
         if chain is None or not worker.facts.keeps_prefixes:
             return

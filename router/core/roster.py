@@ -237,6 +237,16 @@ class Roster:
         promised = columns.promised_tokens[slot]  # it does not know of them yet
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - promised
 
+    def is_a_peers(self, worker: Worker) -> None:
+        """One of the requests that its latest report has beyond ours is charged here from now on;
+        until the next report it would count twice.
+        """
+        columns, slot = self._columns, worker.slot
+        if columns.foreign_running[slot] > 0:
+            columns.foreign_running[slot] -= 1
+        elif columns.foreign_waiting[slot] > 0:
+            columns.foreign_waiting[slot] -= 1
+
     def kv_events(self, fact: KvEvents) -> int | None:
         """KV events: the sequence number to replay from when some were missed."""
         worker = self._workers.get(fact.worker_id)

@@ -9,6 +9,7 @@ from prometheus_client.metrics_core import Metric
 
 from router.metrics.exposition import counter, counters, gauge, gauges
 from router.replicas.replica import Replica
+from router.restart.open_requests import FormerRouters
 
 if TYPE_CHECKING:
     from router.replicas.link import Link
@@ -22,6 +23,18 @@ def replica_metrics(replica: Replica) -> Iterator[Metric]:
         yield from _link(link)
         yield from _peers(link, sharing)
         yield from _kv(sharing)
+
+
+def former_metrics(former: FormerRouters) -> Iterator[Metric]:
+    """Of routers that this one followed and that have not ended."""
+    yield gauge(
+        "warmroute_former_routers", "Routers before this one that have not ended", len(former)
+    )
+    yield gauge(
+        "warmroute_former_requests",
+        "Their requests at workers, charged here until they end",
+        former.requests,
+    )
 
 
 def _link(link: Link) -> Iterator[Metric]:

@@ -19,7 +19,6 @@ from router.replicas.subscriber import (
     Names,
     RequestSubscriber,
     SubscriberCounters,
-    numbers_below_zero,
 )
 
 log = logging.getLogger(__name__)
@@ -65,7 +64,6 @@ class Sharing:
         self.connected = False
         self._core, self._tell = core, tell
         self._names = Names(core.workers)
-        self._numbers = numbers_below_zero()
         self._subscribers: dict[str, RequestSubscriber] = {}
         self._gone = SubscriberCounters()  # of peers that are no more
         self._wanted_s = float("-inf")
@@ -108,8 +106,9 @@ class Sharing:
         if subscriber is None:
             if len(self._subscribers) >= _PEERS or peer == self.identity:
                 return
+            requests = self._core.peer_requests
             subscriber = RequestSubscriber(
-                self._names.worker_id, self._room, self._numbers, self._tell
+                self._names.worker_id, requests.room, requests.numbers, self._tell
             )
             self._subscribers[peer] = subscriber
         try:
@@ -158,9 +157,6 @@ class Sharing:
         ):
             total.add(counters)
         return total
-
-    def _room(self) -> bool:
-        return len(self._core.peer_requests) < self._core.settings.peer_requests
 
     def _malformed(self, peer: str, error: ValueError) -> None:
         self.malformed += 1

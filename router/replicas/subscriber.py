@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from itertools import count
 
 import numpy as np
 
@@ -175,7 +174,8 @@ class RequestSubscriber:
         number = self._ours[sent.request_id] = next(self._numbers)
         self._waiting.add(number)
         arrival, uncached = _arrival(sent, number, now_s), max(sent.uncached_tokens, 1)
-        self._tell(PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing))
+        late = self._retold is not None
+        self._tell(PeerDispatched(now_s, arrival, worker_id, uncached, sent.standing, late))
 
     def _end(self, request_id: int, now_s: float, ended: Ended | None = None) -> None:
         self._worker.pop(request_id, None)
@@ -188,11 +188,6 @@ class RequestSubscriber:
     def _end_all_but(self, kept: set[int], now_s: float) -> None:
         for request_id in [one for one in self._ours if one not in kept]:
             self._end(request_id, now_s)
-
-
-def numbers_below_zero() -> Iterator[int]:
-    """Our numbers for peers' requests: none of them is one of ours, or comes twice."""
-    return count(-1, -1)
 
 
 def _arrival(sent: Sent, number: int, now_s: float) -> Arrival:

@@ -3,7 +3,8 @@
 The follower connects to a Unix socket and says `HELLO`. It gets a head of four bytes, the length
 of a `Handover` as JSON, little endian; the JSON; and, in messages of one byte, the sockets
 (SCM_RIGHTS, unix(7)), 64 at a time: all of clients, then all of the admin port. Once it serves it
-says `SERVING`; the one before accepts nothing more from then on and says `GONE`.
+says `SERVING`; the one before accepts nothing more from then on and says `GONE`. From its last
+socket on it tells of its open requests (`open_requests.py`), and `GONE` is an empty frame then.
 
 Nothing changes for the running router until the follower says that it serves: one that ends
 before leaves no trace.
@@ -25,6 +26,7 @@ import threading
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -58,6 +60,9 @@ class Handover(msgspec.Struct, frozen=True):
     added: tuple[str, ...]  # workers added by hand, as `parse_worker_spec` reads them
     workers: tuple[Worker, ...]
     found: tuple[tuple[str, str], ...] = ()  # (source of discovery, worker that it is believed)
+    tells: bool = False  # its requests, from here on
+    shares: str = ""  # where it shares state, and so is heard of there, too
+    lines: tuple[str, ...] = ()  # the same of each router before it that has not ended
 
 
 log = logging.getLogger(__name__)
@@ -65,6 +70,19 @@ log = logging.getLogger(__name__)
 _ASKS_S = 10.0  # for somebody who connects to say what it wants
 _SERVES_S = 120.0  # for a follower to serve
 _PEER = struct.Struct("3i")  # process, user, group (SO_PEERCRED)
+
+
+class Telling(Protocol):
+    """What tells a follower of our requests (`open_requests.Teller`). Lifetime: connection."""
+
+    def start(self) -> None:
+        """From now on."""
+
+    async def handed(self) -> None:
+        """We accept nothing more."""
+
+    async def aclose(self) -> None:
+        """No more."""
 
 
 class HandoverServer:
@@ -75,13 +93,17 @@ class HandoverServer:
         path: Path,
         leave: Callable[[], Awaitable[tuple[Handover, list[socket.socket]]]],
         handed: Callable[[], Awaitable[None]],
+        telling: Callable[[socket.socket], Telling] | None = None,
     ) -> None:
         """`leave` writes down what is known and says what there is; `handed` accepts nothing more,
-        and is awaited before the follower hears of it.
+        and is awaited before the follower hears of it. `telling` is given the connection to a
+        follower, where the handover says that it `tells`.
         """
         self._path = path
         self._leave = leave
         self._handed = handed
+        self._begin_telling = telling
+        self._telling: Telling | None = None  # to the router that follows
         self._socket: socket.socket | None = None
         self._inode = 0
         self._waiting: asyncio.Task[None] | None = None
@@ -118,6 +140,8 @@ class HandoverServer:
             with suppress(OSError):
                 if self._path.stat().st_ino == self._inode:  # else it is the follower's
                     self._path.unlink()
+        if self._telling is not None:
+            await self._telling.aclose()
 
     async def _wait(self, one: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -145,10 +169,22 @@ class HandoverServer:
             await _expect(peer, HELLO)
         log.info("hot_restart: process %d wants to follow", pid)
         await _tell(peer, *await self._leave())
-        async with asyncio.timeout(_SERVES_S):
-            await _expect(peer, SERVING)
+        if self._begin_telling is not None:
+            self._telling = self._begin_telling(peer.dup())
+            self._telling.start()
+        try:
+            async with asyncio.timeout(_SERVES_S):
+                await _expect(peer, SERVING)
+        except (OSError, EOFError):
+            if self._telling is not None:
+                await self._telling.aclose()
+            self._telling = None
+            raise
         await self._handed()
         log.info("hot_restart: process %d serves; what runs here may end", pid)
+        if self._telling is not None:
+            await self._telling.handed()
+            return True
         with suppress(OSError):
             await asyncio.get_running_loop().sock_sendall(peer, GONE)
         return True
@@ -157,9 +193,11 @@ class HandoverServer:
 async def _tell(peer: socket.socket, handover: Handover, sockets: list[socket.socket]) -> None:
     data = msgspec.json.encode(handover)
     await asyncio.get_running_loop().sock_sendall(peer, HEAD.pack(len(data)) + data)
-    for first in range(0, len(sockets), SOCKETS_AT_ONCE):
-        numbers = [one.fileno() for one in sockets[first : first + SOCKETS_AT_ONCE]]
-        socket.send_fds(peer, [b"."], numbers)
+    ports = len(sockets) - len(handover.lines)
+    for some in (sockets[:ports], sockets[ports:]):
+        for first in range(0, len(some), SOCKETS_AT_ONCE):
+            numbers = [one.fileno() for one in some[first : first + SOCKETS_AT_ONCE]]
+            socket.send_fds(peer, [b"."], numbers)
 
 
 async def _expect(peer: socket.socket, wanted: bytes) -> None:
@@ -187,24 +225,36 @@ class Predecessor:
         handover: Handover,
         client: list[socket.socket],
         admin: list[socket.socket],
+        lines: Sequence[socket.socket] = (),
     ) -> None:
+        """`lines`: to the routers before it that have not ended."""
         self.handover = handover
         self.client = client
         self.admin = admin
         self._line = line
+        self.lines = list(lines)
 
-    async def serving(self) -> None:
-        """Tell it that we serve; returns once it accepts nothing more, or has ended."""
+    @property
+    def line(self) -> socket.socket:
+        """The connection to it."""
+        return self._line
+
+    async def serving(self, gone: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Tell it that we serve; returns once it accepts nothing more, or has ended.
+
+        `gone` returns then, where somebody else reads the line and keeps it.
+        """
         loop = asyncio.get_running_loop()
         self._line.setblocking(False)
         try:
             async with asyncio.timeout(_GONE_S):
                 await loop.sock_sendall(self._line, SERVING)
-                await loop.sock_recv(self._line, len(GONE))
+                await (loop.sock_recv(self._line, len(GONE)) if gone is None else gone())
         except (OSError, TimeoutError):
             pass  # it ended, or hangs: both listen then, and both serve
         finally:
-            self._line.close()
+            if gone is None:
+                self._line.close()
 
 
 def take_over(path: Path) -> Predecessor | None:
@@ -229,11 +279,12 @@ def take_over(path: Path) -> Predecessor | None:
             raise OSError(f"a handover of {size} bytes")
         handover = msgspec.json.decode(_exactly(line, size), type=Handover)
         sockets = _sockets(line, handover.client_sockets + handover.admin_sockets)
+        lines = _sockets(line, len(handover.lines)) if handover.lines else []
     except (OSError, msgspec.DecodeError) as error:
         line.close()
         raise OSError(f"hot_restart: the router at {path} does not hand over: {error}") from error
     clients = handover.client_sockets
-    return Predecessor(line, handover, sockets[:clients], sockets[clients:])
+    return Predecessor(line, handover, sockets[:clients], sockets[clients:], lines)
 
 
 def _exactly(line: socket.socket, size: int) -> bytes:

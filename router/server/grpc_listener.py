@@ -134,11 +134,19 @@ class GrpcListener:
         if self._server is not None and self._stopping is None:
             self._stopping = asyncio.create_task(self._server.stop(grace_s))
 
-    async def aclose(self, grace_s: float) -> None:
-        """As `accept_no_more`; returns once nothing is left."""
-        self.accept_no_more(grace_s)
+    async def left(self) -> None:
+        """Return once nothing is left, after `accept_no_more`."""
         if self._stopping is not None:
             await self._stopping
+
+    async def aclose(self, grace_s: float) -> None:
+        """As `accept_no_more`; returns once nothing is left. A longer time that was granted before
+        is cut to `grace_s`.
+        """
+        if self._server is not None and self._stopping is not None:
+            await self._server.stop(grace_s)
+        self.accept_no_more(grace_s)
+        await self.left()
 
     def _handler(self, method: str) -> Any:
         if method == f"/{_HEALTH}/Check":

@@ -148,11 +148,19 @@ class GrpcPort:
         self._listener.renew(self._config().tls)
 
     def accept_no_more(self) -> None:
-        """Take no more calls; running ones may end, and what is left is cut off."""
-        self._listener.accept_no_more(self._config().timeouts.shutdown_s)
+        """Somebody else listens: running calls may end, and what is left after
+        `timeouts.handover_s` is cut off.
+        """
+        self._listener.accept_no_more(self._config().timeouts.handover_s)
+
+    async def left(self) -> None:
+        """Return once none is left, after `accept_no_more`."""
+        await self._listener.left()
 
     async def aclose(self) -> None:
-        """As `accept_no_more`; returns once nothing is left."""
+        """Take no more calls; returns once nothing is left, which is cut off after
+        `timeouts.shutdown_s`.
+        """
         await self._listener.aclose(self._config().timeouts.shutdown_s)
 
     @property

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import socket
 import ssl
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from ipaddress import ip_network
 
@@ -74,11 +72,9 @@ class PortListener(ABC):
         self.server.closing = True
         self.server.accept_no_more()
 
-    async def until_left(self, within_s: float) -> None:
-        """Return once no connection is left, or after `within_s`."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                await self.server.left()
+    async def left(self) -> None:
+        """Return once no connection is left."""
+        await self.server.left()
 
     async def aclose(self) -> None:
         """Listen no more, let running requests end, cut off what is left."""

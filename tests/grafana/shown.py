@@ -27,6 +27,8 @@ NOT_SHOWN = {
     "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
     "warmroute_prefill_leg_seconds_count": _QUANTILES,
     "warmroute_prefill_leg_seconds_sum": _QUANTILES,
+    "warmroute_former_routers": "of a hot restart, which is logged",
+    "warmroute_former_requests": "of a hot restart; they count among their workers' requests",
     "warmroute_session_blocks": "a full table is no trouble; what it forgets is shown",
 }
 
