@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from typing import Any, Literal, Protocol, get_args
@@ -141,10 +142,16 @@ class PolicyGuard:
             None  # of the thread; None: all of a call's time counts
         )
         self.overdue_s = 0.0  # the slowest call since `settle_slow`; 0: none was too slow
+        self._times: array[float] | None = None  # of all calls; None: nobody wants them
+        self._bears_s = slow_s
         self._report = report
         self._clock = clock
         self._slow_s = slow_s
         self.set_policy(policy)
+
+    def measure(self, times: array[float]) -> None:
+        """Append to `times` how long each call of the policy takes; from now on none is slow."""
+        self._times, self._bears_s, self._slow_s = times, self._slow_s, 0.0
 
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by `policy` from now on. Raises PolicyError; the one before stays then."""
@@ -251,11 +258,16 @@ class PolicyGuard:
     def _late(self, took_s: float, used: Use | None) -> None:
         """A call took longer than it may. Where others had the processor meanwhile (preemption, a
         machine that is paused) that is none of its doing; what it waited for by itself is."""
+        if self._times is not None and took_s <= self._bears_s:
+            self._times.append(took_s)
+            return
         if self.use is not None and used is not None:
             now = self.use()
             if now.ru_nvcsw == used.ru_nvcsw:
                 took_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
-        if took_s > self._slow_s:
+        if self._times is not None:
+            self._times.append(took_s)
+        elif took_s > self._slow_s:
             self.overdue_s = max(self.overdue_s, took_s)
 
     def _failed(

@@ -73,6 +73,7 @@ class RequestMetrics(Collector):
     def __init__(self, registry: CollectorRegistry) -> None:
         self.replies: Replies = {}
         self.worker_errors = 0  # replies that failed by a worker's fault
+        self.busy_replies = 0  # of workers that had no room just then
         self.client_errors: Counted[str] = Counted()  # by status
         self.internal_errors = 0
         self._relayed: Counted[str] = Counted({"": 0})  # by why not natively
@@ -127,8 +128,11 @@ class RequestMetrics(Collector):
         if isinstance(error, WorkerError):
             if error.kind == "out_of_files":  # no worker heard of it: only its refusal counts
                 return
-            self.worker_errors += 1
             kind = error.kind
+            if kind == "busy":
+                self.busy_replies += 1
+            else:
+                self.worker_errors += 1
         elif error is not None:
             kind = DEADLINE if error.code == DEADLINE else "client"
         status = "" if outcome.status is None else str(outcome.status)

@@ -16,6 +16,7 @@ from simulator.cli.replay_options import GENERATED, setups_of
 from simulator.cli.usage import UsageError, check_files
 from simulator.live.processes import StartError
 from simulator.replay.observer import Observer
+from simulator.replay.result import WARNING
 from simulator.replay.run import ReplayProgress, replay
 from simulator.replay.setup import Setup
 from simulator.report.board import Board
@@ -65,7 +66,8 @@ def run(options: argparse.Namespace, console: Console) -> bool:
         options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
     console.print(replay_tables(rows, console.width))
     for note in dict.fromkeys(note for one in kept for note in one.notes):
-        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
+        style = "yellow" if note.startswith(WARNING) else "dim"
+        console.print(note, style=style, highlight=False, markup=False, soft_wrap=True)
     if _of_one_recording(setups):
         console.print(ONE_RECORDING, style="dim", highlight=False, soft_wrap=True)
     unserved = most_unserved(rows)

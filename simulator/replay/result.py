@@ -17,6 +17,9 @@ I64 = npt.NDArray[np.int64]
 I32 = npt.NDArray[np.int32]
 
 
+WARNING = "warning: "  # begins a note by which the figures are not to be trusted as they are
+
+
 class Verdict(IntEnum):
     """How a request ended."""
 

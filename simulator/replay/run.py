@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import resource
+import sys
 import time
+from array import array
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from policies.facts import WorkerChange
 from policies.load import LoadedPolicy, PolicyError, load
@@ -20,12 +25,17 @@ from simulator.replay.fleet import FleetBuilder, check_setup, some_fit
 from simulator.replay.observer import Observer, Sampler
 from simulator.replay.relay import Relay
 from simulator.replay.replicas import Replicas
-from simulator.replay.result import ReplayResult, WorkerTotals
+from simulator.replay.result import WARNING, ReplayResult, WorkerTotals
 from simulator.replay.setup import ReplayError, Setup
 from simulator.replay.signals import Feed, Health
 from simulator.replay.station import Station
 from simulator.replay.transfers import Transfers, TransferTotals
 from simulator.traces.open import Chainer, JobStream, open_jobs
+
+# As at a router: what a machine that is busy or paused takes from a call is not the policy's.
+_THREAD_USE = (
+    partial(resource.getrusage, resource.RUSAGE_THREAD) if sys.platform == "linux" else None
+)
 
 
 class ReplayProgress(NamedTuple):
@@ -44,12 +54,14 @@ def replay(
     observers: Sequence[Observer] = (),
     stream: JobStream | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    call_clock: Callable[[], float] = time.perf_counter,
 ) -> ReplayResult:
     """Replay a workload: the real core, policy and scheduler on virtual time.
 
     `stream` replaces `setup.workload` where the jobs are at hand already; it is used up.
     `on_progress` is told every few hundred requests. The result depends on `setup` (and
-    `stream`) alone, but for `wall_s`, which is `clock`'s. Raises ReplayError for a set-up that
+    `stream`) alone, but for `wall_s`, which is `clock`'s, and a note where calls of the policy
+    are slower, by `call_clock`, than a router bears. Raises ReplayError for a set-up that
     cannot run, TraceError for a source that cannot be read.
     """
     began_s = clock()
@@ -57,7 +69,7 @@ def replay(
     policy = _policy(setup.policy)
     if stream is None:
         stream = open_jobs(setup.workload, setup.seed)
-    run = _Run(setup, policy, stream, observers, on_progress)
+    run = _Run(setup, policy, stream, observers, on_progress, call_clock)
     run.go()
     return run.result(clock() - began_s)
 
@@ -72,6 +84,7 @@ class _Run:
         stream: JobStream,
         observers: Sequence[Observer],
         on_progress: Callable[[ReplayProgress], None] | None,
+        call_clock: Callable[[], float],
     ) -> None:
         self._setup, self._policy, self._stream = setup, policy, stream
         self._on_progress = on_progress
@@ -89,7 +102,12 @@ class _Run:
         told = {k: v for k, v in msgspec.structs.asdict(setup.router).items() if v not in unsaid}
         settings = CoreSettings(max_workers=slots, **told)
         self._agenda = Agenda()
-        cores = [RouterCore(policy, settings, setup.seed) for _ in range(setup.world.replicas)]
+        replicas = range(setup.world.replicas)
+        cores = [RouterCore(policy, settings, setup.seed, clock=call_clock) for _ in replicas]
+        self._calls_s, self._slow_s = array("f"), settings.policy_slow_s
+        for core in cores:
+            core.guard.measure(self._calls_s)
+            core.guard.use = _THREAD_USE
         if any(getattr(observer, "reads_details", False) for observer in observers):
             for core in cores:
                 core.chooser.wants_details = lambda arrival: True
@@ -203,7 +221,7 @@ class _Run:
 
     def _notes(self) -> tuple[str, ...]:
         relay, feed = self._relay, self._feed
-        notes = [self._stream.origin]
+        notes = [*_slow(self._policy.name, self._calls_s, self._slow_s), self._stream.origin]
         if relay.serving.transfers is not None:
             notes.append(_moved(relay.serving.transfers.totals, len(relay.book)))
         if relay.ejections:
@@ -215,6 +233,18 @@ class _Run:
             notes.append(f"faults after the last request, left out: {len(left)}")
         notes += list(self._stream.errors)
         return tuple(notes)
+
+
+def _slow(policy: str, calls_s: array[float], most_s: float) -> list[str]:
+    """A warning, where a router would count one call of the policy in a hundred as a fault."""
+    p99_s = float(np.percentile(calls_s, 99)) if calls_s else 0.0
+    if p99_s <= most_s:
+        return []
+    return [
+        f"{WARNING}{policy} is slower than a router bears: p99 of its calls {p99_s * 1e3:.1f} ms "
+        f"on this machine, more than {most_s * 1e3:g} ms each (policy_slow_ms) is a fault; "
+        "a router that counts many lets the fallback decide, and these figures are not what it does"
+    ]
 
 
 def _moved(totals: TransferTotals, requests: int) -> str:

@@ -144,6 +144,39 @@ async def test_the_keyboard_reaches_every_worker_and_opens_one(tmp_path: Path) -
             inert(page, one)
 
 
+async def test_a_full_pool_is_no_error_and_a_dead_worker_has_no_hits(tmp_path: Path) -> None:
+    async with crowd(3) as one:
+        for _ in range(3):
+            for n in range(12):
+                await one.send(f"session-{n % 3}")
+            one.answer()
+            await one.second()
+        core = one.router.dispatcher.core
+        for _ in range(40):
+            core.counters.rejected("hold_timeout")
+        one.state(1, "down")
+        await one.second()
+        frame = (await one.told())["frame"]
+        assert [(share >= 0) for share in frame["workers"]["hits"]] == [True, False, True]
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            sparks = "[...document.querySelectorAll('.spark')].map((one) => one.textContent)"
+            await page.until(f"{sparks}.length === 7", "the curves")
+            told = {}
+            for line in await page.run(sparks):
+                title, _, most = line.partition(" most ")
+                told[title] = most
+            assert "requests refused" in told["Full pool"]
+            assert not told["Full pool"].startswith("0/s")
+            assert told["Errors by blame"].startswith("0/s")
+            await page.run("document.querySelector('#as-table').click()")
+            cells = "[...document.querySelectorAll('#table td[data-is=Hits]')]"
+            hits = await page.run(f"{cells}.map((one) => one.textContent)")
+            assert sorted(said.endswith("%") for said in hits) == [False, True, True]
+            await page.run("document.querySelector('#as-table').click()")
+            await page.picture(tmp_path / "full.png")
+            inert(page, one)
+
+
 async def test_a_trunk_lights_up_its_holders(tmp_path: Path) -> None:
     async with crowd(40, policy="warmset") as one:
         await busy(one, 6, 30)

@@ -63,14 +63,19 @@ async def test_a_second_of_traffic_is_told_as_it_was() -> None:
             one.router.metrics.requests.faulty(status)
         counters = one.router.dispatcher.core.counters
         counters.rejected("model_not_found")
-        counters.rejected("hold_queue_full")
+        for code in ("hold_queue_full", "hold_timeout", "router_full", "displaced"):
+            counters.rejected(code)
+        counters.rejected("no_worker_available")
         one.router.metrics.requests.worker_errors += 2
+        one.router.metrics.requests.busy_replies += 3
         sampler.sample()
         row = dict(zip(COLUMNS, sampler.history.after(1)[0], strict=True))
         second_s = 12 / row["requests_per_s"]
         assert row["client_errors_per_s"] * second_s == pytest.approx(4, rel=1e-3)
         assert row["worker_errors_per_s"] * second_s == pytest.approx(2, rel=1e-3)
         assert row["router_errors_per_s"] * second_s == pytest.approx(2, rel=1e-3)
+        assert row["refused_per_s"] * second_s == pytest.approx(4, rel=1e-3)
+        assert row["busy_per_s"] * second_s == pytest.approx(3, rel=1e-3)
         assert (row["inflight"], row["held"]) == (6, 0)
         busiest = max(one.router.dispatcher.core.columns.requests)
         assert row["imbalance"] == pytest.approx(busiest * 4 / 6, rel=1e-3)

@@ -35,12 +35,14 @@ class RecentHits:
         self._worker_id = np.full(slots, -1, dtype=np.int64)  # whose sums a slot has
         self._hit_tokens = np.zeros(slots)
         self._prompt_tokens = np.zeros(slots)
+        self._silent_s = np.zeros(slots)  # since something was sent there
 
     def look(self, elapsed_s: float) -> None:
         """Take in what was decided since the last look, `elapsed_s` ago."""
         fade = math.exp(-elapsed_s / _FADE_S)
         self._hit_tokens *= fade
         self._prompt_tokens *= fade
+        self._silent_s += elapsed_s
         workers = self._core.workers
         for record in self._decisions.latest(self._decisions.added - self._seen):
             worker, decision = workers.get(record.worker_id), record.decision
@@ -52,12 +54,13 @@ class RecentHits:
                 self._hit_tokens[slot] = self._prompt_tokens[slot] = 0.0
             self._hit_tokens[slot] += decision.hit_tokens
             self._prompt_tokens[slot] += decision.prompt_tokens
+            self._silent_s[slot] = 0.0
         self._seen = self._decisions.added
 
     def shares(self, slots: Ints, worker_ids: Ints) -> Floats:
         """float64[slots]: 0..1 of what was expected to be there; NaN: nothing was sent lately."""
         tokens = np.where(self._worker_id[slots] == worker_ids, self._prompt_tokens[slots], 0.0)
-        known = tokens >= 1.0
+        known = (tokens >= 1.0) & (self._silent_s[slots] <= _FADE_S)
         shares = np.full(len(slots), np.nan)
         np.divide(self._hit_tokens[slots], tokens, out=shares, where=known)
         return shares
@@ -93,6 +96,8 @@ def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) 
     kv = table.kv_reported_tokens[slots]
     used = np.where(np.isfinite(kv), kv, table.context_tokens[slots] + queued)
     share = used / np.maximum(table.kv_capacity_tokens[slots], 1.0)
+    # One that is down has no cache that anybody could hit.
+    gone = np.array([w is not None and w.state == "down" for _, w in fleet], dtype=bool)
     numbers: dict[str, Floats | Ints] = {
         "requests": table.requests[slots],
         "waiting": table.waiting[slots],
@@ -100,7 +105,7 @@ def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) 
         "wait_ms": wait_s * 1e3,
         "context_tokens": table.context_tokens[slots],
         "kv": share * 1e3,
-        "hits": hits.shares(slots, ids) * 1e3,
+        "hits": np.where(gone, np.nan, hits.shares(slots, ids) * 1e3),
     }
     return {
         "states": list(states),

@@ -17,6 +17,7 @@ COLUMNS = (
     *("requests_per_s", "ttft_mean_s", "ttft_p95_s", "hit_share", "expected_hit_share"),
     *("held", "inflight", "imbalance"),
     *("client_errors_per_s", "worker_errors_per_s", "router_errors_per_s"),
+    *("refused_per_s", "busy_per_s"),
 )
 
 
@@ -46,6 +47,8 @@ def _plain(value: float) -> float | None:
 
 # Refusals that tell of a request, and not of the router or its pool.
 CLIENT_CODES = frozenset({"model_not_found", "context_length_exceeded"})
+# Refusals for want of room: the pool is full, and nothing is out of order.
+FULL_CODES = frozenset({"router_full", "hold_queue_full", "hold_timeout", "displaced"})
 
 
 class _Counts(NamedTuple):
@@ -62,6 +65,8 @@ class _Counts(NamedTuple):
     client_errors: int
     worker_errors: int
     router_errors: int
+    refused: int
+    busy: int
 
 
 class Sampler:
@@ -97,12 +102,15 @@ class Sampler:
                 (now.client_errors - before.client_errors) / elapsed_s,
                 (now.worker_errors - before.worker_errors) / elapsed_s,
                 (now.router_errors - before.router_errors) / elapsed_s,
+                (now.refused - before.refused) / elapsed_s,
+                (now.busy - before.busy) / elapsed_s,
             )
         )
 
     def _counts(self) -> _Counts:
         counters, metrics = self._core.counters, self._metrics
         theirs = sum(counters.rejections[code] for code in CLIENT_CODES)
+        refused = sum(counters.rejections[code] for code in FULL_CODES)
         return _Counts(
             self._clock(),
             counters.decisions.total(),
@@ -113,7 +121,9 @@ class Sampler:
             *metrics.ttft.totals(),
             metrics.client_errors.total() + theirs,
             metrics.worker_errors,
-            counters.rejections.total() - theirs + metrics.internal_errors,
+            counters.rejections.total() - theirs - refused + metrics.internal_errors,
+            refused,
+            metrics.busy_replies,
         )
 
     def _imbalance(self) -> float:

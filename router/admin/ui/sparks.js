@@ -26,6 +26,11 @@ const SPARKS = [
       ["router_errors_per_s", "router's"],
     ],
   },
+  {
+    title: "Full pool",
+    show: (v) => measured(v, "/s"),
+    lines: [["refused_per_s", "requests refused"], ["busy_per_s", "workers busy"]],
+  },
 ];
 
 const past = {
