@@ -319,15 +319,15 @@ class RouterCore:
         """A worker joined, changed state or left. What ran on one that is gone is cancelled."""
         self._observe(fact)
         actions: list[Action] = []
+        if fact.state in ("gone", "down") and fact.suspended is None:
+            for pending in self.leftovers.lost(fact.worker_id):
+                self._drop(pending, fact.now_s)
         if fact.state == "gone":  # its slot is about to be reused: nothing may stay charged there
             for charge in self.ledger.on_worker(fact.worker_id):
                 if self.peer_requests.forget(charge.request_id, fact.now_s):
                     continue
                 request_id = request_of(charge.request_id)
                 pending = self._pending[request_id]
-                if self.leftovers.forget(request_id):
-                    self._drop(pending, fact.now_s)
-                    continue
                 if request_id != charge.request_id:
                     self._release_beside(pending, fact.now_s, None)
                 else:

@@ -40,12 +40,18 @@ class Leftovers:
         self._kept[arrival.request_id] = now_s + min(left_s, _LONGEST_S), pending
         return True
 
-    def forget(self, request_id: int) -> bool:
-        """Its worker is gone; whether it was kept here."""
-        return self._kept.pop(request_id, None) is not None
+    def lost(self, worker_id: int) -> list[Pending]:
+        """Those of a worker that is gone, or down, perhaps with all that it computed; the charges
+        of these, and of others that are over, are the caller's to release.
+        """
+        if not self._kept:
+            return []
+        charged = self._ledger.on_worker(worker_id)
+        kept = [one.request_id for one in charged if one.request_id in self._kept]
+        return [self._kept.pop(number)[1] for number in kept]
 
     def over(self, now_s: float) -> list[Pending]:
-        """Those that should be over by now; their charges are the caller's to release."""
+        """Those that should be over by now."""
         due = [number for number, (until_s, _) in self._kept.items() if until_s <= now_s]
         return [self._kept.pop(number)[1] for number in due]
 

@@ -145,10 +145,11 @@ def test_held_requests_are_asked_when_it_is_over() -> None:
     assert [a.request_id for a in actions if isinstance(a, Dispatch)] == [waiting.request_id]
 
 
-def test_a_worker_that_goes_takes_it_along() -> None:
+@pytest.mark.parametrize("state", ["gone", "down"])
+def test_a_worker_that_goes_takes_it_along(state: str) -> None:
     world = world_of()
     leave(world, sent(world, max_output_tokens=1_000), 0.1)
-    actions = world.core.on_worker(WorkerChange(0.2, 0, "gone"))
+    actions = world.core.on_worker(WorkerChange(0.2, 0, state))  # type: ignore[arg-type]
     assert not [action for action in actions if isinstance(action, Cancel)], "nobody waits for it"
     assert_empty(world)
 
@@ -171,7 +172,7 @@ def test_others_are_sent_elsewhere_meanwhile() -> None:
     assert dispatch.worker_id == 1 - at
 
 
-STEPS = ("ask", "first", "progress", "finish", "leave", "runs on", "report", "tick", "gone")
+STEPS = ("ask", "first", "progress", "finish", "leave", "runs on", "report", "tick", "gone", "down")
 
 
 @patient
@@ -200,6 +201,9 @@ def test_whatever_happens_each_charge_is_released_once(steps: list[tuple[str, in
             report(world, which, world.now_s, worker_id=which % 2)
         elif what == "tick":
             core.on_tick(Tick(world.now_s))
+        elif what == "down" and core.workers.get(which) is not None:
+            core.on_worker(WorkerChange(world.now_s, which, "down"))
+            core.on_worker(WorkerChange(world.now_s, which, "ready"))
         elif what == "gone" and len(core.workers) > 1 and core.workers.get(which) is not None:
             for action in core.on_worker(WorkerChange(world.now_s, which, "gone")):
                 assert isinstance(action, Cancel)
