@@ -101,7 +101,7 @@ class FleetManager:
         of_it = [m for m in self.at_url(spec.url) if m.named is named and not m.parting]
         for member in of_it:
             if member.leaving and member.spec.rank in removed:
-                self.take_back(member, by)
+                self.take_back(member, by, undrain=True)
         if staying.recognized is not None:  # those that are gone already
             self._fits(staying, staying.recognized.ranks)
         new = (m for m in self.members.values() if m.named is named and m.spec.rank in removed)
@@ -116,7 +116,7 @@ class FleetManager:
                 member.respec(spec)
             else:
                 self._follow_anew(member, spec)
-            self.take_back(member, by)
+            self.take_back(member, by, undrain=named.by_hand)
 
     def _follow_anew(self, member: Member, spec: WorkerSpec) -> None:
         """Recognize it by other options; what runs there goes on, and stays charged to it."""
@@ -180,12 +180,14 @@ class FleetManager:
             member.leave = replace(leave, may_return=False)
         member.drain(f"{by}, to be removed when idle")
 
-    def take_back(self, member: Member, by: str) -> None:
-        """It was on its way out, and is named again: requests as before."""
+    def take_back(self, member: Member, by: str, undrain: bool = False) -> None:
+        """It was on its way out, and is named again: requests as before; `undrain`: although it
+        was drained before that.
+        """
         leave, member.leave = member.leave, None
         if leave is None:
             return
-        if member.named.by_hand or not (leave.drained or member.turning is not None):
+        if undrain or not (leave.drained or member.turning is not None):
             member.undrain(f"{by}, which names it again")
         elif member.turning is not None:
             member.turning.drained = leave.drained
@@ -219,7 +221,7 @@ class FleetManager:
             elif not fits:
                 self.drop(member, _RANKS)
             for rank in missing:
-                self._add(spec_of(named, rank), named, _RANKS)
+                self._add_rank(named, rank)
         except (TableFullError, DuplicateWorkerError, WorkerSpecError) as error:
             trouble = str(error)
         else:
@@ -231,6 +233,17 @@ class FleetManager:
         has = {m.spec.rank for m in self.members.values() if m.named is named and not m.leaving}
         named.refused_ranks = max(len(ranks) - len(has | named.without), 0) if trouble else 0
         return fits
+
+    def _add_rank(self, named: NamedWorker, rank: int | None) -> None:
+        """Follow a rank that an engine has now; where its worker has not gone yet, by that one.
+
+        Raises what `_add` raises, and WorkerSpecError.
+        """
+        for member in self.at_url(named.spec.url):
+            if member.named is named and member.spec.rank == rank and not member.parting:
+                self.take_back(member, _RANKS)
+                return
+        self._add(spec_of(named, rank), named, _RANKS)
 
     async def remove(self, member: Member, how: str) -> None:
         """Remove it now: what runs there is cut off and retried elsewhere where possible.

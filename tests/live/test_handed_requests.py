@@ -3,166 +3,232 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 import pytest
+from aiohttp import web
 
-from simulator.live.processes import Program
-from tests.live.stack import MODEL, Stack, until
-from tests.live.test_hot_restart import Routers, stage
+from simulator.live.processes import Program, Programs
+from tests.live.light_engine import LightEngine
+from tests.live.stack import MODEL, Stack, engine_arguments, until
+from tests.live.test_hot_restart import Routers
 
 SHUTDOWN_S = 0.3
 FLAGS = ("--timeouts-shutdown-s", str(SHUTDOWN_S))
 STREAMS = 5
-TOKENS = 800  # about 8 s at speed 1
-KINDS = ("vllm", "openai")  # which reports its load, and which does not
+TOKENS = 2_000  # of a real engine: about 20 s
 
 
-async def stream(stack: Stack, number: int, tokens: int = TOKENS) -> float:
+class PatientEngine(LightEngine):
+    """One whose streams go on until they are told to end, and that says nothing of its load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.end = asyncio.Event()
+
+    async def _complete(self, request: web.Request) -> web.StreamResponse:  # type: ignore[override]
+        body = await request.json()
+        if not body.get("stream"):
+            return await super()._complete(request)
+        reply = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await reply.prepare(request)
+        while not self.end.is_set():
+            await reply.write(_event("a ", None))
+            await asyncio.sleep(0.05)
+        await reply.write(_event("", "stop") + b"data: [DONE]\n\n")
+        return reply
+
+
+def _event(text: str, reason: str | None) -> bytes:
+    choice = {"index": 0, "text": text, "finish_reason": reason}
+    return f"data: {json.dumps({'id': 'x', 'choices': [choice]})}\n\n".encode()
+
+
+class Ground:
+    """Engines, and routers that follow each other. Lifetime: test."""
+
+    def __init__(self, routers: Routers, http: aiohttp.ClientSession) -> None:
+        self.routers = routers
+        self.http = http
+        self.engines = [PatientEngine(), PatientEngine()]
+
+    def stack(self, router: Program) -> Stack:
+        return Stack(self.routers.programs, router, [], self.http)
+
+    async def start(self, name: str, *flags: str) -> Stack:
+        """The next router, which knows the engines."""
+        workers = [part for one in self.engines for part in ("--worker", f"{one.url},kind=openai")]
+        stack = self.stack(await self.routers.start(name, *workers, *FLAGS, *flags))
+        for worker_id in range(len(self.engines)):
+            await stack.until_state(worker_id, "ready")
+        return stack
+
+    def end_streams(self) -> None:
+        for engine in self.engines:
+            engine.end.set()
+
+
+@asynccontextmanager
+async def ground(folder: Path) -> AsyncIterator[Ground]:
+    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
+        one = Ground(Routers(programs, folder, []), http)
+        for engine in one.engines:
+            await engine.start()
+        try:
+            yield one
+        finally:
+            one.end_streams()
+            for engine in one.engines:
+                await engine.stop()
+
+
+async def stream(stack: Stack, number: int, **fields: Any) -> float:
     """Seconds that an answer took which came whole; below 0: it was cut."""
     began_s = time.monotonic()
-    body = {"model": MODEL, "prompt": [number] * 40, "max_tokens": tokens, "stream": True}
-    async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
-        data = await reply.read()
-    whole = data.endswith(b"data: [DONE]\n\n") and data.count(b"data: ") >= tokens
-    return time.monotonic() - began_s if whole else -1.0
-
-
-async def started(routers: Routers, name: str, kind: str, *flags: str) -> Program:
-    """A router whose workers are all of this kind."""
-    workers = [part for one in routers.workers for part in ("--worker", f"{one.url},kind={kind}")]
-    kept, routers.workers = routers.workers, []
+    body = {"model": MODEL, "prompt": [number] * 40, "stream": True} | fields
     try:
-        return await routers.start(name, *workers, *FLAGS, *flags)
-    finally:
-        routers.workers = kept
+        async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
+            data = await reply.read()
+    except (aiohttp.ClientError, OSError):
+        return -1.0
+    return time.monotonic() - began_s if data.endswith(b"data: [DONE]\n\n") else -1.0
 
 
-def stack_of(routers: Routers, router: Program, http: object) -> Stack:
-    return Stack(routers.programs, router, routers.workers, http)  # type: ignore[arg-type]
+Streams = list[asyncio.Task[float]]
 
 
-async def charged(stack: Stack) -> int:
-    return sum(row.get("inflight_requests", 0) for row in await stack.rows())
+async def streams_at(stack: Stack, numbers: Sequence[int], charged: int, **fields: Any) -> Streams:
+    """Streams that run; `charged`: requests at workers then."""
+    tasks = [asyncio.create_task(stream(stack, number, **fields)) for number in numbers]
+    await until_charged(stack, charged)
+    return tasks
 
 
 async def until_charged(stack: Stack, count: int) -> None:
     async def reached() -> bool:
-        return await charged(stack) == count
+        return sum(row.get("inflight_requests", 0) for row in await stack.rows()) == count
 
-    await until(reached, f"{count} requests at workers")
-
-
-def streams_of(stack: Stack, numbers: Sequence[int]) -> list[asyncio.Task[float]]:
-    return [asyncio.create_task(stream(stack, number)) for number in numbers]
+    await until(reached, f"{count} requests at workers", 60)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-async def test_streams_run_on_and_are_charged_at_the_new_router(tmp_path: Path, kind: str) -> None:
-    async with stage(tmp_path, speed=1) as (routers, http):
-        before = stack_of(routers, await started(routers, "before", kind), http)
-        await before.until_state(0, "ready")
-        await before.until_state(1, "ready")
-        streams = streams_of(before, range(STREAMS))
-        await until_charged(before, STREAMS)
-        rows = {row["url"]: row["inflight_requests"] for row in await before.rows()}
-        after = stack_of(routers, await started(routers, "after", kind), http)
-        at_once = {row["url"]: row["inflight_requests"] for row in await after.rows()}
-        assert at_once == rows, "all is known as soon as it serves"
+async def requests_by_url(stack: Stack) -> dict[str, int]:
+    return {row["url"]: row["inflight_requests"] for row in await stack.rows()}
+
+
+async def ends(stack: Stack) -> None:
+    """The router ends by itself."""
+    assert await asyncio.wait_for(stack.router.process.wait(), 40) == 0
+
+
+async def test_streams_run_on_and_are_charged_at_the_new_router(tmp_path: Path) -> None:
+    async with ground(tmp_path) as one:
+        before = await one.start("before")
+        streams = await streams_at(before, range(STREAMS), STREAMS)
+        rows = await requests_by_url(before)
+        after = await one.start("after")
+        assert await requests_by_url(after) == rows, "all is known as soon as it serves"
         assert await after.metric("warmroute_former_requests") == STREAMS
         assert await after.metric("warmroute_former_routers") == 1
-        if kind == "vllm":  # what is charged is not taken for others' load, too
-
-            async def reported() -> bool:
-                return all((row["load_age_s"] or 0) < 1 for row in await after.rows())
-
-            await until(reported, "load reports")
-            assert await after.metric("warmroute_worker_foreign_requests") == 0
-        assert not any(one.done() for one in streams)
-        seconds = await asyncio.gather(*streams)
-        assert min(seconds) > 10 * SHUTDOWN_S
+        own = await streams_at(after, [77], STREAMS + 1)
+        await asyncio.sleep(10 * SHUTDOWN_S)  # what is asserted is that nothing happens meanwhile
+        assert not any(task.done() for task in (*streams, *own))
+        one.end_streams()
+        assert min(await asyncio.gather(*streams)) > 10 * SHUTDOWN_S
+        await asyncio.gather(*own)
         await until_charged(after, 0)
-        assert await asyncio.wait_for(before.router.process.wait(), 20) == 0
+        await ends(before)
         assert await after.metric("warmroute_former_routers") == 0
         assert (await after.complete([1, 2]))[0] == 200
         await after.assert_idle()
 
 
-async def test_a_stop_of_the_router_before_gives_its_streams_shutdown_s(tmp_path: Path) -> None:
-    async with stage(tmp_path, speed=1) as (routers, http):
-        before = stack_of(routers, await started(routers, "before", "openai"), http)
+async def test_what_workers_report_is_not_counted_twice(tmp_path: Path) -> None:
+    async with Programs(tmp_path) as programs, aiohttp.ClientSession() as http:
+        workers = [await programs.start("w", "engine", engine_arguments(speed=1))]
+        routers = Routers(programs, tmp_path, workers)
+        before = Stack(programs, await routers.start("before", *FLAGS), workers, http)
         await before.until_state(0, "ready")
-        streams = streams_of(before, range(STREAMS))
-        await until_charged(before, STREAMS)
-        after = stack_of(routers, await started(routers, "after", "openai"), http)
+        streams = await streams_at(before, range(STREAMS), STREAMS, max_tokens=TOKENS)
+        after = Stack(programs, await routers.start("after", *FLAGS), workers, http)
+        for _ in range(20):
+            row = await after.row(0)
+            foreign = await after.metric("warmroute_worker_foreign_requests")
+            assert (row["inflight_requests"], foreign) == (STREAMS, 0)
+            await asyncio.sleep(0.05)
+        assert min(await asyncio.gather(*streams)) > 10 * SHUTDOWN_S
+        await until_charged(after, 0)
+        await ends(before)
+        await after.assert_idle()
+
+
+async def test_a_stop_of_the_router_before_gives_its_streams_shutdown_s(tmp_path: Path) -> None:
+    async with ground(tmp_path) as one:
+        before = await one.start("before")
+        streams = await streams_at(before, range(STREAMS), STREAMS)
+        after = await one.start("after")
         await until_charged(after, STREAMS)
         before.router.process.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(before.router.process.wait(), 20) == 0
+        await ends(before)
         await until_charged(after, 0)
-        await asyncio.gather(*streams, return_exceptions=True)
+        assert set(await asyncio.gather(*streams)) == {-1.0}
         await after.assert_idle()
 
 
 async def test_what_handover_s_allows_is_all_that_streams_get(tmp_path: Path) -> None:
-    async with stage(tmp_path, speed=1) as (routers, http):
+    async with ground(tmp_path) as one:
         flags = ("--timeouts-handover-s", "0.5")
-        before = stack_of(routers, await started(routers, "before", "openai", *flags), http)
-        await before.until_state(0, "ready")
-        streams = streams_of(before, range(STREAMS))
-        await until_charged(before, STREAMS)
-        after = stack_of(routers, await started(routers, "after", "openai", *flags), http)
-        assert await asyncio.wait_for(before.router.process.wait(), 20) == 0
+        before = await one.start("before", *flags)
+        streams = await streams_at(before, range(STREAMS), STREAMS)
+        after = await one.start("after", *flags)
+        await ends(before)
         assert "timeouts.handover_s is over with 5 connections" in before.router.log.read_text()
         await until_charged(after, 0)
-        await asyncio.gather(*streams, return_exceptions=True)
-        await after.assert_idle()
+        assert set(await asyncio.gather(*streams)) == {-1.0}
 
 
 async def test_a_router_before_that_is_killed_takes_its_charges_along(tmp_path: Path) -> None:
-    async with stage(tmp_path, speed=1) as (routers, http):
-        before = stack_of(routers, await started(routers, "before", "openai"), http)
-        await before.until_state(0, "ready")
-        streams = streams_of(before, range(STREAMS))
-        await until_charged(before, STREAMS)
-        after = stack_of(routers, await started(routers, "after", "openai"), http)
+    async with ground(tmp_path) as one:
+        before = await one.start("before")
+        streams = await streams_at(before, range(STREAMS), STREAMS)
+        after = await one.start("after")
         await until_charged(after, STREAMS)
         before.router.process.kill()
         await before.router.process.wait()
         await until_charged(after, 0)
-        await asyncio.gather(*streams, return_exceptions=True)
+        assert set(await asyncio.gather(*streams)) == {-1.0}
         await after.assert_idle()
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("killed", [False, True])
 async def test_the_third_router_charges_what_both_before_it_have(
-    tmp_path: Path, kind: str, killed: bool
+    tmp_path: Path, killed: bool
 ) -> None:
     """Also if the second one dies at once: the third hears the first by itself."""
-    async with stage(tmp_path, speed=1) as (routers, http):
-        first = stack_of(routers, await started(routers, "first", kind), http)
-        await first.until_state(0, "ready")
-        streams = streams_of(first, range(STREAMS))
-        await until_charged(first, STREAMS)
-        second = stack_of(routers, await started(routers, "second", kind), http)
-        more = streams_of(second, range(10, 10 + STREAMS))
-        await until_charged(second, 2 * STREAMS)
-        third = stack_of(routers, await started(routers, "third", kind), http)
+    async with ground(tmp_path) as one:
+        first = await one.start("first")
+        streams = await streams_at(first, range(STREAMS), STREAMS)
+        second = await one.start("second")
+        more = await streams_at(second, range(10, 10 + STREAMS), 2 * STREAMS)
+        third = await one.start("third")
         await until_charged(third, 2 * STREAMS)
         assert await third.metric("warmroute_former_routers") == 2
-        left = STREAMS
         if killed:
             second.router.process.kill()
-            await until_charged(third, left)
-            await asyncio.gather(*more, return_exceptions=True)
-        assert min(await asyncio.gather(*streams)) > 10 * SHUTDOWN_S
+            await until_charged(third, STREAMS)
+            assert set(await asyncio.gather(*more)) == {-1.0}
+        one.end_streams()
+        assert min(await asyncio.gather(*streams)) > 0
         if not killed:
-            assert min(await asyncio.gather(*more)) > 10 * SHUTDOWN_S
-            assert await asyncio.wait_for(second.router.process.wait(), 20) == 0
-        assert await asyncio.wait_for(first.router.process.wait(), 20) == 0
+            assert min(await asyncio.gather(*more)) > 0
+            await ends(second)
+        await ends(first)
         await until_charged(third, 0)
         assert await third.metric("warmroute_former_routers") == 0
         await third.assert_idle()
@@ -171,19 +237,18 @@ async def test_the_third_router_charges_what_both_before_it_have(
 async def test_a_follower_that_fails_to_start_leaves_the_router_and_its_streams(
     tmp_path: Path,
 ) -> None:
-    async with stage(tmp_path, speed=1) as (routers, http):
-        before = stack_of(routers, await started(routers, "before", "openai"), http)
-        await before.until_state(0, "ready")
-        streams = streams_of(before, range(STREAMS))
-        await until_charged(before, STREAMS)
+    async with ground(tmp_path) as one:
+        before = await one.start("before")
+        streams = await streams_at(before, range(STREAMS), STREAMS)
         taken = await asyncio.start_server(lambda reader, writer: None, "127.0.0.1", 0)
         port = str(taken.sockets[0].getsockname()[1])
-        flags = ("--port", port, *FLAGS)
         with pytest.raises(RuntimeError, match=r"cannot listen on 127\.0\.0\.1"):
-            await routers.start("broken", *flags)
+            await one.routers.start("broken", "--port", port, *FLAGS)
         taken.close()
         assert (await before.complete([1, 2]))[0] == 200
-        after = stack_of(routers, await started(routers, "after", "openai"), http)
+        after = await one.start("after")
         await until_charged(after, STREAMS)
-        assert min(await asyncio.gather(*streams)) > 10 * SHUTDOWN_S
+        one.end_streams()
+        assert min(await asyncio.gather(*streams)) > 0
         await until_charged(after, 0)
+        await ends(before)

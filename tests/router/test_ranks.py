@@ -246,6 +246,22 @@ async def test_ranks_that_leave_by_hand_come_back_as_they_were() -> None:
                 fleet.add(parse_worker_spec(other), by_hand=True)
 
 
+async def test_a_rank_that_an_engine_has_again_is_the_worker_that_has_not_gone_yet() -> None:
+    async with ranked_engine(2) as engine, front() as one:
+        fleet = one.router.fleet
+        member = fleet.add(parse_worker_spec(engine.url))
+        await one.until_ready(f"{engine.url}#0", f"{engine.url}#1")
+        other = next(m for m in one.members if m is not member)
+        assert fleet._fits(member, (0, 1, 2))  # one that never gets to be asked
+        third = one.members[-1]
+        assert fleet._fits(member, (0, 1))
+        assert not fleet._fits(third, (0, 1))
+        assert third.leaving
+        assert fleet._fits(member, (0, 1, 2))
+        assert one.members == [member, other, third]
+        assert not third.draining
+
+
 async def test_ranks_for_which_there_is_no_slot_are_told_of(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -29,7 +29,7 @@ const SPARKS = [
   {
     title: "Full pool",
     show: (v) => measured(v, "/s"),
-    lines: [["refused_per_s", "requests refused"], ["busy_per_s", "workers busy"]],
+    lines: [["refused_per_s", "refused"], ["busy_per_s", "workers busy"]],
   },
 ];
 

@@ -1,0 +1,44 @@
+"""A gRPC server that was to wait long for its calls ends them sooner when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from router.config.schema import Config
+from router.server.grpc_listener import GrpcListener, Place
+
+METHOD = "/test/Wait"
+
+
+async def test_a_long_time_is_cut_short_by_a_stop() -> None:
+    begun = asyncio.Event()
+
+    async def wait(message: bytes, context: Any) -> bytes:
+        begun.set()
+        await asyncio.Event().wait()
+        return b""
+
+    handler = grpc.unary_unary_rpc_method_handler(wait)
+    listener = GrpcListener(lambda method: handler if method == METHOD else None, lambda _: True)
+    at = await listener.listen(Place("127.0.0.1", 0), Config())
+    async with grpc.aio.insecure_channel(at) as channel:
+        call = channel.unary_unary(METHOD)(b"")
+        asking = asyncio.ensure_future(_code(call))
+        await asyncio.wait_for(begun.wait(), 30)
+        listener.accept_no_more(3_600.0)
+        left = asyncio.ensure_future(listener.left())
+        done, _ = await asyncio.wait([left, asking], timeout=0.3)
+        assert not done, "it has its hour"
+        await asyncio.wait_for(listener.aclose(0.1), 30)
+        await asyncio.wait_for(left, 30)
+        assert await asking in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
+
+
+async def _code(call: Any) -> grpc.StatusCode:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call
+    return caught.value.code()
