@@ -6,6 +6,7 @@ carries out what is asked, and asks for a snapshot while one is wanted:
 - *exact*: all before `next_seq` was seen, and nothing that is known to exist lies behind it.
 - *asked* (`resyncing`), on a gap: the missed batches are asked for again, later ones wait. A
   replay that brought some of them is followed by another one; else a snapshot is wanted.
+- *half told*, while a replay goes on beyond all that was heard of: more may follow until it ends.
 - *lower bound*, when the answers ended and the gap did not: all that was known is dropped and
   rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
 - *turned over*, when as many blocks were stored since as it holds: known, not exact.
@@ -302,6 +303,11 @@ class KvState:
         self._overflowed = False  # it holds more than we may keep of one worker
         self.unheard = False  # what a peer reads for us does not reach us; set from outside
         self.next_seq = 0  # number of the batch that continues what was applied
+        # Blocks that it held as of the latest replay, snapshot or copy told to its end, with those
+        # that were stored while nobody followed it. 0: nothing was told but live.
+        self.told_blocks = 0
+        self._replayed = False  # some came by the replay that is being told
+        self._beyond = False  # a replay brought more than was heard of, and has not ended
         self._progressed = False  # the replay brought something new
         self._skipped_facts = 0
         self._useless = False  # as was found
@@ -321,7 +327,8 @@ class KvState:
     def known(self) -> bool:
         """Whether the index tells all that this worker holds; else it tells a lower bound."""
         known = self._exact or self._turnover.over
-        return known and not (self._lacking or self.resyncing or self.unheard)
+        incomplete = self._lacking or self._half_told or self.resyncing or self.unheard
+        return known and not incomplete
 
     @property
     def exact(self) -> bool:
@@ -343,6 +350,13 @@ class KvState:
         return bool(self._backlog) or self.next_seq <= self._publisher.last_seq
 
     @property
+    def _half_told(self) -> bool:
+        """Whether a replay that has not ended, or broke off, brought what was applied last: it may
+        have more, which no live batch has shown.
+        """
+        return self._beyond and self._publisher.live_seq < self.next_seq - 1
+
+    @property
     def counters(self) -> KvCounters:
         """What happened until now."""
         return self._counters.with_blocks(self.blocks, self._skipped_facts)
@@ -362,7 +376,7 @@ class KvState:
     @property
     def settled(self) -> bool:
         """Nothing is asked for, waits or is in doubt: the batch `next_seq` is the next one."""
-        return not (self._lacking or self.resyncing or self._doubtful)
+        return not (self._lacking or self._half_told or self.resyncing or self._doubtful)
 
     @property
     def current(self) -> bool:
@@ -439,6 +453,8 @@ class KvState:
         anew = self._publisher.began_anew(batch, kept)
         if anew:
             self._restart(batch)
+        self._replayed |= batch.source == "replay"
+        is_beyond = batch.source == "replay" and batch.seq > self._publisher.last_seq
         self._publisher.heard(batch)
         if batch.seq < self.next_seq or kept:
             self._counters.duplicates += 1
@@ -446,6 +462,7 @@ class KvState:
             return None
         if batch.seq == self.next_seq and not self._doubtful:
             self._progressed |= batch.source == "replay"
+            self._beyond |= is_beyond
             self._apply(batch)
             self._catch_up()
             return None
@@ -466,6 +483,7 @@ class KvState:
         if began_anew:
             self._restart()
             return self._ask()
+        self._beyond &= not answered
         if self._doubtful:  # nobody has the batch that would prove it
             self._disown()
             if answered:
@@ -483,6 +501,8 @@ class KvState:
             self._catch_up()
             if answered and self._backlog:  # the next hole may be a better one
                 return self._ask()
+        if answered and self._replayed:
+            self._replayed, self.told_blocks = False, len(self.blocks)
         return None
 
     def close(self) -> None:
@@ -539,6 +559,7 @@ class KvState:
         self._exact = saved.exact
         self._doubtful = self.resyncing = True
         self._turnover.begin(self.blocks.stored_blocks, saved.turned_over)
+        self.told_blocks = len(self.blocks)
         return True
 
     def goes_on_from(self, next_seq: int, digest: int) -> bool:
@@ -565,7 +586,9 @@ class KvState:
         self.next_seq, self._exact = copy.next_seq, copy.exact
         self._turnover.begin(self.blocks.stored_blocks, copy.turned_over)
         self._doubtful = self._overflowed = self.resyncing = self._progressed = self.unheard = False
+        self._beyond = False
         self._catch_up()
+        self.told_blocks = len(self.blocks)
         return self._ask() if self._lacking else None
 
     def _believe(self, batch: KvEvents) -> None:
@@ -605,7 +628,7 @@ class KvState:
             return self._ask() if self._lacking else None
         if self._doubtful:
             self._publisher.disown()
-        self._doubtful = self._progressed = self.unheard = False
+        self._doubtful = self._progressed = self._beyond = self.unheard = False
         self._publisher.heard(batch)
         self._forget()
         self.next_seq = batch.seq + 1
@@ -614,6 +637,7 @@ class KvState:
         self._backlog.drop_before(self.next_seq)
         self.resyncing = False
         self._catch_up()
+        self.told_blocks = len(self.blocks)
         return self._ask() if self._lacking else None  # what came between is in a replay
 
     def _catch_up(self) -> None:
@@ -662,9 +686,11 @@ class KvState:
         self._learned = LearnedCapacity()
         self.unheard = False
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self._beyond = self._replayed = False
         self._emptied = None
         self.next_seq = 0
 
     def _forget(self) -> None:
         self.blocks.clear()
+        self.told_blocks = 0
         self._turnover.begin(self.blocks.stored_blocks)

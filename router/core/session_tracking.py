@@ -155,7 +155,8 @@ class SessionTracking:
     ) -> None:
         self._columns, self._settings, self._ledger = columns, settings, ledger
         self._workers = workers
-        self._looked_at: set[int] = set()  # workers whose caches were searched for unowned blocks
+        # Workers whose caches were searched for unowned blocks, and whether all of each was known.
+        self._looked_at: dict[int, bool] = {}
         self.sessions: Sessions | None = None
         self.follow(policy, ())
 
@@ -205,9 +206,7 @@ class SessionTracking:
         if self.sessions is None:
             return float("nan")
         sets = self.sessions.sets
-        # Rounding may leave a sum a hair below nothing until it is made anew.
-        known = float(sets.private_tokens[slot] + sets.trunk_tokens[slot])
-        return max(known, 0.0) + float(self.sessions.unowned.wanted_tokens[slot])
+        return sets.tokens_at(slot) + float(self.sessions.unowned.wanted_tokens[slot])
 
     def dispatched(self, pending: Pending, slot: int) -> None:
         """It was sent to the worker in `slot`."""
@@ -248,7 +247,7 @@ class SessionTracking:
         """A worker's cache is gone."""
         if self.sessions is not None and worker is not None:
             self.sessions.worker_lost(worker.slot)
-            self._looked_at.discard(worker.worker_id)
+            self._looked_at.pop(worker.worker_id, None)
 
     def tick(self, now_s: float) -> None:
         """Time passed."""
@@ -257,17 +256,25 @@ class SessionTracking:
             self.sessions.refresh(now_s)
 
     def _look_for_unowned(self, sessions: Sessions, now_s: float) -> None:
-        """Where a cache has become known since it was last empty, or since they are followed."""
-        if len(self._looked_at) == len(self._workers):
+        """Once for each cache since it was last empty, or since sessions are followed: when it is
+        known, or a replay, snapshot or copy of a part was told to its end. Of a part, once more
+        when all is known.
+        """
+        if len(self._looked_at) == len(self._workers) and all(self._looked_at.values()):
             return
-        self._looked_at.intersection_update(worker.worker_id for worker in self._workers)
+        for worker_id in [one for one in self._looked_at if self._workers.get(one) is None]:
+            del self._looked_at[worker_id]
         for worker in self._workers:
-            if worker.kv.known and worker.worker_id not in self._looked_at:
-                self._looked_at.add(worker.worker_id)
-                if not worker.kv.exact:  # known by turnover: all of it was stored before our eyes
-                    continue
-                held = worker.kv.resident_blocks * worker.facts.block_size
-                sessions.unowned.found(worker.slot, held - self.wanted_tokens(worker.slot), now_s)
+            kv, of_all = worker.kv, self._looked_at.get(worker.worker_id)
+            is_told = of_all is None and kv.settled and kv.told_blocks > 0
+            if of_all or not (kv.known or is_told):
+                continue
+            self._looked_at[worker.worker_id] = kv.known
+            # Of one that is not exact, the rest was stored before our eyes.
+            blocks = kv.resident_blocks if kv.exact else kv.told_blocks
+            if kv.exact or is_told:
+                held, own = blocks * worker.facts.block_size, sessions.sets.tokens_at(worker.slot)
+                sessions.unowned.found(worker.slot, held - own, now_s)
 
 
 def _prompt(arrival: Arrival) -> tuple[Hashes, int]:

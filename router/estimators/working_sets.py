@@ -70,6 +70,11 @@ class WorkingSets:
         for trunk in [trunk for trunk, sessions in self._at.items() if slot in sessions]:
             self._forget(trunk, slot)
 
+    def tokens_at(self, slot: int) -> float:
+        """Tokens that sessions at home on a worker want, private ones and each trunk once."""
+        # Rounding may leave a sum a hair below nothing until it is made anew.
+        return max(float(self.private_tokens[slot] + self.trunk_tokens[slot]), 0.0)
+
     def sessions_with(self, trunk: int, slot: int) -> int:
         """How many sessions with this trunk are at home on a worker."""
         return self._at[trunk].get(slot, 0) if trunk in self._at else 0

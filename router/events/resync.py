@@ -34,13 +34,14 @@ from router.events.zmq_sockets import opened
 log = logging.getLogger(__name__)
 
 _REPLAY_BATCHES = 20_000  # that may wait for us: twice what vLLM keeps
-_REPLAY_MAX_S = 30.0  # for a whole replay, however long its batches keep coming
+_REPLAY_MAX_S = 30.0  # for a replay to bring a later batch, however many come again
 
 
 @dataclass(slots=True)
 class Replayed:
     """A replay that was answered. Lifetime: answer."""
 
+    later_s: float  # when it was asked for, or brought a later batch than all before
     first_seq: int | None = None  # of its batches
     last_seq: int = -1
     leaps: bool = False  # batches are missing in it that it lacked when asked for them alone
@@ -93,12 +94,11 @@ class Publisher:
         """Tell the batches it kept, from `from_seq` on; None where it does not answer."""
         if self._source.replay is None:
             return None
-        replayed = Replayed()
+        replayed = Replayed(self._context.clock())
         try:
-            async with asyncio.timeout(_REPLAY_MAX_S):
-                again: int | None = from_seq
-                while again is not None:
-                    again = await self._read_replay(self._source.replay, again, replayed)
+            again: int | None = from_seq
+            while again is not None:
+                again = await self._read_replay(self._source.replay, again, replayed)
         except (TimeoutError, WireError, zmq.ZMQError) as error:
             if isinstance(error, WireError):
                 self._delivery.malformed(error)
@@ -115,19 +115,23 @@ class Publisher:
         A publisher that replays faster than we read drops what its socket has no room for (vLLM
         before 0.33), the end mark too: what is left is asked for as long as some of it comes. One
         that lacks batches for good (TensorRT-LLM, whose own queue was full) is not asked for each.
-        Raises TimeoutError, WireError or zmq.ZMQError.
+        Raises WireError, zmq.ZMQError, or TimeoutError, also where only the same comes again.
         """
-        pause = LoopYield(self._context.clock)
+        clock = self._context.clock
+        pause = LoopYield(clock)
         next_seq = None
         with opened(self._context, zmq.DEALER, _REPLAY_BATCHES) as dealer:
             dealer.connect(endpoint)
             await dealer.send_multipart(replay_request(from_seq))
             while True:
+                left_s = replayed.later_s + _REPLAY_MAX_S - clock()
+                if left_s <= 0.0:  # what waits here already would go on for ever
+                    raise TimeoutError
                 try:
-                    async with asyncio.timeout(self._context.timeout_s):
+                    async with asyncio.timeout(min(self._context.timeout_s, left_s)):
                         frames = await dealer.recv_multipart()
                 except TimeoutError:
-                    if next_seq is None:
+                    if next_seq is None or left_s < self._context.timeout_s:
                         raise
                     return next_seq
                 await pause.over()
@@ -140,7 +144,8 @@ class Publisher:
                     return next_seq
                 if replayed.first_seq is None:
                     replayed.first_seq = live.seq
-                replayed.last_seq = live.seq
+                if live.seq > replayed.last_seq:
+                    replayed.last_seq, replayed.later_s = live.seq, clock()
                 await self._delivery.batch(live.seq, live.payload, "replay")
                 next_seq = live.seq + 1
 
@@ -201,8 +206,9 @@ class Resync:
         self._wants_snapshot = wants_snapshot
         self._borrowed = borrowed
         self._pause = pause
-        self._asked = asyncio.Event()  # one of the two that follow waits
+        self._asked = asyncio.Event()  # one of the three that follow waits
         self._from_seq: int | None = None
+        self._wants_rest = False
         self._after_absence = False
         # The last batch heard when the publisher came back: the first time, and the latest one.
         self._heard_at: tuple[int, int] | None = None
@@ -211,6 +217,11 @@ class Resync:
         """Ask for everything from `from_seq` on. Of several that wait, the earliest is asked."""
         waits = self._from_seq
         self._from_seq = from_seq if waits is None else min(from_seq, waits)
+        self._asked.set()
+
+    def ask_rest(self) -> None:
+        """Ask for what follows the last batch told, as of when it is this question's turn."""
+        self._wants_rest = True
         self._asked.set()
 
     def note_absence(self) -> None:
@@ -266,9 +277,11 @@ class Resync:
             question = _Question(max(min(first_seq, heard_seq) - _OVERLAP, 0), heard_seq)
             self._after_absence, self._heard_at = False, None
         else:
-            question = _Question(self._from_seq or 0)
-            self._from_seq = None
-        if self._from_seq is None and not self._after_absence:
+            rest_seq = self._delivery.next_seq
+            from_seq = rest_seq if self._from_seq is None else self._from_seq
+            question = _Question(min(from_seq, rest_seq) if self._wants_rest else from_seq)
+            self._from_seq, self._wants_rest = None, False
+        if self._from_seq is None and not (self._wants_rest or self._after_absence):
             self._asked.clear()
         return question
 

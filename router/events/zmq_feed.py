@@ -93,7 +93,7 @@ class ZmqFeed:
         """
         subscribed_s = self._context.subscribed_s
         await asyncio.sleep(subscribed_s)
-        self.resync(self._delivery.next_seq)
+        self._resync.ask_rest()
         if self._connections == 0:
             self._delivery.unheard(self._source.live, subscribed_s)
         if self._connections <= 1:
@@ -103,5 +103,5 @@ class ZmqFeed:
             self._connected.clear()
             self._resync.ask_after_absence()
             await asyncio.sleep(subscribed_s)
-            self.resync(self._delivery.next_seq)
+            self._resync.ask_rest()
             await asyncio.sleep(_BETWEEN_CONNECTIONS_S)

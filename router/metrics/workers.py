@@ -35,7 +35,7 @@ _GAUGES = {
     "warmroute_worker_prefill_tokens_per_second": "Calibrated prefill rate",
     "warmroute_worker_step_seconds": "Calibrated time of one decode step",
     "warmroute_worker_resident_blocks": "Blocks a worker is known to hold",
-    "warmroute_worker_kv_known": "1 while no KV event of the worker is missing",
+    "warmroute_worker_kv_known": "1 while all that a worker holds is known",
     "warmroute_worker_hit_confidence": "Share of the hits by its KV events that counts",
     "warmroute_worker_kv_backlog_batches": "Event batches that wait for missing ones before them",
     "warmroute_worker_kv_parked_blocks": "Stored blocks that wait for their parent",

@@ -124,6 +124,7 @@ class Rig:
     backlog_batches: int = 1_000
     subscribed_s: float = 60.0
     timeout_s: float = 1.0
+    clock: Callable[[], float] = time.monotonic
 
     def kv(self, worker_id: int = 0) -> Any:
         return self.world.core.workers.get(worker_id).kv
@@ -140,7 +141,7 @@ class Rig:
         shared = FeedContext(
             self.http,
             self.context,
-            time.monotonic,
+            self.clock,
             self.tell,
             self.readers,
             timeout_s=self.timeout_s,

@@ -147,7 +147,7 @@ class Recovery:
         how = await self._wait()
         if how == 1 and len(batches) > 1:
             batches = batches[-max(1, len(batches) - 2) :]
-        replayed = Replayed()
+        replayed = Replayed(0.0)
         if how == 4:
             return None
         for n, (seq, payload) in enumerate(batches):

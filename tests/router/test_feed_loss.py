@@ -253,3 +253,35 @@ async def test_a_replay_that_is_slow_is_waited_for_as_a_whole_only_so_long(
             await until(lambda: feed.counters.failed_syncs >= 1, lambda: "it to be given up")
             assert holds(one, [0, 1])
             assert not any(isinstance(f, KvEvents) and f.seq > 1 for f in one.told)
+
+
+async def test_a_replay_that_brings_ever_later_batches_is_waited_for_however_long_it_takes() -> (
+    None
+):
+    """Twenty seconds for each of them, which is much more than a replay may bring nothing in."""
+    async with rig() as one, publisher(one.context) as engine:
+        for seq in range(5):
+            await engine.send(seq, payload(seq), lost=True)
+        one.clock = lambda: 20.0 * len(one.told)
+        async with one.following(source_of(engine)) as feed:
+            await until_known(one, 5)
+            assert (engine.asked, feed.counters.failed_syncs) == ([0], 0)
+
+
+async def test_a_replay_is_known_at_its_end_and_what_it_told_is_not_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    go = asyncio.Semaphore(2)
+    monkeypatch.setattr(Publisher, "answer", lambda engine: endless(Held(engine, go)))
+    async with rig(timeout_s=5.0, subscribed_s=0.01) as one, publisher(one.context) as engine:
+        for seq in range(5):
+            await engine.send(seq, payload(seq), lost=True)
+        async with one.following(source_of(engine)):
+            await until(lambda: holds(one, [0, 1]), lambda: "a part of it")
+            await asyncio.sleep(0.05)  # the second look, for what came before the subscription
+            assert not one.kv().known
+            for _ in range(10):
+                go.release()
+            await until_known(one, 5)
+            assert engine.asked == [0, 5]
+            assert one.kv().counters.duplicates == 0
