@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -82,11 +83,15 @@ class KvCopied:
 class KvHeard:
     """A worker's events, which reach us through a peer, are heard; or are heard no more, and
     what is known is as of then.
+
+    `severed`: the connection is back, and nobody can tell what was published meanwhile, nor whether
+    it is still the same engine.
     """
 
     now_s: float
     worker_id: int
     heard: bool
+    severed: bool = False
 
 
 Role = Literal["both", "prefill", "decode"]
@@ -214,6 +219,9 @@ class LoadReport:
     waiting: int
     kv_used_tokens: float  # NaN when the worker does not say
     emptied: int = 0  # times it was asked to empty its cache since it began, and did
+    # When its engine's process began, seconds since the epoch, by its own account; NaN: it does not
+    # say. Another life of the engine is told of by a `WorkerChange`.
+    started_s: float = math.nan
 
 
 @record

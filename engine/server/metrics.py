@@ -7,6 +7,7 @@ microseconds; prometheus-client turns them into text when they are scraped.
 from __future__ import annotations
 
 import logging
+import time
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -314,6 +315,7 @@ class WorkerCollector(Collector):
         self._steps = steps
         self._backends = backends
         self._labels = {"model_name": model_name, "engine": "0"}
+        self._started_s = time.time()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
 
@@ -343,6 +345,8 @@ class WorkerCollector(Collector):
 
     def _vllm(self) -> Iterator[Metric]:
         """Those that vLLM has, under its names."""
+        text = "Start time of the process since unix epoch in seconds."
+        yield GaugeMetricFamily(names.PROCESS_START, text, value=self._started_s)
         scheduler, counters = self._runner.scheduler, self._counters
         pool, gauge, counter = scheduler.pool, self._gauge, self._counter
         yield gauge(names.RUNNING, "Requests in the batch.", scheduler.running)

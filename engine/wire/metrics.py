@@ -6,8 +6,10 @@ Format 0.0.4; only the wanted samples are read. Names and meanings: vLLM `v1/met
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -120,6 +122,8 @@ SLEEP_STATE = "vllm:engine_sleep_state"  # label `sleep_state`; one of its serie
 # Answers by path and status, of vLLM's HTTP server. Its KV events tell of a cache that was emptied
 # with the engine's next step only.
 HTTP_REQUESTS = "http_requests"
+# Of the process that answers, as clients of Prometheus tell it; seconds since the epoch.
+PROCESS_START = "process_start_time_seconds"
 EMPTYING = ("/reset_prefix_cache", "/sleep", "/pause", "/release_kv_cache_memory")
 
 _RANK = "engine"  # the label
@@ -164,6 +168,23 @@ class EngineLoad(msgspec.Struct, frozen=True):
         if self.block_size is None or self.num_gpu_blocks is None:
             return None
         return self.block_size * self.num_gpu_blocks
+
+
+_START = re.compile(PROCESS_START + r"(?:\{[^\n]*\})?[ \t]+([0-9][0-9.eE+]{0,40})(?=\s|$)")
+
+
+def process_start_s(text: str) -> float:
+    """When the process behind a page of metrics began, seconds since the epoch; NaN where it does
+    not say, or where the page is of several.
+    """
+    found = set()
+    at = text.find(PROCESS_START)
+    while at >= 0:
+        if (at == 0 or text[at - 1] == "\n") and (match := _START.match(text, at)):
+            with suppress(ValueError):
+                found.add(float(match[1]))
+        at = text.find(PROCESS_START, at + 1)
+    return found.pop() if len(found) == 1 else math.nan
 
 
 def parse_load(text: str) -> EngineLoad:

@@ -68,8 +68,9 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "kv_capacity_learned": math.isnan(facts.kv_capacity_tokens) and kv_tokens is not None,
         "max_model_tokens": facts.max_model_tokens,
         "events": member.recognized.source and member.recognized.source.address,
-        "events_from": _events_from(member),
-        "advice": member.recognized.advice or None,
+        "events_from": _events_from(member, worker.kv.severed),
+        "refused_models": member.recognized.refused_models,
+        "advice": member.advice or None,
         "inflight_requests": int(columns.requests[slot]),
         "waiting_requests": int(columns.waiting[slot]),
         "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
@@ -85,6 +86,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "disk_tokens_per_s": _number(columns.disk_tokens_per_s[slot]),
         "resident_blocks": worker.kv.resident_blocks,
         "kv_known": worker.kv.known,
+        "kv_evicted_blocks": worker.kv.evicted_blocks,
         "kv_overflows": worker.kv.overflows,
         "hit_confidence": _number(columns.hit_confidence[slot]),
         "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
@@ -96,9 +98,13 @@ def _health_shown(worker: Worker, now_s: float) -> dict[str, Any]:
     return {"failures": worker.health.failures, "busy_for_s": left_s}
 
 
-def _events_from(member: Member) -> str | None:
+def _events_from(member: Member, severed: bool) -> str | None:
     if member.feed is not None and not member.feed.counters.heard:
         return "connection lost"
+    if member.feed is not None and severed:
+        return (
+            "connection was lost, and no replay or start time tells whether it is the same engine"
+        )
     if isinstance(member.feed, ElectedFeed):
         return member.feed.source
     return None if member.feed is None else "read here"

@@ -189,6 +189,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ranks: Annotated[
         int, Meta(ge=1, le=4_096, description="of these, data-parallel ranks of one URL")
     ] = 64
+    models: Annotated[
+        int, Meta(ge=1, le=65_536, description="models of one worker, LoRA adapters included")
+    ] = 1_024
     index_entries: Annotated[
         int, Meta(ge=1_024, le=1 << 30, description="distinct blocks the prefix index remembers")
     ] = 1 << 21

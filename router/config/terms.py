@@ -76,6 +76,7 @@ def fleet_terms(config: Config) -> FleetTerms:
         backlog_batches=config.limits.events_backlog_batches,
         drain_s=config.drain_s,
         ranks=config.limits.ranks,
+        models=config.limits.models,
         event_hosts=event_hosts(config.event_hosts),
         relay=RelayLimits(
             header_bytes=config.limits.header_bytes,

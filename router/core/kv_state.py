@@ -10,11 +10,18 @@ carries out what is asked, and asks for a snapshot while one is wanted:
 - *lower bound*, when the answers ended and the gap did not: all that was known is dropped and
   rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
 - *turned over*, when as many blocks were stored since as it holds: known, not exact.
+- *crowded*, when the index forgot blocks of it at its bound: a lower bound until it is told anew or
+  has turned over.
 
 A number identifies a batch only within one life of its publisher; the payload's digest
 identifies it for good. A replay is therefore asked for from one batch before the first missing
 one: where that comes with another digest, the publisher restarted unseen. Where digests are not
 given, the numbers alone decide.
+
+Where the connection was lost and nobody can tell what was missed, all is a lower bound, though the
+numbers may go on: another life may have published as many batches. The life is proven by a snapshot
+or a copy, or by its process's start time; disproved by an answer that finds nothing of what was
+promised (*severed*).
 
 Where another router reads the events, a copy of what it knows comes first, and then the batches
 that it applied, in order (`router.replicas.kv_events`). While these do not arrive it is *unheard*.
@@ -74,6 +81,10 @@ class Turnover:
     def resize(self, capacity_blocks: float) -> None:
         """It holds so many blocks."""
         self._capacity_blocks = capacity_blocks
+
+    def has_room(self, blocks: int) -> bool:
+        """Whether so many fit into it."""
+        return blocks <= self._capacity_blocks
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
         """Nothing is known from now on, unless it is `over`; so many blocks were ever stored."""
@@ -267,6 +278,7 @@ def _size_bytes(batch: KvEvents) -> int:
     return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0
 
 
+_PROVING_REPORTS = 2  # of the same process, after a connection was lost
 USELESS_EVENTS = 16  # that could not be used, and none that could
 ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
 
@@ -297,11 +309,17 @@ class KvState:
         self._counters = KvCounters()
         self.resyncing = False  # a replay was asked for and has not ended
         self._exact = False  # all before `next_seq` was seen
-        self._turnover = Turnover(capacity_blocks)  # since it was not
+        self._turnover = Turnover(capacity_blocks)  # since it was not, or was crowded
+        self._evicted_blocks = 0  # by the index, as of the latest batch
         self._learned = LearnedCapacity()
         self._doubtful = False  # what we hold was saved by another router, and is unproven
         self._overflowed = False  # it holds more than we may keep of one worker
         self.unheard = False  # what a peer reads for us does not reach us; set from outside
+        self.severed = (
+            False  # the connection was lost, and nothing shows yet that it is the same life
+        )
+        self._started_s = math.nan  # its process, by its load reports before that
+        self._reports = 0  # since then, of the same start time
         self.next_seq = 0  # number of the batch that continues what was applied
         # Blocks that it held as of the latest replay, snapshot or copy told to its end, with those
         # that were stored while nobody followed it. 0: nothing was told but live.
@@ -326,9 +344,12 @@ class KvState:
     @property
     def known(self) -> bool:
         """Whether the index tells all that this worker holds; else it tells a lower bound."""
-        known = self._exact or self._turnover.over
-        incomplete = self._lacking or self._half_told or self.resyncing or self.unheard
-        return known and not incomplete
+        evicted = self.evicted_blocks
+        if evicted != self._evicted_blocks:  # for others' sake: none of its own batches came since
+            return False
+        known = (self._exact and not evicted) or self._turnover.over
+        incomplete = self._lacking or self._half_told or self.resyncing
+        return known and not (incomplete or self.unheard or self.severed)
 
     @property
     def exact(self) -> bool:
@@ -336,13 +357,14 @@ class KvState:
 
         Such a turnover takes for gone what was missed; what hits kept alive all along is not.
         """
-        return self._exact and self.known
+        return self._exact and self.known and not self.evicted_blocks
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether it takes a snapshot to make it exact, for all that was replayed until now."""
         gap = self._lacking and not self._progressed
-        return (gap or self._doubtful or not self._exact) and not self._overflowed
+        lacks = gap or self._doubtful or self.severed or not self._exact
+        return lacks and not self._overflowed
 
     @property
     def _lacking(self) -> bool:
@@ -394,6 +416,11 @@ class KvState:
         return len(self.blocks)
 
     @property
+    def evicted_blocks(self) -> int:
+        """Of those that it holds, blocks that the index forgot at its bound since it was told."""
+        return self._index.evicted_of(self._slot)
+
+    @property
     def gpu_blocks(self) -> int:
         """Of these, on the GPU."""
         return self._index.held(self._slot)
@@ -423,7 +450,8 @@ class KvState:
         """
         counters, blocks = self._counters, self.blocks
         counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
-        return (*counts, self._exact, self._turnover.over, self._doubtful, self.settled)
+        how = self._exact, self._turnover.over, self._doubtful, self.severed
+        return (*counts, *how, self.settled)
 
     def frozen(self) -> FrozenCache | None:
         """What is known as of now; None while what another router saved is unproven."""
@@ -431,8 +459,10 @@ class KvState:
             return None
         next_seq, publisher = self.next_seq, self._publisher
         digest, live_seq = publisher.digest(next_seq - 1), max(publisher.live_seq, -1)
-        over, blocks = self._turnover.over, self.blocks.frozen()
-        return FrozenCache(next_seq, live_seq, digest, self._exact, over, blocks)
+        exact, over = self._exact, self._turnover.over
+        if self.severed:
+            exact = over = False
+        return FrozenCache(next_seq, live_seq, digest, exact, over, self.blocks.frozen())
 
     @property
     def first_question(self) -> int:
@@ -537,6 +567,28 @@ class KvState:
         self._emptied, self._clears_at = times, (self._clears_at[1], clears)
         return before is not None and grown > before and not told
 
+    def sever(self) -> None:
+        """The connection was lost and is back, and nobody can tell what was missed."""
+        self.unheard = self.severed = True
+        self._reports = 0
+        self._turnover.begin(self.blocks.stored_blocks)
+
+    def reported(self, started_s: float) -> None:
+        """Its engine's process began then, by a load report; NaN: nobody knows.
+
+        The first one after a loss may have been asked for before it.
+        """
+        if not self.severed:
+            self._started_s = started_s
+        elif started_s == self._started_s:
+            self._reports += 1
+            self.severed = self._reports < _PROVING_REPORTS
+
+    def disprove(self) -> None:
+        """It holds nothing of what was known of it before the connection was lost."""
+        self._forget()
+        self._exact = False
+
     def empty(self) -> None:
         """It holds nothing that we know of, until an event tells that it was cleared."""
         self._forget()
@@ -586,7 +638,7 @@ class KvState:
         self.next_seq, self._exact = copy.next_seq, copy.exact
         self._turnover.begin(self.blocks.stored_blocks, copy.turned_over)
         self._doubtful = self._overflowed = self.resyncing = self._progressed = self.unheard = False
-        self._beyond = False
+        self._beyond = self.severed = False
         self._catch_up()
         self.told_blocks = len(self.blocks)
         return self._ask() if self._lacking else None
@@ -668,11 +720,24 @@ class KvState:
         if applied.clears:
             self._counters.clears += applied.clears
             self._exact = True
-            self._overflowed = False
+            self._overflowed = self.severed = False
         if len(blocks) > self._resident_blocks_max or self._index.held(self._slot) > most:
             self._overflow()
-        elif not self._exact and not self.resyncing:
+        elif (evicted := self.evicted_blocks) != self._evicted_blocks:
+            self._evicted_blocks = evicted
+            self._turnover.begin(blocks.stored_blocks)
+        elif (evicted or self.severed or not self._exact) and not self.resyncing:
             self._turnover.stored(blocks.stored_blocks)
+            if self.severed and self._turnover.over:
+                self._outlive()
+
+    def _outlive(self) -> None:
+        """As much was stored since the connection was lost as it holds. What is beyond that is of a
+        life before it, for no event of this one says that it is gone.
+        """
+        self.severed = self._exact = False
+        if not self._turnover.has_room(self.gpu_blocks):
+            self._forget()
 
     def _overflow(self) -> None:
         """It tells to hold more than it can: which of it is not there, nobody knows."""
@@ -687,10 +752,12 @@ class KvState:
         self.unheard = False
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
         self._beyond = self._replayed = False
+        self._started_s = math.nan
         self._emptied = None
         self.next_seq = 0
 
     def _forget(self) -> None:
         self.blocks.clear()
-        self.told_blocks = 0
+        self.severed = False
+        self.told_blocks = self._evicted_blocks = 0
         self._turnover.begin(self.blocks.stored_blocks)

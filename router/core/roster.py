@@ -90,6 +90,7 @@ class Roster:
         self._workers = workers
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
+        self._evicted_blocks = 0  # by the index, as of the latest tick
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
         self.slow_start = SlowStart(settings.slow_start_s)
         self.others_s = -math.inf  # when a worker last reported load that we did not send it
@@ -233,6 +234,10 @@ class Roster:
         idle = not (fact.running or fact.waiting)
         if worker.kv.was_emptied(fact.emptied) and idle:  # else its next step tells what became
             self._empty(worker)
+        was_severed = worker.kv.severed
+        worker.kv.reported(fact.started_s)
+        if worker.kv.severed != was_severed:
+            self._show_cache(worker)
         columns.kv_reported_tokens[slot] = fact.kv_used_tokens
         promised = columns.promised_tokens[slot]  # it does not know of them yet
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - promised
@@ -322,7 +327,10 @@ class Roster:
         """Whether a worker's events reach us."""
         worker = self._workers.get(fact.worker_id)
         if worker is not None:
-            worker.kv.unheard = not fact.heard
+            if fact.severed:
+                worker.kv.sever()
+            else:
+                worker.kv.unheard = not fact.heard
             self._show_cache(worker)
 
     # --- what they hold ---------------------------------------------------------------------
@@ -372,6 +380,10 @@ class Roster:
             promised = promise.kept_blocks(kv.blocks.removed_blocks)
             if found.blocks + found.slack >= promised:
                 return
+            if kv.severed and 2 * (found.blocks + found.slack) < promised:
+                kv.disprove()  # another life: nobody could tell
+                self._settle(worker, kv.emptied, current=False)
+                return
         if not self.confidence.answered(worker.slot, promised, found):
             return
         doubted = self._columns.hit_confidence[worker.slot] < 1.0
@@ -403,8 +415,12 @@ class Roster:
         self._show_cache(worker)
 
     def expire(self, now_s: float) -> None:
-        """Forget expectations nobody confirmed."""
+        """Forget expectations nobody confirmed; see whose blocks the index forgot at its bound."""
         self.speculative.expire(now_s)
+        if (evicted := self.index.evicted) != self._evicted_blocks:
+            self._evicted_blocks = evicted
+            for worker in self._workers:
+                self._show_cache(worker)
 
     def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
         """int64[rows]: prompt tokens each holds or will soon; at least one is left."""

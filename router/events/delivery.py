@@ -323,9 +323,13 @@ class Delivery:
         self._tell_unheard()
 
     def reconnected(self, asked: bool) -> None:
-        """The connection is back. `asked`: so is what was missed, until a replay's end."""
+        """The connection is back. `asked`: what was missed is asked for, until a replay's end; else
+        nobody can tell it.
+        """
         self._connected = True
         self.counters.heard |= not asked
+        if not asked:
+            self._tell(KvHeard(self._clock(), self.worker_id, heard=False, severed=True))
 
     def _tell_unheard(self) -> None:
         if not self.counters.heard:

@@ -232,8 +232,10 @@ class Resync:
 
     def ask_after_absence(self) -> None:
         """Ask whether the publisher is still the one that was heard, and for what it published."""
-        if not self._publisher.has_replay:  # nobody can tell but its next batch, by its number
-            return
+        if not self._publisher.has_replay:
+            if self._publisher.has_snapshot:  # whosever it is, it tells all
+                self.ask(0)
+            return  # else nobody can tell
         self._after_absence = True
         self._asked.set()
 

@@ -70,7 +70,8 @@ class ZmqFeed:
         self._connected.set()
         if self._connections > 1:
             self._resync.note_absence()
-            self._delivery.reconnected(asked=self._source.replay is not None)
+            source = self._source
+            self._delivery.reconnected(asked=bool(source.replay or source.snapshot))
 
     async def _borrowed(self) -> bool:
         borrow, delivery = self._context.borrow, self._delivery

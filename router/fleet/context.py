@@ -15,6 +15,7 @@ import zmq.asyncio
 from policies.facts import LoadReport, Probed, WorkerChange
 from router.events.delivery import Borrow, Claim, FeedFact, SharedReaders
 from router.events.sources import NO_OTHERS, EventHosts
+from router.fleet.engines.adapter import MAX_MODELS
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.upstream.native import NativeRelay
 from router.upstream.reply import RelayLimits
@@ -99,6 +100,7 @@ class FleetTerms:
     relay: RelayLimits
     drain_s: float = 600.0  # what runs at a worker that leaves may take; 0: as long as it does
     ranks: int = 64  # data-parallel ranks of one URL that become workers
+    models: int = MAX_MODELS  # of one worker that are served
     event_hosts: EventHosts = NO_OTHERS  # besides its own, that an engine may name
 
 

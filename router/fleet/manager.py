@@ -162,6 +162,12 @@ class FleetManager:
         named = {id(m.named): m.named for m in self.members.values()}
         return sum(one.refused_ranks for one in named.values())
 
+    @property
+    def refused_models(self) -> int:
+        """Models that workers list and that are not served, by a limit."""
+        known = (member.recognized for member in self.members.values())
+        return sum(one.refused_models for one in known if one is not None)
+
     def leave(self, member: Member, by: str) -> None:
         """Drain it, and remove it once idle (`sweep`); `by` says in the log who asked for it.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -15,7 +14,7 @@ from typing import Literal, NoReturn
 import aiohttp
 
 from engine.wire.events import WireError
-from policies.facts import LoadReport, Probed, Role, Suspension, WorkerChange
+from policies.facts import Probed, Role, Suspension, WorkerChange
 from router.config.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
@@ -27,9 +26,9 @@ from router.fleet.engines.adapter import (
     UnrecognizedError,
     ask,
     is_paused,
-    total,
     trouble_with,
 )
+from router.fleet.load_reports import SeenFigures, report_loads
 from router.fleet.recognize import (
     NoSuchRankError,
     Recognized,
@@ -44,71 +43,6 @@ from router.request.errors import out_of_files
 from router.upstream.reply import Sends
 
 log = logging.getLogger(__name__)
-
-
-async def report_loads(
-    worker_id: int,
-    rank: int | None,
-    worker: Recognized,
-    told_ranks: set[int],
-    context: FleetContext,
-    note: Callable[[RankLoad], None],
-) -> tuple[End, str]:
-    """Report until the figures show that its engine began anew, sleeps or is gone: how, and why.
-
-    Ranks of one engine share its answers. `rank` None: all ranks together. `told_ranks`: those in
-    the latest answer, kept between two calls for the same worker: an engine whose figures are
-    always of other ranks than it says it has is looked at again once, not for ever. `note` gets
-    each report of its rank.
-    """
-    assert worker.loads is not None
-    shared = context.answers.to(worker.loads)
-    grown, nonsense = 0, ""
-    while True:
-        timeout = aiohttp.ClientTimeout(total=context.terms.probe_s)
-        ask = partial(worker.loads.read, context.http, timeout)
-        answer: Mapping[int, RankLoad] = {}
-        try:
-            answer = await shared.get(ask, context.clock, context.scrape_interval_s * FRESH)
-        except (WireError, aiohttp.ClientError, TimeoutError) as error:
-            log.debug("worker %d: no load report: %r", worker_id, error)
-            if refused(error):
-                return "down", f"load: {error}"
-            if isinstance(error, WireError) and not nonsense:
-                nonsense = str(error)
-                log.warning("worker %d: its load figures are of no use: %s", worker_id, nonsense)
-        if answer and told_ranks != answer.keys():
-            told_ranks.clear()
-            told_ranks.update(answer)
-            if told_ranks != set(worker.ranks):
-                return "anew", "its engine was started anew: it has other ranks"
-        if (load := _own(answer, rank)) is not None:
-            nonsense = ""
-            if load.grown < grown:
-                return "anew", "its engine was started anew: its counters went back"
-            if load.asleep or load.paused:
-                return "asleep" if load.asleep else "paused", "its engine sleeps"
-            if load.block_size and not worker.sized:
-                return "anew", "it has run, and says now how large its blocks are"
-            grown = load.grown
-            used = _used_tokens(load, worker.facts.kv_capacity_tokens)
-            counts = load.running, load.waiting, used, load.emptied
-            context.tell(LoadReport(context.clock(), worker_id, *counts))
-            note(load)
-        is_busy = load is None or load.running + load.waiting > 0  # or nobody knows
-        await context.until_scrape(is_busy)
-
-
-def _own(loads: Mapping[int, RankLoad], rank: int | None) -> RankLoad | None:
-    """The rank's load, or that of all together; None where nothing new is said."""
-    if rank is not None:
-        return loads.get(rank)
-    return total(list(loads.values())) if loads else None
-
-
-def _used_tokens(load: RankLoad, capacity_tokens: float) -> float:
-    used = load.kv_used_tokens
-    return load.kv_usage * capacity_tokens if math.isnan(used) else used
 
 
 # Engines that must be told their role, and are idle then; by SGLang 0.5.23, `role_switch.py`. For
@@ -155,10 +89,11 @@ class Member:
         self.transfers = KvTransfers()  # of its engine, as latest told
         self.abandoned = 0  # how often all that waited there for a first byte was given up
         self._state: State = "down"  # as last told; before that nobody knows of it
-        self._told_ranks: set[int] = set()  # those in its latest load figures
+        self.figures = SeenFigures(worker_id, spec.name)
         self._unknown_adapter = asyncio.Event()  # it has one in use of which we do not know
         self._adapts = False  # it serves LoRA adapters, by its load figures
         self._advice = ""  # as last given
+        self._models_trouble = ""  # why the models that it has now are not known
         self._context = context
         self._fits = fits
         self.grpc: Sends | None = None  # to where its engine speaks it
@@ -175,6 +110,18 @@ class Member:
     def _connections(self) -> list[Sends]:
         current: list[Sends] = [self.upstream] if self.grpc is None else [self.upstream, self.grpc]
         return [*self._former, *current]
+
+    @property
+    def advice(self) -> str:
+        """What its operator should know or change; empty: nothing."""
+        own = "" if self.recognized is None else self.recognized.advice
+        models = self._models_trouble or self._model_advice
+        return "; ".join(filter(None, (own, models, self.figures.trouble)))
+
+    @property
+    def _model_advice(self) -> str:
+        refused = 0 if self.recognized is None else self.recognized.refused_models
+        return f"{refused} of its models are not served: raise limits.models" if refused else ""
 
     @property
     def leaving(self) -> bool:
@@ -320,7 +267,7 @@ class Member:
         with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
             # What it says is kept; where it says nothing, it is known by what it said before.
             self.recognized = await recognize(
-                self._context.http, spec, terms.probe_s, terms.event_hosts
+                self._context.http, spec, terms.probe_s, terms.event_hosts, terms.models
             )
         self.turn(role, by)
 
@@ -328,13 +275,27 @@ class Member:
         """Learn which models it has now, which somebody changed. Where it does not say so, it is
         followed as it is known.
         """
-        known, http = self.recognized, self._context.http
+        known, terms = self.recognized, self._context.terms
         if known is None:
             return
-        with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
-            found = await with_models(http, known, self.spec, self._context.terms.probe_s)
+        with suppress(aiohttp.ClientError, TimeoutError):
+            try:
+                found = await with_models(
+                    self._context.http, known, self.spec, terms.probe_s, terms.models
+                )
+            except (UnrecognizedError, WireError) as error:
+                self._note_models_trouble(str(error))
+                return
+            self._models_trouble = ""
             if self.recognized is known and found != known:
                 self.amend(found)
+
+    def _note_models_trouble(self, trouble: str) -> None:
+        """What it lists cannot be used, so it is followed with the models that it had before."""
+        if trouble != self._models_trouble:
+            line = "worker %d (%s): its models are taken to be those of before: %s"
+            log.warning(line, self.worker_id, self.spec.name, trouble)
+        self._models_trouble = trouble
 
     async def switch_engine(self, path: str, role: Role) -> str:
         """Tell the engine its new role (SGLang's `/pd_role_switch`); returns why it refused."""
@@ -355,7 +316,10 @@ class Member:
         self._tell_state(self._state, recognized)
 
     def _know(self, recognized: Recognized) -> None:
+        before = 0 if self.recognized is None else self.recognized.refused_models
         self.recognized, self.rank = recognized, recognized.address
+        if recognized.refused_models and not before:
+            log.warning("worker %d (%s): %s", self.worker_id, self.spec.name, self._model_advice)
         open_grpc = self._context.grpc
         if self.grpc is None and recognized.grpc is not None and open_grpc is not None:
             self.grpc = open_grpc(recognized.grpc, self.spec)
@@ -395,7 +359,7 @@ class Member:
             spec = self.spec
             try:
                 recognized = await recognize(
-                    self._context.http, spec, terms.probe_s, terms.event_hosts
+                    self._context.http, spec, terms.probe_s, terms.event_hosts, terms.models
                 )
                 fits = self._fits(self, recognized.ranks)
             except NoSuchRankError as error:
@@ -500,7 +464,7 @@ class Member:
 
     async def _report_loads(self, recognized: Recognized) -> End:
         end, self.trouble = await report_loads(
-            self.worker_id, self.spec.rank, recognized, self._told_ranks, self._context, self._note
+            self.worker_id, self.spec.rank, recognized, self.figures, self._context, self._note
         )
         return end
 
@@ -513,7 +477,8 @@ class Member:
             with suppress(TimeoutError):
                 async with asyncio.timeout(_ADAPTERS_S):
                     await self._unknown_adapter.wait()
-            if self._adapts:
+            refuses = self.recognized is not None and self.recognized.refused_models
+            if self._adapts or refuses:  # the limit may be another one by now
                 await self.look_again()
             if self._unknown_adapter.is_set():  # what is told and not listed is not asked for again
                 await asyncio.sleep(_ADAPTERS_S)
@@ -529,7 +494,7 @@ class Member:
             wait_s *= 2.0
             with suppress(UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError):
                 found = await recognize(
-                    self._context.http, self.spec, terms.probe_s, terms.event_hosts
+                    self._context.http, self.spec, terms.probe_s, terms.event_hosts, terms.models
                 )
                 if begun := sorted(silent - found.silent):
                     line, where = "worker %d (%s) answers at %s now", ", ".join(begun)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
@@ -23,6 +23,7 @@ from router.events.sources import (
 from router.fleet.engines import sglang, triton, trtllm, vllm
 from router.fleet.engines.adapter import (
     HEALTH,
+    MAX_MODELS,
     Adapter,
     Card,
     HealthCheck,
@@ -86,6 +87,7 @@ class Recognized:
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
     silent: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
     kv_block_tokens: int | None = None  # of its own blocks, which ours may be several of
+    refused_models: int = 0  # that it lists beyond those that are served
 
     def __str__(self) -> str:
         """One line for people."""
@@ -107,15 +109,18 @@ async def recognize(
     spec: WorkerSpec,
     timeout_s: float,
     event_hosts: EventHosts = NO_OTHERS,
+    most_models: int = MAX_MODELS,
 ) -> Recognized:
     """Ask the worker who it is. Without a rank in `spec`, all its ranks are taken as one worker.
+    Of its models `most_models` are served.
 
     Events that it has at another host than its own, or one of `event_hosts`, are not read.
 
     Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError.
     """
     talk = Interview(http, spec, timeout_s)
-    models, own = await _models(talk)
+    listed, own = await _models(talk)
+    models = _served(listed, most_models)
     kind, profile = await _profile(talk, own or spec.kind)
     source = _source(spec, profile)
     refused = await _refused(talk, source, event_hosts)
@@ -154,6 +159,7 @@ async def recognize(
         profile.grpc,
         frozenset(talk.silent),
         _own_block_size(spec, profile),
+        0 if spec.model else len(listed) - len(models),
     )
     return with_role(with_thresholds(recognized, spec), spec)
 
@@ -171,8 +177,23 @@ async def _models(talk: Interview) -> tuple[list[Card], str | None]:
         raise
 
 
+def _served(listed: Sequence[Card], most: int) -> Sequence[Card]:
+    """As many of a worker's models as may be served: those that it lists first, but all adapters
+    after the others, so that one that is loaded later takes no other's place.
+
+    Raises UnrecognizedError where there are too many without its adapters: that is no engine.
+    """
+    if sum(card.parent is None for card in listed) > most:
+        raise UnrecognizedError(f"it lists more than {most} models (limits.models), not adapters")
+    return sorted(listed, key=lambda card: card.parent is not None)[:most]
+
+
 async def with_models(
-    http: aiohttp.ClientSession, recognized: Recognized, spec: WorkerSpec, timeout_s: float
+    http: aiohttp.ClientSession,
+    recognized: Recognized,
+    spec: WorkerSpec,
+    timeout_s: float,
+    most_models: int = MAX_MODELS,
 ) -> Recognized:
     """The same engine with the models that it has now: a Triton's, or LoRA adapters among them.
 
@@ -182,15 +203,18 @@ async def with_models(
     if spec.model:
         return recognized
     if recognized.kind != triton.ADAPTER.kind:
-        found = await cards(talk)
+        listed = await cards(talk)
+        found = _served(listed, most_models)
         adapters = frozenset(m.id for m in found if m.parent is not None)
         facts = replace(facts, models=tuple(m.id for m in found), adapters=adapters)
-        return replace(recognized, facts=facts)
+        return replace(recognized, facts=facts, refused_models=len(listed) - len(found))
     names = await triton.models(talk)
     if not names:  # one that has none is not served, which its probes show
         return recognized
+    refused, names = len(names[most_models:]), names[:most_models]
     facts = replace(facts, models=tuple(names))
-    return replace(recognized, facts=facts, roles=await triton.roles(talk, names))
+    roles = await triton.roles(talk, names)
+    return replace(recognized, facts=facts, roles=roles, refused_models=refused)
 
 
 def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:

@@ -94,6 +94,8 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     refused = "Data-parallel ranks of engines that did not become workers, by a limit"
     yield from (_info(fleet), up, failures, transfers, events, lag)
     yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)
+    text = "Models that workers list and that are not served, by a limit"
+    yield gauge("warmroute_refused_models", text, fleet.refused_models)
     yield from _gauges(joined, core.columns, fleet.now_s)
 
 

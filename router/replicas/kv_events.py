@@ -99,9 +99,13 @@ class Claim:
         """What was read, to the core and to peers; that it may be out of date, to the core."""
         before = self._kv_mark()
         self._tell(fact)
-        if not self.reads or isinstance(fact, KvHeard):
+        if not self.reads:
             return
         after = self._kv_mark()
+        if isinstance(fact, KvHeard):
+            if after != before:
+                self._publisher.jumped(self.name)
+            return
         live = _live(fact)
         if live is not None and _in_order(live.seq, before, after):
             self._publisher.applied(self.name, live.seq, live.digest, live.payload)

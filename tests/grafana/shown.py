@@ -23,6 +23,7 @@ NOT_SHOWN = {
     "warmroute_kv_state_saves_total": f"{_OFF}; an alert tells of trouble",
     "warmroute_kv_state_bytes": _OFF,
     "warmroute_kv_state_age_seconds": _OFF,
+    "warmroute_refused_models": "of a worker with more models than limits.models; it is logged",
     "warmroute_refused_ranks": "of an engine with more ranks than workers; it is logged",
     "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
     "warmroute_prefill_leg_seconds_count": _QUANTILES,

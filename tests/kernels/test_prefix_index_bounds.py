@@ -24,6 +24,29 @@ def test_a_block_in_use_outlives_the_bound() -> None:
     assert index.evicted == 20_000 + 50 - 1000
 
 
+def test_evicted_blocks_are_counted_for_each_worker_that_held_them() -> None:
+    rng = np.random.default_rng(7)
+    blocks = unique(3000)
+    index = PrefixIndex(4, max_entries=700)
+    stored = [0] * 4
+    for start in range(0, len(blocks), 100):
+        for worker in rng.choice(4, size=rng.integers(1, 4), replace=False).tolist():
+            tier = int(rng.integers(0, 2))
+            stored[worker] += index.store(worker, blocks[start : start + 100], tier)
+            stored[worker] -= index.remove(worker, blocks[start : start + 3], tier)
+        held = [index.held(worker) + index.held(worker, 1) for worker in range(4)]
+        lost = [index.evicted_of(worker) for worker in range(4)]
+        assert [a + b for a, b in zip(held, lost, strict=True)] == stored
+    assert min(lost) > 0
+    index.clear_worker(2)
+    assert [index.evicted_of(worker) for worker in range(4)] == [*lost[:2], 0, lost[3]]
+    index.clear_worker(2)  # it holds nothing: nothing of it can go
+    index.store(0, unique(700, seed=4))
+    assert (index.evicted_of(2), index.evicted_of(0) > lost[0]) == (0, True)
+    with pytest.raises(IndexError, match=r"worker must be 0\.\.3, got 4"):
+        index.evicted_of(4)
+
+
 def test_cleared_workers_make_room_before_anything_is_evicted() -> None:
     index = PrefixIndex(2, max_entries=100)
     for start in range(0, 2000, 100):

@@ -153,6 +153,7 @@ class PrefixIndex:
         self.max_entries = max_entries
         self.max_bytes = max_bytes
         self.evicted = 0
+        self._evicted_of = [0] * workers
         # (tier, block) -> workers; insertion order = age of last use
         self._holders: dict[tuple[int, int], set[int]] = {}
         self._held = [[0] * workers for _ in range(TIERS)]
@@ -179,6 +180,7 @@ class PrefixIndex:
     def clear_worker(self, worker: int) -> int:
         """Forget everything of `worker`, in all tiers; returns how many blocks it held."""
         worker = self._checked(worker)
+        self._evicted_of[worker] = 0
         held = [entry for entry, holders in self._holders.items() if worker in holders]
         return sum(self._drop(worker, entry) for entry in held)
 
@@ -212,6 +214,10 @@ class PrefixIndex:
     def held(self, worker: int, tier: int = 0) -> int:
         """How many blocks `worker` holds in the tier."""
         return self._held[_tier(tier)][self._checked(worker)]
+
+    def evicted_of(self, worker: int) -> int:
+        """Blocks of `worker` forgotten because of the bounds since it was cleared last."""
+        return self._evicted_of[self._checked(worker)]
 
     def contains(self, worker: int, hashes: Buffer, tier: int = 0) -> int:
         """How many of these blocks `worker` holds in the tier."""
@@ -255,6 +261,7 @@ class PrefixIndex:
         tier, block = next(iter(self._holders))
         for worker in self._holders.pop((tier, block)):
             self._held[tier][worker] -= 1
+            self._evicted_of[worker] += 1
         self.evicted += 1
 
     def _used(self, tier: int, block: int) -> set[int]:

@@ -37,6 +37,8 @@ async def engine(pages: Pages, asked: list[str] | None = None) -> AsyncIterator[
             page = await page()
         if page is HANGS:
             await over.wait()
+        if isinstance(page, web.Response):
+            return page
         if page is CUT:
             return await _cut(request)
         if page is None or page is HANGS:

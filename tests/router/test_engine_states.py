@@ -13,11 +13,11 @@ import pytest
 import zmq.asyncio
 
 from router.assembly import Router
-from router.config.schema import Config, Intervals, Timeouts
+from router.config.schema import Config, Intervals, Limits, Timeouts
 from router.config.worker_spec import parse_worker_spec
 from router.core.kv_state import KvState
 from router.fleet.member import Member
-from tests.router.engine_pages import HANGS, MODELS, engine
+from tests.router.engine_pages import HANGS, MODELS, engine, recognized
 from tests.router.feed_wire import Publisher, pack, publisher
 from tests.router.test_engines_sglang import SGLANG
 from tests.router.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON
@@ -30,9 +30,12 @@ SLEEP = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} 1\n'
 
 
 @asynccontextmanager
-async def followed(pages: dict[str, Any], asked: list[str]) -> AsyncIterator[Member]:
+async def followed(
+    pages: dict[str, Any], asked: list[str], limits: Limits | None = None
+) -> AsyncIterator[Member]:
     """A worker with these pages, as soon as it is ready."""
     config = Config(
+        limits=limits or Limits(),
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
         timeouts=Timeouts(probe_s=PROBE_S),
     )
@@ -374,3 +377,53 @@ async def test_a_triton_that_has_run_tells_how_large_its_blocks_are() -> None:
         await until(lambda: member.recognized.sized, "it to be asked again")
         assert member.recognized.facts.block_size == 64
         assert member.recognized.facts.kv_capacity_tokens == 64_000
+
+
+def adapters(count: int) -> list[dict[str, object]]:
+    """Adapters of `m`, as vLLM lists them: in the order in which they were loaded."""
+    return [{"id": f"tune-{n}", "parent": "m"} for n in range(count)]
+
+
+async def test_adapters_beyond_the_limit_are_not_served_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("router.fleet.member._ADAPTERS_S", 0.05)
+    pages = {**VLLM, "/health": "ok", "/metrics": METRICS + LORA % ("", "", 1)}
+
+    def listing(count: int) -> dict[str, object]:
+        return {"data": [*adapters(count), *MODELS["data"]]}
+
+    pages["/v1/models"] = listing(3)
+    async with followed(pages, [], Limits(models=5)) as member:
+
+        def served() -> tuple[str, ...]:
+            assert member.recognized is not None
+            return member.recognized.facts.models
+
+        assert served() == ("m", "tune-0", "tune-1", "tune-2")
+        assert (member.recognized.refused_models, member.advice.count("limits")) == (0, 0)
+        pages["/v1/models"] = listing(7)
+        await until(lambda: member.recognized.refused_models == 3, "too many adapters")
+        assert served() == ("m", *(f"tune-{n}" for n in range(4)))
+        assert member.recognized.facts.adapters == {f"tune-{n}" for n in range(4)}
+        assert "3 of its models are not served: raise limits.models" in member.advice
+        pages["/v1/models"] = listing(9)
+        await until(lambda: member.recognized.refused_models == 5, "more of them")
+        assert caplog.text.count("of its models are not served") == 1
+        pages["/v1/models"] = {"data": [{"id": str(n)} for n in range(6)]}
+        await until(lambda: "more than 5 models" in member.advice, "a list that is none")
+        assert served() == ("m", *(f"tune-{n}" for n in range(4)))
+        assert caplog.text.count("its models are taken to be those of before") == 1
+        pages["/v1/models"] = listing(2)
+        await until(lambda: len(served()) == 3, "few of them")
+        assert "limits.models" not in member.advice
+        assert member.ready
+
+
+async def test_an_engine_with_too_many_adapters_is_recognized() -> None:
+    pages = {**VLLM, "/v1/models": {"data": [*MODELS["data"], *adapters(1_500)]}}
+    one = await recognized(pages)
+    assert (len(one.facts.models), one.refused_models) == (1_024, 477)
+    assert one.facts.models[:2] == ("m", "tune-0")
+    named = await recognized(pages, ",model=tune-1499")
+    assert (named.facts.models, named.refused_models) == (("tune-1499",), 0)

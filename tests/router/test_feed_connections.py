@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -12,11 +14,14 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from policies.facts import KvHeard
+from engine.wire.events import encode_batch
+from policies.facts import KvHeard, LoadReport
 from router.events import zmq_feed as zmq_feed_module
 from router.events.delivery import FeedContext, LoopYield
 from router.events.sources import ZmqSource
 from router.events.zmq_sockets import opened
+from tests.router.core_world import stored
+from tests.router.feed_support import line, wire
 from tests.router.feed_wire import Publisher, Rig, followed, publisher, rig, until
 from tests.router.test_feed_bound import bound, connecting, free_endpoint
 from tests.router.test_feed_loss import holds, payload, until_known
@@ -33,15 +38,17 @@ async def gone_and_back(one: Rig, engine: Publisher) -> None:
     engine.pub = one.context.socket(zmq.XPUB)
     engine.pub.setsockopt(zmq.LINGER, 0)
 
-    def free() -> bool:
-        try:
-            engine.pub.bind(engine.live)
-        except zmq.ZMQError:
-            return False
-        return True
-
-    await until(free, lambda: f"{engine.live} to be free")
+    await until(lambda: is_bound(engine.pub, engine.live), lambda: f"{engine.live} to be free")
     await engine.heard()
+
+
+def is_bound(pub: zmq.asyncio.Socket, live: str) -> bool:
+    """Bind it, if the address is free."""
+    try:
+        pub.bind(live)
+    except zmq.ZMQError:
+        return False
+    return True
 
 
 @asynccontextmanager
@@ -147,7 +154,8 @@ async def test_what_waited_here_when_the_connection_was_lost_proves_nothing(
         assert not one.kv().known
 
 
-async def test_without_a_replay_the_next_batch_tells_whether_any_was_missed() -> None:
+async def test_without_a_replay_the_next_number_proves_nothing() -> None:
+    """Another life of the engine may have published as many batches as the one before."""
     for missed in (False, True):
         async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
             await engine.send(0, payload(0))
@@ -160,7 +168,47 @@ async def test_without_a_replay_the_next_batch_tells_whether_any_was_missed() ->
             await engine.send(1 + missed, payload(1))
             await one.until_seq(1 + missed)
             await until(lambda one=one: not one.kv().resyncing, lambda: "what is missing")
-            assert one.kv().known is not missed
+            assert not one.kv().known
+            assert holds(one, [0]) is not missed
+
+
+async def test_without_a_replay_the_start_of_its_process_proves_it() -> None:
+    for later, known in ((0.0, True), (5.0, False)):
+        async with followed(replay=False, subscribed_s=0.01) as (one, engine, feed):
+            tell = partial(report, one)
+            tell(1_000.0)
+            await engine.send(0, payload(0))
+            await until(lambda one=one: one.kv().known, lambda: "its first batch")
+            await gone_and_back(one, engine)
+            await until(lambda one=one: one.kv().severed, lambda: "its return")
+            tell(1_000.0 + later)  # may have been asked for before
+            await engine.send(1, payload(1))
+            await one.until_seq(1)
+            assert not one.kv().known
+            tell(1_000.0 + later)
+            assert one.kv().known is known
+            assert feed.counters.disconnects == 1
+
+
+def report(one: Rig, started_s: float) -> None:
+    one.world.core.on_load_report(LoadReport(0.0, 0, 0, 0, math.nan, started_s=started_s))
+
+
+async def test_a_snapshot_alone_tells_all_after_a_loss() -> None:
+    async with line(replay=False, snapshot=True, subscribed_s=0.05) as one:
+        await one.subscribed()
+        await one.settled()
+        taken = one.publisher.snapshots
+        live = one.publisher.pub.getsockopt_string(zmq.LAST_ENDPOINT)
+        context = one.publisher.pub.context
+        one.publisher.pub.close(linger=0)
+        await until(lambda: one.feed.counters.disconnects == 1, lambda: "the loss")
+        one.publisher.next_seq = 1  # another life, which has published less
+        one.publisher.others[0] = encode_batch(9.0, [wire(stored([0]))])
+        one.publisher.pub = context.socket(zmq.PUB)
+        await until(lambda: is_bound(one.publisher.pub, live), lambda: f"{live} to be free")
+        await until(lambda: one.publisher.snapshots > taken, lambda: "the question")
+        await until(lambda: one.kv.known and one.kv.resident_blocks == 1, lambda: "its cache")
 
 
 async def test_at_an_endpoint_that_we_bind_a_loss_is_anybodys_until_each_was_asked() -> None:

@@ -52,6 +52,12 @@ std::size_t held(const PrefixIndex& self, nb::handle worker, nb::handle tier) {
   return self.held(slot, of_tier);
 }
 
+std::size_t evicted_of(const PrefixIndex& self, nb::handle worker) {
+  const std::int64_t slot = integer(worker, "worker");
+  const Unlocked unlocked;
+  return self.evicted_of(slot);
+}
+
 auto longest_prefix(const PrefixIndex& self, nb::handle hashes) {
   const Hashes buffer(hashes, "hashes");
   kv::Result<std::int32_t> hits(self.workers());
@@ -123,6 +129,9 @@ void kv::bind_prefix_index(nb::module_& module) {
       .def("held", held, arg("worker"), arg("tier") = 0,
            nb::sig("def held(self, worker: int, tier: int = 0) -> int"),
            "How many blocks `worker` holds in the tier.")
+      .def("evicted_of", evicted_of, arg("worker"),
+           nb::sig("def evicted_of(self, worker: int) -> int"),
+           "Blocks of `worker` forgotten because of the bounds since it was cleared last.")
       .def("contains", count<&PrefixIndex::contains>, arg("worker"), arg("hashes"),
            arg("tier") = 0,
            nb::sig("def contains(self, worker: int, hashes: Buffer, tier: int = 0) -> int"),

@@ -51,6 +51,7 @@ void PrefixIndex::evict_from(IndexTier& tier, BlockTable& segment) {
     --tier.held[seat];
     if (seats_.live(seat)) {
       --tier.live_held;
+      ++evicted_of_[seats_.worker_on(seat)];
     } else {
       old_name_gone(seat);
     }

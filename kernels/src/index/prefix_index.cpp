@@ -40,7 +40,8 @@ KV_PREFETCHES void prefetch_first(const IndexTier& tier, PrefixIndex::Hashes has
 PrefixIndex::PrefixIndex(std::int64_t workers, std::int64_t max_entries, std::int64_t max_bytes)
     : max_entries_(checked_range("max_entries", max_entries, INT64_MAX)),
       max_bytes_(checked_range("max_bytes", max_bytes, INT64_MAX)),
-      seats_(checked_range("workers", workers, kMaxWorkers)) {}
+      evicted_of_(checked_range("workers", workers, kMaxWorkers)),
+      seats_(evicted_of_.size()) {}
 
 std::size_t PrefixIndex::store(std::int64_t worker, Hashes hashes, int tier) {
   const std::size_t holder = checked(worker);
@@ -64,6 +65,7 @@ std::size_t PrefixIndex::clear_worker(std::int64_t worker) {
   const std::size_t holder = checked(worker);
   const std::lock_guard lock(lock_);
   const unsigned seat = seats_.of(holder);
+  evicted_of_[holder] = 0;
   std::size_t gone = 0;
   for (const auto& tier : tiers_) gone += tier == nullptr ? 0 : tier->held[seat];
   if (gone == 0) return 0;
@@ -126,10 +128,16 @@ std::size_t PrefixIndex::evicted() const {
   return evicted_;
 }
 
+std::size_t PrefixIndex::evicted_of(std::int64_t worker) const {
+  const std::size_t holder = checked(worker);
+  const std::shared_lock lock(lock_);
+  return evicted_of_[holder];
+}
+
 std::size_t PrefixIndex::memory_bytes() const {
   const std::shared_lock lock(lock_);
   return sizeof *this + bytes_in_use() - sets_.used_bytes() + sets_.memory_bytes() +
-         seats_.memory_bytes();
+         seats_.memory_bytes() + evicted_of_.capacity() * sizeof evicted_of_[0];
 }
 
 std::size_t PrefixIndex::checked(std::int64_t worker) const {

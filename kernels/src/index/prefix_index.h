@@ -10,6 +10,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "base/fair_lock.h"
 #include "index/index_dump.h"
@@ -58,6 +59,10 @@ class PrefixIndex {
   std::string dump() const;
   static std::unique_ptr<PrefixIndex> load(std::span<const std::uint8_t> bytes);
 
+  // How many of the worker's blocks, over all tiers, were forgotten because of the bounds since it
+  // was cleared last.
+  std::size_t evicted_of(std::int64_t worker) const;
+
   int tiers() const;  // 1 + the highest tier that holds anything, at least 1
   std::size_t size() const;  // entries; must look at all of them while a sweep is under way
   std::size_t evicted() const;
@@ -96,6 +101,7 @@ class PrefixIndex {
   std::size_t max_entries_;
   std::size_t max_bytes_;
   std::size_t evicted_ = 0;
+  std::vector<std::uint64_t> evicted_of_;  // by worker
   Seats seats_;
   WorkerSets sets_;
   std::array<std::unique_ptr<IndexTier>, kTiers> tiers_;  // none where nothing was ever stored

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
@@ -14,13 +14,14 @@ import msgspec
 from msgspec import Meta
 
 from engine.wire.events import WireError
+from engine.wire.metrics import process_start_s
 from policies.facts import Role
 from router.config.worker_spec import WorkerSpec
 from router.events.sources import EventSource
 from router.request.kserve import Roles
 from router.request.legs import Door
 
-MAX_REPLY_BYTES = 1 << 20  # of JSON: models, event sources
+MAX_REPLY_BYTES = 4 << 20  # of JSON: event sources, models (thousands of adapters)
 MAX_METRICS_BYTES = 4 << 20
 POST_S = 5.0  # at the least: TensorRT-LLM waits about 2 s for events to come
 
@@ -204,6 +205,7 @@ class RankLoad:
     block_size: int = 0  # tokens of a KV block, where the figures say it; 0: they do not yet
     transfers: KvTransfers = KvTransfers()
     adapters: frozenset[str] | None = None  # LoRA adapters in use; None: nothing is said of any
+    started_s: float = math.nan  # when its process began, seconds since the epoch; NaN: unsaid
 
 
 def total(loads: Collection[RankLoad]) -> RankLoad:
@@ -222,6 +224,7 @@ def total(loads: Collection[RankLoad]) -> RankLoad:
         block_size=max(load.block_size for load in loads),
         transfers=sum((load.transfers for load in loads), KvTransfers()),
         adapters=_union([load.adapters for load in loads if load.adapters is not None]),
+        started_s=next(iter(loads)).started_s,  # they share a process, or a page
     )
 
 
@@ -247,7 +250,11 @@ class LoadReader:
         status, body = await ask(http, self.url, timeout, MAX_METRICS_BYTES)
         if status != 200:
             raise WireError(f"GET {self.url} answered {status}")
-        return self.loads_in(body.decode("utf-8", "replace"))
+        text = body.decode("utf-8", "replace")
+        loads, started_s = self.loads_in(text), process_start_s(text)
+        if math.isnan(started_s):
+            return loads
+        return {rank: replace(load, started_s=started_s) for rank, load in loads.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,7 +336,7 @@ def share(value: float | None, name: str) -> float:
     return min(value, 1.0)
 
 
-MAX_MODELS = 1_024
+MAX_MODELS = 1_024  # of one worker that are served, where nobody says more
 
 
 class Card(msgspec.Struct):
@@ -346,7 +353,7 @@ class _Cards(msgspec.Struct):
 
 
 async def cards(talk: Interview) -> list[Card]:
-    """The models it serves, 1 to MAX_MODELS. Raises UnrecognizedError for anything else."""
+    """The models it serves, at least one. Raises UnrecognizedError for anything else."""
     where = f"GET {talk.spec.url}/v1/models"
     status, body = await talk.get("/v1/models")
     if status != 200:
@@ -357,6 +364,4 @@ async def cards(talk: Interview) -> list[Card]:
         raise UnrecognizedError(str(error)) from error
     if not models:
         raise UnrecognizedError(f"{where} lists no model")
-    if len(models) > MAX_MODELS:
-        raise UnrecognizedError(f"{where} lists more than {MAX_MODELS} models")
     return models

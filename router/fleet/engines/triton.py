@@ -14,7 +14,6 @@ import msgspec
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
 from router.fleet.engines.adapter import (
-    MAX_MODELS,
     Adapter,
     HealthCheck,
     Interview,
@@ -130,20 +129,14 @@ async def _own(talk: Interview) -> list[str]:
 
 
 async def models(talk: Interview) -> list[str]:
-    """Those that are ready, where this is Triton's own port; none: it is not, or none is.
-
-    Raises UnrecognizedError where there are too many.
-    """
+    """Those that are ready, where this is Triton's own port; none: it is not, or none is."""
     if "extensions" not in await talk.keys("/v2"):
         return []
     status, body = await talk.post("/v2/repository/index")
     if status != 200:
         return [talk.spec.model] if talk.spec.model else []
     entries = decoded(body, list[_Entry], "POST /v2/repository/index")
-    names = list(dict.fromkeys(one.name for one in entries if one.state in ("READY", "")))
-    if len(names) > MAX_MODELS:
-        raise UnrecognizedError(f"it has more than {MAX_MODELS} models")
-    return names
+    return list(dict.fromkeys(one.name for one in entries if one.state in ("READY", "")))
 
 
 async def _metrics(talk: Interview, url: str) -> str:
