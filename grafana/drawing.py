@@ -193,8 +193,8 @@ BY_DIGIT = (BLUE, ORANGE, GREEN, PURPLE, SKY, RED, YELLOW, GREY, WINE, TEAL)
 # Within a panel each name takes the first colour that is left: what is trouble a warm one.
 WARM, COOL = (RED, ORANGE, YELLOW, WINE), (BLUE, GREEN, SKY, PURPLE, GREY, TEAL)
 TROUBLE = re.compile(
-    r"down|ejected|trial|busy|: fallback|: retry|hot|flaps|cut short|retries( refused)?|ejections"
-    r"|no_worker_available|hold_queue_full|hold_timeout|router_full|raised|nan|shape|slow"
+    r"down|silent|ejected|trial|busy|: fallback|: retry|hot|flaps|cut short|retries( refused)?"
+    r"|ejections|no_worker_available|hold_queue_full|hold_timeout|router_full|raised|nan|shape|slow"
     r"|gaps?|failed_polls|disconnects|restarts|overflows|dropped_\w+|skipped_events|stale"
     r"|miscounted|beyond_bound|unknown_worker|refused entries|conflicts|overrun|kv_blocks"
     r"|max_batch_size|no HTTP|preempted|worker|router|5 minutes|1 hour"

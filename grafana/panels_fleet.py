@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, stat, top
 from grafana.panels_router import QUEUE_S, READY, REPLIES_BY_WORKER
 
-STATES = ("down", "ejected", "trial", "busy", "ready", "joining", "draining")
+STATES = ("down", "silent", "ejected", "trial", "busy", "ready", "joining", "draining")
 _STATE = selected("warmroute_worker_state")
 _REQUESTS = selected("warmroute_worker_requests")
 _KV = (
@@ -70,14 +70,25 @@ STATE = Row(
     (
         Panel(
             "Workers by state",
-            "joining: not recognized yet. draining: nothing new. ejected: for a while, after "
-            "failures in a row; trial: then given one request. down: fails its health probes. "
-            "busy: says so, and others go first for a while.",
+            "joining: not recognized yet. draining: nothing new. silent: leaves health probes "
+            "unanswered. ejected: for a while, after failures in a row; trial: then given one "
+            "request. down: fails its health probes. busy: says so, and others go first.",
             "short",
             ((f"sum by (state) ({_STATE})", "{{state}}"),),
             names=STATES,
             stacked=True,
             alert="WarmrouteWorkerEjected",
+        ),
+        Panel(
+            "Silence",
+            "Panic: 1 while most workers of a model leave health probes unanswered, so nothing "
+            "moves. Paused: share of the time for which the router itself stood still.",
+            "short",
+            (
+                (selected("warmroute_panic"), "panic, {{model}}"),
+                (rate("warmroute_paused_seconds_total"), "paused"),
+            ),
+            alert="WarmroutePanic",
         ),
         Panel(
             "Failures by worker",

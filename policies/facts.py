@@ -313,6 +313,20 @@ class Probed:
     well: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A worker left so many of the router's own probes in a row unanswered; 0: it answers again.
+
+    It may be slow, or stopped, as well as dead. Where it is alone with that, what waits there for a
+    first byte goes elsewhere after `allowed` of them.
+    """
+
+    now_s: float
+    worker_id: int
+    probes: int
+    allowed: int = 2
+
+
 @record
 class PeerDispatched:
     """Another router of the same workers, a peer, charged a request to one of them.
@@ -379,6 +393,7 @@ Fact = (
     | KvHeard
     | WorkerChange
     | Probed
+    | Silence
     | PeerFact
     | Tick
 )

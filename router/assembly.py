@@ -164,6 +164,7 @@ class Router:
         self.dispatcher.resync = self._resync
         self.dispatcher.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
         self.dispatcher.stalled = self.fleet.stalled
+        self.dispatcher.given_up = self.fleet.given_up
 
     def _show_more(self, core: RouterCore) -> None:
         self._picked: Counter[str] = Counter()  # by the endpoint picker
@@ -223,7 +224,7 @@ class Router:
         """Until the next tick is due: rarer while nothing is under way, at most `_QUIET_TICK_S`."""
         tick_s, core, busy = self.config.intervals.tick_s, self.dispatcher.core, self._context.busy
         for _ in range(max(int(_QUIET_TICK_S / tick_s), 1)):
-            await asyncio.sleep(tick_s)
+            await self._context.pauses.sleep(tick_s)
             if not core.is_quiet:
                 busy.set()
                 return

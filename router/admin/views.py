@@ -89,6 +89,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "kv_evicted_blocks": worker.kv.evicted_blocks,
         "kv_overflows": worker.kv.overflows,
         "hit_confidence": _number(columns.hit_confidence[slot]),
+        "silent_s": None if worker.silent is None else _number(now_s - worker.silent.since_s),
         "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
     }
 

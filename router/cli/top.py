@@ -109,7 +109,7 @@ def of_workers(decisions: list[dict[str, Any]]) -> dict[int, OfWorker]:
     }
 
 
-_STATE_FIRST = ("down", "ejected", "trial", "joining", "draining", "busy", "ready")
+_STATE_FIRST = ("down", "silent", "ejected", "trial", "joining", "draining", "busy", "ready")
 _DECISIONS, _TENANTS, _SOURCES = 8, 3, 3
 _HEAD = "worker state     run wait  queued  kv% hit%  ttft  address"
 

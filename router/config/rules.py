@@ -101,6 +101,7 @@ FIXED = MappingProxyType(
                 "timeouts.stall_s",
                 *("ejection.failures", "ejection.rate", "ejection.requests", "ejection.window_s"),
                 *("ejection.max_share", "ejection.recover_s", "ejection.breaks"),
+                "health.panic_share",
                 *("retries.attempts", "retries.backoff_s", "retries.backoff_max_s"),
                 *("retries.budget_share", "retries.budget_per_s"),
                 *("retries.busy_s", "retries.busy_max_s"),

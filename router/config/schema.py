@@ -67,12 +67,6 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     failures: Annotated[
         int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
     ] = 3
-    breaks: Annotated[
-        int,
-        Meta(
-            ge=1, le=1_000, description="or broken answers that many good ones do not make up for"
-        ),
-    ] = 8
     rate: Annotated[
         float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
     ] = 0.5
@@ -88,6 +82,28 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     recover_s: Annotated[
         float, Meta(ge=0.1, le=3_600.0, description="shortest ejection, seconds; grows")
     ] = 2.0
+    breaks: Annotated[
+        int,
+        Meta(
+            ge=1, le=1_000, description="or broken answers that many good ones do not make up for"
+        ),
+    ] = 8
+
+
+class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What unanswered and failed health probes mean. Lifetime: until the next reload."""
+
+    probes: Annotated[
+        int,
+        Meta(ge=1, le=1_000, description="probes in a row: errors: down; no answer: requests move"),
+    ] = 2
+    panic_share: Annotated[
+        float,
+        Meta(ge=0.0, le=1.0, description="of a model silent: beyond it nothing moves; 1: never"),
+    ] = 0.5
+    silent_s: Annotated[
+        float, Meta(ge=0.1, le=86_400.0, description="silence until a worker is down, seconds")
+    ] = 300.0
 
 
 class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -668,6 +684,7 @@ class Config(_Section, frozen=True):
     timeouts: Timeouts = field(default_factory=Timeouts)
     intervals: Intervals = field(default_factory=Intervals)
     ejection: Ejection = field(default_factory=Ejection)
+    health: Health = field(default_factory=Health)
     migration: Migration = field(default_factory=Migration)
     server: Server = field(default_factory=Server)
     tls: Tls = field(default_factory=Tls)

@@ -301,6 +301,23 @@ class Relieved:
 
 
 @dataclass(frozen=True, slots=True)
+class Abandon:
+    """Let what waits for a first byte at a silent worker go elsewhere."""
+
+    worker_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Panic:
+    """Most workers of a base model are silent together, and nothing of theirs moves; or no more."""
+
+    model: str
+    silent: int
+    workers: int  # of it that are ready
+    begins: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Doubted:
     """Tell people that what a worker's KV events tell is not so."""
 
@@ -343,6 +360,8 @@ Action = (
     | Reinstated
     | Busied
     | Relieved
+    | Abandon
+    | Panic
     | Doubted
     | Confirmed
     | Others

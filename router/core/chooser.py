@@ -13,7 +13,7 @@ from policies.facts import Arrival
 from router.core.actions import Decision, Details, Ranking, Reject, details_of
 from router.core.admission import ModelLimits
 from router.core.columns import WorkerColumns
-from router.core.eligible import Eligibility, Rows
+from router.core.eligible import Eligibility, Rows, Unheard
 from router.core.guard import Answer, PolicyGuard
 from router.core.hold_queue import Pending, most_s
 from router.core.ledger import NO_LOADS, Loads
@@ -137,7 +137,7 @@ class Chooser:
         self._settings = settings
         self._columns = columns.read_only()
         self._workers = workers
-        self._eligibility = Eligibility(workers)
+        self._eligibility = Eligibility(workers, settings.panic_share)
         self._roster = roster
         self._arrivals = arrivals
         self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
@@ -154,6 +154,8 @@ class Chooser:
         arrival, able = pending.arrival, self._eligibility.rows(pending)
         if isinstance(able, Reject):
             return able
+        if isinstance(able, Unheard):
+            return None
         rows = self._limits.rows(able, _kv_tokens(pending))
         if rows is None or self._model_limits.reached(pending):
             return None
@@ -182,6 +184,9 @@ class Chooser:
         able = self._eligibility.rows(pending)
         if isinstance(able, Reject):
             return able
+        unheard = ""
+        if isinstance(able, Unheard):
+            unheard, able = "most of its workers are silent", able.rows
         below = self._limits.rows(able, _kv_tokens(pending))
         rows = able if below is None else below
         request, fleet = self._views(pending, rows, now_s)
@@ -195,7 +200,7 @@ class Chooser:
                 rows, (request, fleet) = few, views
         answer = self._guard.consult(request, fleet)
         details = self._details(request, fleet, answer)
-        limit = self._model_limits.reached(pending)
+        limit = unheard or self._model_limits.reached(pending)
         if answer[2] < 0 or free is None or below is None or limit:
             return Withheld(answer[0].name, details, limit)
         choice = self._choice(rows, request, fleet, answer, reason)
@@ -211,6 +216,8 @@ class Chooser:
         arrival, rows = pending.arrival, self._eligibility.rows(pending)
         if isinstance(rows, Reject):
             return max(arrival.prompt_tokens, 1)
+        if isinstance(rows, Unheard):
+            rows = rows.rows
         hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         return max(arrival.prompt_tokens - int(hits.max()), 1)
 

@@ -28,6 +28,7 @@ from policies.facts import (
     Progress,
     ReplayEnd,
     Role,
+    Silence,
     Tick,
     WorkerChange,
 )
@@ -276,7 +277,8 @@ class RouterCore:
         if fact.leg == "pair" and prefill_id is not None:
             actions += self._pair_failed(pending, worker, self.workers.get(prefill_id), fact)
         elif worker is not None:
-            pending.tried.add(worker.worker_id)
+            if worker.silent is None:  # else it may have the request once it answers
+                pending.tried.add(worker.worker_id)
             actions += self.health.failed(worker, pending, fact)
         spared = fact.busy_s is not None and fact.retry and self._has_room(pending, fact)
         if not fact.retry:
@@ -337,6 +339,8 @@ class RouterCore:
                 self.splits.gone(worker)
         if fact.state in ("gone", "down"):
             self.session_tracking.lost(self.workers.get(fact.worker_id))
+        if fact.state in ("gone", "down") and (worker := self.workers.get(fact.worker_id)):
+            self.health.silences.heard(worker)
         actions += self.roster.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
@@ -344,6 +348,11 @@ class RouterCore:
         """The answer to a probe that the core asked for."""
         self._observe(fact)
         return [*self.health.probed(fact), *self._ask_held(fact.now_s)]
+
+    def on_silence(self, fact: Silence) -> list[Action]:
+        """A worker leaves the router's own probes unanswered, or answers again."""
+        self._observe(fact)
+        return [*self.health.silence(fact), *self._ask_held(fact.now_s)]
 
     def on_tick(self, fact: Tick) -> list[Action]:
         """Time passed: expire, drain, ask held requests again."""
@@ -627,6 +636,7 @@ _HANDLERS: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingPro
         KvHeard: RouterCore.on_kv_heard,
         WorkerChange: RouterCore.on_worker,
         Probed: RouterCore.on_probed,
+        Silence: RouterCore.on_silence,
         PeerDispatched: RouterCore.on_peer,
         PeerFirstToken: RouterCore.on_peer,
         PeerProgress: RouterCore.on_peer,

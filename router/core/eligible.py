@@ -12,6 +12,7 @@ from policies.contract import Ints
 from policies.facts import Arrival, Role
 from router.core.actions import Reject
 from router.core.hold_queue import Pending
+from router.core.silence import most_silent
 from router.core.workers import Worker, WorkerTable
 
 _MODELS_NAMED = 8  # models listed in an error
@@ -51,6 +52,15 @@ class Rows:
 
     def __len__(self) -> int:
         return len(self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """The workers that could take a request, most of which are silent, and no other one can: it
+    waits until one of them answers.
+    """
+
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,14 +133,16 @@ def without_busy(able: list[Worker]) -> list[Worker]:
 class Eligibility:
     """Lifetime: process. What it keeps of a pool is as old as the table's last change at most."""
 
-    def __init__(self, workers: WorkerTable) -> None:
+    def __init__(self, workers: WorkerTable, panic_share: float = 0.5) -> None:
+        """`panic_share`: as of `CoreSettings`."""
         self._workers = workers
+        self._panic_share = panic_share
         self._version = -1
         # By model, leg and group; of models that are served only.
         self._open: dict[tuple[str, Role, str | None], _Open] = {}
 
-    def rows(self, pending: Pending) -> Rows | Reject:
-        """The workers that may take the request, at least one; or why none may."""
+    def rows(self, pending: Pending) -> Rows | Reject | Unheard:
+        """The workers that may take the request, at least one; or why none may, or none yet."""
         if self._version != self._workers.version:
             self._version = self._workers.version
             self._open.clear()
@@ -144,7 +156,7 @@ class Eligibility:
             known = self._open[key] = _Open.of(pool, pending.leg, pending.group)
         return known.rows if known.to(pending) else self.ask_each(pending)
 
-    def ask_each(self, pending: Pending) -> Rows | Reject:
+    def ask_each(self, pending: Pending) -> Rows | Reject | Unheard:
         """The same by looking at every worker: the rule that `rows` takes its short cut through."""
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
@@ -167,6 +179,19 @@ class Eligibility:
                 why = f"none of the endpoints that it may go to serves model {arrival.model!r}"
                 return _reject(arrival, 503, "no_endpoint_in_subset", why)
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
+        heard = [w for w in ready if w.silent is None]
+        answer = self._of(pending, pool, heard)
+        if len(heard) == len(ready) or isinstance(answer, Rows):
+            return answer
+        able = [w for w in ready if does(w, pending.leg, pending.group)]
+        rows = self._of(pending, pool, ready)
+        if isinstance(rows, Rows) and most_silent(able, self._panic_share):
+            return Unheard(rows)
+        return answer
+
+    def _of(self, pending: Pending, pool: list[Worker], ready: list[Worker]) -> Rows | Reject:
+        """Those of a pool that may take the request, where these are ready; or why none may."""
+        arrival = pending.arrival
         able = [w for w in ready if does(w, pending.leg, pending.group)]
         untried = [w for w in ready if w.worker_id not in pending.tried]
         able = with_partners(able, untried, pending.leg)

@@ -7,13 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from policies.contract import Ints
-from policies.facts import Failure, Finish, Probed
+from policies.facts import Failure, Finish, Probed, Silence
 from router.core.actions import Action, Ejected, Probe, Reinstated
 from router.core.busy import BusyWorkers
 from router.core.counters import CoreCounters
 from router.core.eligible import Rows
 from router.core.hold_queue import Begun, Pending
 from router.core.settings import CoreSettings
+from router.core.silence import Silences
 from router.core.workers import Worker, WorkerTable
 
 
@@ -54,6 +55,10 @@ class StallDetection:
         for worker_id in suspects:
             self._heard_s[worker_id] = self._probed_s[worker_id] = now_s
         return suspects
+
+    def answered(self, worker_id: int) -> None:
+        """It answered the probe, so it lives, though its streams are silent."""
+        self._probed_s.pop(worker_id, None)
 
     def still(self, worker_id: int) -> bool:
         """Whether nothing was heard of it since it was probed, though streams run there."""
@@ -138,6 +143,8 @@ class OutlierDetection:
         """It failed a request."""
         health, settings = worker.health, self._settings
         health.count_failure(cause)
+        if worker.silent is not None:  # nothing new goes there, and it may be well
+            return []
         if health.state != "healthy":
             on_trial = health.state == "trial" and pending.sent_s >= health.since_s
             return self._eject(worker, cause, now_s) if on_trial else []
@@ -159,7 +166,15 @@ class OutlierDetection:
     def silent(self, worker: Worker, now_s: float) -> list[Action]:
         """All its streams stand still, and it does not answer a probe."""
         worker.health.count_failure(STALLED)
-        return self._eject(worker, STALLED, now_s) if worker.health.state == "healthy" else []
+        if worker.health.state != "healthy":
+            return []
+        ejected = self._eject(worker, STALLED, now_s)
+        worker.health.stalled = bool(ejected)
+        return ejected
+
+    def answers(self, worker: Worker, now_s: float) -> list[Action]:
+        """It was silent, and answers probes again: to have stood still is forgiven."""
+        return self._reinstate(worker, now_s) if worker.health.stalled else []
 
     def due(self, now_s: float) -> list[Action]:
         """Probes of workers whose ejection is over; reinstatement of those nobody has tried.
@@ -214,6 +229,7 @@ class OutlierDetection:
         ejected_s = self._settings.recover_s * min(2.0**health.ejections, _BACKOFF_MAX)
         health.state = "ejected"
         health.ejections += 1
+        health.stalled = False
         health.end_row()
         # Its next answer to break off shows that nothing has changed.
         health.broken = max(health.broken - 1.0, 0.0)
@@ -234,6 +250,7 @@ class OutlierDetection:
     def _reinstate(self, worker: Worker, now_s: float) -> list[Action]:
         health = worker.health
         health.state = "healthy"
+        health.stalled = False
         health.until_s = now_s + self._settings.ejection_window_s
         health.end_row()
         health.trial = None
@@ -323,6 +340,7 @@ class Health:
         self.busy = BusyWorkers(settings, workers)
         self._stalls = StallDetection(settings.stall_s)
         self._stall_s = settings.stall_s
+        self.silences = Silences(settings, workers, self._stalls.still)
 
     def sent(self, worker: Worker, pending: Pending, now_s: float) -> None:
         """A request was charged to a worker."""
@@ -372,12 +390,21 @@ class Health:
         return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Workers to probe now, and what became of busy ones."""
-        actions = [*self.busy.tick(now_s), *self._outliers.due(now_s)]
+        """Workers to probe now, and what became of busy and of silent ones."""
+        actions = [*self.silences.look(), *self.busy.tick(now_s), *self._outliers.due(now_s)]
         for worker_id in self._stalls.suspects(now_s):
             worker = self._workers.get(worker_id)
             if worker is not None and worker.is_in:
                 actions.append(Probe(worker_id, self._stall_s))
+        return actions
+
+    def silence(self, fact: Silence) -> list[Action]:
+        """A worker leaves probes unanswered, or answers again."""
+        worker = self._workers.get(fact.worker_id)
+        actions = self.silences.told(fact)
+        if worker is not None and not fact.probes:
+            self._stalls.answered(fact.worker_id)
+            actions += self._outliers.answers(worker, fact.now_s)
         return actions
 
     def probed(self, fact: Probed) -> list[Action]:
@@ -386,6 +413,12 @@ class Health:
         if worker is None or worker.state != "ready":
             return []
         if worker.health.state == "healthy":
-            silent = not fact.well and self._stalls.still(fact.worker_id)
-            return self._outliers.silent(worker, fact.now_s) if silent else []
+            if fact.well:
+                self._stalls.answered(fact.worker_id)
+                return []
+            # Where others stand still with it, the next probe tells more.
+            known = worker.silent is not None or not self._stalls.still(fact.worker_id)
+            if known or not self.silences.alone(worker):
+                return []
+            return self._outliers.silent(worker, fact.now_s)
         return self._outliers.probed(worker, fact.well, fact.now_s)

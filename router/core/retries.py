@@ -56,7 +56,8 @@ class Retries:
             return Rejection(503, cause, "the router can open no more files just now; try again")
         settings = self._settings
         # Nobody has had it, or knows its path; or a data plane has it at another one already.
-        unheard = spared or cause in ("connect", "absent", MOVED)
+        silent = worker is not None and worker.silent is not None
+        unheard = spared or silent or cause in ("connect", "absent", MOVED)
         pending.attempts += not unheard
         if pending.attempts >= settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {cause}"

@@ -44,6 +44,7 @@ class CoreSettings:
     ejection_requests: int = 20  # ... among at least so many ...
     ejection_window_s: float = 5.0  # ... within so long
     ejection_max_share: float = 0.5  # of a pool's ready workers that may be ejected at once
+    panic_share: float = 0.5  # more of a model's ready workers silent at once: nothing moves
     recover_s: float = 2.0  # shortest ejection; doubles up to 16 times while it keeps failing
     stall_s: float = 0.5  # silence of all streams of a worker after which it is probed
     parked_blocks: int = 65_536  # stored blocks of one worker whose parent has not been seen

@@ -36,6 +36,7 @@ class WorkerHealth:
         default=float("-inf")
     )  # until it is probed (again), or is tried no longer; healthy: until ejections are forgotten
     trial: int | None = None  # the one request it has on trial
+    stalled: bool = False  # it was ejected for standing still
     causes: Counter[str] = field(default_factory=Counter)  # all failures ever, by cause
 
     @property
@@ -65,6 +66,7 @@ class WorkerHealth:
         self.state = "healthy"
         self.ejections = 0
         self.broken = 0.0
+        self.stalled = False
         self.trial = None
         self.recent.clear()
         self.end_row()
@@ -83,6 +85,16 @@ class BusySpell:
 
 
 @dataclass(slots=True)
+class Silent:
+    """That a worker leaves probes unanswered. Lifetime: until it answers, or is down."""
+
+    since_s: float
+    probes: int  # in a row
+    excused: int = 0  # of these, those up to when most of its model's workers were silent last
+    moved: bool = False  # what waits there for a first byte was told to go elsewhere
+
+
+@dataclass(slots=True)
 class Worker:
     """Lifetime: worker. `state` is what the shell said last; `health` is what we observed."""
 
@@ -94,6 +106,7 @@ class Worker:
     state: str = "ready"
     joined_s: float = -inf
     spell: BusySpell = field(default_factory=BusySpell)
+    silent: Silent | None = None
 
     @property
     def busy(self) -> bool:
@@ -102,17 +115,19 @@ class Worker:
 
     @property
     def is_in(self) -> bool:
-        """Whether it is ready and healthy."""
-        return self.state == "ready" and self.health.state == "healthy"
+        """Whether it is ready, healthy, and answers."""
+        return self.state == "ready" and self.health.state == "healthy" and self.silent is None
 
     @property
     def takes_requests(self) -> bool:
         """Whether it may be given new requests now."""
-        return self.state == "ready" and self.health.takes_requests
+        return self.state == "ready" and self.health.takes_requests and self.silent is None
 
     @property
     def shown_state(self) -> str:
         """The state as people see it."""
+        if self.state == "ready" and self.silent is not None:
+            return "down" if self.silent.moved else "silent"
         if self.state == "ready" and self.health.state != "healthy":
             return "trial" if self.health.state == "trial" else "ejected"
         return "busy" if self.state == "ready" and self.spell.on else self.state

@@ -12,10 +12,11 @@ from weakref import WeakValueDictionary
 import aiohttp
 import zmq.asyncio
 
-from policies.facts import LoadReport, Probed, WorkerChange
+from policies.facts import LoadReport, Probed, Silence, WorkerChange
 from router.events.delivery import Borrow, Claim, FeedFact, SharedReaders
 from router.events.sources import NO_OTHERS, EventHosts
 from router.fleet.engines.adapter import MAX_MODELS
+from router.fleet.pauses import Pauses
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.upstream.native import NativeRelay
 from router.upstream.reply import RelayLimits
@@ -83,7 +84,7 @@ def _busy() -> asyncio.Event:
     return event
 
 
-WorkerFact = WorkerChange | LoadReport | FeedFact | Probed
+WorkerFact = WorkerChange | LoadReport | FeedFact | Probed | Silence
 # Of following a worker. "asleep" and "paused": its engine lives on and takes no requests. "more":
 # it serves on, and answers where it did not when it was recognized.
 End = Literal["down", "asleep", "paused", "anew", "broken", "more"]
@@ -99,6 +100,8 @@ class FleetTerms:
     backlog_batches: int
     relay: RelayLimits
     drain_s: float = 600.0  # what runs at a worker that leaves may take; 0: as long as it does
+    probes: int = 2  # in a row that fail: it is down, or what waits there goes elsewhere
+    silent_s: float = 300.0  # that a worker may be silent before it is down, its cache forgotten
     ranks: int = 64  # data-parallel ranks of one URL that become workers
     models: int = MAX_MODELS  # of one worker that are served
     event_hosts: EventHosts = NO_OTHERS  # besides its own, that an engine may name
@@ -131,6 +134,10 @@ class FleetContext:
     borrow: Borrow | None = None  # for events that an engine cannot tell again
     # Set while requests are under way that this router knows of, as of its latest tick.
     busy: asyncio.Event = field(default_factory=_busy)
+    pauses: Pauses = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pauses = Pauses(self.clock)
 
     @property
     def scrape_interval_s(self) -> float:

@@ -17,6 +17,7 @@ from router.core.roster import TableFullError
 from router.core.workers import Worker, halves_missing, serves
 from router.fleet.context import FleetContext
 from router.fleet.member import SWITCHES, Member
+from router.fleet.pauses import Pauses
 from router.fleet.recognize import with_role
 from router.fleet.wanted import (
     CONFIGURATION,
@@ -65,6 +66,11 @@ class FleetManager:
     def now_s(self) -> float:
         """The router's clock."""
         return self._context.clock()
+
+    @property
+    def pauses(self) -> Pauses:
+        """When the router itself stood still."""
+        return self._context.pauses
 
     def add(self, spec: WorkerSpec, by: str = CONFIGURATION, by_hand: bool = False) -> Member:
         """Begin to follow a worker; `by` says in the log who asked for it.
@@ -292,6 +298,12 @@ class FleetManager:
         if self._asking.get(worker_id) is task:
             del self._asking[worker_id]
         _shout(task)
+
+    def given_up(self, worker_id: int) -> None:
+        """A worker is silent, and others are not: the same, and it counts as down."""
+        if (member := self.members.get(worker_id)) is not None:
+            member.log_down()
+            member.abandon_silent()
 
     def stalled(self, worker_id: int) -> None:
         """A worker stands still: what its clients have seen nothing of goes elsewhere."""

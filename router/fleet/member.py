@@ -14,7 +14,7 @@ from typing import Literal, NoReturn
 import aiohttp
 
 from engine.wire.events import WireError
-from policies.facts import Probed, Role, Suspension, WorkerChange
+from policies.facts import Probed, Role, Silence, Suspension, WorkerChange
 from router.config.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
@@ -50,7 +50,6 @@ log = logging.getLogger(__name__)
 SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
 _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
-_DOWN_AFTER = 2  # health probes in a row that fail
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
 _SILENT_S = 1.0  # before what did not answer is asked again; the next times after twice as long
 
@@ -87,6 +86,7 @@ class Member:
         self.turning: Turning | None = None  # to take another role once idle
         self.turned: Role | None = None  # the role that it took, whatever it was named with
         self.transfers = KvTransfers()  # of its engine, as latest told
+        self.silent_since_s: float | None = None  # it has left all probes unanswered since
         self.abandoned = 0  # how often all that waited there for a first byte was given up
         self._state: State = "down"  # as last told; before that nobody knows of it
         self.figures = SeenFigures(worker_id, spec.name)
@@ -168,12 +168,14 @@ class Member:
         if self.recognized is None:
             return
         context, health = self._context, self.recognized.health
-        limit_s = context.terms.probe_s if within_s is None else within_s
-        url = f"{self.spec.url}{health.path}"
+        limit_s = max(context.terms.probe_s if within_s is None else within_s, health.least_s)
+        url, began_s = f"{self.spec.url}{health.path}", context.clock()
         try:
-            well = await _status(context.http, url, max(limit_s, health.least_s)) < health.below
+            well = await _status(context.http, url, limit_s) < health.below
         except (aiohttp.ClientError, TimeoutError) as error:
             if out_of_files(error):  # that says nothing of the worker
+                return
+            if isinstance(error, TimeoutError) and context.pauses.spoiled(began_s, limit_s):
                 return
             well = False
         context.tell(Probed(context.clock(), self.worker_id, well))
@@ -181,6 +183,7 @@ class Member:
     def _replaceable(self, recognized: Recognized) -> bool:
         """Whether others can answer what it was asked; else it is better to wait for it."""
         others = (m for m in self._context.members.values() if m is not self and m.ready)
+        others = (m for m in others if m.silent_since_s is None)
         served = {name for m in others if m.recognized for name in m.recognized.facts.models}
         return served.issuperset(recognized.facts.models)
 
@@ -368,8 +371,12 @@ class Member:
             except (UnrecognizedError, WireError, aiohttp.ClientError, TimeoutError) as error:
                 fits = False
                 failures += 1
+                silent = isinstance(error, TimeoutError)
                 self._not_recognized(await trouble_with(spec.url, error, terms.probe_s))
-                if self._state != "down" and (failures >= _DOWN_AFTER or refused(error)):
+                if self._state != "down" and (
+                    refused(error)
+                    or (self._silent_for_long(failures) if silent else failures >= terms.probes)
+                ):
                     self._put_down()
                     self.abandon_silent()
             else:
@@ -378,6 +385,7 @@ class Member:
                     self._announce(recognized)
                     self._know(recognized)
                     self.trouble = ""
+                    self._heard()
                     return recognized
             if fits or self.spec == spec:
                 await asyncio.sleep(terms.health_s)
@@ -431,26 +439,63 @@ class Member:
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 
-    def _put_down(self, suspended: Suspension | None = None) -> None:
+    def log_down(self) -> None:
+        """Say that it counts as down, and why."""
         log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
+
+    def _put_down(self, suspended: Suspension | None = None) -> None:
+        self.silent_since_s = None
+        self.log_down()
         self._tell_state("down", None, suspended)
 
     async def _until_down(self, recognized: Recognized) -> End:
-        failures = 0
+        failures, context = 0, self._context
         where = f"GET {recognized.health.path}"
-        while failures < _DOWN_AFTER:
-            await asyncio.sleep(self._context.terms.health_s)
+        while True:
+            await asyncio.sleep(context.terms.health_s)
+            began_s, silent = context.clock(), False
             try:
                 self.trouble = await self._complaint()
             except (aiohttp.ClientError, TimeoutError) as error:
                 if out_of_files(error):
                     log.error("worker %d: not probed: %s", self.worker_id, error)
                     continue
+                silent = isinstance(error, TimeoutError)
+                if silent and context.pauses.spoiled(began_s, context.terms.probe_s):
+                    continue
                 self.trouble = f"{where}: {str(error) or type(error).__name__}"
                 if refused(error):
                     return "down"
             failures = failures + 1 if self.trouble else 0
-        return "down"
+            if silent:
+                if self._silent_for_long(failures):
+                    return "down"
+            elif failures >= context.terms.probes:
+                return "down"
+            else:
+                self._heard()
+
+    def _silent_for_long(self, probes: int) -> bool:
+        """Tell that it left another probe unanswered, the last of so many that failed; whether it
+        has been silent for so long that it counts as down.
+        """
+        now_s, terms = self._context.clock(), self._context.terms
+        if self.silent_since_s is None:
+            self.silent_since_s = now_s
+            log.warning(
+                "worker %d (%s) is silent: %s", self.worker_id, self.spec.name, self.trouble
+            )
+        self._context.tell(Silence(now_s, self.worker_id, probes, terms.probes))
+        return now_s - self.silent_since_s >= terms.silent_s
+
+    def _heard(self) -> None:
+        """It answers: if it was silent, it is no more."""
+        if self.silent_since_s is not None:
+            now_s, since_s = self._context.clock(), self.silent_since_s
+            self.silent_since_s = None
+            line = "worker %d (%s) answers again, after %.1f s"
+            log.warning(line, self.worker_id, self.spec.name, now_s - since_s)
+            self._context.tell(Silence(now_s, self.worker_id, 0))
 
     async def _complaint(self) -> str:
         """What is wrong by its own account; empty when nothing is."""

@@ -89,14 +89,30 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
             for cause, count in worker.health.causes.items():
                 failures.add_metric([label, cause], count)
     yield halves_missing_metric(core)
+    yield panic_metric(core)
     turned = "Workers that took another role while running"
     yield counter("warmroute_role_changes", turned, fleet.turned)
     refused = "Data-parallel ranks of engines that did not become workers, by a limit"
     yield from (_info(fleet), up, failures, transfers, events, lag)
+    paused = "Time for which the router's own event loop stood still"
+    yield counter("warmroute_paused_seconds", paused, fleet.pauses.total_s)
     yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)
     text = "Models that workers list and that are not served, by a limit"
     yield gauge("warmroute_refused_models", text, fleet.refused_models)
     yield from _gauges(joined, core.columns, fleet.now_s)
+
+
+def panic_metric(core: RouterCore) -> Metric:
+    """By base model."""
+    family = GaugeMetricFamily(
+        "warmroute_panic",
+        "1 while most workers of a model are silent: nothing moves, new requests wait",
+        labels=["model"],
+    )
+    panics = core.health.silences.panics
+    for model in sorted({worker.facts.models[0] for worker in core.workers}):
+        family.add_metric([model], model in panics)
+    return family
 
 
 def halves_missing_metric(core: RouterCore) -> Metric:

@@ -16,6 +16,7 @@ from typing import Literal
 from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Prefilled, Progress
 from policies.load import LoadedPolicy
 from router.core.actions import (
+    Abandon,
     Action,
     Busied,
     Cancel,
@@ -25,6 +26,7 @@ from router.core.actions import (
     Ejected,
     Hold,
     Others,
+    Panic,
     Probe,
     Reinstated,
     Reject,
@@ -46,6 +48,11 @@ _DOUBTS = {
     "count to %(percent).0f %%",
     "useless": "worker %(worker)d: its KV events are of no use: their blocks have another size "
     "than it says, or no tokens",
+}
+_PANIC = {
+    True: "most workers of %s leave probes unanswered (%d of %d): as likely it is this router or "
+    "its network; nothing moves, and new requests wait for one that answers",
+    False: "most workers of %s answer again (%d of %d are silent): requests go to them as before",
 }
 _OTHERS = {
     True: "%.0f %% of the requests at the workers are not of this router: what they do to caches "
@@ -177,6 +184,7 @@ class Dispatcher:
         self.recorder: FactRecorder | None = None  # set before the first fact, or never
         self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
         self.probe: Callable[[Probe], None] = lambda action: None
+        self.given_up: Callable[[int], None] = lambda worker_id: None
         self.stalled: Callable[[int], None] = lambda worker_id: None
 
     def next_request_id(self) -> int:
@@ -272,6 +280,10 @@ class Dispatcher:
                 self._turn_away(action.request_id)
             case Hold():
                 pass  # the ticket waits; another action will come
+            case Abandon():
+                self.given_up(action.worker_id)
+            case Panic():
+                log.warning(_PANIC[action.begins], action.model, action.silent, action.workers)
             case Probe():
                 self.probe(action)
             case Ejected():

@@ -59,6 +59,7 @@ def another_value(path: str, folder: Path) -> object:
         "session_header": "x-s",
         "deadline_header": "x-d",
         "ejection.rate": 0.25,
+        "health.panic_share": 0.25,
         "ejection.max_share": 0.25,
         "tenant_header": "x-t",
         "tracing.endpoint": "http://127.0.0.1:4318",

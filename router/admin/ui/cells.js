@@ -8,9 +8,10 @@ const STATES = {
   leaving: { letter: "L", hatch: "rising", means: "goes once it is idle" },
   trial: { letter: "T", hatch: "dots", means: "was ejected; gets one request at a time" },
   ejected: { letter: "E", hatch: "falling", means: "for a while: it failed too often" },
+  silent: { letter: "S", hatch: "rising", means: "leaves probes unanswered; nothing new" },
   down: { letter: "X", hatch: "crossed", means: "its probes fail" },
 };
-const TROUBLE = ["down", "ejected", "trial", "joining", "draining", "leaving", "busy", "slow_start", "ready"];
+const TROUBLE = ["down", "silent", "ejected", "trial", "joining", "draining", "leaving", "busy", "slow_start", "ready"];
 
 /** How a state is drawn; one that this page does not know gets its first letter. */
 function stateLook(state) {

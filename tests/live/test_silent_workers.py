@@ -1,0 +1,206 @@
+"""Workers, and the router itself, that stand still for a while: slow is not dead."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from tests.frozen import freeze
+from tests.live.stack import MODEL, Stack, running, until
+
+FULL = [pytest.mark.full, pytest.mark.timeout(300)]
+# A probe a second by default: these are the same rules in a fifth of the time.
+QUICK = [
+    *("--intervals-health-s", "0.2", "--timeouts-probe-s", "0.4", "--limits-hold-s", "120"),
+    *("--policy", "round_robin"),
+]
+PAUSES_S = [2.5, pytest.param(20.0, marks=FULL)]
+
+
+@dataclass
+class Clients:
+    """Requests that come all the time, streams and whole ones by turns. Lifetime: test."""
+
+    stack: Stack
+    per_s: float = 20.0
+    sent: int = 0
+    failed: list[str] = field(default_factory=list)
+    workers: list[str] = field(default_factory=list)  # of the answers, in the order of their ends
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def come(self) -> None:
+        """For ever."""
+        while True:
+            one = asyncio.create_task(self._ask(self.sent))
+            self._running.add(one)
+            one.add_done_callback(self._running.discard)
+            self.sent += 1
+            await asyncio.sleep(1 / self.per_s)
+
+    async def end(self) -> None:
+        """Until each one has its answer."""
+        async with asyncio.timeout(60):
+            await asyncio.gather(*self._running)
+
+    async def _ask(self, number: int) -> None:
+        stream = number % 2 == 0
+        body = {"model": MODEL, "prompt": [number] * 40, "max_tokens": 30, "stream": stream}
+        url = f"{self.stack.url}/v1/completions"
+        try:
+            async with self.stack.http.post(url, json=body) as reply:
+                data = await reply.read()
+                whole = not stream or data.rstrip().endswith(b"data: [DONE]")
+                if reply.status != 200 or not whole:
+                    self.failed.append(f"{number}: {reply.status} {data[-200:]!r}")
+                self.workers.append(reply.headers.get("x-warmroute-worker", ""))
+        except (aiohttp.ClientError, TimeoutError) as error:
+            self.failed.append(f"{number}: {error!r}")
+
+
+@asynccontextmanager
+async def clients(stack: Stack) -> AsyncIterator[Clients]:
+    """They come meanwhile, and have been answered when this ends."""
+    crowd = Clients(stack)
+    coming = asyncio.create_task(crowd.come())
+
+    async def warm() -> bool:
+        return len(crowd.workers) >= 20
+
+    await until(warm, "the first answers")
+    try:
+        yield crowd
+    finally:
+        coming.cancel()
+    await crowd.end()
+
+
+@contextmanager
+def frozen(stack: Stack, numbers: list[int]) -> Iterator[None]:
+    processes = [stack.workers[number].process for number in numbers]
+    for process in processes:
+        freeze(process.pid)
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("pause_s", PAUSES_S)
+async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s: float) -> None:
+    async with running(tmp_path, workers=3, router=QUICK) as stack:
+        async with clients(stack) as crowd:
+            with frozen(stack, [0, 1, 2]):
+                await asyncio.sleep(pause_s)
+
+                async def panics() -> bool:
+                    states = {row["state"] for row in await stack.rows()}
+                    return states == {"silent"} and await stack.metric("warmroute_panic") == 1
+
+                await until(panics, "all to be silent")
+
+                async def waits() -> bool:
+                    return await stack.metric("warmroute_held_requests") > 0
+
+                await until(waits, "new requests to wait")
+
+            async def all_ready() -> bool:
+                return {row["state"] for row in await stack.rows()} == {"ready"}
+
+            await until(all_ready, "all to be back")
+        assert crowd.failed == []
+        log = stack.router.log.read_text()
+        assert log.count(f"most workers of {MODEL} leave probes unanswered") == 1
+        assert log.count(f"most workers of {MODEL} answer again") == 1
+        assert "is down" not in log
+        assert await stack.metric("warmroute_ejections_total") == 0
+        assert await stack.metric("warmroute_panic") == 0
+        await stack.assert_idle()
+
+
+async def test_one_dead_beside_stopped_ones_gets_nothing_and_fails_nobody(tmp_path: Path) -> None:
+    """What it had begun is cut; all else waits for the others."""
+    async with running(tmp_path, workers=3, router=QUICK) as stack:
+        with frozen(stack, [1, 2]):
+            stack.workers[0].process.send_signal(signal.SIGKILL)
+            await stack.until_state(0, "down")
+            asking = [asyncio.create_task(stack.complete([n] * 20)) for n in range(10)]
+            for worker_id in (1, 2):
+                await stack.until_state(worker_id, "silent")
+            asking += [asyncio.create_task(stack.complete([n] * 20)) for n in range(10)]
+            await asyncio.sleep(1.0)
+            assert not any(one.done() for one in asking)
+        assert [(await one)[0] for one in asking] == [200] * 20
+        await stack.assert_idle()
+
+
+async def test_a_pool_of_one_is_waited_for(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1, router=QUICK) as stack:
+        async with clients(stack) as crowd:
+            with frozen(stack, [0]):
+                await stack.until_state(0, "silent")
+                await asyncio.sleep(0.5)
+        assert crowd.failed == []
+        await stack.assert_idle()
+
+
+async def test_one_stopped_among_well_ones_gets_nothing_and_is_back_at_once_with_its_cache(
+    tmp_path: Path,
+) -> None:
+    """What waits there moves after the second probe; nobody sees an error."""
+    async with running(tmp_path, workers=3, router=QUICK) as stack:
+        async with clients(stack) as crowd:
+            await stack.until_state(1, "ready")
+            with frozen(stack, [1]):
+
+                async def aside() -> bool:
+                    return (await stack.row(1))["state"] in ("silent", "ejected", "down")
+
+                await until(aside, "the stopped one to get nothing new")
+                await asyncio.sleep(0.1)
+                before = len(crowd.workers)
+                await stack.until_state(1, "down")
+
+                async def served() -> bool:
+                    return len(crowd.workers) >= before + 30
+
+                await until(served, "the others to serve")
+                known = (await stack.row(1))["resident_blocks"]
+                assert known > 0
+            await stack.until_state(1, "ready")
+            assert (await stack.row(1))["kv_known"]
+        assert crowd.failed == []
+        assert "worker 1" in stack.router.log.read_text()
+        assert await stack.metric("warmroute_panic") == 0
+        await stack.assert_idle()
+
+
+@pytest.mark.parametrize("pause_s", [3.0, pytest.param(8.0, marks=FULL)])
+async def test_the_routers_own_pause_is_not_charged_to_workers(
+    tmp_path: Path, pause_s: float
+) -> None:
+    async with running(tmp_path, workers=3, router=QUICK) as stack:
+        async with clients(stack) as crowd:
+            freeze(stack.router.process.pid)
+            await asyncio.sleep(pause_s)
+            stack.router.process.send_signal(signal.SIGCONT)
+
+            async def noticed() -> bool:
+                return await stack.metric("warmroute_paused_seconds_total") >= pause_s - 0.5
+
+            await until(noticed, "the pause to be noticed")
+            await asyncio.sleep(1.0)
+            assert {row["state"] for row in await stack.rows()} == {"ready"}
+        assert crowd.failed == []
+        log = stack.router.log.read_text()
+        assert "is silent" not in log
+        assert "is down" not in log
+        assert await stack.metric("warmroute_ejections_total") == 0
+        await stack.assert_idle()
