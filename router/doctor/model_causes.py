@@ -16,6 +16,7 @@ LONG_WAIT = 2.0  # executions that a request waits for; who can join the next ba
 FULL = 0.9  # of the largest batch
 BUSY, CALM = 0.8, 0.7  # shares of the instances' time
 SINGLE = 1.1  # mean batch: nobody was joined
+_MOSTLY, _ALL = 0.5, 1.1  # of an execution's time, which a model that it asks takes
 _LLM = ("tensorrtllm", "vllm")  # backends that schedule by themselves
 _BATCHED = 8  # a batch to begin with, where nobody knows better
 
@@ -66,6 +67,8 @@ def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found 
         return None
     if not queues(m) or m.mean_batch > SINGLE or _is_pipeline(server, m):
         return None
+    if bls_serial(e, server, m):  # a fuller batch of its would be passed on one by one, too
+        return None
     change = Change("dynamic_batching", "absent", "dynamic_batching { }")
     return Found(_wait(m), (change,), _joinable(m))
 
@@ -91,8 +94,13 @@ def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
 
 def _not_joined(server: ServerEvidence, m: ModelEvidence) -> bool:
     """Batches stay small though requests wait for several of them."""
-    small = m.mean_batch < 0.6 * m.config.max_batch_size
+    small = _has_room(m)
     return _plain(server, m) and m.batches and queues(m) and small and m.utilisation >= CALM
+
+
+def _has_room(m: ModelEvidence) -> bool:
+    """Whether its batches could take many more."""
+    return m.mean_batch < 0.6 * m.config.max_batch_size
 
 
 def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
@@ -178,6 +186,8 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fo
     waits = m.queue_s >= m.service_s
     uncached = m.rate * m.service_s  # in flight, if the response cache answered nobody
     if max(m.in_flight, uncached) >= 2 or m.utilisation >= 0.3 or waits:
+        return None
+    if _asked_by_another(server, m):  # which alone says how much there is
         return None
     told = (
         f"{number(m.executed_rate)} requests a second of {ms(m.service_s)} overlap seldom: "
@@ -289,25 +299,80 @@ def _is_pipeline(server: ServerEvidence, m: ModelEvidence) -> bool:
     return m.config.backend == "python" and bool(m.steps_of)
 
 
+def _others(server: ServerEvidence, m: ModelEvidence) -> list[ModelEvidence]:
+    """Models that it may ask by BLS: all that no ensemble runs beside it."""
+    found = [
+        o for o in server.models.values() if o is not m and not set(o.steps_of) & {*m.steps_of}
+    ]
+    return [o for o in found if m.config.name not in o.config.steps]
+
+
+def _waits_for_others(server: ServerEvidence, m: ModelEvidence) -> bool:
+    """Whether other models may be what its executions spend their time on: Python code can ask them
+    (BLS), and they have requests for as long as it runs.
+    """
+    if m.config.backend != "python" or not m.busy:
+        return False
+    others = _others(server, m)
+    # Of answers that come in pieces Triton counts the beginning only.
+    if any(o.config.model_transaction_policy.decoupled and _as_many(o, m) for o in others):
+        return True
+    asked = [o.in_flight for o in others]
+    asked.append(sum(o.in_flight for o in others if _as_many(o, m)))
+    asked += [x.active for x in server.engines if x.moving and x.model != m.config.name]
+    return max(asked, default=0.0) >= _MOSTLY * m.busy
+
+
+def _as_many(o: ModelEvidence, m: ModelEvidence) -> bool:
+    """Whether it had one request, or two or any other number, for each request of `m`."""
+    each = max(round(o.requests / max(m.requests, 1)), 1)
+    most_off = 0.05 * m.requests + max(m.config.max_batch_size, 1)
+    return o.requests > 0 and abs(o.requests - each * m.requests) <= each * most_off
+
+
+def _asked_in_turn(server: ServerEvidence, m: ModelEvidence) -> ModelEvidence | None:
+    """The model that its executions ask, and wait for, one request after the other: that has one
+    for each execution under way, and as many for each of its requests.
+    """
+    if not _plain(server, m) or m.config.backend != "python" or m.steps_of or not m.busy:
+        return None
+    for o in _others(server, m):
+        if busy_model(o) and _as_many(o, m) and _MOSTLY <= o.in_flight / m.busy <= _ALL:
+            return o
+    return None
+
+
+def _asked_by_another(server: ServerEvidence, m: ModelEvidence) -> bool:
+    """Whether its requests are those of a Python model, and not of clients."""
+    return any(_asked_in_turn(server, o) is m for o in server.models.values())
+
+
 def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
-    """26: a BLS model runs one request per instance, before an engine that could take more."""
-    engine = next((x for x in server.engines if x.moving and x.model != m.config.name), None)
+    """26: a BLS model runs one request per instance, before a model that could take more."""
+    if m.config.backend != "python" or m.steps_of or is_llm(server, m):
+        return None
+    if not queues(m, 1.0) or m.utilisation < CALM:
+        return None
     count = m.config.instances
-    if engine is None or m.config.backend != "python" or m.steps_of or is_llm(server, m):
+    engine = next((x for x in server.engines if x.moving and x.model != m.config.name), None)
+    if engine is not None:
+        active, most = engine.active, engine.most
+        limited = engine.active_range[1] <= count * max(m.config.max_batch_size, 1)
+        seen = f"{engine.model} never has more than {number(engine.active_range[1])} active"
+    elif (inner := _asked_in_turn(server, m)) is not None:
+        active, most = inner.in_flight, float(inner.config.max_batch_size * inner.config.instances)
+        limited = inner.batches and _has_room(inner) and not queues(inner, 1.0)
+        seen = f"{inner.config.name} has {number(active)} at a time"
+    else:
         return None
-    limited = engine.active_range[1] <= count * max(m.config.max_batch_size, 1) and (
-        engine.active < FULL * engine.most
-    )
-    if not queues(m, 1.0) or not limited or m.utilisation < CALM:
+    if not (limited and active < FULL * most):  # of an engine that tells no most, NaN
         return None
-    most = int(engine.most)
     told = (
         f"{number(m.waiting)} wait on average at {m.config.name} ({ms(m.queue_s)} each), whose "
-        f"{count} instances run one each; {engine.model} never has more than "
-        f"{number(engine.active_range[1])} active of {most}"
+        f"{count} instances run one each; {seen} of {int(most)}"
     )
-    change = Change(f"{m.config.name}: instance_group.count", str(count), str(most))
-    return Found(told, (change,), min(m.waiting, engine.most - engine.active))
+    change = Change(f"{m.config.name}: instance_group.count", str(count), str(int(most)))
+    return Found(told, (change,), min(m.waiting, most - active))
 
 
 def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
@@ -410,6 +475,8 @@ def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
     """35: clients wait for each answer before they ask again."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or queues(m, 1.0):
         return None
+    if _asked_by_another(server, m):
+        return None
     room, router = m.config.max_batch_size * m.config.instances, e.facts.router
     clients = e.facts.connections
     if clients is None and router is not None and router.connections >= 1:
@@ -436,6 +503,8 @@ def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
     """36: batches are full, and twice the batch takes twice the time."""
     most = m.config.max_batch_size
     if not _plain(server, m) or most <= 1 or not queues(m, 1.0) or m.utilisation < BUSY:
+        return None
+    if _waits_for_others(server, m):  # and computes next to nothing itself
         return None
     whole = m.requests > 0 and m.rows / m.requests >= FULL * most
     if m.mean_batch < FULL * most or not (m.growth >= 0.8 or whole):

@@ -13,6 +13,7 @@ from typing import Annotated, Any, TypeVar
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import force_setattr, replace
 
 from engine.wire import metrics as names
 from engine.wire.events import WireError
@@ -161,6 +162,13 @@ class Config(msgspec.Struct, frozen=True):
     ensemble_scheduling: Ensemble | None = None
     model_transaction_policy: Transaction = Transaction()
     parameters: dict[str, Parameter] = {}
+
+    def __post_init__(self) -> None:
+        """Leave out the preferred batch size that Triton adds where none is written."""
+        batcher = self.dynamic_batching
+        if batcher is not None and batcher.preferred_batch_size == [self.max_batch_size]:
+            written = replace(batcher, preferred_batch_size=[])
+            force_setattr(self, "dynamic_batching", written)
 
     @property
     def instances(self) -> int:

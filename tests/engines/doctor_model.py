@@ -3,7 +3,7 @@
 They run in Triton's processes, not in ours, and import nothing of ours. `kind` among the parameters
 says which: a batch of `base_ms` + `per_ms` a row; a `crowd` of threads that share one processor; an
 `engine` with in-flight batches, a KV cache and the gauges of the TensorRT-LLM backend; a `bls` that
-asks that engine.
+asks that engine, or the model named as `asks`, one request after the other.
 """
 
 from __future__ import annotations
@@ -141,6 +141,7 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         settings = {k: v["string_value"] for k, v in config["parameters"].items()}
         self.kind = settings.get("kind", "batch")
+        self.asks = settings.get("asks", "tensorrt_llm")
         self.base_s = float(settings.get("base_ms", "20")) / 1e3
         self.per_s = float(settings.get("per_ms", "0")) / 1e3
         self.outputs = [one["name"] for one in config["output"]]
@@ -175,11 +176,12 @@ class TritonPythonModel:
         sender.send(answered(), flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
     def passed(self, request: Any) -> Any:
-        """What the engine answers; meanwhile this instance does nothing else."""
-        inputs = [pb_utils.get_input_tensor_by_name(request, "text_input")]
+        """What the other model answers; meanwhile this instance does nothing else."""
         inner = pb_utils.InferenceRequest(
-            model_name="tensorrt_llm", requested_output_names=["text_output"], inputs=inputs
+            model_name=self.asks, requested_output_names=self.outputs, inputs=request.inputs()
         )
+        if self.asks != "tensorrt_llm":
+            return pb_utils.InferenceResponse(inner.exec().output_tensors())
         for _ in inner.exec(decoupled=True):
             pass
         return answered()

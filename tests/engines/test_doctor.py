@@ -346,12 +346,15 @@ async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None
 async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
     """6."""
     server = servers[0]
-    batcher = "dynamic_batching { preferred_batch_size: [ 8 ] max_queue_delay_microseconds: %d }"
-    await server.load(plain(batcher % 100_000))
-    async with loaded(server, 1, pause_s=0.05):
-        found = first(await watched(server), 6)
-    assert "the delay of 100 ms" in found.found.evidence
-    assert found.found.changes[0].now == "100000"
+    batcher = "dynamic_batching { max_queue_delay_microseconds: %d }"
+    sizes = "preferred_batch_size: [ 4, 8 ] max_queue"
+    # Where none is written Triton shows the largest one as preferred.
+    for batching, more in ((batcher, []), (batcher.replace("max_queue", sizes), ["[4, 8]"])):
+        await server.load(plain(batching % 100_000))
+        async with loaded(server, 1, pause_s=0.05):
+            found = first(await watched(server), 6)
+        assert "the delay of 100 ms" in found.found.evidence
+        assert [change.now for change in found.found.changes] == ["100000", *more]
     await server.load(plain(batcher % 1000))
     async with loaded(server, 16):
         assert (await watched(server)).findings == ()
@@ -475,6 +478,29 @@ async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
     await server.load(llm(), texts("tensorrt_llm_bls", "bls", count=4))
     async with loaded(server, 4, asked(), path):
         assert (await watched(server)).findings == ()
+
+
+async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -> None:
+    """26 before a model that has batches; that is no work of the wrapper's own (36), and the other
+    model's clients are not to blame (35). Then clients send whole batches.
+    """
+    server, whole = servers[0], numbers()
+    whole["inputs"][0] |= {"shape": [8, 4], "data": [0.5] * 32}
+    inner, wrapper = plain(name="inner", base_ms=5), plain(kind="bls", asks="inner")
+    await server.load(inner, wrapper)
+    async with loaded(server, 24):
+        report = await watched(server)
+    assert not {35, 36} & {one.number for one in report.findings}, report.text()
+    change = first(report, 26).found.changes[0]
+    assert (change.name, change.now, change.to) == ("m: instance_group.count", "1", "8")
+    await server.load(inner, plain(kind="bls", asks="inner", count=8))
+    async with loaded(server, 4):
+        report = await watched(server)
+    assert 26 not in [one.number for one in report.findings], report.text()
+    await server.load(plain(name="inner", per_ms=2), wrapper)
+    async with loaded(server, 6, [whole]):
+        report = await watched(server)
+    assert not [one for one in report.findings if one.where.endswith(" m")], report.text()
 
 
 async def test_preprocessing_is_the_bottleneck(servers: list[DoctorsTriton]) -> None:

@@ -1,0 +1,144 @@
+"""A model that asks other models of its server: what it waits for is not taken for its own work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from router.doctor.evidence import Evidence
+from router.doctor.judge import judge
+from router.doctor.report import Finding
+from tests.doctor.pools import URLS, config, instances, pool, ran, triton, trt
+
+# In ten seconds, as seen at a real tritonserver: a wrapper of 24 clients, full batches of it, and
+# batches of several sizes whose requests are passed on one by one.
+FULL = ran("wrapper", {8: (170, 58.0)}, 150.0)
+MIXED = ran("wrapper", {1: (12, 7.0), 8: (168, 58.0)}, 150.0)
+ONE_BY_ONE = ran("inner", {1: (1_360, 5.8)}, 0.3)
+WRAPPER, INNER = config("wrapper"), config("inner")
+
+
+def numbers(found: tuple[Finding, ...]) -> list[tuple[int, str]]:
+    """Each finding's cause and model."""
+    return [(one.number, one.where.rpartition(" ")[2]) for one in found]
+
+
+def server(*models: tuple[dict[str, Any], dict[str, Any]], gauges: Any = "") -> Evidence:
+    return pool(triton([c for c, _ in models], *(figures for _, figures in models), gauges=gauges))
+
+
+@pytest.mark.parametrize("figures", [FULL, MIXED], ids=["full", "mixed"])
+@pytest.mark.parametrize("batcher", [{}, {"dynamic_batching": None}], ids=["batcher", "none"])
+def test_a_wrapper_that_asks_one_by_one_is_named(
+    figures: dict[str, Any], batcher: dict[str, Any]
+) -> None:
+    """And neither its computing, nor the clients of the model that it asks."""
+    found = judge(server((config("wrapper", **batcher), figures), (INNER, ONE_BY_ONE)))
+    assert numbers(found) == [(26, "wrapper")]
+    assert "inner has 0.83 at a time of 8" in found[0].found.evidence
+    change = found[0].found.changes[0]
+    assert (change.name, change.now, change.to) == ("wrapper: instance_group.count", "1", "8")
+
+
+def test_a_wrapper_without_batches_is_named_likewise() -> None:
+    one_by_one = ran("wrapper", {1: (900, 11.0)}, 330.0), ran("inner", {1: (900, 7.0)}, 0.4)
+    bare = config("wrapper", dynamic_batching=None)
+    assert numbers(judge(server((bare, one_by_one[0]), (INNER, one_by_one[1])))) == [
+        (26, "wrapper")
+    ]
+    both = (bare | {"max_batch_size": 0}, one_by_one[0]), (INNER, one_by_one[1])
+    assert numbers(judge(server(*both))) == [(26, "wrapper")]
+
+
+def test_a_wrapper_of_two_models_in_turn_does_not_compute() -> None:
+    one, two = (config(name, dynamic_batching=None) for name in ("one", "two"))
+    figures = ran("one", {1: (1_360, 3.0)}), ran("two", {1: (1_360, 3.0)})
+    found = judge(server((WRAPPER, MIXED), (one, figures[0]), (two, figures[1])))
+    assert 36 not in [number for number, _ in numbers(found)]
+
+
+WHOLE = ran("wrapper", {8: (370, 26.6)}, 147.0, requests=370)  # clients send batches of 8
+
+
+@pytest.mark.parametrize("figures", [WHOLE, MIXED], ids=["whole", "mixed"])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        (INNER, ran("inner", {8: (370, 23.3)}, 0.6, requests=370)),
+        (config("inner", instance_group=instances(2)), ran("inner", {4: (2_000, 6.0)}, 20.0)),
+        (config("inner", max_batch_size=0, dynamic_batching=None), ran("inner", {1: (999, 9.0)})),
+    ],
+    ids=["busy", "in vain", "bare"],
+)
+def test_a_wrapper_that_waits_does_not_compute(
+    figures: dict[str, Any], asked: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    found = numbers(judge(server((WRAPPER, figures), asked)))
+    assert 36 not in [number for number, _ in found]
+    assert (26, "wrapper") not in found, "the other has no room"
+
+
+def test_nor_does_one_that_waits_for_an_engine() -> None:
+    """By the engine's gauges; and by the count of requests, where it shows none."""
+    streamed = ran("tensorrt_llm", {1: (1_350, 0.2)})
+    engine = config("tensorrt_llm", model_transaction_policy={"decoupled": True})
+    shown = trt(active=8, scheduled=8, max=8, kv_max=1000, kv_used=300, tokens_per=64)
+    for gauges in (shown, ""):
+        found = judge(server((WRAPPER, MIXED), (engine, streamed), gauges=gauges))
+        assert 36 not in [number for number, _ in numbers(found)]
+
+
+@pytest.mark.parametrize("backend", ["python", "onnxruntime"])
+def test_compute_is_the_limit_where_nothing_is_asked(backend: str) -> None:
+    model = config("wrapper", backend=backend)
+    assert numbers(judge(server((model, MIXED)))) == [(36, "wrapper")]
+    beside = (INNER, ran("inner", {1: (80, 21.0)}, 8.0))  # has requests now and then
+    assert (36, "wrapper") in numbers(judge(server((model, MIXED), beside)))
+
+
+def test_only_python_asks() -> None:
+    other = config("wrapper", backend="onnxruntime"), MIXED
+    assert (36, "wrapper") in numbers(judge(server(other, (INNER, ONE_BY_ONE))))
+
+
+def test_a_model_with_clients_of_its_own_keeps_its_causes() -> None:
+    """Two models beside one another: no count of requests is the other's."""
+    alone = config("wrapper", dynamic_batching=None), ran("wrapper", {1: (450, 20.0)}, 140.0)
+    other = INNER, ran("inner", {1: (290, 20.0)}, 0.3)
+    assert (1, "wrapper") in numbers(judge(server(alone, other)))
+    clients = server((WRAPPER, FULL), (INNER, ran("inner", {1: (450, 20.0)}, 0.3)))
+    assert (35, "inner") in numbers(judge(clients))
+
+
+LONE = ran("m", {1: (50, 20.0)}, 100.0)
+DELAY = {"max_queue_delay_microseconds": 100_000}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest", "advised"),
+    [([], 16, None), ([16], 16, None), ([8], 16, "[8]"), ([4, 16], 16, "[4, 16]")],
+)
+def test_preferred_sizes_that_triton_fills_in_are_not_advised_against(
+    sizes: list[int], largest: int, advised: str | None
+) -> None:
+    """Where none is written Triton adds the largest batch: to leave that out changes nothing."""
+    batcher = DELAY | {"preferred_batch_size": sizes}
+    model = config(dynamic_batching=batcher, max_batch_size=largest)
+    found = judge(server((model, LONE)))[0]
+    assert found.number == 6
+    names = {change.name: change.now for change in found.found.changes}
+    assert names.pop("dynamic_batching.max_queue_delay_microseconds") == "100000"
+    assert names.get("dynamic_batching.preferred_batch_size") == advised
+
+
+def test_workers_do_not_differ_in_what_triton_fills_in() -> None:
+    configs = [
+        config(max_batch_size=most, dynamic_batching={"preferred_batch_size": [most]})
+        for most in (8, 4)
+    ]
+    figures = ran(sizes={4: (200, 21.0)}, queue_ms=8.0)
+    each = [triton([one], figures, url=url) for one, url in zip(configs, URLS, strict=False)]
+    (found,) = judge(pool(*each))
+    assert found.number == 38
+    assert [change.name for change in found.found.changes] == [f"{URLS[1]} m: max_batch_size"]
