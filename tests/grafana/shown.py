@@ -42,6 +42,7 @@ NOT_SHOWN_OF_ENGINES = {
     "vllm:e2e_request_latency_seconds_count": _QUANTILES,
     "vllm:e2e_request_latency_seconds_sum": _QUANTILES,
     "vllm:cache_config_info": "what it was started with, not what happens",
+    "process_start_time_seconds": "when it was started, not what happens",
 }
 
 # Metrics without a series until what they count has happened: panels that ask for them are empty.
