@@ -204,3 +204,20 @@ async def test_the_routers_own_pause_is_not_charged_to_workers(
         assert "is down" not in log
         assert await stack.metric("warmroute_ejections_total") == 0
         await stack.assert_idle()
+
+
+async def test_a_pause_of_the_whole_host_is_no_silence_between_two_bytes(tmp_path: Path) -> None:
+    """The router is back before its worker, which needs a moment to write on."""
+    router = [*QUICK, "--timeouts-between-bytes-s", "2"]
+    async with running(tmp_path, workers=1, router=router, speed=1) as stack:
+        body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 400, "stream": True}
+        url = f"{stack.url}/v1/completions"
+        async with stack.http.post(url, json=body) as stream:
+            await stream.content.readline()
+            with frozen(stack, [0]):
+                freeze(stack.router.process.pid)
+                await asyncio.sleep(4.0)
+                stack.router.process.send_signal(signal.SIGCONT)
+                await asyncio.sleep(0.3)
+            assert (await stream.read()).rstrip().endswith(b"data: [DONE]")
+        await stack.assert_idle()

@@ -23,6 +23,7 @@ namespace kv::relay {
 namespace {
 
 constexpr int kEventsAtOnce = 256;
+constexpr double kPauseS = 0.25;  // that this thread slept too long: it stood still
 constexpr std::size_t kReadBytes = 65'536;
 
 std::system_error system_error(const char* what) {
@@ -148,13 +149,17 @@ void Relay::run() {
       ::pthread_setschedparam(::pthread_self(), SCHED_BATCH, &usual);
   std::vector<epoll_event> events(kEventsAtOnce);
   while (!stopping_) {
-    const int count = ::epoll_wait(epoll_, events.data(), kEventsAtOnce, wait_ms());
+    const int waits_ms = wait_ms();
+    const double began_s = monotonic_s();
+    const int count = ::epoll_wait(epoll_, events.data(), kEventsAtOnce, waits_ms);
     now_s_ = monotonic_s();
+    // Of the process, or its machine: what was due meanwhile had nobody to come to.
+    const double pause_s = waits_ms < 0 ? 0.0 : now_s_ - began_s - waits_ms * 1e-3;
     for (int i = 0; i < count; ++i) {
       const epoll_event& event = events[static_cast<std::size_t>(i)];
       on_event(static_cast<Source*>(event.data.ptr), event.events);
     }
-    fire_timers();
+    fire_timers(pause_s < kPauseS ? 0.0 : pause_s);
     if (urgent_ || (flush_at_s_ >= 0 && now_s_ >= flush_at_s_)) {
       urgent_ = false;
       flush_at_s_ = -1.0;
@@ -256,9 +261,10 @@ void Relay::close_all(const std::shared_ptr<Pool>& pool) {
   std::erase(pools_, pool);
 }
 
-void Relay::fire_timers() {
+void Relay::fire_timers(double pause_s) {
   while (!timers_.empty() && timers_.next_s() <= now_s_) {
     Job& job = *timers_.next();
+    if (pause_s > 0 && job.deadline.at_s <= now_s_) timers_.push(job.deadline, now_s_ + pause_s);
     if (job.deadline.at_s > now_s_) {
       timers_.start(&job, job.deadline, job.deadline.at_s);
     } else {

@@ -72,7 +72,7 @@ class Relay {
   void obey(Command& command);
   void abandon(Pool& pool);
   void close_all(const std::shared_ptr<Pool>& pool);
-  void fire_timers();
+  void fire_timers(double pause_s);
   void late(Job& job);
 
   // connecting.cpp: connections taken, made and closed.
