@@ -396,9 +396,9 @@ WORKERS = Row(
         ),
         Panel(
             "Failed answers by kind",
-            "connect, early_close, timeout_first_byte, timeout_between, garbage, status_5xx: the "
-            "worker's fault. busy: all connections to it in use. client: it stopped reading. The "
-            "workers with most of them.",
+            "connect, early_close, timeout_first_byte, timeout_between, garbage, status_5xx, "
+            "no_answer: the worker's fault. busy: all connections to it in use. client: it stopped "
+            "reading. The workers with most of them.",
             "reqps",
             top(
                 rate("warmroute_replies_total", 'error!="", worker=~"$worker"', "worker, error"),

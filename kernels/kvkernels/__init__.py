@@ -21,6 +21,8 @@ import xxhash
 
 try:
     from kvkernels._native import (
+        AnswerDue,
+        AnswerJudge,
         EventBatch,
         FrozenBlocks,
         Mirror,
@@ -41,6 +43,7 @@ try:
         hit_tokens,
         json_items,
         json_text,
+        late_failure,
         leading,
         load_tokens,
         median_product,
@@ -75,6 +78,8 @@ except ImportError:  # no Linux: the router relays in Python
     RelayJournal = RelayJournalTerms = RelayRoom = None  # type: ignore[assignment,misc]
 
 __all__ = [
+    "AnswerDue",
+    "AnswerJudge",
     "EventBatch",
     "FrozenBlocks",
     "Mirror",
@@ -104,6 +109,7 @@ __all__ = [
     "hit_tokens",
     "json_items",
     "json_text",
+    "late_failure",
     "leading",
     "load_tokens",
     "median_product",

@@ -37,6 +37,32 @@ Ended = tuple[list[int], list[int], list[int], list[tuple[int, int | None, Hashe
 Buffer = npt.NDArray[np.int32] | npt.NDArray[np.uint64] | _Buffer
 Bytes = bytes | bytearray | memoryview | npt.NDArray[np.uint8]
 
+class AnswerDue:
+    """What a request's answer has to be: of a form ("completions", "responses", "messages",
+    "generate", "other") and, unless none are asked for, with tokens. Raises ValueError.
+    """
+
+    def __init__(self, form: str, tokens: bool = True) -> None: ...
+
+class AnswerJudge:
+    """Whether a reply of status 200 is an answer; `tests/oracles/answers.py` is its twin. `coded`:
+    its body is compressed, say. An event, or a body, above `limit_bytes` is an answer.
+    """
+
+    def __init__(
+        self, due: AnswerDue, event_stream: bool, coded: bool, limit_bytes: int
+    ) -> None: ...
+    def feed(self, payload: bytes, last: bool) -> bool: ...  # whether it is decided
+    @property
+    def answers(self) -> bool: ...
+    @property
+    def failure(self) -> str: ...  # why it is none
+    @property
+    def refuses(self) -> bool: ...  # the answer is an error that the client caused
+    @property
+    def pings(self) -> bool: ...  # what came keeps the client's connection open
+
+def late_failure(tail: bytes) -> str: ...
 def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes: ...
 def drain_queues(
     drained: Column, rate: Column, charged: Column, limit: Column, elapsed_s: float

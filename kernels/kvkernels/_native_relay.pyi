@@ -1,5 +1,7 @@
 """The relay's part of `_native.pyi`; no module of its own. `router.upstream` is its twin."""
 
+from kvkernels._native import AnswerDue
+
 class RelayPool:
     def __init__(
         self,
@@ -46,6 +48,10 @@ class RelayEnd:
     def events(self) -> int: ...
     @property
     def usage(self) -> bytes: ...  # from the brace of the last usage object on
+    @property
+    def flaw(self) -> str: ...  # why a reply that came whole is a failure; "": it is none
+    @property
+    def refused(self) -> bool: ...  # it tells of an error that its client caused
     @property
     def held(self) -> bool: ...
     @property
@@ -122,9 +128,23 @@ class RelayReply:
     """
 
     def __init__(
-        self, bounds: RelayPool, head_request: bool, extra_lines: bytes, keep_alive: bool
+        self,
+        bounds: RelayPool,
+        head_request: bool,
+        extra_lines: bytes,
+        keep_alive: bool,
+        due: AnswerDue | None = None,
     ) -> None: ...
     def feed(self, data: bytes) -> tuple[bytes, str]: ...
+    def close(self) -> bytes: ...  # the worker's connection ended
+    @property
+    def withholds(self) -> bool: ...  # nobody can say yet whether it is an answer
+    @property
+    def begun(self) -> bool: ...  # it is an answer
+    @property
+    def flaw(self) -> str: ...
+    @property
+    def refuses(self) -> bool: ...
     @property
     def status(self) -> int: ...
     @property
@@ -173,6 +193,7 @@ class Relay:
         timeouts: RelayTimeouts,
         tells: bool,
         journal: RelayJournalTerms | None,
+        due: AnswerDue | None,
     ) -> int: ...
     def cancel(self, job: int) -> tuple[int, bool, bool]: ...
     def take(self) -> list[tuple[int, float, int, int, RelayEnd | None]]: ...

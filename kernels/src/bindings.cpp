@@ -45,6 +45,7 @@ NB_MODULE(_native, module) {
              nb::sig("def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes"),
              "Chain hashes of the full blocks of `tokens` (int32), first block first.");
 
+  kv::bind_answers(module);
   kv::bind_columns(module);
   kv::bind_prefix_index(module);
   kv::bind_events(module);

@@ -5,6 +5,7 @@
 
 namespace kv {
 
+void bind_answers(nanobind::module_& module);
 void bind_columns(nanobind::module_& module);
 void bind_events(nanobind::module_& module);
 void bind_mirror(nanobind::module_& module);

@@ -18,7 +18,8 @@ from router.core.workers import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
 MOVED = "moved"  # the cause where a request is at another worker than was chosen
-_AT_ONCE = ("connect", "early_close")  # causes after which waiting helps nobody, the first time
+# Causes after which waiting helps nobody, the first time.
+_AT_ONCE = ("connect", "early_close", "no_answer")
 
 
 def draw_of(seed: int, serial: int) -> float:

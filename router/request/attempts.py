@@ -22,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from kvkernels import body_fields
+from kvkernels import AnswerDue, body_fields
 from router.core.actions import Reject
 from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
@@ -492,8 +492,11 @@ class Attempts:
         attempt: Attempt,
         member: Member,
         terms: AttemptTerms,
+        due: AnswerDue | None = None,
     ) -> UpstreamRequest:
-        """What a worker is sent: the client's headers, ours, and what its leg is."""
+        """What a worker is sent: the client's headers, ours, and what its leg is. `due`: what its
+        answer has to be, where that goes to the client.
+        """
         arrival = request.arrival
         sent = upstream_request(
             request.http,
@@ -502,6 +505,7 @@ class Attempts:
             keep_authorization=self._keep_authorization,
             rank=member.rank,
             trace=request.trace,
+            due=due,
         )
         sent = told_on(sent, terms.tenant_header, arrival.tenant)
         if arrival.deadline_s is not None:
@@ -530,7 +534,8 @@ class Attempts:
             else:
                 body = await asyncio.to_thread(_body_for, member, request, given)
         leg = replace(leg, body=body)
-        sent = self._upstream_request(request, leg, attempt, member, terms)
+        due = request.path.due(arrival.max_output_tokens)
+        sent = self._upstream_request(request, leg, attempt, member, terms, due)
         sieve = None
         if arrival.needs is not None:
             kserve = request.path.reads in ("infer", "tensors")

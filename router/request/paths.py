@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
+from kvkernels import AnswerDue
+
 Reads = Literal[
     "openai",  # completions and chats
     "responses",
@@ -20,6 +22,20 @@ Reads = Literal[
     "tensors",  # the same as one JSON object
     "opaque",  # not even that, unless it is there
 ]
+
+# How an answer to each is judged; of what is passed on unread anything may be one.
+_FORMS: Mapping[Reads, str] = MappingProxyType(
+    {
+        "openai": "completions",
+        "token_ids": "completions",
+        "responses": "responses",
+        "messages": "messages",
+        "generate": "generate",
+        **dict.fromkeys(("input", "pairs", "model", "infer", "tensors"), "other"),
+    }
+)
+_DUE = {reads: AnswerDue(form) for reads, form in _FORMS.items()}
+_DUE_WITHOUT_TOKENS = {reads: AnswerDue(form, tokens=False) for reads, form in _FORMS.items()}
 
 _OURS = frozenset({"warmroute"})
 # By their HTTP servers: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM 1.2, Triton's OpenAI frontend.
@@ -40,6 +56,10 @@ class Path:
     needs: str | None = None  # what a worker must not lack (`Arrival.needs`)
     computes: bool = True  # it makes work for a model
     streams: bool = False  # its answers always do; else the body says so
+
+    def due(self, max_output_tokens: int | None) -> AnswerDue | None:
+        """What an answer has to be where it may have so many tokens; None: anything."""
+        return (_DUE if max_output_tokens != 0 else _DUE_WITHOUT_TOKENS).get(self.reads)
 
 
 def _path(

@@ -30,6 +30,7 @@ from router.upstream.reply import (
 )
 
 if TYPE_CHECKING:
+    from kvkernels import AnswerDue
     from router.tracing.trace import Trace
 
 KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
@@ -45,12 +46,13 @@ def upstream_request(
     keep_authorization: bool = True,
     rank: int | None = None,
     trace: Trace | None = None,
+    due: AnswerDue | None = None,
 ) -> UpstreamRequest:
     """The client's request as it came, ready for `Upstream.send`.
 
     `keep_authorization`: False where the client's key is for this router alone. `rank`: of the
     worker's engine that shall answer; a client's own wish does not count then. `trace`: whose
-    headers stand in place of the client's own.
+    headers stand in place of the client's own. `due`: as of `UpstreamRequest`.
     """
     target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
@@ -65,7 +67,7 @@ def upstream_request(
     if rank is not None:
         headers = tuple(h for h in headers if h[0].lower() != RANK_HEADER)
         internal_headers = (*internal_headers, (RANK_HEADER, b"%d" % rank))
-    return UpstreamRequest(request.method, target, headers, body, internal_headers)
+    return UpstreamRequest(request.method, target, headers, body, internal_headers, due=due)
 
 
 class Reply(ReplySink, Protocol):

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol, cast
 
+import kvkernels
 from engine.wire.tensors import LENGTH_HEADER
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
 from router.upstream.http1 import Body, follow, parse_head, request_head
@@ -215,8 +216,9 @@ _JSON_LENGTH = LENGTH_HEADER.lower().encode()  # of answers whose tensors are by
 class Exchange:
     """Follows one reply from its head to its end. Lifetime: request.
 
-    The reply's head goes to the sink together with the first byte of its body: until then the
-    client has seen nothing and another worker can take over, also from one that dies in prefill.
+    The reply's head goes to the sink together with the first byte of its body that is an answer:
+    until then the client has seen nothing and another worker can take over, also from one that
+    dies in prefill.
     """
 
     def __init__(self, connection: Connection, method: str, sink: ReplySink, terms: Terms) -> None:
@@ -237,11 +239,18 @@ class Exchange:
         self._head: ReplyHead | None = None
         self._body: Body
         self._meter: Meter
+        self._judge: kvkernels.AnswerJudge | None = None  # until it is an answer
+        self._withheld: list[tuple[bytes, bytes]] | None = None  # from the client, raw and payload
+        self._withheld_bytes = 0
+        self._refused = False
         self._held: list[bytes] | None = None
         self._held_bytes = 0
         self._held_reply: HeldReply | None = None
+        self._nothing = ""  # why a reply of status 200 is held
         self._error: WorkerError | ClientError | None = None
+        self._flaw = ""  # why a reply that its client has is a failure of its worker all the same
         self._bytes_to_client = 0
+        self._heard = False  # a part of the body came
         self._first_byte_s: float | None = None
         self._first_token_s: float | None = None
         self._last_byte_s: float | None = None
@@ -249,6 +258,7 @@ class Exchange:
         self._told_events = 0
         self._started_s = terms.clock()
         self._deadline = Deadline(terms.clock)
+        self._patience: Deadline | None = None  # of a client that waits for what is withheld
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
         """Send the request and relay the reply; cancel to give up.
@@ -272,6 +282,8 @@ class Exchange:
                     await self._waker
         finally:
             self._deadline.stop()
+            if self._patience is not None:
+                self._patience.stop()
         broken = self._error is not None or self._bug is not None
         if broken and self._bytes_to_client:
             # Last of all: the client's end cancels the very task that runs this.
@@ -305,7 +317,7 @@ class Exchange:
     @property
     def silent(self) -> bool:
         """The client has seen nothing of the reply, or nothing that needs this worker."""
-        return self._first_byte_s is None or self._sink.movable
+        return not self._bytes_to_client or self._sink.movable
 
     def feed(self, data: bytes) -> None:
         """Bytes of the reply came."""
@@ -332,7 +344,7 @@ class Exchange:
             self.ended = True
             self._wake()
         elif exc is None and self._head is not None and self._head.framing is Framing.CLOSE:
-            self._end(None)
+            self._end_of_connection()
         else:
             where = "in the middle of" if self._head is not None else "before"
             self._end(WorkerError("early_close", f"the worker hung up {where} its reply"))
@@ -340,6 +352,16 @@ class Exchange:
     def writable(self) -> None:
         """More of the request can be written."""
         self._wake()
+
+    def _end_of_connection(self) -> None:
+        """The end of a reply that has no other one."""
+        try:
+            if self._judge is not None:
+                self._examine(b"", b"", last=True)
+        except WorkerError as error:
+            self._end(error)
+        else:
+            self._end(None)
 
     # The reply.
 
@@ -373,8 +395,17 @@ class Exchange:
         terms = self._terms
         self._meter = Meter(head.event_stream, limits.tail_bytes, terms.mark, terms.keeps_ends)
         if head.status in RETRYABLE_STATUSES:
-            self._held = []
-            self._deadline.start(limits.held_s, self._on_late)
+            self._hold_from_now()
+        elif head.status == 200 and terms.due is not None and self._method != "HEAD":
+            coded = any(name.lower() == b"content-encoding" for name, _ in head.headers)
+            self._judge = kvkernels.AnswerJudge(
+                terms.due, head.event_stream, coded, limits.held_bytes
+            )
+            self._withheld = []
+
+    def _hold_from_now(self) -> None:
+        self._held = []
+        self._deadline.start(self._terms.limits.held_s, self._on_late)
 
     def _read_body(self, data: bytes) -> None:
         payload = self._body.feed(data)
@@ -383,6 +414,8 @@ class Exchange:
             data = data[: self._body.taken]
         if self._held is not None:
             self._hold(payload)
+        elif self._judge is not None:
+            self._examine(data, payload, self._body.done)
         elif data:
             self._relay(data, payload)
         if self._body.done and not self.ended:
@@ -390,23 +423,90 @@ class Exchange:
             if surplus:
                 self.reusable = False
 
+    # Until it is known whether the reply is an answer.
+
+    def _examine(self, data: bytes, payload: bytes, last: bool) -> None:
+        """Look for an answer in body bytes, and pass on what was withheld where there is one."""
+        judge = self._judge
+        assert judge is not None
+        if judge.feed(payload, last):
+            self._judge = None
+            self._refused = judge.refuses
+            if not judge.answers and self._withheld is None:  # its client has seen it begin
+                self._flaw = judge.failure
+            elif not judge.answers:
+                self._fail(judge.failure, payload)
+                return
+        if self._withheld is None:
+            if data:
+                self._relay(data, payload)
+            return
+        self._withheld.append((data, payload))
+        self._withheld_bytes += len(data)
+        if self._judge is None or self._withheld_bytes > self._terms.limits.held_bytes:
+            self._show()
+        elif data:
+            self._wait_for_answer(judge.pings)
+
+    def _fail(self, why: str, payload: bytes) -> None:
+        """It is none: as a 5xx reply it is kept for the case that no other worker does better."""
+        assert self._withheld is not None
+        pieces = [*(kept for _, kept in self._withheld), payload]
+        self._withheld = None
+        self._nothing = f"the worker's reply of status 200 {why}"
+        self._hold_from_now()
+        for piece in pieces:
+            self._hold(piece)
+
+    def _wait_for_answer(self, pings: bool) -> None:
+        """A part came that the client does not get yet. One that keeps connections open is passed
+        on after a while all the same: that is what it is for.
+        """
+        self._heard = True
+        self._last_byte_s = self._terms.clock()
+        self._deadline.start(self._terms.timeouts.between_s, self._on_late)
+        if pings and self._patience is None:
+            self._patience = Deadline(self._terms.clock)
+            self._patience.start(self._terms.limits.held_s, self._on_patience_lost)
+
+    def _on_patience_lost(self) -> None:
+        try:
+            self._show()
+        except WorkerError as error:
+            self._end(error)
+
+    def _show(self) -> None:
+        """What waited goes to the client, whatever follows."""
+        waited, self._withheld = self._withheld, None
+        if waited is None or self.ended:
+            return
+        data = b"".join(raw for raw, _ in waited)
+        payload = b"".join(part for _, part in waited)
+        if data:
+            self._relay(data, payload)
+
     def _relay(self, data: bytes, payload: bytes) -> None:
         """Pass body bytes on, and tell who wants to know."""
         now_s = self._terms.clock()
         self._last_byte_s = now_s
         self._meter.feed(payload)
-        if self._first_byte_s is None:
-            self._begin_reply(now_s)
+        self._heard = True
+        if self._first_byte_s is None and self._judge is None and not self._flaw:
+            self._first_byte_s = now_s
+        if not self._bytes_to_client:
+            self._begin_reply()
         else:
             self._deadline.push(now_s + self._terms.timeouts.between_s)
         self._bytes_to_client += len(data)
         self._sink.data(payload if self._dechunk else data)
-        if self._first_token_s is None and self._meter.begun:
+        begun = self._first_byte_s is not None
+        if begun and self._first_token_s is None and self._meter.begun:
             self._first_token_s = now_s
             tell = self._terms.on_first_byte
             if tell is not None and self._head is not None and self._head.answers:
                 tell(now_s)
-        self._tell_progress(now_s)
+        if begun:
+            self._tell_progress(now_s)
         if self._sink.congested and not self._body.done and not self._paused:
             # The client has a limit of its own; the worker is not to blame for this wait.
             self._paused = True
@@ -414,9 +514,8 @@ class Exchange:
             self._connection.pause()
             self._wake()
 
-    def _begin_reply(self, now_s: float) -> None:
+    def _begin_reply(self) -> None:
         assert self._head is not None
-        self._first_byte_s = now_s
         if not self._body.done:
             self._deadline.start(self._terms.timeouts.between_s, self._on_late)
         self._sink.head(self._head)
@@ -431,19 +530,20 @@ class Exchange:
             self._terms.on_progress(now_s, events)
 
     def _hold(self, payload: bytes) -> None:
-        """Keep a 5xx reply's body from the client while another worker may do better."""
+        """Keep a failure's body from the client while another worker may do better."""
         assert self._held is not None
         self._held.append(payload)
         self._held_bytes += len(payload)
         if self._held_bytes > self._terms.limits.held_bytes:
-            raise WorkerError("status_5xx", "the worker's error reply is too long to keep")
+            kind: WorkerErrorKind = "no_answer" if self._nothing else "status_5xx"
+            raise WorkerError(kind, "the worker's error reply is too long to keep")
 
     # The end.
 
     def _on_late(self) -> None:
         if self._head is None and not self._sending.done:
             self._end(WorkerError("timeout_send", "the worker stopped taking the request"))
-        elif self._first_byte_s is None:
+        elif not self._heard:
             self._end(WorkerError("timeout_first_byte", "the worker took too long to begin"))
         else:
             self._end(WorkerError("timeout_between", "the worker stopped in its reply"))
@@ -457,13 +557,18 @@ class Exchange:
             if error is None:
                 self._held_reply = HeldReply(head, b"".join(self._held))
             self.reusable = error is None and head.reusable
-            error = head.error
+            if self._nothing:
+                error = WorkerError("no_answer", self._nothing)
+            else:
+                error = head.error
         elif error is None:
             assert head is not None
             if not self._bytes_to_client:
                 self._sink.head(head)
             self._sink.finish()
             self.reusable = head.reusable
+            if self._terms.due is not None and head.event_stream and not self._flaw:
+                self._flaw = kvkernels.late_failure(self._meter.tail)
         self._error = error
         if not self._sending.done:
             self.reusable = False
@@ -475,10 +580,15 @@ class Exchange:
     def _outcome(self) -> Outcome:
         head = self._head
         relayed = head is not None and self._held is None
+        flaw = self._flaw and f"the worker's reply of status 200 {self._flaw}"
+        if self._error is not None:
+            flaw = ""
         return Outcome(
             started_s=self._started_s,
             status=head.status if head is not None else None,
-            error=self._error,
+            error=WorkerError("no_answer", flaw) if flaw else self._error,
+            refused=self._refused,
+            final=bool(flaw),
             bytes_to_client=self._bytes_to_client,
             first_byte_s=self._first_byte_s,
             last_byte_s=self._last_byte_s,
@@ -564,7 +674,7 @@ class Upstream:
         Raises ClientError(400) for a request that cannot be written as HTTP.
         """
         head = request_head(request, self._host_header, self._base_path)
-        told = (on_first_byte, on_progress, request.mark, request.keeps_ends)
+        told = (on_first_byte, on_progress, request.mark, request.keeps_ends, request.due)
         terms = Terms(self._limits, timeouts, self._clock, *told)
         started_s = self._clock()
         outcome = None

@@ -104,15 +104,17 @@ class Meter:
     @property
     def kept(self) -> bytes:
         """What was kept of the body: its beginning and its end, with a zero byte between."""
-        tail = self._end()
+        tail = self.tail
         return tail if self.whole or self._first is None else b"%b\0%b" % (self._first, tail)
 
-    def _end(self) -> bytes:
+    @property
+    def tail(self) -> bytes:
+        """The end of the body."""
         return b"".join(self._tail)[-self._tail_bytes :]
 
     def usage(self) -> Usage | None:
         """The last usage object within the kept end; None when there is none that can be read."""
-        tail = self._end()
+        tail = self.tail
         keys = list(_USAGE.finditer(tail)) or list(_META.finditer(tail))
         usage = usage_in(tail[keys[-1].end() :]) if keys else None
         if self._begin is None or usage is None or usage.prompt_tokens is not None:

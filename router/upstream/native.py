@@ -398,6 +398,7 @@ class NativeUpstream(Upstream):
             self._times,
             observed,
             journal,
+            request.due,
         )
 
 
@@ -405,28 +406,34 @@ def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd) -> Outcome:
     held = None
     if end.held and end.fault:
         held = HeldReply(parse_head(end.held_head, request.method), end.held_body)
+    error = _error(end, held)
     return Outcome(
         started_s=end.started_s,
         status=end.status or None,
-        error=_error(end, held),
+        error=error,
+        refused=end.refused,
         bytes_to_client=end.bytes_to_client,
         first_byte_s=end.first_byte_s,
         last_byte_s=end.last_byte_s,
         events=end.events,
         usage=usage_in(end.usage),
         held=held,
+        final=error is not None and not end.fault,
     )
 
 
 def _error(end: kvkernels.RelayEnd, held: HeldReply | None) -> WorkerError | ClientError | None:
     fault = end.fault
     if not fault:
-        return None
+        flaw = end.flaw
+        return (
+            WorkerError("no_answer", f"the worker's reply of status 200 {flaw}") if flaw else None
+        )
     if status := _CLIENTS_FAULT.get(fault):
         return ClientError(status, end.message, code=fault)
     if fault == "cancelled":  # the thread was stopped with this under way
         return ClientError(499, end.message, code="client_closed")
-    if held is not None:
+    if held is not None and fault != "no_answer":
         return held.head.error
     busy_s = 0.0 if fault == "busy" and end.status else None  # its reply was too long to keep
     return WorkerError(cast(WorkerErrorKind, fault), end.message, busy_s)

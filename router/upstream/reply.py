@@ -11,6 +11,7 @@ from enum import Enum
 from math import isfinite
 from typing import Protocol
 
+from kvkernels import AnswerDue
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind
 
 Header = tuple[bytes, bytes]  # name and value as received, case kept
@@ -45,6 +46,7 @@ class UpstreamRequest:
     internal_headers: tuple[Header, ...] = ()  # ours, added after the client's were filtered
     mark: bytes | None = None  # once in each event that carries tokens; None: every event does
     keeps_ends: bool = False  # both ends of the answer's body are wanted (`Outcome.kept`)
+    due: AnswerDue | None = None  # what its answer has to be; None: that is not looked at
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +68,12 @@ class RelayLimits:
     idle_s: float = 30.0  # an idle connection older than this is closed, not used
     header_bytes: int = 65_536  # of a reply's head, 1xx heads before it included
     chunk_line_bytes: int = 4_096  # of a chunk's size line, extensions included
-    held_bytes: int = 65_536  # of a 5xx reply's body kept for the case that nobody does better
-    held_s: float = 1.0  # to wait for that body before going elsewhere
+    # Of a reply's body kept for the case that no other worker does better: of a 5xx reply, and of
+    # one of status 200 until it is an answer.
+    held_bytes: int = 65_536
+    # To wait for the rest of such a body before going elsewhere; and as long a line that keeps the
+    # client's connection open waits for the answer to begin.
+    held_s: float = 1.0
     tail_bytes: int = 8_192  # of a body's end kept to find the usage in
     write_bytes: int = 262_144  # of a request's body written before waiting for the worker
     progress_s: float = 0.05  # least time between two calls of `on_progress`
@@ -87,8 +93,9 @@ class Terms:
     clock: Callable[[], float]
     on_first_byte: Callable[[float], None] | None = None  # of an answer; a 4xx is none
     on_progress: Callable[[float, int], None] | None = None
-    mark: bytes | None = None  # these two as of `UpstreamRequest`
+    mark: bytes | None = None  # these three as of `UpstreamRequest`
     keeps_ends: bool = False
+    due: AnswerDue | None = None
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -194,7 +201,7 @@ class ReplySink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldReply:
-    """A 5xx reply kept from the client, for the case that no other worker does better."""
+    """A worker's failure kept from the client, for the case that no other worker does better."""
 
     head: ReplyHead
     body: bytes
@@ -238,23 +245,25 @@ class Outcome:
     status: int | None = None  # None: no reply's head came
     error: WorkerError | ClientError | None = None
     bytes_to_client: int = 0  # of the reply's body, as handed to the sink
-    first_byte_s: float | None = None  # first byte of the reply's body
+    first_byte_s: float | None = None  # first byte of the reply's body; of an answer its content
     last_byte_s: float | None = None
     events: int = 0
     usage: Usage | None = None
-    held: HeldReply | None = None  # the 5xx reply, when it came whole and within the bounds
+    held: HeldReply | None = None  # the failure's reply, if it came whole and within the bounds
     resumable: bool = False  # the client saw a part, and another worker can give it the rest
     first_token_s: float | None = None  # the first `mark`, in an event stream that has marks
     fallback_reason: str = ""  # why Python relayed it, docs/reference/server.md; "": the thread did
     # Of its body, where that is wanted: all of it, or where it is long its beginning, a zero byte
     # and its end; of an event stream its end; of tensors as bytes all of it, or nothing.
     kept: bytes = b""
-    final: bool = False  # the client has another answer: whose worker failed is only counted
+    # The client has all of the reply, or another answer: whose worker failed is only counted.
+    final: bool = False
+    refused: bool = False  # status 200 with an error that the client caused
 
     @property
     def answers(self) -> bool:
         """It is a model's answer, or the start of one; a refusal is none."""
-        return self.status is not None and 200 <= self.status < 300
+        return self.status is not None and 200 <= self.status < 300 and not self.refused
 
     @property
     def retryable(self) -> bool:

@@ -14,12 +14,15 @@ SEEDS = (
     b"HTTP/1.1 103 Hints\r\nLink: x\r\n\r\nHTTP/1.0 200 OK\r\n\r\n" + b'{"usage": {"a": 1}}',
     b"HTTP/1.1 503 Busy\r\nRetry-After: 1\r\nContent-Length: 4\r\n\r\nbusy",
     b"HTTP/1.1 204 No Content\r\nContent-Length: 0\r\n\r\n",
+    EVENTS + b'24\r\ndata: {"choices":[{"delta":{"role":""}}]}\n\n\r\n0\r\n\r\n',
+    EVENTS + b': ping\n\ndata: {"error":{"code":500}}\n\ndata: [DONE]\n\n',
+    b'HTTP/1.1 200 OK\r\n\r\n{"choices":[{"text":"","finish_reason":"stop"}],"usage":{}}',
 )
 
 
 @pytest.mark.timeout(1200)
 def test_hostile_replies(clang: None, tmp_path: Path) -> None:
     """A fixed number of inputs, begun with replies of each kind, cut in two ways."""
-    cuts = (b"\x00", b"\x06", b"\x80")
+    cuts = (b"\x00", b"\x06", b"\x80", b"\x46")
     seeds = {f"{n}-{cut[0]}": cut + reply for n, reply in enumerate(SEEDS) for cut in cuts}
     fuzz("replies", seeds, tmp_path, 20_000 * EFFORT)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from kvkernels import AnswerDue
 from router.request.errors import WorkerError
 from router.server.messages import Answer, Handler, Request, error_response
 from router.upstream.client_reply import ClientReply, upstream_request
@@ -122,6 +123,7 @@ class Relay:
     upstreams: list[Upstream]
     timeouts: Timeouts
     buffer_bytes: int
+    due: AnswerDue | None = None
     port: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     cancelled: int = 0
@@ -130,7 +132,7 @@ class Relay:
     replies: list[ClientReply] = field(default_factory=list)
 
     async def handle(self, request: Request) -> Answer:
-        sent = upstream_request(request, request.body)
+        sent = upstream_request(request, request.body, due=self.due)
         reply = ClientReply(request, self.buffer_bytes, ((b"X-Warmroute-Worker", b"w"),))
         self.replies.append(reply)
         outcome = None
@@ -162,10 +164,11 @@ async def relay(
     timeouts: Timeouts | None = None,
     limits: RelayLimits | None = None,
     buffer_bytes: int = 65_536,
+    due: AnswerDue | None = None,
 ) -> AsyncIterator[Relay]:
     """The tiny app in front of the workers on `ports`."""
     async with upstreams_to(*ports, limits=limits) as upstreams:
-        it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes)
+        it = Relay(upstreams, timeouts or Timeouts(), buffer_bytes, due)
         async with served(it.handle) as it.port:
             yield it
 

@@ -24,7 +24,7 @@ from tests.router.property_support import Wire, cut, patient
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")
 
-LIMITS = RelayLimits(header_bytes=200, chunk_line_bytes=40, held_bytes=60, tail_bytes=80)
+LIMITS = RelayLimits(header_bytes=200, chunk_line_bytes=40, held_bytes=100, tail_bytes=80)
 OURS = ((b"X-Ours", b"1"),)
 
 STATUS = st.sampled_from(
@@ -70,6 +70,12 @@ PIECE = st.sampled_from(
             b'"usage" :\t{"completion_tokens":2}',
         ),
         b"x" * 90,
+        *(
+            b'data: {"choices":[{"text":"x"}]}\n\n',
+            b'data: {"choices":[{"delta":{"role":""}}]}\n\n',
+        ),
+        *(b'data: {"error":"x"}\n\n', b": ping\n\n", b'{"choices":[{"text":"x"}]}', b"<html>"),
+        *(b'data: {"choices":[{"finish_reason":"stop"}]}\n\n', b'{"error":{"code":400}}'),
     ]
 )
 CHUNK = st.tuples(
@@ -115,6 +121,8 @@ class Story:
     usage: Usage | None
     held: bytes | None
     reusable: bool
+    refused: bool
+    flaw: bool
 
 
 class Client:
@@ -133,7 +141,9 @@ class Client:
         self.got += data
 
 
-async def by_python(pieces: list[bytes], method: str, keep_alive: bool) -> Story:
+async def by_python(
+    pieces: list[bytes], method: str, keep_alive: bool, due: kvkernels.AnswerDue | None = None
+) -> Story:
     """The story as the Python relay tells it."""
     client = Client()
     request = SimpleNamespace(
@@ -143,7 +153,7 @@ async def by_python(pieces: list[bytes], method: str, keep_alive: bool) -> Story
         connection=SimpleNamespace(transport=client, writing_paused=False),
     )
     sink = ClientReply(cast(Request, request), extra_headers=OURS)
-    terms = Terms(LIMITS, Timeouts(), time.monotonic)
+    terms = Terms(LIMITS, Timeouts(), time.monotonic, due=due)
     wire = Wire(pieces, beyond_the_end=False)
     exchange = Exchange(cast(Connection, wire), method, sink, terms)
     outcome = await exchange.run(b"", b"")
@@ -157,12 +167,18 @@ async def by_python(pieces: list[bytes], method: str, keep_alive: bool) -> Story
         outcome.usage,
         outcome.held.body if outcome.held is not None else None,
         exchange.reusable,
+        outcome.refused,
+        outcome.final,
     )
 
 
-def by_thread(pieces: list[bytes], method: str, keep_alive: bool) -> Story:
+def by_thread(
+    pieces: list[bytes], method: str, keep_alive: bool, due: kvkernels.AnswerDue | None = None
+) -> Story:
     """The story as the thread's reading of the reply tells it."""
-    reply = kvkernels.RelayReply(pool_of(LIMITS), method == "HEAD", b"X-Ours: 1\r\n", keep_alive)
+    reply = kvkernels.RelayReply(
+        pool_of(LIMITS), method == "HEAD", b"X-Ours: 1\r\n", keep_alive, due
+    )
     client, fault, body_bytes = b"", "", 0
     for piece in pieces:
         forward, fault = reply.feed(piece)
@@ -172,34 +188,55 @@ def by_thread(pieces: list[bytes], method: str, keep_alive: bool) -> Story:
         body_bytes += len(forward)
         if fault or reply.done:
             break
-    if not fault and not reply.done and not (reply.status and reply.closes):
-        fault = "early_close"
+    if not fault and not reply.done:
+        if reply.status and reply.closes:
+            forward = reply.close()
+            if forward and not client:
+                client = reply.head
+            client += forward
+            body_bytes += len(forward)
+        else:
+            fault = "early_close"
     held = reply.held_body if reply.held_fault and not fault else None
     reusable = not fault and reply.reusable
     fault = reply.held_fault or fault
     if not fault and not client:
         client = reply.head
-    seen = not reply.held_fault
+    seen = not reply.held_fault and not reply.withholds
+    flaw = reply.status != 0 and not fault and bool(reply.flaw)
     return Story(
         client,
-        fault,
+        "no_answer" if flaw else fault,
         reply.status or None,
         body_bytes,
         reply.events if seen else 0,
         usage_in(reply.usage) if seen else None,
         held,
         reusable,
+        reply.refuses,
+        flaw,
     )
 
 
 @patient
-@given(replies(), CUTS, st.sampled_from(["POST", "POST", "HEAD"]), st.booleans())
+@given(
+    replies(),
+    CUTS,
+    st.sampled_from(["POST", "POST", "HEAD"]),
+    st.booleans(),
+    st.sampled_from([None, True, False]),
+)
 def test_both_tell_the_same_story(
-    reply: bytes, cuts: list[int], method: str, keep_alive: bool
+    reply: bytes,
+    cuts: list[int],
+    method: str,
+    keep_alive: bool,
+    tokens: bool | None,
 ) -> None:
+    due = None if tokens is None else kvkernels.AnswerDue("completions", tokens)
     pieces = [piece for piece in cut(reply, cuts) if piece]
-    expected = asyncio.run(by_python(pieces, method, keep_alive))
-    assert by_thread(pieces, method, keep_alive) == expected
+    expected = asyncio.run(by_python(pieces, method, keep_alive, due))
+    assert by_thread(pieces, method, keep_alive, due) == expected
 
 
 @pytest.mark.parametrize(

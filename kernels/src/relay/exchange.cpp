@@ -4,6 +4,7 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -35,7 +36,9 @@ void Relay::exchange(Job& job, Connection& connection) {
   job.received = 0;
   if (job.order.journal != nullptr) job.journal = std::make_shared<Journal>(job.order.journal);
   job.reply.emplace(connection.pool->limits, job.order.head_request, job.order.client,
-                    job.journal.get(), job.order.kept_bytes());
+                    job.journal.get(), job.order.kept_bytes(), job.order.due);
+  job.heard = false;
+  job.show_at_s = -1.0;
   timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.send_s);
   send_request(job);
   watch(connection, wanted(job));
@@ -100,29 +103,45 @@ void Relay::on_readable(Connection& connection) {
 void Relay::on_reply(Job& job, std::string_view data) {
   Reply& reply = *job.reply;
   job.received += data.size();
-  const bool headed = reply.headed();
+  const bool failed = reply.failed();
   try {
     reply.feed(data);
   } catch (const Broken& broken) {
     end(job, {broken.fault, broken.what()});
     return;
   }
-  if (!headed && reply.failed()) {
+  if (!failed && reply.failed()) {
     timers_.start(&job, job.deadline, now_s_ + job.order.pool->limits.held_s);
   } else if (reply.held() && !reply.failed()) {
     timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.between_s);
     job.last_byte_s = now_s_;
-    if (job.silent()) job.first_byte_s = now_s_;
+    if (!job.heard) job.first_byte_s = now_s_;
+    job.heard = true;
+  } else if (reply.withholds() && reply.body_bytes() == 0) {
+    wait_for_answer(job);
   }
   if (reply.body_bytes() != 0) on_body(job);
   if (!job.ended && (reply.done() || reply.failure())) end(job, reply.failure());
 }
 
+// A part of the body came that its client does not get yet. One that keeps connections open is
+// passed on after a while all the same: that is what it is for.
+void Relay::wait_for_answer(Job& job) {
+  const double show_s = now_s_ + job.order.pool->limits.held_s;
+  if (job.show_at_s < 0 && job.reply->pings()) job.show_at_s = show_s;
+  const double late_s = now_s_ + job.order.timeouts.between_s;
+  timers_.start(&job, job.deadline, job.show_at_s < 0 ? late_s : std::min(late_s, job.show_at_s));
+  job.last_byte_s = now_s_;
+  job.heard = true;
+}
+
 void Relay::on_body(Job& job) {
   const Reply& reply = *job.reply;
   const bool first = job.silent();
+  const bool begins = job.first_byte_s < 0 && reply.begun();
   job.last_byte_s = now_s_;
-  if (first) job.first_byte_s = now_s_;
+  job.heard = true;
+  if (begins) job.first_byte_s = now_s_;
   if (first && !reply.done()) {
     timers_.start(&job, job.deadline, now_s_ + job.order.timeouts.between_s);
   } else if (!first) {
@@ -131,14 +150,14 @@ void Relay::on_body(Job& job) {
   job.bytes_to_client += reply.body_bytes();
   forward(job);
   if (job.ended) return;
-  if (job.order.tells && first) {
+  if (job.order.tells && begins) {
     if (reply.meter().events() != 0) {
       job.told_s = now_s_;
       job.told_events = reply.meter().events();
     }
     marks_.push({job.order.id, now_s_, reply.status(), job.told_events, nullptr});
     urgent_ = true;
-  } else if (job.order.tells) {
+  } else if (job.order.tells && reply.begun()) {
     tell_progress(job);
   }
   if (!reply.done()) pause_where_behind(job);
@@ -169,7 +188,11 @@ void Relay::lost(Connection& connection, bool orderly) {
   const bool headed = job.reply->headed();
   if (orderly && headed && job.reply->closes()) {
     job.reply->close();
-    forward(job);
+    if (job.reply->body_bytes() != 0) {
+      on_body(job);
+    } else {
+      forward(job);
+    }
     if (!job.ended) end(job, job.reply->failure());
     return;
   }
@@ -194,8 +217,7 @@ void Relay::end(Job& job, Failure failure) {
   const bool replied = connection != nullptr && !connection->connecting && job.reply->headed();
   bool reusable = replied && whole && job.reply->reusable() && !job.reply->surplus();
   if (replied && job.reply->failed() && !given_up) {
-    failure = {job.reply->held_fault(),
-               "the worker answered with status " + std::to_string(job.reply->status())};
+    failure = job.reply->held_failure();
   } else if (replied && whole && job.bytes_to_client == 0 && !job.reply->held()) {
     give(job, job.reply->head_for_client(), {});
     if (job.ended) return;  // there was nobody to give it to
@@ -229,7 +251,9 @@ void Relay::finish(Job& job, Failure failure, bool held_whole) {
     end->ends_with_connection = reply.ends_with_connection();
     // What it keeps is Python's to free, not for this job's own end to wait for.
     if (reply.by_events()) end->journal = std::move(job.journal);
-    if (!reply.failed()) {
+    if (held_whole && !end->failure) end->flaw = reply.flaw();
+    end->refused = reply.refuses();
+    if (!reply.failed() && !reply.withholds()) {
       end->events = reply.meter().events();
       end->usage = reply.meter().usage();
     }

@@ -30,6 +30,7 @@ struct Order {
   Timeouts timeouts;
   bool tells = false;      // first byte and progress are asked for
   std::shared_ptr<const JournalTerms> journal;  // null: bytes go on as they come
+  answer::Due due;         // what is no such answer is the worker's failure
 
   std::size_t kept_bytes() const { return client_fd < 0 ? client_buffer_bytes : 0; }
 };
@@ -68,12 +69,14 @@ struct Job {
   std::uint64_t bytes_to_client = 0;
   double started_s = -1.0, first_byte_s = -1.0, last_byte_s = -1.0;
   double told_s = -1.0;
+  double show_at_s = -1.0;  // when the client gets what is withheld of its reply; below 0: never
+  bool heard = false;       // a part of the reply's body came
   std::uint64_t told_events = 0;
   Marks::Place told_at;
   Timers::Deadline deadline;
 
   bool all_sent() const { return sent == order.head.size() + order.body.size(); }
-  bool silent() const { return first_byte_s < 0; }
+  bool silent() const { return bytes_to_client == 0; }  // its client has nothing of the body
 
   // The client has seen nothing, or nothing that needs this worker.
   bool expendable() const {

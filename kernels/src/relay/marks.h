@@ -20,7 +20,9 @@ struct End {
   double started_s = -1.0, first_byte_s = -1.0, last_byte_s = -1.0;
   std::uint64_t events = 0;
   std::string usage;                 // JSON from the brace of the last usage object on
-  bool held = false;                 // the two below are a 5xx reply that came whole
+  const char* flaw = "";  // why a reply that came whole is a failure of its worker all the same
+  bool refused = false;              // it tells of an error that its client caused
+  bool held = false;                 // the two below are a reply for which another may do better
   std::string held_head, held_body;
   // Of the client's side: what it got, head included, and what it is still to get.
   std::string reason;

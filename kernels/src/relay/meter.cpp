@@ -45,8 +45,7 @@ void Meter::count(std::string_view payload) {
 }
 
 std::string_view Meter::usage() const {
-  std::string_view text = tail_;
-  if (text.size() > tail_bytes_) text.remove_prefix(text.size() - tail_bytes_);
+  const std::string_view text = tail();
   for (std::size_t at = text.rfind(kKey); at != std::string_view::npos;
        at = at == 0 ? std::string_view::npos : text.rfind(kKey, at - 1)) {
     // Quotes inside JSON strings are escaped, so this can only be a key; null has no brace.

@@ -21,6 +21,11 @@ class Meter {
 
   std::uint64_t events() const { return events_; }
 
+  std::string_view tail() const {
+    const std::string_view text = tail_;
+    return text.size() > tail_bytes_ ? text.substr(text.size() - tail_bytes_) : text;
+  }
+
   // From the brace of the last usage object within the kept end, to that end; empty without one.
   std::string_view usage() const;
 

@@ -51,6 +51,7 @@ const char* name_of(Fault fault) {
     case Fault::timeout_between: return "timeout_between";
     case Fault::garbage: return "garbage";
     case Fault::status_5xx: return "status_5xx";
+    case Fault::no_answer: return "no_answer";
     case Fault::slow_client: return "slow_client";
     case Fault::client_closed: return "client_closed";
     case Fault::cancelled: return "cancelled";
@@ -281,9 +282,13 @@ void Relay::late(Job& job) {
     end(job, {Fault::timeout_connect, text});
   } else if (job.paused) {
     end(job, {Fault::slow_client, "the client stopped reading its reply"});
+  } else if (job.reply->withholds() && job.show_at_s >= 0 && job.show_at_s <= now_s_) {
+    job.reply->show();
+    on_body(job);
+    if (!job.ended && job.reply->failure()) end(job, job.reply->failure());
   } else if (!job.reply->headed() && !job.all_sent()) {
     end(job, {Fault::timeout_send, "the worker stopped taking the request"});
-  } else if (job.silent()) {
+  } else if (!job.heard) {
     end(job, {Fault::timeout_first_byte, "the worker took too long to begin"});
   } else {
     end(job, {Fault::timeout_between, "the worker stopped in its reply"});

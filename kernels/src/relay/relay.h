@@ -94,6 +94,7 @@ class Relay {
   void on_readable(Connection& connection);
   void on_reply(Job& job, std::string_view data);
   void on_body(Job& job);
+  void wait_for_answer(Job& job);
   void forward(Job& job);
   void lost(Connection& connection, bool orderly);
   void end(Job& job, Failure failure);

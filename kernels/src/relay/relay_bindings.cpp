@@ -35,7 +35,7 @@ class Borrower {
   std::uint64_t submit(std::shared_ptr<Pool> pool, nb::bytes head, nb::bytes body,
                        bool head_request, int client_fd, nb::bytes extra_lines, bool keep_alive,
                        std::size_t client_buffer_bytes, const Timeouts& timeouts, bool tells,
-                       std::shared_ptr<JournalTerms> journal) {
+                       std::shared_ptr<JournalTerms> journal, const kv::answer::Due* due) {
     Order order;
     order.id = ++last_id_;
     order.pool = std::move(pool);
@@ -48,6 +48,7 @@ class Borrower {
     order.tells = tells;
     order.journal = std::move(journal);
     order.client_fd = client_fd;
+    if (due != nullptr) order.due = *due;
     const std::uint64_t id = order.id;
     lent_.emplace(id, Lent{relay_.submit(std::move(order)), body});
     return id;
@@ -117,10 +118,11 @@ void set_addresses(Borrower& self, const std::shared_ptr<Pool>& pool,
 // A reply by itself, for tests to hold against the Python twin.
 struct LoneReply {
   LoneReply(std::shared_ptr<Pool> bounds, bool head_request, nb::bytes extra_lines,
-            bool keep_alive)
+            bool keep_alive, const kv::answer::Due* due)
       : pool(std::move(bounds)),
         client{std::string(view_of(extra_lines)), keep_alive},
-        reply(pool->limits, head_request, client) {}
+        reply(pool->limits, head_request, client, nullptr, 0,
+              due == nullptr ? kv::answer::Due{} : *due) {}
 
   // What goes to the client of `data`, and the name of the fault that ended it.
   nb::tuple feed(nb::bytes data) {
@@ -133,6 +135,12 @@ struct LoneReply {
     return nb::make_tuple(nb::bytes(reply.forward().data(), reply.forward().size()), fault);
   }
 
+  // What goes to the client where the worker's connection ends.
+  nb::bytes close() {
+    reply.close();
+    return nb::bytes(reply.forward().data(), reply.forward().size());
+  }
+
   std::shared_ptr<Pool> pool;
   kv::relay::ClientTerms client;
   kv::relay::Reply reply;
@@ -140,17 +148,23 @@ struct LoneReply {
 
 void bind_reply(nb::module_& module) {
   nb::class_<LoneReply>(module, "RelayReply", "A reply followed without sockets.")
-      .def(nb::init<std::shared_ptr<Pool>, bool, nb::bytes, bool>(), nb::arg("bounds"),
-           nb::arg("head_request"), nb::arg("extra_lines"), nb::arg("keep_alive"))
+      .def(nb::init<std::shared_ptr<Pool>, bool, nb::bytes, bool, const kv::answer::Due*>(),
+           nb::arg("bounds"), nb::arg("head_request"), nb::arg("extra_lines"),
+           nb::arg("keep_alive"), nb::arg("due").none() = nb::none())
       .def("feed", &LoneReply::feed, nb::arg("data"))
+      .def("close", &LoneReply::close)
       .def_prop_ro("status", [](const LoneReply& it) { return it.reply.status(); })
       .def_prop_ro("done", [](const LoneReply& it) { return it.reply.done(); })
       .def_prop_ro("reusable",
                    [](const LoneReply& it) { return it.reply.reusable() && !it.reply.surplus(); })
       .def_prop_ro("closes", [](const LoneReply& it) { return it.reply.closes(); })
       .def_prop_ro("held_fault", [](const LoneReply& it) {
-        return it.reply.held() ? name_of(it.reply.held_fault()) : "";
+        return it.reply.held() ? name_of(it.reply.held_failure().fault) : "";
       })
+      .def_prop_ro("withholds", [](const LoneReply& it) { return it.reply.withholds(); })
+      .def_prop_ro("begun", [](const LoneReply& it) { return it.reply.begun(); })
+      .def_prop_ro("flaw", [](const LoneReply& it) { return it.reply.flaw(); })
+      .def_prop_ro("refuses", [](const LoneReply& it) { return it.reply.refuses(); })
       .def_prop_ro("held_body", [](const LoneReply& it) { return bytes_of(it.reply.held_body()); })
       .def_prop_ro("head", [](LoneReply& it) { return bytes_of(it.reply.head_for_client()); })
       .def_prop_ro("events", [](const LoneReply& it) { return it.reply.meter().events(); })
@@ -170,6 +184,8 @@ void bind_end(nb::module_& module) {
       .def_prop_ro("last_byte_s", [](const End& end) { return moment(end.last_byte_s); })
       .def_ro("events", &End::events)
       .def_prop_ro("usage", [](const End& end) { return bytes_of(end.usage); })
+      .def_prop_ro("flaw", [](const End& end) { return end.flaw; })
+      .def_ro("refused", &End::refused)
       .def_ro("held", &End::held)
       .def_prop_ro("held_head", [](const End& end) { return bytes_of(end.held_head); })
       .def_prop_ro("held_body", [](const End& end) { return bytes_of(end.held_body); })
@@ -206,7 +222,7 @@ void kv::bind_relay(nb::module_& module) {
       .def("submit", &Borrower::submit, nb::arg("pool"), nb::arg("head"), nb::arg("body"),
            nb::arg("head_request"), nb::arg("client_fd"), nb::arg("extra_lines"),
            nb::arg("keep_alive"), nb::arg("client_buffer_bytes"), nb::arg("timeouts"),
-           nb::arg("tells"), nb::arg("journal").none())
+           nb::arg("tells"), nb::arg("journal").none(), nb::arg("due").none())
       .def("cancel", &Borrower::cancel, nb::arg("job"))
       .def("take", &Borrower::take)
       .def("abandon_silent", [](Borrower& self, const std::shared_ptr<Pool>& pool) {

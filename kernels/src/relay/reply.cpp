@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <utility>
 
 namespace kv::relay {
 
@@ -81,6 +82,12 @@ void Reply::begin_body(std::string_view text, const ReplyHead& head) {
   }
   meter_.begin(head.event_stream, limits_.tail_bytes);
   if (held_) return;
+  if (due_.form != answer::Form::none && head.status == 200 && !head_request_) {
+    judge_.begin(due_, head.event_stream, head.coded, limits_.held_bytes);
+    withholds_ = true;
+    held_head_ = text;
+  }
+  event_stream_ = head.event_stream && !head.coded;
   by_events_ = journal_ != nullptr && answers() && head.event_stream && !head.coded;
   persistent_ = client_.keep_alive && !ends_with_connection();
   head_for_client_ = client_head(head, client_, persistent_, by_events_, ours_at_);
@@ -105,12 +112,73 @@ void Reply::read_body(std::string_view data) {
     hold();
     return;
   }
-  body_bytes_ = taken;
+  if (!begun()) {
+    judge(data.substr(0, taken));
+  } else {
+    pass(data.substr(0, taken));
+  }
+}
+
+// Looks for an answer in the bytes that came, and lets them go on where there is one.
+void Reply::judge(std::string_view data) {
+  std::size_t left = payload_.size();
+  for (const std::string_view piece : payload_) {
+    judge_.feed(piece, --left == 0 && body_.done());
+  }
+  if (payload_.empty() && body_.done()) judge_.feed({}, true);
+  if (!withholds_) {  // they are its client's already
+    pass(data);
+    return;
+  }
+  if (begun() && withheld_.empty()) {
+    withholds_ = false;
+    pass(data);
+    return;
+  }
+  withheld_.append(data);
+  if (judge_.verdict() == answer::Judge::Verdict::failure) {
+    withholds_ = false;
+    failed_ = held_ = true;
+    withheld_ = std::string();
+    hold();
+    return;
+  }
+  for (const std::string_view piece : payload_) held_body_.append(piece);
+  if (begun() || withheld_.size() > limits_.held_bytes) {
+    show();
+  }
+}
+
+// What waited goes to the client, whatever follows.
+void Reply::show() {
+  withholds_ = false;
+  shown_ = std::exchange(withheld_, {});
+  const std::string body = std::exchange(held_body_, {});
+  payload_.assign(1, body);
+  pass(shown_);
+}
+
+void Reply::pass(std::string_view data) {
+  body_bytes_ = data.size();
   if (by_events_) {
     pass_events();
   } else {
-    forward_ = data.substr(0, taken);
+    forward_ = data;
   }
+}
+
+Failure Reply::held_failure() const {
+  if (judge_.verdict() == answer::Judge::Verdict::failure) {
+    return {Fault::no_answer, std::string("the worker's reply of status 200 ") + judge_.why()};
+  }
+  return {busy_ ? Fault::busy : Fault::status_5xx,
+          "the worker answered with status " + std::to_string(status_)};
+}
+
+const char* Reply::flaw() const {
+  if (due_.form == answer::Form::none || status_ != 200 || withholds_) return "";
+  if (!begun()) return judge_.why();
+  return event_stream_ ? answer::late_failure(meter_.tail()) : "";
 }
 
 // Makes one chunk of the events that have come whole, and the last one where the body is done.
@@ -147,15 +215,19 @@ void Reply::close() {
   forward_ = {};
   body_.end();
   payload_.clear();
-  if (by_events_) pass_events();
+  if (held_) return;
+  if (!begun()) {
+    judge({});
+  } else if (by_events_) {
+    pass_events();
+  }
 }
 
-// Keeps the body: of a reply that failed, while another worker may do better, or where nobody
-// else would.
+// Keeps the body: of a reply for which another worker may do better, or where nobody else would.
 void Reply::hold() {
   for (const std::string_view piece : payload_) held_body_.append(piece);
   if (failed_ && held_body_.size() > limits_.held_bytes) {
-    throw Broken(Fault::status_5xx, "the worker's error reply is too long to keep");
+    throw Broken(held_failure().fault, "the worker's error reply is too long to keep");
   }
   if (!failed_ && held_body_.size() > kept_bytes_) {
     throw garbage("the worker's reply is above " + std::to_string(kept_bytes_) + " bytes");

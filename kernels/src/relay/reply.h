@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "answer/judge.h"
 #include "relay/framing.h"
 #include "relay/head.h"
 #include "relay/journal.h"
@@ -18,13 +19,15 @@ namespace kv::relay {
 class Reply {
  public:
   // `journal`: a stream goes by whole events, in chunks of our own, as far as it is one; or null.
-  // `kept_bytes` above 0: there is no client, and the reply is held up to so many bytes.
+  // `kept_bytes` above 0: there is no client, and the reply is held up to so many bytes. `due`: what
+  // its client asked for; what is no such answer is held as a 5xx reply is.
   Reply(const Limits& limits, bool head_request, const ClientTerms& client,
-        Journal* journal = nullptr, std::size_t kept_bytes = 0)
+        Journal* journal = nullptr, std::size_t kept_bytes = 0, answer::Due due = {})
       : limits_(limits),
         client_(client),
         journal_(journal),
         kept_bytes_(kept_bytes),
+        due_(due),
         head_request_(head_request) {}
   Reply(const Reply&) = delete;
   Reply& operator=(const Reply&) = delete;
@@ -47,10 +50,18 @@ class Reply {
   bool ends_with_connection() const { return closes() && !by_events_; }
   // Why a reply by events goes no further, though its worker's is well framed.
   const Failure& failure() const { return failure_; }
-  // A 5xx reply, or one that says busy: another worker may do better.
-  bool failed() const { return failed_; }
+  bool failed() const { return failed_; }  // a reply for which another worker may do better
   bool held() const { return held_; }      // its client gets nothing of it, or there is none
-  Fault held_fault() const { return busy_ ? Fault::busy : Fault::status_5xx; }
+  Failure held_failure() const;
+
+  // Nobody can say yet whether it is an answer: its client gets it once it is, or after `show`.
+  bool withholds() const { return withholds_; }
+  bool pings() const { return judge_.pings(); }  // its client waits for what is withheld
+  void show();
+  bool begun() const { return judge_.verdict() == answer::Judge::Verdict::answer; }
+  bool refuses() const { return judge_.refuses(); }
+  // Why a reply that its client has got whole is no answer, or did not end as one; "" where it is.
+  const char* flaw() const;
 
   std::string_view forward() const { return forward_; }  // of the last `feed`, for the client
   std::size_t body_bytes() const { return body_bytes_; }  // of the worker's, in the last `feed`
@@ -68,6 +79,8 @@ class Reply {
   void begin_body(std::string_view text, const ReplyHead& head);
   void read_body(std::string_view data);
   void hold();
+  void judge(std::string_view data);
+  void pass(std::string_view data);
   void pass_events();
   void end_events();
 
@@ -75,16 +88,20 @@ class Reply {
   const ClientTerms& client_;
   Journal* journal_;
   std::size_t kept_bytes_;
+  answer::Due due_;
+  answer::Judge judge_;
   bool head_request_;
   int status_ = 0;
   Framing framing_ = Framing::none;
   bool reusable_ = false, persistent_ = false, failed_ = false, held_ = false, busy_ = false;
+  bool withholds_ = false, event_stream_ = false;
   bool surplus_ = false, by_events_ = false;
   Failure failure_;
   std::size_t heads_bytes_ = 0, body_bytes_ = 0;
   std::string buffer_;  // of the head, until it is complete
   std::string_view forward_;
   std::string head_for_client_, reason_, held_head_, held_body_;
+  std::string withheld_, shown_;  // as they came, where `held_body_` has no framing
   std::size_t ours_at_ = 0;  // in the client's head, where lines of the router's own stand
   std::string events_;       // framed for the client
   Body body_;

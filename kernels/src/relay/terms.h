@@ -42,6 +42,7 @@ enum class Fault : std::uint8_t {
   timeout_between,
   garbage,
   status_5xx,
+  no_answer,
   slow_client,
   client_closed,
   cancelled,

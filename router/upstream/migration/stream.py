@@ -127,9 +127,9 @@ class Stream(LendingSink):
             error = WorkerError("busy", what)
         elif error is None and self._short:
             error = WorkerError("early_close", "the worker ended its stream before the answer")
-        if error is None:
+        if error is None or (outcome.final and not self._short):
             return self._whole(outcome)
-        outcome = replace(outcome, error=error)
+        outcome = replace(outcome, error=error, final=False)
         if not self._shown:
             return replace(outcome, bytes_to_client=0)
         if not isinstance(error, WorkerError) or self._passing:
