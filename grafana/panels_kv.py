@@ -57,6 +57,14 @@ KV = Row(
             names=LOST,
         ),
         Panel(
+            "Events left out, by reason",
+            "KV events that changed nothing, one by one; all others of their batches count. "
+            "bad_tokens: not plain ids. unknown_names: blocks without tokens that nothing told "
+            "of before, as an offloading tier has them. other_block_size: not the worker's.",
+            "suffix: per s",
+            ((rate("warmroute_worker_events_skipped_total", by="reason"), "{{reason}}"),),
+        ),
+        Panel(
             "Events that wait",
             "Batches that wait for missing ones before them, and stored blocks whose parent never "
             "came. Both are near 0 when all is known.",

@@ -31,7 +31,7 @@ class Stored:
 
     hashes: BlockNames
     parent: int | bytes | None
-    tokens: tuple[int, ...] | npt.NDArray[np.int32]
+    tokens: tuple[int, ...] | npt.NDArray[np.int32] | npt.NDArray[np.int64]
     block_size: int
     tier: Tier = "gpu"
     seed: int = 0  # chain seed of the LoRA adapter and salt the event names

@@ -53,6 +53,7 @@ try:
         sum_of,
         sum_of_least,
         token_ids,
+        wide_chain_hashes,
     )
 except ImportError as error:
     raise ImportError(
@@ -119,6 +120,7 @@ __all__ = [
     "sum_of",
     "sum_of_least",
     "token_ids",
+    "wide_chain_hashes",
 ]
 
 

@@ -25,9 +25,9 @@ nb::object index_of(nb::handle object, const char* name) {
 }
 
 // Native or little-endian, and one of the wanted codes ("i" and "l" are both int32 somewhere).
-bool format_is(const char* format, const Buffer::Wanted& wanted) {
+bool format_is(const char* format, const char* wanted) {
   if (*format == '<' || *format == '=' || *format == '@') ++format;
-  return *format != '\0' && format[1] == '\0' && std::strchr(wanted.formats, *format) != nullptr;
+  return *format != '\0' && format[1] == '\0' && std::strchr(wanted, *format) != nullptr;
 }
 
 }  // namespace
@@ -64,7 +64,9 @@ Depths::Depths(nb::handle object, const char* name, std::size_t workers)
 void Buffer::refuse(const char* name, const Wanted& wanted) const {
   const std::string argument = name;
   const std::string format = view_.format == nullptr ? "B" : view_.format;
-  if (view_.itemsize != wanted.item_bytes || !format_is(format.c_str(), wanted)) {
+  const auto is_of = [&](const char* formats) { return format_is(format.c_str(), formats); };
+  const bool fits = view_.itemsize == wanted.item_bytes && is_of(wanted.formats);
+  if (!fits && !(view_.itemsize == 8 && is_of(wanted.wide_formats))) {
     throw type_error(argument + " must be a buffer of " + wanted.type + ", got format '" + format +
                     "' of " + std::to_string(view_.itemsize) + " bytes");
   }

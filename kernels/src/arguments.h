@@ -17,6 +17,7 @@ class Buffer {
     const char* type;     // as told to people
     const char* formats;  // struct-module codes of it, whatever the platform calls it
     Py_ssize_t item_bytes;
+    const char* wide_formats = "";  // of items of eight bytes that will do as well
   };
 
   Buffer(nanobind::handle object, const char* name, const Wanted& wanted);
@@ -28,6 +29,7 @@ class Buffer {
   const void* data() const { return view_.buf; }
   void* writable_data(const char* name) const;
   std::size_t size() const { return static_cast<std::size_t>(view_.len / view_.itemsize); }
+  Py_ssize_t item_bytes() const { return view_.itemsize; }
 
  private:
   void refuse(const char* name, const Wanted& wanted) const;
@@ -42,6 +44,31 @@ class Tokens : public Buffer {
   std::span<const std::int32_t> span() const {
     return {static_cast<const std::int32_t*>(data()), size()};
   }
+};
+
+// int64 token ids.
+class WideTokens : public Buffer {
+ public:
+  WideTokens(nanobind::handle object, const char* name)
+      : Buffer(object, name, {"int64", "ql", 8}) {}
+  std::span<const std::int64_t> span() const {
+    return {static_cast<const std::int64_t*>(data()), size()};
+  }
+};
+
+// Token ids, int32 or int64.
+class AnyTokens : public Buffer {
+ public:
+  AnyTokens(nanobind::handle object, const char* name)
+      : Buffer(object, name, {"int32", "il", 4, "ql"}) {}
+  bool is_wide() const { return item_bytes() == 8; }
+  std::span<const std::int32_t> narrow() const {
+    return {static_cast<const std::int32_t*>(data()), is_wide() ? 0 : size()};
+  }
+  std::span<const std::int64_t> wide() const {
+    return {static_cast<const std::int64_t*>(data()), is_wide() ? size() : 0};
+  }
+  using Buffer::size;
 };
 
 // int32 numbers of blocks, one a worker, to write to.

@@ -9,6 +9,7 @@
 
 namespace nb = nanobind;
 using kv::arguments::Tokens;
+using kv::arguments::WideTokens;
 using kv::arguments::integer;
 using Unlocked = nb::gil_scoped_release;
 
@@ -36,6 +37,21 @@ auto chain_hashes(nb::handle tokens, nb::handle block_size, nb::handle seed) {
   return chain.give();
 }
 
+auto wide_chain_hashes(nb::handle tokens, nb::handle block_size, nb::handle seed) {
+  const std::int64_t size = integer(block_size, "block_size");
+  const std::uint64_t parent = kv::arguments::uint64(seed, "seed");
+  const WideTokens buffer(tokens, "tokens");
+  const std::size_t blocks = kv::arguments::full_blocks(buffer.span().size(), size);
+  kv::Result<std::uint64_t> chain(blocks);
+  {
+    const Unlocked unlocked;
+    std::vector<std::uint8_t> scratch;
+    kv::chain_hashes(buffer.span().data(), static_cast<std::size_t>(size), blocks, parent,
+                     chain.data(), scratch);
+  }
+  return chain.give();
+}
+
 }  // namespace calls
 
 NB_MODULE(_native, module) {
@@ -44,6 +60,11 @@ NB_MODULE(_native, module) {
   module.def("chain_hashes", calls::chain_hashes, arg("tokens"), arg("block_size"), arg("seed") = 0,
              nb::sig("def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes"),
              "Chain hashes of the full blocks of `tokens` (int32), first block first.");
+  module.def("wide_chain_hashes", calls::wide_chain_hashes, arg("tokens"), arg("block_size"),
+             arg("seed") = 0,
+             nb::sig("def wide_chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) "
+                     "-> Hashes"),
+             "The same of int64 ids: a block with one beyond int32 is hashed as 8 bytes an id.");
 
   kv::bind_answers(module);
   kv::bind_columns(module);

@@ -16,7 +16,7 @@ from router.core.workers import Worker
 from router.doctor.examine import MAX_SERVERS, Options, examine
 from router.doctor.report import DoctorError
 from router.events.feed import ElectedFeed
-from router.fleet.member import Member
+from router.fleet.member import Member, skipped_events
 from router.keys.key_file import KeyTerms
 from router.record.request_record import Attempt, LatestAttempts
 from router.request.dispatcher import Dispatcher
@@ -84,10 +84,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "host_tokens_per_s": _number(columns.host_tokens_per_s[slot]),
         "disk_cached_tokens": _number(columns.disk_cached_tokens[slot]),
         "disk_tokens_per_s": _number(columns.disk_tokens_per_s[slot]),
-        "resident_blocks": worker.kv.resident_blocks,
-        "kv_known": worker.kv.known,
-        "kv_evicted_blocks": worker.kv.evicted_blocks,
-        "kv_overflows": worker.kv.overflows,
+        **_events_shown(member, worker),
         "hit_confidence": _number(columns.hit_confidence[slot]),
         "silent_s": None if worker.silent is None else _number(now_s - worker.silent.since_s),
         "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
@@ -97,6 +94,17 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
 def _health_shown(worker: Worker, now_s: float) -> dict[str, Any]:
     left_s = _number(max(worker.spell.until_s - now_s, 0.0)) if worker.busy else None
     return {"failures": worker.health.failures, "busy_for_s": left_s}
+
+
+def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
+    """What its KV events told of its cache."""
+    return {
+        "resident_blocks": worker.kv.resident_blocks,
+        "kv_known": worker.kv.known,
+        "kv_evicted_blocks": worker.kv.evicted_blocks,
+        "kv_overflows": worker.kv.overflows,
+        "events_skipped": dict(+skipped_events(member, worker)),
+    }
 
 
 def _events_from(member: Member, severed: bool) -> str | None:

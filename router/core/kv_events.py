@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
 import numpy as np
+import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from kvkernels import EventBatch, WorkerBlocks, chain_hashes, chain_seed
+from kvkernels import EventBatch, WorkerBlocks, chain_hashes, chain_seed, wide_chain_hashes
 from policies.contract import Hashes
 from policies.facts import BlockNames, Cleared, KvEvent, Removed, Stored, Tier
 
@@ -39,6 +41,14 @@ class WireEvents(Sequence[KvEvent]):
         self.batches = (batch,) if isinstance(batch, EventBatch) else tuple(batch)
         self.model = model
         self._facts: tuple[KvEvent, ...] | None = None
+
+    def skips(self) -> Counter[str]:
+        """Events that cannot be used, by why."""
+        found: Counter[str] = Counter()
+        for batch in self.batches:
+            if batch.skipped:
+                found.update(batch.skips())
+        return found
 
     @property
     def blocks(self) -> int:
@@ -97,6 +107,7 @@ class Applied:
 
     clears: int = 0
     skipped: int = 0  # facts of foreign block sizes, or that tell too little
+    skips: Counter[str] = field(default_factory=Counter, compare=False)  # the same, by why
     left: list[Hashes] = field(default_factory=list)  # chain hashes that left the GPU
 
     def add_left(self, chain: Hashes | None) -> None:
@@ -116,7 +127,9 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
         return applied
     for event in events:
         if isinstance(event, Stored):
-            applied.skipped += not _store(event, blocks, block_size)
+            if why := _store(event, blocks, block_size):
+                applied.skipped += 1
+                applied.skips[why] += 1
         elif isinstance(event, Removed):
             applied.add_left(blocks.remove(block_names(event.hashes), _TIER[event.tier]))
         else:
@@ -125,37 +138,58 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
     return applied
 
 
-def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> bool:
-    """False where it cannot be used."""
+def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> str:
+    """Why it cannot be used; empty where it was."""
     names, tier = block_names(event.hashes), _TIER[event.tier]
     parent = None if event.parent is None else block_name(event.parent)
     if event.chain is not None:
-        if len(event.chain) != len(names) or event.block_size != block_size:
-            return False
+        if event.block_size != block_size:
+            return OTHER_SIZE
+        if len(event.chain) != len(names):
+            return "token_count"
         blocks.store(names, parent, event.chain, tier)
-        return True
-    if len(event.tokens) not in (0, len(names) * block_size):
-        return False
+        return ""
     if len(event.tokens) and event.block_size != block_size:
-        return False
+        return OTHER_SIZE
+    if len(event.tokens) not in (0, len(names) * block_size):
+        return "token_count"
     if len(event.extras) not in (0, len(names)):
-        return False
-    tokens = np.asarray(event.tokens, dtype=np.int32)
-    blocks.store_tokens(names, parent, tokens, event.seed, tier, event.extras)
-    return True
+        return "bad_extra_keys"
+    blocks.store_tokens(names, parent, ids_of(event), event.seed, tier, event.extras)
+    return ""
+
+
+OTHER_SIZE = "other_block_size"  # why an event is skipped, as `WorkerBlocks` says it
+
+
+def ids_of(event: Stored) -> npt.NDArray[Any]:
+    """The tokens of an event as int32, or as int64 where one is beyond that."""
+    if isinstance(event.tokens, np.ndarray):
+        tokens: npt.NDArray[Any] = event.tokens
+        return tokens
+    is_wide = any(token >= 2**31 for token in event.tokens)
+    return np.array(event.tokens, dtype=np.int64 if is_wide else np.int32)
 
 
 def chain_of(event: Stored, seed: int) -> Hashes:
     """uint64[blocks]: chain hashes of the blocks of an event that brings their tokens."""
-    tokens = np.asarray(event.tokens, dtype=np.int32)
+    tokens = ids_of(event)
     if not event.extras:
-        return chain_hashes(tokens, event.block_size, seed)
+        return hashes_of(tokens, event.block_size, seed)
     chain = []
     for at, extra in enumerate(event.extras):
         block = tokens[at * event.block_size : (at + 1) * event.block_size]
-        seed = xxh3_64_intdigest(seed.to_bytes(8, "little") + block.tobytes() + extra)
+        narrow = block.astype(np.int32)
+        data = narrow.tobytes() if (narrow == block).all() else block.tobytes()
+        seed = xxh3_64_intdigest(seed.to_bytes(8, "little") + data + extra)
         chain.append(seed)
     return np.array(chain, dtype=np.uint64)
+
+
+def hashes_of(tokens: npt.NDArray[Any], block_size: int, seed: int) -> Hashes:
+    """Chain hashes of full blocks, whether or not an id is beyond int32."""
+    hashes = wide_chain_hashes if tokens.dtype == np.int64 else chain_hashes
+    return hashes(tokens, block_size, seed)
 
 
 def block_name(name: int | bytes) -> int:

@@ -30,6 +30,7 @@ that it applied, in order (`router.replicas.kv_events`). While these do not arri
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
@@ -327,7 +328,7 @@ class KvState:
         self._replayed = False  # some came by the replay that is being told
         self._beyond = False  # a replay brought more than was heard of, and has not ended
         self._progressed = False  # the replay brought something new
-        self._skipped_facts = 0
+        self._skips: Counter[str] = Counter()  # facts that could not be used, by why
         self._useless = False  # as was found
         self._emptied: int | None = None  # how often it was, by the engine's latest load report
         self._clears_at = (0, 0)  # how often by its events, at the two latest reports
@@ -381,7 +382,11 @@ class KvState:
     @property
     def counters(self) -> KvCounters:
         """What happened until now."""
-        return self._counters.with_blocks(self.blocks, self._skipped_facts)
+        return self._counters.with_blocks(self.blocks, self._skips.total())
+
+    def skips(self) -> Counter[str]:
+        """Events that could be read and changed nothing, by why."""
+        return self._skips + Counter(self.blocks.skips())
 
     @property
     def overflows(self) -> int:
@@ -392,7 +397,7 @@ class KvState:
         """Whether it is found only now that nothing it tells can be used; once in its life."""
         if self._useless or self.blocks.stored_blocks:
             return False
-        self._useless = self._skipped_facts + self.blocks.skipped_events >= USELESS_EVENTS
+        self._useless = self._skips.total() + self.blocks.skipped_events >= USELESS_EVENTS
         return self._useless
 
     @property
@@ -713,7 +718,8 @@ class KvState:
             return
         held = self.gpu_blocks
         applied = apply_events(batch.events, blocks, self._block_size)
-        self._skipped_facts += applied.skipped
+        if applied.skipped:
+            self._skips.update(applied.skips)
         for hashes in applied.left:
             self._on_left(hashes)
             self._learned.pushed_out(len(hashes), max(held, self.gpu_blocks))

@@ -6,9 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
 import aiohttp
@@ -231,7 +232,7 @@ class FeedCounters:
     """Lifetime: worker. Counts only ever grow."""
 
     malformed_frames: int = 0
-    skipped_events: int = 0
+    skips: Counter[str] = field(default_factory=Counter)  # events that cannot be used, by why
     replays: int = 0
     snapshots: int = 0
     failed_syncs: int = 0  # neither a replay nor a snapshot could be had
@@ -242,6 +243,11 @@ class FeedCounters:
     # whether what is published reaches us, with nothing left to ask for since it did not.
     lag_s: float | None = None
     heard: bool = True
+
+    @property
+    def skipped_events(self) -> int:
+        """Events that cannot be used."""
+        return self.skips.total()
 
 
 class Delivery:
@@ -272,7 +278,8 @@ class Delivery:
             batch = decoded(payload)
         if source == "live" and batch.ts_s and math.isfinite(batch.ts_s):
             self.counters.lag_s = self._wall() - batch.ts_s
-        self.counters.skipped_events += batch.skipped
+        if batch.skipped:
+            self.skipped(batch.skips())
         self.next_seq = seq + 1
         if source == "live":
             self.live_seq = seq
@@ -292,7 +299,9 @@ class Delivery:
         if seq < heard_seq:
             self.began_anew()
         self.counters.snapshots += 1
-        self.counters.skipped_events += sum(batch.skipped for batch in batches)
+        for batch in batches:
+            if batch.skipped:
+                self.skipped(batch.skips())
         self.next_seq = seq + 1
         events = WireEvents(batches, self.model)
         self.counters.heard |= self._connected
@@ -339,6 +348,16 @@ class Delivery:
         """Say that nobody publishes there: no later batch would show that one is missing."""
         line = "worker %d: no publisher at %s after %g s: its KV events are not heard"
         log.warning(line, self.worker_id, endpoint, waited_s)
+
+    def skipped(self, skips: Mapping[str, int]) -> None:
+        """Count events that cannot be used, by why; those around them are."""
+        before = self.counters.skipped_events
+        self.counters.skips.update(skips)
+        total = self.counters.skipped_events
+        if before.bit_length() < total.bit_length():  # the 1st, 2nd, 4th ...
+            line = "worker %d: %d of its KV events cannot be used and are left out: %s"
+            whys = ", ".join(f"{count} {why}" for why, count in self.counters.skips.most_common())
+            log.warning(line, self.worker_id, total, whys)
 
     def malformed(self, error: WireError) -> None:
         """Count a message that cannot be read."""

@@ -271,7 +271,8 @@ class PolledFeed:
         if event.number < self._delivery.next_seq:  # its engine began anew
             self._windows = Windows()
         events, skipped = wire_events(event) if self._windows.counts(event) else ([], 0)
-        self._delivery.counters.skipped_events += skipped
+        if skipped:
+            self._delivery.skipped({"bad_tokens": skipped})
         try:
             # No digest: the first events of every life of an engine are the same.
             await self._delivery.batch(event.number, encode_batch(0.0, events), "live", digest=0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -16,6 +17,7 @@ import aiohttp
 from engine.wire.events import WireError
 from policies.facts import Probed, Role, Silence, Suspension, WorkerChange
 from router.config.worker_spec import WorkerSpec
+from router.core.workers import Worker
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
@@ -587,6 +589,19 @@ class Member:
         facts = None if recognized is None else recognized.facts
         now_s = self._context.clock()
         self._context.tell(WorkerChange(now_s, self.worker_id, state, facts, suspended=suspended))
+
+
+def skipped_events(member: Member, worker: Worker | None) -> Counter[str]:
+    """Its KV events that changed nothing, by why. What engines are known to send is counted from 0
+    on: a rate sees the first one then.
+    """
+    counts = Counter[str]()
+    if member.feed is not None:
+        counts.update(dict.fromkeys(("bad_tokens", "other_block_size", "unknown_names"), 0))
+        counts.update(member.feed.counters.skips)
+    if worker is not None:
+        counts.update(worker.kv.skips())
+    return counts
 
 
 async def _status(http: aiohttp.ClientSession, url: str, timeout_s: float) -> int:

@@ -20,7 +20,7 @@ from router.core.core import RouterCore
 from router.core.workers import Worker
 from router.discovery.discovery import Discovery
 from router.fleet.manager import FleetManager, RoleKeeper
-from router.fleet.member import Member
+from router.fleet.member import Member, skipped_events
 from router.metrics.exposition import counter, counters, gauge, gauges
 
 _GAUGES = {
@@ -57,6 +57,11 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     events = CounterMetricFamily(
         "warmroute_kv_events", "KV events of a worker, by kind", labels=["worker", "kind"]
     )
+    skipped = CounterMetricFamily(
+        "warmroute_worker_events_skipped",
+        "KV events of a worker that changed nothing, by why",
+        labels=["worker", "reason"],
+    )
     failures = CounterMetricFamily(
         "warmroute_worker_failures", "Failures blamed on a worker", labels=["worker", "cause"]
     )
@@ -77,6 +82,9 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
         for kind, count in _events(member, worker).items():
             labels = {"worker": label, "kind": kind}
             events.samples.append(Sample("warmroute_kv_events_total", labels, count))
+        for why, count in skipped_events(member, worker).items():
+            labels = {"worker": label, "reason": why}
+            skipped.samples.append(Sample("warmroute_worker_events_skipped_total", labels, count))
         if member.recognized is not None and member.recognized.facts.group is not None:
             for fault, count in asdict(member.transfers).items():
                 labels = {"worker": label, "fault": fault}
@@ -93,7 +101,7 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     turned = "Workers that took another role while running"
     yield counter("warmroute_role_changes", turned, fleet.turned)
     refused = "Data-parallel ranks of engines that did not become workers, by a limit"
-    yield from (_info(fleet), up, failures, transfers, events, lag)
+    yield from (_info(fleet), up, failures, transfers, events, skipped, lag)
     paused = "Time for which the router's own event loop stood still"
     yield counter("warmroute_paused_seconds", paused, fleet.pauses.total_s)
     yield gauge("warmroute_refused_ranks", refused, fleet.refused_ranks)

@@ -41,4 +41,4 @@ def array(values: list[int]) -> np.ndarray:
 
 
 def tokens(*values: int) -> np.ndarray:
-    return np.array(values, dtype=np.int32)
+    return np.array(values, dtype=np.int64 if max(values, default=0) >= 2**31 else np.int32)

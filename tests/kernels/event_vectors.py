@@ -37,7 +37,7 @@ def plain(listed: list[tuple[Any, ...]]) -> list[Any]:
 
 def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        assert value.dtype in (np.uint64, np.int32)
+        assert value.dtype in (np.uint64, np.int32, np.int64)
         return value.tolist()
     if isinstance(value, bytes):
         return value.hex()

@@ -58,31 +58,11 @@ def test_any_buffer_will_do(decode: type[EventBatch], kind: Any) -> None:
         (VECTORS["vllm_0_24_map"].payload[:-1], "it ends within a value"),
         (VECTORS["vllm_0_24_map"].payload + b"\0", "more bytes follow it"),
         (b"\x91" * 100_000, r"must be an array \[time, events, rank\]"),
-        (b"\x93\x01" + b"\x91" * 100_000, "event 0: must be an array or a map with its type"),
+        (b"\x93\x01" + b"\x91" * 100_000, "it ends within a value"),
         (b"\x93\x01\xdd\x00\x00\xff\xff", "it ends within a value"),
         (b"\x92\xa1x\x90", "the time must be a number"),
         (b"\x92\x01\x80", "the events must be an array of at most 65536"),
         (b"\x93\x01\x90\xff", "the rank must be 0..65535 or nil"),
-        (pack(5), "event 0: must be an array or a map with its type"),
-        (pack([]), "event 0: must be an array or a map with its type"),
-        (pack({"type": 1}), "event 0: must be an array or a map with its type"),
-        (pack(["BlockRemoved"]), "event 0: block_hashes must be an array of hashes"),
-        (pack(stored(), stored(block_hashes=None)), "event 1: block_hashes must be an array"),
-        (pack(stored(block_hashes=["x"])), "block_hashes: a hash must be an int or 1..64 bytes"),
-        (pack(stored(block_hashes=[b"x" * 65])), "a hash must be an int or 1..64 bytes"),
-        (pack(stored(parent_block_hash=b"")), "parent_block_hash: a hash must be an int"),
-        (pack(stored(block_size=0)), r"block_size must be 1..65536 or nil"),
-        (pack(stored(token_ids=5)), "token_ids must be an array of ints"),
-        (pack(stored(token_ids=[1, 2**31])), "a token must be an int in 0..2147483647"),
-        (pack(stored(token_ids=[1, -1])), "a token must be an int in 0..2147483647"),
-        (pack(stored(token_ids=[1, 2.0])), "a token must be an int in 0..2147483647"),
-        (pack(stored(lora_id="a")), "lora_id must be an int or nil"),
-        (pack(stored(medium=1)), "medium must be a string or nil"),
-        (pack(stored(group_idx=-1)), r"group_idx must be 0..65535 or nil"),
-        (pack(stored(extra_keys=1)), "extra_keys must be an array or nil"),
-        (pack(stored(mm_keys="x")), "mm_keys must be an array or nil"),
-        (pack(stored(mm_keys=[[{"hash": "x" * (1 << 22)}]])), "extra_keys: more than"),
-        (pack(["BlockRemoved", [1] * (1 << 20)], stored()), "event 1: block_hashes: more than"),
         (pack(stored()).replace(b"\x01\x02", b"\xa1\xff"), "ends within|more bytes|must be"),
     ],
 )
@@ -100,14 +80,113 @@ def test_a_payload_too_large(decode: type[EventBatch]) -> None:
         decode("text")  # type: ignore[arg-type]
 
 
+UNUSABLE: list[tuple[Any, str]] = [
+    (5, "unknown_type"),
+    ([], "unknown_type"),
+    ("BlockStored", "unknown_type"),
+    ([[[[]]], {"BlockStored": 1}], "unknown_type"),
+    ({"type": 1}, "unknown_type"),
+    ({"block_hashes": [7]}, "unknown_type"),
+    ({"type": "BlockMoved", "block_hashes": [7]}, "unknown_type"),
+    ({"event_type": "stored", "block_hashes": [7]}, "unknown_type"),
+    (["BlockRemoved"], "bad_hashes"),
+    (["BlockStored", {"type": "BlockStored"}], "bad_hashes"),
+    (stored(block_hashes=None), "bad_hashes"),
+    (stored(block_hashes=[[7]]), "bad_hashes"),
+    (stored(block_hashes=["x"]), "bad_hashes"),
+    (stored(block_hashes=[b"x" * 65]), "bad_hashes"),
+    (stored(parent_block_hash=b""), "bad_hashes"),
+    (stored(token_ids=5), "bad_tokens"),
+    (stored(token_ids=[1, -1]), "bad_tokens"),
+    (stored(token_ids=[1, 2**63]), "bad_tokens"),
+    (stored(token_ids=[1, 2.0]), "bad_tokens"),
+    (stored(token_ids=[1, None]), "bad_tokens"),
+    (stored(token_ids=[1, "2"]), "bad_tokens"),
+    (stored(token_ids=[[1, 2], [2, 3]]), "bad_tokens"),
+    (stored(token_ids=[1, 2, 3]), "token_count"),
+    (stored(block_hashes=[7, 8]), "token_count"),
+    (stored(block_hashes=[]), "token_count"),
+    (stored(block_size=None), "token_count"),
+    (stored(block_size=0), "bad_block_size"),
+    (stored(block_size=65_537), "bad_block_size"),
+    (stored(block_size=-2), "bad_block_size"),
+    (stored(block_size="2"), "bad_block_size"),
+    (stored(block_size=-2, token_ids=[]), "bad_block_size"),
+    (stored(medium=1), "unknown_medium"),
+    (stored(medium="MOON"), "unknown_medium"),
+    (["BlockRemoved", [7], "TAPE"], "unknown_medium"),
+    (stored(lora_id="a"), "bad_field"),
+    (stored(lora_name=["a"]), "bad_field"),
+    (stored(group_idx=-1), "bad_field"),
+    (["BlockRemoved", [7], None, {}], "bad_field"),
+    (stored(extra_keys=1), "bad_extra_keys"),
+    (stored(extra_keys=[[{"image": 1}]]), "bad_extra_keys"),
+    (stored(extra_keys=[[["img", None]]]), "bad_extra_keys"),
+    (stored(mm_keys="x"), "bad_extra_keys"),
+    (stored(mm_keys=[[{"start_offset": 1}]]), "bad_extra_keys"),
+    (stored(mm_keys=[[{"hash": "x" * (1 << 22)}]]), "over_limit"),
+    (["BlockRemoved", [1] * (1 << 20)], "over_limit"),
+]
+
+
+@pytest.mark.parametrize(("event", "why"), UNUSABLE)
+def test_what_cannot_be_used_costs_no_other_event(
+    decode: type[EventBatch], event: Any, why: str
+) -> None:
+    around = pack(stored(lora_name="a"), stored(extra_keys=[["s"]]))
+    batch = decode(pack(stored(lora_name="a"), event, stored(extra_keys=[["s"]])))
+    assert batch.skips() == {why: 1}
+    assert plain(batch.listed()) == plain(decode(around).listed())
+    assert (batch.skipped, batch.blocks) == (1, 2)
+
+
 @pytest.mark.parametrize(
     "text", [b"\xff", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82"]
 )
-def test_names_must_be_utf8(decode: type[EventBatch], text: bytes) -> None:
-    good = pack(stored(lora_name="x" * len(text)))
-    assert decode(good).listed()[0][6] == "x" * len(text)
-    with pytest.raises(ValueError, match="event 0: lora_name must be UTF-8"):
-        decode(good.replace(b"x" * len(text), text))
+@pytest.mark.parametrize(
+    ("field", "why"), [("lora_name", "bad_field"), ("medium", "unknown_medium")]
+)
+def test_names_must_be_utf8(decode: type[EventBatch], field: str, why: str, text: bytes) -> None:
+    good = pack(stored(), stored(**{field: "x" * len(text)}))
+    batch = decode(good.replace(b"x" * len(text), text))
+    assert (batch.skips(), len(batch)) == ({why: 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("media", "tier"),
+    [
+        (["GPU", "gpu", "Gpu", "device"], 0),
+        (["CPU", "cpu", "CPU_PINNED", "cpu_pinned", "CPU_TIER1", "host", "HOST", "host_pinned"], 1),
+        (["DISK", "disk", "STORAGE", "Storage", "EXTERNAL", "fs", "OBJ", "nvme", "CPU_TIER2"], 2),
+    ],
+)
+def test_media_in_any_case(decode: type[EventBatch], media: list[str], tier: int) -> None:
+    listed = decode(pack(*(stored(medium=medium) for medium in media))).listed()
+    assert [event[5] for event in listed] == [tier] * len(media)
+    listed = decode(pack(*(["BlockRemoved", [7], medium] for medium in media))).listed()
+    assert [event[2] for event in listed] == [tier] * len(media)
+
+
+def test_ids_beyond_int32(decode: type[EventBatch]) -> None:
+    """As SGLang's stand-ins for images: up to 2^62 and a million."""
+    wide = [1, 2**62 + 10**6]
+    narrow, widest = stored(), stored(token_ids=[2**63 - 1, 0])
+    batch = decode(pack(narrow, stored(token_ids=wide), widest, stored(token_ids=[3, 2**31 - 1])))
+    assert [event[3].tolist() for event in batch.listed()] == [
+        [1, 2],
+        wide,
+        [2**63 - 1, 0],
+        [3, 2**31 - 1],
+    ]
+    assert [event[3].dtype.itemsize for event in batch.listed()] == [4, 8, 8, 4]
+    assert batch.skips() == {}
+
+
+def test_blocks_that_are_only_named_may_have_no_size(decode: type[EventBatch]) -> None:
+    """vLLM's OffloadingConnector in its default form."""
+    (event,) = decode(pack(stored(token_ids=[], block_size=0, medium="CPU"))).listed()
+    assert event[3].tolist() == []
+    assert (event[4], event[5]) == (0, 1)
 
 
 def test_an_adapter_without_a_name_is_not_the_base_model(decode: type[EventBatch]) -> None:

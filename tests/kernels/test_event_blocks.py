@@ -9,8 +9,9 @@ from random import Random
 import msgspec
 import numpy as np
 import pytest
+from xxhash import xxh3_64_intdigest
 
-from kvkernels import PrefixIndex, WorkerBlocks, chain_seed
+from kvkernels import PrefixIndex, WorkerBlocks, chain_seed, wide_chain_hashes
 from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
 from tests.oracles import index as twins
 
@@ -75,6 +76,62 @@ def test_seeds_of_adapters_and_salts(kind: str) -> None:
     for seed in (chain_seed("m", "fr", salt), chain_seed("m", None, "blue")):
         chain = twins.chain_hashes(tokens(1, 2), BLOCK_SIZE, seed)
         assert pool.hits(chain)[0] == 1
+
+
+def test_ids_beyond_int32_are_hashed_as_eight_bytes(kind: str) -> None:
+    """Blocks without one have the hashes that they always had."""
+    pool = Pool(kind)
+    ids, image = [1, 2, 3, 2**62 + 5, 6, 7], [["img", 1]]
+    event = {"type": "BlockStored", "block_size": 2, "token_ids": ids, "block_hashes": [1, 2, 3]}
+    late = {"token_ids": [8, 2**31], "block_hashes": [4], "parent_block_hash": 9}
+    keyed = {"extra_keys": [None, image, None], "block_hashes": [5, 6, 7], "cache_salt": "s"}
+    pool.apply(msgspec.msgpack.encode([0, [event, event | late, event | keyed]]))
+
+    def link(parent: int, *ids: int, width: int = 4, extra: bytes = b"") -> int:
+        words = b"".join(id.to_bytes(width, "little") for id in ids)
+        return xxh3_64_intdigest(parent.to_bytes(8, "little") + words + extra)
+
+    first = link(0, 1, 2)
+    second = link(first, 3, 2**62 + 5, width=8)
+    chain = array([first, second, link(second, 6, 7)])
+    assert pool.hits(chain)[0] == 3
+    assert twins.wide_chain_hashes(np.array(ids), 2).tolist() == chain.tolist()
+    assert wide_chain_hashes(np.array(ids), 2).tolist() == chain.tolist()
+    first = link(chain_seed("m", None, "s"), 1, 2)
+    second = link(first, 3, 2**62 + 5, width=8, extra=b"img" + (1).to_bytes(4, "little"))
+    assert pool.hits(array([first, second, link(second, 6, 7)]))[0] == 3
+    pool.blocks.load(pool.blocks.dump())
+    pool.blocks.store_tokens(array([9]), 1, tokens(3, 3), 0)
+    third = link(int(chain[0]), 3, 3)
+    assert pool.hits(array([int(chain[0]), third, link(third, 8, 2**31, width=8)]))[0] == 3
+
+
+def test_the_sizes_of_the_blocks_that_are_told(kind: str) -> None:
+    pool = Pool(kind)
+
+    def stored(size: int, blocks: int = 1, medium: str = "GPU", group: int | None = None) -> None:
+        event = {
+            "type": "BlockStored",
+            "block_hashes": list(range(blocks)),
+            "token_ids": [1] * (size * blocks),
+            "block_size": size,
+            "medium": medium,
+            "group_idx": group,
+        }
+        pool.apply(msgspec.msgpack.encode([0, [event]]))
+
+    stored(2)
+    stored(1)  # perhaps the unfinished end of a prompt
+    stored(1, blocks=2)
+    stored(768)
+    stored(256, medium="CPU")  # a tier of its own size
+    stored(64, group=1)
+    assert pool.blocks.own_size == 1
+    assert pool.blocks.other_sizes() == [(1, 1, 1), (768, 1, 0)]
+    assert pool.blocks.skips() == {"other_block_size": 4, "other_group": 1}
+    for size in range(10, 20):
+        stored(size)
+    assert pool.blocks.other_sizes()[2:] == [*((n, 1, 0) for n in range(10, 15)), (0, 5, 0)]
 
 
 def test_the_limit_of_parked_blocks(kind: str) -> None:

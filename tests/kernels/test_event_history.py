@@ -13,7 +13,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.effort import examples
 from tests.kernels.event_pool import BLOCK_SIZE, Pool, array
 
-COUNTERS = ("stored_blocks", "removed_blocks", "clears", "orphans", "skipped_events")
+COUNTERS = (
+    "stored_blocks",
+    "removed_blocks",
+    "clears",
+    "orphans",
+    "skipped_events",
+    "own_size",
+    "other_size",
+)
 MEDIA = (None, "GPU", "CPU", "DISK")
 
 # Few names, so that parents, evictions and returns meet; some of them differ in the high bits only.
@@ -49,7 +57,8 @@ class SameHistory(RuleBasedStateMachine):
                     "what": st.sampled_from(["stored"] * 6 + ["removed"] * 3 + ["cleared"]),
                     "medium": st.sampled_from(MEDIA),
                     "tokens": st.sampled_from([True, True, True, False]),
-                    "size": st.sampled_from([BLOCK_SIZE] * 6 + [1]),
+                    "size": st.sampled_from([BLOCK_SIZE] * 8 + [1, 1, 4, 0]),
+                    "wide": st.integers(0, 5).map(lambda chance: chance == 0),
                     "group": st.sampled_from([None] * 4 + [0, 0, 0, 1]),
                     "kind": st.sampled_from([None] * 9 + ["full_attention", "sliding_window"]),
                     "lora": st.sampled_from([None] * 4 + ["fr"]),
@@ -70,9 +79,13 @@ class SameHistory(RuleBasedStateMachine):
         for pool in self.pools:
             pool.blocks.store(array(run), parent, chain, tier)
 
-    @rule(run=runs, parent=parents, tier=tiers, extra=st.booleans())
-    def store_tokens(self, run: list[int], parent: int | None, tier: int, extra: bool) -> None:
+    @rule(run=runs, parent=parents, tier=tiers, extra=st.booleans(), wide=st.booleans())
+    def store_tokens(
+        self, run: list[int], parent: int | None, tier: int, extra: bool, wide: bool
+    ) -> None:
         ids = np.array(token_ids(run, parent), dtype=np.int32)
+        if wide:
+            ids = ids.astype(np.int64) << 31
         extras = [b"x" * i for i in range(len(run))] if extra else []
         for pool in self.pools:
             pool.blocks.store_tokens(array(run), parent, ids, 9, tier, extras)
@@ -107,6 +120,7 @@ class SameHistory(RuleBasedStateMachine):
         assert (len(native), native.parked) == (len(twin), twin.parked)
         for counter in COUNTERS:
             assert getattr(native, counter) == getattr(twin, counter), counter
+        assert (native.skips(), native.other_sizes()) == (twin.skips(), twin.other_sizes())
         for tier in range(3):
             chains = native.chains(tier)
             np.testing.assert_array_equal(chains, twin.chains(tier))
@@ -121,10 +135,14 @@ def wire(event: dict[str, Any]) -> Any:
         return ["AllBlocksCleared"]
     if event["what"] == "removed":
         return ["BlockRemoved", event["run"], event["medium"], event["group"]]
-    ids = token_ids(event["run"], event["parent"])[:: BLOCK_SIZE // event["size"]]
+    ids = token_ids(event["run"], event["parent"])
+    if event["wide"]:
+        ids = [ids[0] + 2**62, *ids[1:]] if ids else []
+    size = event["size"]
+    ids = (ids * size)[: len(event["run"]) * size]
     return [
         *("BlockStored", event["run"], event["parent"], ids if event["tokens"] else []),
-        *(event["size"], None, event["medium"], event["lora"], event["keys"]),
+        *(size, None, event["medium"], event["lora"], event["keys"]),
         *(event["group"], event["kind"]),
     ]
 

@@ -27,7 +27,7 @@ def outcome(decode: type[EventBatch], payload: bytes) -> Any:
         batch = decode(payload)
     except ValueError as error:
         return str(error)
-    seen = (batch.rank, batch.skipped, batch.blocks, len(batch), repr(batch.ts_s))
+    seen = (batch.rank, batch.skipped, batch.skips(), batch.blocks, len(batch), repr(batch.ts_s))
     return (*seen, plain(batch.listed()))
 
 
@@ -107,10 +107,10 @@ _images = st.lists(
 LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "block_hashes": st.lists(_hashes, max_size=3),
     "parent_block_hash": st.none() | _hashes,
-    "token_ids": st.lists(st.integers(0, 2**31 - 1), max_size=6),
-    "block_size": st.integers(1, 3),
+    "token_ids": st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 2**63), max_size=6),
+    "block_size": st.integers(0, 3),
     "lora_id": st.none() | st.integers(-3, 2**64 - 1),
-    "medium": st.sampled_from([None, "GPU", "CPU", "CPU_PINNED", "STORAGE", "MOON"]),
+    "medium": st.sampled_from([None, "GPU", "CPU", "CPU_PINNED", "STORAGE", "MOON", "cpu", "gPu"]),
     "lora_name": st.sampled_from([None, "fr", ""]),
     "extra_keys": st.none() | st.lists(st.none() | _keys, max_size=3),
     "group_idx": st.none() | st.integers(0, 70000),

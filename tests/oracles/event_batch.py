@@ -119,53 +119,52 @@ class Reader:
         return int(number)
 
 
-def read_images(reader: Reader, counted: Callable[[bytes], bytes]) -> tuple[list[bytes], bool]:
-    """(the bytes to hash for each image, whether one was of no known shape).
+class UnusableError(Exception):
+    """An event cannot be used, and `why`; those around it can."""
 
-    One block's list of maps with `hash` and `start_offset`, or nil. Format: NVIDIA TensorRT-LLM,
-    KV event publisher, 2026-08. `counted` is told each image, and raises ValueError for too much.
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+def read_images(reader: Reader, counted: Callable[[bytes], bytes]) -> list[bytes]:
+    """The bytes to hash for each image of one block: a list of maps with `hash` and
+    `start_offset`, or nil. Raises UnusableError.
+
+    Format: NVIDIA TensorRT-LLM, KV event publisher, 2026-08. `counted` is told each image.
     """
-    start = reader.at
     outer = reader.header()
+    if outer.kind == "nil":
+        return []
+    if outer.kind != "array":
+        raise UnusableError("bad_extra_keys")
     parts: list[bytes] = []
-    odd = outer.kind not in ("array", "nil")
-    if odd:
-        reader.at = start
-        reader.skip()
-    for _ in range(outer.size if outer.kind == "array" else 0):
-        start = reader.at
+    for _ in range(outer.size):
         item = reader.header()
         if item.kind != "map":
-            reader.at = start
-            reader.skip()
-            odd = True
-            continue
-        part = _image(reader, item.size)
-        if part is None:
-            odd = True
-        else:
-            parts.append(counted(part))
-    return parts, odd
+            raise UnusableError("bad_extra_keys")
+        parts.append(counted(_image(reader, item.size)))
+    return parts
 
 
-def _image(reader: Reader, pairs: int) -> bytes | None:
+def _image(reader: Reader, pairs: int) -> bytes:
     """Its hash as it is written, then its offset. Of a key given twice, the last counts."""
     image: bytes | None = None
-    offset: bytes | None = bytes(4)
-    odd = False
+    offset = bytes(4)
     for _ in range(pairs):
         key = _key(reader)
         start = reader.at
         value = reader.header()
         if key == b"hash" and value.kind in ("str", "bin"):
             image = reader.take(value.size)
-            continue
-        if key == b"start_offset":
+        elif key == b"start_offset":
             offset = offset_of(value)
-            odd |= offset is None
-        reader.at = start
-        reader.skip()
-    return None if odd or image is None or offset is None else image + offset
+        else:
+            reader.at = start
+            reader.skip()
+    if image is None:
+        raise UnusableError("bad_extra_keys")
+    return image + offset
 
 
 def _key(reader: Reader) -> bytes:
@@ -179,10 +178,10 @@ def _key(reader: Reader) -> bytes:
     return b""
 
 
-def offset_of(header: Header) -> bytes | None:
-    """An image's place in its block, 4 bytes; None for what is no int32."""
+def offset_of(header: Header) -> bytes:
+    """An image's place in its block, 4 bytes. Raises UnusableError for what is no int32."""
     if header.kind != "int" or not -(2**31) <= header.value < 2**31:
-        return None
+        raise UnusableError("bad_extra_keys")
     return header.value.to_bytes(4, "little", signed=True)
 
 
@@ -191,13 +190,13 @@ MAX_TOKENS = 1 << 23
 MAX_EXTRA_BYTES = 1 << 22
 MAX_HASH_BYTES = 64
 
+# Media as engines write them, in any case: vLLM GPU, CPU, STORAGE, in 0.26 FS and OBJ, with
+# Mooncake's store "cpu"; SGLang CPU_PINNED, DISK, EXTERNAL; Dynamo's others.
 _TIERS = {
-    b"GPU": 0,
-    b"CPU": 1,
-    b"CPU_PINNED": 1,
-    b"DISK": 2,
-    b"STORAGE": 2,
-    b"EXTERNAL": 2,
+    **dict.fromkeys((b"gpu", b"device"), 0),
+    **dict.fromkeys((b"cpu", b"cpu_pinned", b"cpu_tier1", b"host", b"host_pinned"), 1),
+    **dict.fromkeys((b"cpu_tier2", b"disk", b"storage", b"external"), 2),
+    **dict.fromkeys((b"fs", b"obj", b"nvme", b"ssd"), 2),
 }
 _STORED = (
     b"block_hashes",
@@ -220,19 +219,31 @@ class Fields:
     """Reads the fields of one event after another; `open` goes to the next. Lifetime: batch.
 
     Members take the event's field by its place, whatever the order on the wire. An absent field
-    and nil mean the same. ValueError for a value that the field cannot have.
+    and nil mean the same. UnusableError for a value that the field cannot have. The sums are of the
+    events that are used: `keep` after such an event, `drop` after another one.
     """
 
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._at: dict[bytes, int] = {}
-        self._blocks = 0
-        self._tokens = 0
-        self._extra_bytes = 0
+        self._kept = [0, 0, 0]  # blocks, tokens, bytes of extra keys
+        self._sums = [0, 0, 0]
+
+    def keep(self) -> None:
+        """The event is used."""
+        self._kept = list(self._sums)
+
+    def drop(self) -> None:
+        """The event is skipped."""
+        self._sums = list(self._kept)
 
     def open(self) -> bytes:
-        """The tag of the event here; goes past the event. Of a key given twice, the last counts."""
+        """The tag of the event here; goes past the event. Of a key given twice, the last counts.
+
+        Empty where it has none.
+        """
         reader = self._reader
+        start = reader.at
         outer = reader.header()
         self._at = {}
         if outer.kind == "array" and outer.size:
@@ -244,7 +255,9 @@ class Fields:
                 reader.skip()
             return tag
         if outer.kind != "map":
-            raise ValueError("must be an array or a map with its type")
+            reader.at = start
+            reader.skip()
+            return b""
         for _ in range(outer.size):
             start = reader.at
             key = reader.header()
@@ -256,9 +269,9 @@ class Fields:
                 reader.skip()
             reader.skip()
         end = reader.at
-        reader.at = self._at.get(b"type", end)
         if b"type" not in self._at:
-            raise ValueError("must be an array or a map with its type")
+            return b""
+        reader.at = self._at[b"type"]
         tag = self._tag()
         reader.at = end
         return tag
@@ -267,180 +280,158 @@ class Fields:
         """Names of blocks, uint64."""
         header = self._field("block_hashes")
         if header is None or header.kind != "array":
-            raise ValueError("block_hashes must be an array of hashes")
-        self._blocks += header.size
-        if self._blocks > MAX_BLOCKS:
-            raise ValueError(f"block_hashes: more than {MAX_BLOCKS} blocks in one batch")
-        names = [self._hash(self._reader.header(), "block_hashes") for _ in range(header.size)]
+            raise UnusableError("bad_hashes")
+        self._count(0, header.size, MAX_BLOCKS)
+        names = [self._hash(self._reader.header()) for _ in range(header.size)]
         return np.array(names, dtype=np.uint64)
 
     def parent(self) -> int | None:
         """Name of the block before the first one."""
         header = self._field("parent_block_hash")
-        return None if header is None else self._hash(header, "parent_block_hash")
+        return None if header is None else self._hash(header)
 
-    def tokens(self) -> npt.NDArray[np.int32] | None:
-        """Token ids; None if one of them is a pair or a string."""
+    def tokens(self) -> npt.NDArray[np.int32] | npt.NDArray[np.int64]:
+        """Token ids, int64 where one of them is beyond int32, as SGLang's stand-ins for images
+        are. Pairs (bigrams), strings (images) and others are none.
+        """
         header = self._field("token_ids")
         if header is None:
             return np.empty(0, dtype=np.int32)
         if header.kind != "array":
-            raise ValueError("token_ids must be an array of ints")
-        self._tokens += header.size
-        if self._tokens > MAX_TOKENS:
-            raise ValueError(f"token_ids: more than {MAX_TOKENS} tokens in one batch")
+            raise UnusableError("bad_tokens")
+        self._count(1, header.size, MAX_TOKENS)
         tokens = []
-        odd = wrong = False
         for _ in range(header.size):
-            start = self._reader.at
             kind, value, _size = self._reader.header()
-            odd |= kind in ("array", "str")
-            wrong |= kind not in ("int", "array", "str") or not 0 <= value < 2**31
+            if kind != "int" or not 0 <= value < 2**63:
+                raise UnusableError("bad_tokens")
             tokens.append(value)
-            self._reader.at = start
-            self._reader.skip()
-        if odd:
-            return None
-        if wrong:
-            raise ValueError("token_ids: a token must be an int in 0..2147483647")
-        return np.array(tokens, dtype=np.int32)
+        is_wide = any(token >= 2**31 for token in tokens)
+        return np.array(tokens, dtype=np.int64 if is_wide else np.int32)
 
-    def small(self, field: str, least: int, most: int) -> int | None:
-        """An int within both limits."""
+    def small(self, field: str, most: int, why: str = "bad_field") -> int | None:
+        """An int of at most that."""
         header = self._field(field)
         if header is None:
             return None
-        if header.kind != "int" or not least <= header.value <= most:
-            raise ValueError(f"{field} must be {least}..{most} or nil")
+        if header.kind != "int" or not 0 <= header.value <= most:
+            raise UnusableError(why)
         return header.value
 
     def lora_id(self) -> int:
         """The adapter's number; 0 is none."""
         header = self._field("lora_id")
         if header is not None and header.kind != "int":
-            raise ValueError("lora_id must be an int or nil")
+            raise UnusableError("bad_field")
         return 0 if header is None else header.value
 
-    def tier(self) -> int | None:
-        """0 gpu, 1 host, 2 disk; None for a medium we do not know."""
-        medium = self.text("medium")
-        return 0 if medium is None else _TIERS.get(medium)
+    def tier(self) -> int:
+        """0 gpu, 1 host, 2 disk."""
+        medium = self.text("medium", "unknown_medium")
+        tier = 0 if medium is None else _TIERS.get(medium.lower())
+        if tier is None:
+            raise UnusableError("unknown_medium")
+        return tier
 
-    def text(self, field: str) -> bytes | None:
+    def text(self, field: str, why: str = "bad_field") -> bytes | None:
         """A string, as the bytes it has on the wire."""
         header = self._field(field)
         if header is None:
             return None
         if header.kind != "str":
-            raise ValueError(f"{field} must be a string or nil")
-        return self._utf8(header.size, field)
+            raise UnusableError(why)
+        return self._utf8(header.size, why)
 
     def extra_keys(
         self, blocks: int, lora_name: bytes | None, at_root: bool
-    ) -> tuple[tuple[bytes, ...] | None, bytes | None]:
+    ) -> tuple[tuple[bytes, ...], bytes | None]:
         """(what each block's identity holds besides its tokens, the salt among it).
 
-        None for the first where a key has a shape we do not know. `at_root`: block 0 is the first
-        of its prompt, and the salt is not said elsewhere; then its last bare string is the salt.
-        A bare string equal to `lora_name` is the adapter. Further ones identify images (vLLM
-        0.18), as [identifier, offset] does from 0.20 on; bytes are digests of embeddings.
+        `at_root`: block 0 is the first of its prompt, and the salt is not said elsewhere; then its
+        last bare string is the salt. A bare string equal to `lora_name` is the adapter. Further
+        ones identify images (vLLM 0.18), as [identifier, offset] does from 0.20 on; bytes are
+        digests of embeddings.
         """
         header = self._field("extra_keys")
         if header is None:
             return (), None
         if header.kind != "array":
-            raise ValueError("extra_keys must be an array or nil")
+            raise UnusableError("bad_extra_keys")
         extras = [b""] * blocks
         salt: bytes | None = None
-        odd = False
         for block in range(header.size):
-            parts, bare, strange = self._entry(lora_name)
-            odd |= strange
+            parts, bare = self._entry(lora_name)
             if block == 0 and at_root and bare is not None:
                 salt = parts.pop(bare)[:-4]
             if block < blocks:
                 extras[block] = b"".join(parts)
-        if odd:
-            return None, salt
         return (tuple(extras) if any(extras) else ()), salt
 
-    def mm_keys(self, extras: tuple[bytes, ...], blocks: int) -> tuple[bytes, ...] | None:
-        """`extras` with TensorRT-LLM's images behind them; None for an image of unknown shape."""
+    def mm_keys(self, extras: tuple[bytes, ...], blocks: int) -> tuple[bytes, ...]:
+        """`extras` with TensorRT-LLM's images behind them."""
         header = self._field("mm_keys")
         if header is None:
             return extras
         if header.kind != "array":
-            raise ValueError("mm_keys must be an array or nil")
+            raise UnusableError("bad_extra_keys")
         joined = list(extras) or [b""] * blocks
-        odd = False
         for block in range(header.size):
-            parts, strange = read_images(self._reader, self._counted)
-            odd |= strange
+            parts = read_images(self._reader, self._counted)
             if block < blocks:
                 joined[block] += b"".join(parts)
-        if odd:
-            return None
         return tuple(joined) if any(joined) else ()
 
-    def _entry(self, lora_name: bytes | None) -> tuple[list[bytes], int | None, bool]:
-        """One block's keys as the bytes to hash, the place of its last bare string, and whether
-        a key was of no known shape."""
+    def _entry(self, lora_name: bytes | None) -> tuple[list[bytes], int | None]:
+        """One block's keys as the bytes to hash, and the place of its last bare string."""
         reader = self._reader
-        start = reader.at
         entry = reader.header()
         parts: list[bytes] = []
         bare: int | None = None
-        odd = entry.kind not in ("array", "nil")
-        if odd:
-            reader.at = start
-            reader.skip()
+        if entry.kind not in ("array", "nil"):
+            raise UnusableError("bad_extra_keys")
         for _ in range(entry.size if entry.kind == "array" else 0):
-            start = reader.at
             item = reader.header()
             if item.kind == "str":
-                text = self._utf8(item.size, "extra_keys")
+                text = self._utf8(item.size, "bad_extra_keys")
                 if text == lora_name:
                     lora_name = None
                     continue
                 bare = len(parts)
                 parts.append(self._counted(text + bytes(4)))
-                continue
-            part = self._identified(item)
-            if part is None:
-                odd = True
-                reader.at = start
-                reader.skip()
             else:
-                parts.append(self._counted(part))
-        return parts, bare, odd
+                parts.append(self._counted(self._identified(item)))
+        return parts, bare
 
-    def _identified(self, item: Header) -> bytes | None:
+    def _identified(self, item: Header) -> bytes:
         """The bytes to hash for a digest, or for [identifier] or [identifier, offset]."""
         reader = self._reader
         if item.kind == "bin":
             return reader.take(item.size) + bytes(4)
         if item.kind != "array" or not 1 <= item.size <= 2:
-            return None
+            raise UnusableError("bad_extra_keys")
         identifier = reader.header()
         if identifier.kind not in ("str", "bin"):
-            return None
+            raise UnusableError("bad_extra_keys")
         part = reader.take(identifier.size)
-        if item.size == 1:
-            return part + bytes(4)
-        offset = offset_of(reader.header())
-        return None if offset is None else part + offset
+        return part + (bytes(4) if item.size == 1 else offset_of(reader.header()))
 
     def _counted(self, part: bytes) -> bytes:
-        self._extra_bytes += len(part)
-        if self._extra_bytes > MAX_EXTRA_BYTES:
-            raise ValueError(f"extra_keys: more than {MAX_EXTRA_BYTES} bytes in one batch")
+        self._count(2, len(part), MAX_EXTRA_BYTES)
         return part
 
+    def _count(self, what: int, more: int, most: int) -> None:
+        self._sums[what] += more
+        if self._sums[what] > most:
+            raise UnusableError("over_limit")
+
     def _tag(self) -> bytes:
+        start = self._reader.at
         header = self._reader.header()
-        if header.kind != "str":
-            raise ValueError("must be an array or a map with its type")
-        return self._reader.take(header.size)
+        if header.kind == "str":
+            return self._reader.take(header.size)
+        self._reader.at = start
+        self._reader.skip()
+        return b""
 
     def _field(self, field: str) -> Header | None:
         if field.encode() not in self._at:
@@ -449,20 +440,20 @@ class Fields:
         header = self._reader.header()
         return None if header.kind == "nil" else header
 
-    def _hash(self, header: Header, field: str) -> int:
+    def _hash(self, header: Header) -> int:
         """vLLM's own way to shorten a digest: its last 8 bytes, big-endian."""
         if header.kind == "int":
             return header.value % 2**64
         if header.kind != "bin" or not 1 <= header.size <= MAX_HASH_BYTES:
-            raise ValueError(f"{field}: a hash must be an int or 1..{MAX_HASH_BYTES} bytes")
+            raise UnusableError("bad_hashes")
         return int.from_bytes(self._reader.take(header.size)[-8:], "big")
 
-    def _utf8(self, size: int, field: str) -> bytes:
+    def _utf8(self, size: int, why: str) -> bytes:
         text = self._reader.take(size)
         try:
             text.decode()
         except UnicodeDecodeError:
-            raise ValueError(f"{field} must be UTF-8") from None
+            raise UnusableError(why) from None
         return text
 
 
@@ -476,14 +467,18 @@ _FULL_ATTENTION = (b"full_attention", b"mla_attention", b"sink_full_attention")
 
 
 class EventBatch:
-    """One decoded batch, all of it or nothing; lifetime: call to feed.
+    """One decoded batch; lifetime: call to feed.
 
-    `blocks` counts the stored ones, `len` the events that can be used, `skipped` the well formed
-    others: of an unknown type or medium, with tokens that are not plain ints (bigrams, strings) or
-    not blocks x block_size of them, or with extra keys of an unknown shape. Names are uint64: ints
-    modulo 2^64, digests by their last 8 bytes, big-endian.
+    `blocks` counts the stored ones, `len` the events that can be used, `skipped` the others and
+    `skips` the same by why: "unknown_type"; "bad_hashes", of blocks or the parent; "bad_tokens",
+    which are not all ints in 0..2^63-1 (bigrams and strings are not); "token_count", not blocks x
+    block_size of them; "bad_block_size", not in 0..65536, or 0 with tokens; "unknown_medium";
+    "bad_extra_keys", of an unknown shape; "bad_field", any other; "over_limit", too many blocks,
+    tokens or bytes of extra keys for one batch. Of several reasons the first one counts, in this
+    order but for "token_count", which stands behind "bad_block_size". Such an event costs no other
+    one. Names are uint64: ints modulo 2^64, digests by their last 8 bytes, big-endian.
     Raises TypeError for a payload that is no buffer of bytes, ValueError with the reason for bytes
-    that are malformed or beyond a limit of this module.
+    that are no msgpack of an array [time, events, rank], or too many.
     """
 
     def __init__(self, payload: Buffer) -> None:
@@ -492,7 +487,7 @@ class EventBatch:
             raise ValueError(f"event batch: {len(data)} bytes, at most {MAX_PAYLOAD_BYTES}")
         self.ts_s = 0.0
         self.rank = 0
-        self.skipped = 0
+        self._skips: dict[str, int] = {}
         self.blocks = 0
         self._events: list[tuple[Any, ...]] = []
         try:
@@ -503,12 +498,22 @@ class EventBatch:
     def __len__(self) -> int:
         return len(self._events)
 
+    @property
+    def skipped(self) -> int:
+        """Events that cannot be used."""
+        return sum(self._skips.values())
+
+    def skips(self) -> dict[str, int]:
+        """`skipped`, by why."""
+        return dict(self._skips)
+
     def listed(self) -> list[tuple[Any, ...]]:
         """The events, in order, each one of these tuples:
 
         ("stored", names, parent, tokens, block_size, tier, lora_name, salt, extras, group,
         full_attention): a chain of blocks. `names` uint64; `parent` the name before the first, or
-        None; `tokens` int32, empty where they are only named (offload tiers); `tier` 0 gpu, 1
+        None; `tokens` int32, int64 where one is beyond that, empty where blocks are only named
+        (offload tiers); `tier` 0 gpu, 1
         host, 2 disk; `extras` bytes to hash after the tokens of each block, () where no block has
         any; `group` a hybrid model's cache group or None, and whether it is told to be one of
         full attention;
@@ -530,11 +535,8 @@ class EventBatch:
         if events.kind != "array" or events.size > MAX_EVENTS:
             raise ValueError(f"the events must be an array of at most {MAX_EVENTS}")
         fields = Fields(reader)
-        for position in range(events.size):
-            try:
-                self._read_event(reader, fields)
-            except ValueError as error:
-                raise ValueError(f"event {position}: {error}") from None
+        for _ in range(events.size):
+            self._read_event(reader, fields)
         if envelope.size > 2:
             self.rank = _rank(reader)
         for _ in range(3, envelope.size):
@@ -545,40 +547,45 @@ class EventBatch:
     def _read_event(self, reader: Reader, fields: Fields) -> None:
         tag = fields.open()
         end = reader.at
-        event: tuple[Any, ...] | None = None
-        if tag == b"BlockStored":
-            event = self._stored(fields)
-        elif tag == b"BlockRemoved":
-            event = _removed(fields)
-        elif tag in FIELDS:
-            event = ("cleared",)
+        try:
+            self._events.append(self._event(tag, fields))
+            fields.keep()
+        except UnusableError as unusable:
+            self._skips[unusable.why] = self._skips.get(unusable.why, 0) + 1
+            fields.drop()
         reader.at = end
-        if event is None:
-            self.skipped += 1
-        else:
-            self._events.append(event)
 
-    def _stored(self, fields: Fields) -> tuple[Any, ...] | None:
+    def _event(self, tag: bytes, fields: Fields) -> tuple[Any, ...]:
+        if tag == b"BlockStored":
+            return self._stored(fields)
+        if tag == b"BlockRemoved":
+            return "removed", fields.hashes(), fields.tier(), fields.small("group_idx", MAX_RANK)
+        if tag in FIELDS:
+            return ("cleared",)
+        raise UnusableError("unknown_type")
+
+    def _stored(self, fields: Fields) -> tuple[Any, ...]:
         names = fields.hashes()
         parent = fields.parent()
         tokens = fields.tokens()
-        block_size = fields.small("block_size", 1, MAX_BLOCK_SIZE) or 1
+        told_size = fields.small("block_size", MAX_BLOCK_SIZE, "bad_block_size")
+        block_size = 1 if told_size is None else told_size
+        if block_size == 0 and len(tokens):
+            raise UnusableError("bad_block_size")
+        if len(tokens) and len(tokens) != len(names) * block_size:
+            raise UnusableError("token_count")
         lora_id = fields.lora_id()
         tier = fields.tier()
         lora_name = fields.text("lora_name")
         salt = fields.text("cache_salt")
-        group = fields.small("group_idx", 0, MAX_RANK)
+        group = fields.small("group_idx", MAX_RANK)
         kind = fields.text("kv_cache_spec_kind")
         if lora_name is None and lora_id:  # vLLM until 0.13: nameless, but never the base model
             lora_name = b"lora_id:%d" % lora_id
         at_root = parent is None and salt is None
         extras, keyed_salt = fields.extra_keys(len(names), lora_name, at_root)
         salt = salt if keyed_salt is None else keyed_salt
-        extras = _both(extras, fields.mm_keys(extras or (), len(names)))
-        if tokens is None or tier is None or extras is None:
-            return None
-        if len(tokens) and len(tokens) != len(names) * block_size:
-            return None
+        extras = fields.mm_keys(extras, len(names))
         self.blocks += len(names)
         lora = None if lora_name is None else lora_name.decode()
         salted = None if salt is None else salt.decode()
@@ -587,20 +594,6 @@ class EventBatch:
             *("stored", names, parent, tokens, block_size, tier),
             *(lora, salted, extras, group, full_attention),
         )
-
-
-def _both(
-    extras: tuple[bytes, ...] | None, joined: tuple[bytes, ...] | None
-) -> tuple[bytes, ...] | None:
-    """Those of `extra_keys` and `mm_keys`, where both can be used."""
-    return None if extras is None else joined
-
-
-def _removed(fields: Fields) -> tuple[Any, ...] | None:
-    names = fields.hashes()
-    tier = fields.tier()
-    group = fields.small("group_idx", 0, MAX_RANK)
-    return None if tier is None else ("removed", names, tier, group)
 
 
 def _rank(reader: Reader) -> int:

@@ -128,6 +128,29 @@ def chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
     return chain
 
 
+def wide_chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) -> Hashes:
+    """The same of ids of 64 bits: a buffer of int64. A block with one beyond int32 is hashed over
+    its ids as 8 bytes each, all others as `chain_hashes` does it.
+    """
+    block_size, seed = _integer(block_size, "block_size"), _integer(seed, "seed")
+    if not 0 <= seed < 1 << 64:
+        raise ValueError(f"seed must be a uint64, got {seed}")
+    ids = _buffer(tokens, "tokens", "int64")
+    if block_size < 1:
+        raise ValueError(f"block_size must be at least 1, got {block_size}")
+    chain = np.empty(len(ids) // block_size, dtype=np.uint64)
+    for i in range(len(chain)):
+        block = block_bytes(ids[i * block_size : (i + 1) * block_size])
+        chain[i] = seed = xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + block)
+    return chain
+
+
+def block_bytes(ids: npt.NDArray[np.int32] | npt.NDArray[np.int64]) -> bytes:
+    """What is hashed of one block's ids."""
+    narrow = ids.astype(np.int32)
+    return narrow.tobytes() if (narrow == ids).all() else ids.tobytes()
+
+
 class PrefixIndex:
     """Exact membership of (worker, block, tier); lifetime: process.
 
@@ -322,6 +345,7 @@ def _depths(hits: Hits, workers: int) -> Hits:
 
 _FORMATS = {
     "int32": ("il", 4),
+    "int64": ("ql", 8),
     "uint64": ("QL", 8),
     "uint8": ("B", 1),
 }  # struct codes, bytes of one value

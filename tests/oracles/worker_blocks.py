@@ -19,12 +19,14 @@ from tests.oracles.event_batch import MAX_BLOCK_SIZE, MAX_RANK, EventBatch
 from tests.oracles.index import (
     _buffer,
     _integer,
+    block_bytes,
     chain_hashes,
     data_bytes,
     in_range,
     names_of,
     parent_of,
     uint64,
+    wide_chain_hashes,
 )
 
 if TYPE_CHECKING:
@@ -46,15 +48,17 @@ class Run:
     parent: int | None
     tier: int
     chain: npt.NDArray[np.uint64] | None = None
-    tokens: npt.NDArray[np.int32] | None = None
+    tokens: npt.NDArray[np.int32] | npt.NDArray[np.int64] | None = None
     extras: tuple[bytes, ...] = ()
 
     @property
     def cost_tokens(self) -> int:
-        """What it takes while it is parked; a chain hash counts as two tokens, and so do names."""
+        """What it takes while it is parked; a chain hash counts as two tokens, so do a name and a
+        token of 64 bits.
+        """
         size = 2 * len(self.names)
         size += 2 * len(self.chain) if self.chain is not None else 0
-        size += len(self.tokens) if self.tokens is not None else 0
+        size += self.tokens.nbytes // 4 if self.tokens is not None else 0
         return size + sum(len(extra) for extra in self.extras) // 4
 
 
@@ -154,6 +158,7 @@ class ParkedBlocks:
 _MAGIC = b"kvwb"
 _VERSION = 2
 TIERS = 3
+MOST_SIZES = 8  # of blocks that are told apart, one of them "more sizes"
 
 
 class Contents(NamedTuple):
@@ -253,7 +258,8 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
 
 def _run_parts(run: Run) -> list[bytes]:
     assert run.parent is not None
-    flags = (run.chain is not None, bool(run.extras))
+    is_wide = run.tokens is not None and run.tokens.dtype == np.int64
+    flags = (1 if run.chain is not None else 2 * is_wide, bool(run.extras))
     parts = [struct.pack("<QBBBI", run.parent, run.tier, *flags, len(run.names))]
     parts.append(np.array(run.names, dtype=np.uint64).tobytes())
     content = run.tokens if run.chain is None else run.chain
@@ -280,14 +286,14 @@ def _read_parked(parts: _Parts, block_size: int, max_parked: int) -> ParkedBlock
 
 
 def _read_run(parts: _Parts, block_size: int) -> Run:
-    parent, tier, has_chain, has_extras, blocks = parts.unpack("<QBBBI")
-    if tier >= TIERS or has_chain > 1 or has_extras > 1 or blocks == 0:
+    parent, tier, told, has_extras, blocks = parts.unpack("<QBBBI")
+    if tier >= TIERS or told > 2 or has_extras > 1 or blocks == 0:
         raise ValueError("dump of blocks: a parked run is malformed")
     run = Run(parts.array(blocks, np.uint64).tolist(), parent, tier)
-    if has_chain:
+    if told == 1:
         run.chain = parts.array(blocks, np.uint64)
     else:
-        run.tokens = parts.array(blocks * block_size, np.int32)
+        run.tokens = parts.array(blocks * block_size, np.int64 if told else np.int32)
     if has_extras:
         run.extras = tuple(parts.take(parts.unpack("<I")[0]) for _ in range(blocks))
     return run
@@ -327,11 +333,12 @@ class WorkerBlocks:
     """What one worker's KV events say, told to the index; lifetime: worker.
 
     Blocks have the names that the engine gives them; `names` and chain hashes are buffers of
-    uint64, `tokens` of int32. The index gets chain hashes: those given, or those computed from the
-    tokens, on from the parent's. A run of blocks whose parent is unknown is parked until the parent
-    comes (at most `max_parked` blocks); a parked block that is removed meanwhile never comes to
-    life. A name that is stored again with another chain leaves the old one. Each tier has its own
-    stores and removals; a name is known while any tier holds it.
+    uint64, `tokens` of int32, or of int64 where one is beyond that. The index gets chain hashes:
+    those given, or those computed from the tokens, on from the parent's. A run of blocks whose
+    parent is unknown is parked until the parent comes (at most `max_parked` blocks); a parked block
+    that is removed meanwhile never comes to life. A name that is stored again with another chain
+    leaves the old one. Each tier has its own stores and removals; a name is known while any tier
+    holds it.
 
     Where `counts_copies`, a block that tier 0 has and that is stored again under its name is there
     once more, and stays until it was removed as often: vLLM keeps copies of equal blocks. Else a
@@ -340,8 +347,12 @@ class WorkerBlocks:
 
     The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose
     capacity says when a cache has turned over. `orphans`: blocks that were parked. `clears`: clear
-    events in batches. `skipped_events`: events of other cache groups or block sizes, names without
-    tokens that mean nothing, orphans for which there was no room.
+    events in batches. `skipped_events`, and by why `skips`: events of an "other_group" or
+    "other_block_size", "unknown_names" without tokens, orphans for which there was "no_room".
+    `own_size` counts the events that tell blocks of tier 0 by tokens in blocks of this size,
+    `other_sizes` those in others: (size, whole, perhaps unfinished), where a block alone that is
+    smaller than ours may be the unfinished end of a prompt; of more than seven sizes the last ones
+    count as size 0.
     Of a hybrid model's cache groups the first told to be one of full attention counts, until then
     group 0; blocks told without a group count always.
     Raises IndexError for a worker the index does not have, ValueError for other bad arguments.
@@ -372,7 +383,9 @@ class WorkerBlocks:
         self.removed_blocks = 0
         self.clears = 0
         self.orphans = 0
-        self.skipped_events = 0
+        self._skips: dict[str, int] = {}
+        self.own_size = 0
+        self._other_sizes: dict[int, list[int]] = {}
         self._left: list[int] = []  # chain hashes that left tier 0 in this call
 
     def apply(self, batch: EventBatch) -> npt.NDArray[np.uint64] | None:
@@ -413,7 +426,9 @@ class WorkerBlocks:
         No tokens: the names are known already, from another tier. `extras`: bytes to hash after
         the tokens of each block, one a block, or none at all.
         """
-        blocks, ids = names_of(names), _buffer(tokens, "tokens", "int32").copy()
+        is_wide = isinstance(tokens, np.ndarray) and tokens.dtype == np.int64
+        blocks = names_of(names)
+        ids = _buffer(tokens, "tokens", "int64" if is_wide else "int32").copy()
         tier, seed = in_range(tier, "tier", 0, TIERS - 1), uint64(seed, "seed")
         for what, got, wanted in (
             ("tokens", len(ids), len(blocks) * self._block_size),
@@ -482,6 +497,24 @@ class WorkerBlocks:
         return len(self._parked)
 
     @property
+    def skipped_events(self) -> int:
+        """Events that changed nothing."""
+        return sum(self._skips.values())
+
+    def skips(self) -> dict[str, int]:
+        """`skipped_events`, by why."""
+        return dict(self._skips)
+
+    @property
+    def other_size(self) -> int:
+        """Events skipped for their block size."""
+        return self._skips.get("other_block_size", 0)
+
+    def other_sizes(self) -> list[tuple[int, int, int]]:
+        """Events of tier 0 in blocks of other sizes: (size, whole, perhaps unfinished)."""
+        return [(size, whole, partial) for size, (whole, partial) in self._other_sizes.items()]
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes in use: a rough estimate here, exact in the native class."""
         return 200 * len(self._known) + 300 * len(self._parked)
@@ -504,8 +537,13 @@ class WorkerBlocks:
             if (group or 0) != self._group:  # what came before was another group's
                 self._group = group or 0
                 self.clear()
-        if group not in (None, self._group) or (len(tokens) and block_size != self._block_size):
-            self.skipped_events += 1
+        if group not in (None, self._group):
+            self._skip("other_group")
+            return
+        if len(tokens) and tier == 0:
+            self._note_size(block_size, len(names))
+        if len(tokens) and block_size != self._block_size:
+            self._skip("other_block_size")
             return
         run = Run(names.tolist(), parent, tier, tokens=tokens, extras=extras)
         self._store_told(run, chain_seed(self._model, lora_name, salt))
@@ -514,6 +552,21 @@ class WorkerBlocks:
         if group in (None, self._group):
             self._remove(names.tolist(), tier)
 
+    def _skip(self, why: str) -> None:
+        self._skips[why] = self._skips.get(why, 0) + 1
+
+    def _note_size(self, size: int, blocks: int) -> None:
+        if size == self._block_size:
+            self.own_size += 1
+            return
+        sizes = self._other_sizes
+        if size not in sizes and len(sizes) >= MOST_SIZES - 1:
+            size_told, size = size, 0
+            counts = sizes.setdefault(0, [0, 0])
+            counts[blocks == 1 and size_told < self._block_size] += 1
+            return
+        sizes.setdefault(size, [0, 0])[blocks == 1 and size < self._block_size] += 1
+
     def _store_told(self, run: Run, seed: int) -> None:
         assert run.tokens is not None
         if len(run.tokens) or not run.names:
@@ -521,7 +574,7 @@ class WorkerBlocks:
             return
         known = [name for name in run.names if name in self._known]
         if len(known) < len(run.names):
-            self.skipped_events += 1
+            self._skip("unknown_names")
         chains = [self._known[name].chain for name in known]
         self._hold(known, chains, run.tier, self._counts_copies)
 
@@ -549,7 +602,7 @@ class WorkerBlocks:
         if self._parked.park(run):
             self.orphans += len(run.names)
         else:
-            self.skipped_events += 1
+            self._skip("no_room")
 
     def _hold(
         self, names: Sequence[int], chain: Iterable[int], tier: int, counts_copies: bool
@@ -618,9 +671,10 @@ def _chain(run: Run, block_size: int, seed: int) -> list[int]:
         return [int(block) for block in run.chain]
     assert run.tokens is not None
     if not run.extras:
-        return [int(block) for block in chain_hashes(run.tokens.data, block_size, seed)]
+        hashes = wide_chain_hashes if run.tokens.dtype == np.int64 else chain_hashes
+        return [int(block) for block in hashes(run.tokens.data, block_size, seed)]
     for i, extra in enumerate(run.extras):
-        tokens = run.tokens[i * block_size : (i + 1) * block_size].tobytes()
+        tokens = block_bytes(run.tokens[i * block_size : (i + 1) * block_size])
         seed = xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + tokens + extra)
         chain.append(seed)
     return chain

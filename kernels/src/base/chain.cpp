@@ -1,5 +1,6 @@
 #include "base/chain.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/xxh3.h"
@@ -74,6 +75,32 @@ void chain_hashes(const std::int32_t* tokens, std::size_t block_size, std::size_
                   std::uint64_t seed, std::uint64_t* chain) {
   chain_hashes(reinterpret_cast<const std::uint8_t*>(tokens), block_size * sizeof(std::int32_t),
                blocks, seed, chain);
+}
+
+void append_block(const std::int64_t* tokens, std::size_t block_size,
+                  std::vector<std::uint8_t>& bytes) {
+  const std::size_t before = bytes.size();
+  const auto is_wide = [](std::int64_t id) { return id != static_cast<std::int32_t>(id); };
+  if (std::any_of(tokens, tokens + block_size, is_wide)) {
+    bytes.resize(before + block_size * sizeof(std::int64_t));
+    std::memcpy(bytes.data() + before, tokens, block_size * sizeof(std::int64_t));
+    return;
+  }
+  bytes.resize(before + block_size * sizeof(std::int32_t));
+  for (std::size_t i = 0; i < block_size; ++i) {
+    const auto id = static_cast<std::int32_t>(tokens[i]);
+    std::memcpy(bytes.data() + before + i * sizeof id, &id, sizeof id);
+  }
+}
+
+void chain_hashes(const std::int64_t* tokens, std::size_t block_size, std::size_t blocks,
+                  std::uint64_t seed, std::uint64_t* chain, std::vector<std::uint8_t>& scratch) {
+  for (std::size_t i = 0; i < blocks; ++i, tokens += block_size) {
+    scratch.clear();
+    append_block(tokens, block_size, scratch);
+    seed = xxh3::hash(Link(seed, scratch.data(), scratch.size()));
+    chain[i] = seed;
+  }
 }
 
 void chain_hashes(const std::uint8_t* bytes, std::size_t block_bytes, std::size_t blocks,

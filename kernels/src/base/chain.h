@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
 namespace kv {
 
@@ -20,6 +21,15 @@ std::uint64_t chain_seed(std::string_view model, std::string_view lora, std::str
 // `tokens` holds at least blocks * block_size values; `chain` has room for `blocks`.
 void chain_hashes(const std::int32_t* tokens, std::size_t block_size, std::size_t blocks,
                   std::uint64_t seed, std::uint64_t* chain);
+
+// The same of ids of 64 bits. A block whose ids all fit into an int32 has the hash that it
+// has above; another one is hashed over its ids as 8 bytes each. `scratch` is overwritten.
+void chain_hashes(const std::int64_t* tokens, std::size_t block_size, std::size_t blocks,
+                  std::uint64_t seed, std::uint64_t* chain, std::vector<std::uint8_t>& scratch);
+
+// Appends what is hashed of one block of such ids.
+void append_block(const std::int64_t* tokens, std::size_t block_size,
+                  std::vector<std::uint8_t>& bytes);
 
 // The same of `block_bytes` bytes a block, a multiple of 4, which may lie at any address.
 void chain_hashes(const std::uint8_t* bytes, std::size_t block_bytes, std::size_t blocks,

@@ -37,9 +37,6 @@ EventBatch::EventBatch(std::span<const std::uint8_t> payload) {
   }
   msgpack::Reader reader(payload);
   EventReader events(*this, reader);
-  std::string where = "event batch: ";
-  std::size_t position = 0;
-  bool in_event = false;
   try {
     const Header envelope = reader.header();
     if (envelope.kind != Kind::array || envelope.size < 2) {
@@ -53,15 +50,12 @@ EventBatch::EventBatch(std::span<const std::uint8_t> payload) {
     events_.reserve(std::min(list.size, payload.size() / 16));  // the least an event takes
     tokens_.reserve(std::min(kMaxTokens, payload.size() / 4));  // about what they take
     names_.reserve(std::min(kMaxBlocks, payload.size() / 64));
-    in_event = true;
-    for (; position < list.size; ++position) events.read();
-    in_event = false;
+    for (std::size_t i = 0; i < list.size; ++i) events.read();
     if (envelope.size > 2) rank_ = rank_of(reader.header());
     for (std::size_t i = 3; i < envelope.size; ++i) reader.skip();
     if (reader.left() > 0) throw Malformed("more bytes follow it");
   } catch (const Malformed& error) {
-    if (in_event) where += "event " + std::to_string(position) + ": ";
-    throw std::invalid_argument(where + error.what());
+    throw std::invalid_argument(std::string("event batch: ") + error.what());
   }
 }
 

@@ -2,8 +2,10 @@
 // means and where the formats come from; both refuse the same payloads in the same words.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,6 +19,17 @@ struct Piece {
   std::uint32_t size = 0;
 };
 
+// Why an event is skipped. `kSkipNames` has their names, in the same order.
+enum class Skip : std::uint8_t {
+  type, hashes, tokens, token_count, block_size, medium, extra_keys, field, limit
+};
+
+inline constexpr std::array<std::string_view, 9> kSkipNames = {
+    "unknown_type", "bad_hashes", "bad_tokens", "token_count", "bad_block_size",
+    "unknown_medium", "bad_extra_keys", "bad_field", "over_limit"};
+
+using Skips = std::array<std::uint64_t, kSkipNames.size()>;
+
 struct Event {
   enum class Kind : std::uint8_t { stored, removed, cleared };
 
@@ -27,6 +40,7 @@ struct Event {
   bool has_salt = false;
   bool full_attention = false;
   bool has_extras = false;     // then one piece a block, from `extras_at` on
+  bool is_wide = false;        // one of its tokens is beyond int32
   std::int32_t group = -1;     // cache group of a hybrid model; -1: none was told
   std::uint32_t block_size = 1;
   std::uint32_t names_at = 0;
@@ -56,7 +70,10 @@ class EventBatch {
 
   double ts_s() const { return ts_s_; }
   std::uint32_t rank() const { return rank_; }
-  std::size_t skipped() const { return skipped_; }
+  std::size_t skipped() const {
+    return std::accumulate(skips_.begin(), skips_.end(), std::size_t{0});
+  }
+  const Skips& skips() const { return skips_; }
   std::size_t blocks() const { return blocks_; }
   std::span<const Event> events() const { return events_; }
 
@@ -65,8 +82,15 @@ class EventBatch {
   std::span<const std::uint64_t> names(const Event& event) const {
     return names().subspan(event.names_at, event.names);
   }
+  // Tokens of an event that is not wide; none of one that is.
   std::span<const std::int32_t> tokens(const Event& event) const {
-    return std::span(tokens_).subspan(event.tokens_at, event.tokens);
+    return event.is_wide ? std::span<const std::int32_t>()
+                         : std::span(tokens_).subspan(event.tokens_at, event.tokens);
+  }
+  // Tokens of an event that is wide; none of one that is not.
+  std::span<const std::int64_t> wide_tokens(const Event& event) const {
+    return event.is_wide ? std::span(wide_).subspan(event.tokens_at, event.tokens)
+                         : std::span<const std::int64_t>();
   }
   std::string_view text(Piece piece) const {
     return std::string_view(text_).substr(piece.at, piece.size);
@@ -84,11 +108,12 @@ class EventBatch {
 
   double ts_s_ = 0;
   std::uint32_t rank_ = 0;
-  std::size_t skipped_ = 0;
+  Skips skips_{};
   std::size_t blocks_ = 0;
   std::vector<Event> events_;
   std::vector<std::uint64_t> names_;
   std::vector<std::int32_t> tokens_;
+  std::vector<std::int64_t> wide_;
   std::vector<Piece> extras_;
   std::string text_;
 };

@@ -7,7 +7,6 @@ namespace kv {
 
 using msgpack::Header;
 using msgpack::Kind;
-using msgpack::Malformed;
 
 namespace {
 
@@ -15,19 +14,17 @@ constexpr std::uint32_t kOffsetBytes = 4;  // an image's place in its block, aft
 
 }  // namespace
 
-EventReader::Use EventReader::extra_keys(Event& event) {
+void EventReader::extra_keys(Event& event) {
   const auto header = field(kExtraKeys);
-  if (!header) return Use::yes;
-  if (header->kind != Kind::array) throw Malformed("extra_keys must be an array or nil");
+  if (!header) return;
+  if (header->kind != Kind::array) throw Unusable{Skip::extra_keys};
   const bool may_salt = !event.has_parent && !event.has_salt;
   std::optional<std::string> lora;
   if (event.has_lora) lora = batch_.lora(event);
-  Use use = Use::yes;
   event.extras_at = static_cast<std::uint32_t>(batch_.extras_.size());
   batch_.extras_.resize(batch_.extras_.size() + event.names);
   for (std::size_t block = 0; block < header->size; ++block) {
     Entry read = entry(lora);
-    if (read.use == Use::no) use = Use::no;
     if (block == 0 && may_salt && read.bare) {
       const std::string salt(batch_.text({read.bare->at, read.bare->size - kOffsetBytes}));
       batch_.text_.erase(read.bare->at, read.bare->size);
@@ -39,26 +36,18 @@ EventReader::Use EventReader::extra_keys(Event& event) {
     event.has_extras |= block < event.names && read.extra.size > 0;
   }
   if (!event.has_extras) batch_.extras_.resize(event.extras_at);
-  return use;
 }
 
 EventReader::Entry EventReader::entry(std::optional<std::string_view> lora) {
   Entry entry;
   entry.extra.at = static_cast<std::uint32_t>(batch_.text_.size());
-  const std::uint8_t* start = reader_.at();
   const Header outer = reader_.header();
   if (outer.kind == Kind::nil) return entry;
-  if (outer.kind != Kind::array) {
-    reader_.go(start);
-    reader_.skip();
-    entry.use = Use::no;
-    return entry;
-  }
+  if (outer.kind != Kind::array) throw Unusable{Skip::extra_keys};
   for (std::size_t i = 0; i < outer.size; ++i) {
-    start = reader_.at();
     const Header item = reader_.header();
     if (item.kind == Kind::text) {
-      const std::string_view bare = utf8(item.size, kExtraKeys);
+      const std::string_view bare = utf8(item.size, Skip::extra_keys);
       if (lora && bare == *lora) {
         lora.reset();
         continue;
@@ -66,50 +55,39 @@ EventReader::Entry EventReader::entry(std::optional<std::string_view> lora) {
       entry.bare = {static_cast<std::uint32_t>(batch_.text_.size()),
                     static_cast<std::uint32_t>(bare.size() + kOffsetBytes)};
       add_part(bare, 0);
-    } else if (identified(item) == Use::no) {
-      entry.use = Use::no;
-      reader_.go(start);
-      reader_.skip();
+    } else {
+      identified(item);
     }
   }
   entry.extra.size = static_cast<std::uint32_t>(batch_.text_.size()) - entry.extra.at;
   return entry;
 }
 
-EventReader::Use EventReader::identified(const Header& item) {
-  if (item.kind == Kind::binary) {
-    add_part(reader_.take_text(item.size), 0);
-    return Use::yes;
+void EventReader::identified(const Header& item) {
+  if (item.kind == Kind::binary) return add_part(reader_.take_text(item.size), 0);
+  if (item.kind != Kind::array || item.size < 1 || item.size > 2) {
+    throw Unusable{Skip::extra_keys};
   }
-  if (item.kind != Kind::array || item.size < 1 || item.size > 2) return Use::no;
   const Header identifier = reader_.header();
-  if (identifier.kind != Kind::text && identifier.kind != Kind::binary) return Use::no;
-  const std::string_view part = reader_.take_text(identifier.size);
-  std::uint32_t offset = 0;
-  if (item.size == 2) {
-    const auto number = offset_of(reader_.header());
-    if (!number) return Use::no;
-    offset = *number;
+  if (identifier.kind != Kind::text && identifier.kind != Kind::binary) {
+    throw Unusable{Skip::extra_keys};
   }
-  add_part(part, offset);
-  return Use::yes;
+  const std::string_view part = reader_.take_text(identifier.size);
+  add_part(part, item.size == 2 ? offset_of(reader_.header()) : 0);
 }
 
-std::optional<std::uint32_t> EventReader::offset_of(const Header& header) {
+std::uint32_t EventReader::offset_of(const Header& header) {
   const auto value = static_cast<std::int64_t>(header.value);
   if (header.kind != Kind::integer || header.negative != (value < 0) ||
       value < INT32_MIN || value > INT32_MAX) {
-    return std::nullopt;
+    throw Unusable{Skip::extra_keys};
   }
   return static_cast<std::uint32_t>(value);
 }
 
 void EventReader::add_part(std::string_view part, std::uint32_t offset) {
   extra_bytes_ += part.size() + kOffsetBytes;
-  if (extra_bytes_ > EventBatch::kMaxExtraBytes) {
-    throw Malformed("extra_keys: more than " + std::to_string(EventBatch::kMaxExtraBytes) +
-                    " bytes in one batch");
-  }
+  if (extra_bytes_ > EventBatch::kMaxExtraBytes) throw Unusable{Skip::limit};
   batch_.text_ += part;
   for (std::uint32_t i = 0; i < kOffsetBytes; ++i) {
     batch_.text_ += static_cast<char>(offset >> (8 * i) & 0xFF);

@@ -8,60 +8,43 @@ namespace kv {
 
 using msgpack::Header;
 using msgpack::Kind;
-using msgpack::Malformed;
 
-EventReader::Use EventReader::mm_keys(Event& event) {
+void EventReader::mm_keys(Event& event) {
   const auto header = field(kMmKeys);
-  if (!header) return Use::yes;
-  if (header->kind != Kind::array) throw Malformed("mm_keys must be an array or nil");
+  if (!header) return;
+  if (header->kind != Kind::array) throw Unusable{Skip::extra_keys};
   if (!event.has_extras) {
     event.extras_at = static_cast<std::uint32_t>(batch_.extras_.size());
     batch_.extras_.resize(batch_.extras_.size() + event.names);
   }
-  Use use = Use::yes;
   for (std::size_t block = 0; block < header->size; ++block) {
     const bool ours = block < event.names;
     Piece extra{static_cast<std::uint32_t>(batch_.text_.size()), 0};
     if (ours) batch_.text_ += std::string(batch_.text(batch_.extras_[event.extras_at + block]));
-    if (images() == Use::no) use = Use::no;
+    images();
     if (!ours) continue;
     extra.size = static_cast<std::uint32_t>(batch_.text_.size()) - extra.at;
     batch_.extras_[event.extras_at + block] = extra;
     event.has_extras |= extra.size > 0;
   }
   if (!event.has_extras) batch_.extras_.resize(event.extras_at);
-  return use;
 }
 
 // Those of one block.
-EventReader::Use EventReader::images() {
-  const std::uint8_t* start = reader_.at();
+void EventReader::images() {
   const Header outer = reader_.header();
-  if (outer.kind == Kind::nil) return Use::yes;
-  if (outer.kind != Kind::array) {
-    reader_.go(start);
-    reader_.skip();
-    return Use::no;
-  }
-  Use use = Use::yes;
+  if (outer.kind == Kind::nil) return;
+  if (outer.kind != Kind::array) throw Unusable{Skip::extra_keys};
   for (std::size_t i = 0; i < outer.size; ++i) {
-    start = reader_.at();
     const Header item = reader_.header();
-    if (item.kind != Kind::map) {
-      reader_.go(start);
-      reader_.skip();
-      use = Use::no;
-    } else if (image(item.size) == Use::no) {
-      use = Use::no;
-    }
+    if (item.kind != Kind::map) throw Unusable{Skip::extra_keys};
+    image(item.size);
   }
-  return use;
 }
 
-EventReader::Use EventReader::image(std::size_t pairs) {
+void EventReader::image(std::size_t pairs) {
   std::optional<std::string_view> hash;
   std::uint32_t offset = 0;
-  Use use = Use::yes;
   for (; pairs > 0; --pairs) {
     std::string_view key;
     const std::uint8_t* start = reader_.at();
@@ -79,18 +62,14 @@ EventReader::Use EventReader::image(std::size_t pairs) {
       continue;
     }
     if (key == "start_offset") {
-      if (const auto read = offset_of(value)) {
-        offset = *read;
-        continue;
-      }
-      use = Use::no;
+      offset = offset_of(value);
+      continue;
     }
     reader_.go(start);
     reader_.skip();
   }
-  if (!hash || use == Use::no) return Use::no;
+  if (!hash) throw Unusable{Skip::extra_keys};
   add_part(*hash, offset);
-  return Use::yes;
 }
 
 }  // namespace kv

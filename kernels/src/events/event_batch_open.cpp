@@ -8,11 +8,8 @@ namespace kv {
 
 using msgpack::Header;
 using msgpack::Kind;
-using msgpack::Malformed;
 
 namespace {
-
-constexpr const char* kNoEvent = "must be an array or a map with its type";
 
 // The wire's names of the fields that mean something to us, in the enumeration's order.
 constexpr std::array<std::string_view, 13> kKeys = {
@@ -52,8 +49,6 @@ constexpr auto kPackedKeys = []<std::size_t... i>(std::index_sequence<i...>) {
 
 }  // namespace
 
-const char* EventReader::name_of(Field field) { return kKeys[field].data(); }
-
 EventReader::Tag EventReader::tag_of(std::string_view tag) {
   if (tag == "BlockStored") return Tag::stored;
   if (tag == "BlockRemoved") return Tag::removed;
@@ -77,9 +72,14 @@ std::optional<EventReader::Field> EventReader::field_at(Tag tag, std::size_t pos
 EventReader::Tag EventReader::open() {
   at_.fill(nullptr);
   taken_ = words_ = nullptr;
+  const std::uint8_t* start = reader_.at();
   const Header outer = reader_.header();
   if (outer.kind == Kind::map) return open_map(outer.size);
-  if (outer.kind != Kind::array || outer.size == 0) throw Malformed(kNoEvent);
+  if (outer.kind != Kind::array || outer.size == 0) {
+    reader_.go(start);
+    reader_.skip();
+    return Tag::unknown;
+  }
   const Tag tag = read_tag();
   for (std::size_t position = 0; position + 1 < outer.size; ++position) {
     skip_field(field_at(tag, position));
@@ -94,7 +94,7 @@ EventReader::Tag EventReader::open_map(std::size_t pairs) {
     if (field) guess = *field + 1 < kFields ? *field + std::size_t{1} : 0;
     skip_field(field);
   }
-  if (at_[kType] == nullptr) throw Malformed(kNoEvent);
+  if (at_[kType] == nullptr) return Tag::unknown;
   const std::uint8_t* end = reader_.at();
   reader_.go(at_[kType]);
   const Tag tag = read_tag();
@@ -124,8 +124,9 @@ void EventReader::skip_field(std::optional<Field> field) {
   at_[*field] = start;
   if (*field == kTokens) {
     const Header header = reader_.header();
-    if (header.kind == Kind::array && tokens_ + header.size <= EventBatch::kMaxTokens) {
-      const std::size_t before = batch_.tokens_.size() - (taken_ == nullptr ? 0 : taken_tokens_);
+    const std::size_t before = batch_.tokens_.size() - (taken_ == nullptr ? 0 : taken_tokens_);
+    const std::size_t all = before + batch_.wide_.size() + header.size;
+    if (header.kind == Kind::array && all <= EventBatch::kMaxTokens) {
       batch_.tokens_.resize(before + header.size);
       taken_ = nullptr;
       if (reader_.take_ints(header.size, batch_.tokens_.data() + before)) {
@@ -148,9 +149,12 @@ void EventReader::skip_field(std::optional<Field> field) {
 }
 
 EventReader::Tag EventReader::read_tag() {
+  const std::uint8_t* start = reader_.at();
   const Header header = reader_.header();
-  if (header.kind != Kind::text) throw Malformed(kNoEvent);
-  return tag_of(reader_.take_text(header.size));
+  if (header.kind == Kind::text) return tag_of(reader_.take_text(header.size));
+  reader_.go(start);
+  reader_.skip();
+  return Tag::unknown;
 }
 
 }  // namespace kv

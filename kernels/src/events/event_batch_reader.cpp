@@ -7,65 +7,69 @@ namespace kv {
 
 using msgpack::Header;
 using msgpack::Kind;
-using msgpack::Malformed;
 
 void EventReader::read() {
   const auto names = batch_.names_.size();
   const auto tokens = batch_.tokens_.size();
+  const auto wide = batch_.wide_.size();
   const auto extras = batch_.extras_.size();
   const auto text = batch_.text_.size();
+  const std::size_t extra_bytes = extra_bytes_;
   const Tag tag = open();
   const std::uint8_t* end = reader_.at();
   Event event;
-  Use use = Use::yes;
-  if (tag == Tag::stored) {
-    use = stored(event);
-  } else if (tag == Tag::removed) {
-    use = removed(event);
-  } else if (tag == Tag::unknown) {
-    use = Use::no;
-  }
-  reader_.go(end);
-  if (use == Use::yes) {
+  try {
+    use(tag, event);
     if (tag == Tag::stored) {
       batch_.blocks_ += event.names;
+      if (event.is_wide) batch_.tokens_.resize(tokens);
     } else {
       batch_.tokens_.resize(tokens);  // whatever it had there, it has none
     }
     batch_.events_.push_back(event);
-    return;
+  } catch (const Unusable& unusable) {
+    ++batch_.skips_[static_cast<std::size_t>(unusable.why)];
+    batch_.names_.resize(names);
+    batch_.tokens_.resize(tokens);
+    batch_.wide_.resize(wide);
+    batch_.extras_.resize(extras);
+    batch_.text_.resize(text);
+    extra_bytes_ = extra_bytes;
   }
-  ++batch_.skipped_;
-  batch_.names_.resize(names);
-  batch_.tokens_.resize(tokens);
-  batch_.extras_.resize(extras);
-  batch_.text_.resize(text);
+  reader_.go(end);
 }
 
-EventReader::Use EventReader::removed(Event& event) {
+// Throws Unusable.
+void EventReader::use(Tag tag, Event& event) {
+  if (tag == Tag::unknown) throw Unusable{Skip::type};
+  if (tag == Tag::stored) stored(event);
+  if (tag == Tag::removed) removed(event);
+}
+
+void EventReader::removed(Event& event) {
   event.kind = Event::Kind::removed;
   hashes(event);
-  const Use use = tier(event);
-  if (const auto group = small(kGroup, 0, EventBatch::kMaxRank)) {
-    event.group = static_cast<std::int32_t>(*group);
-  }
-  return use;
+  tier(event);
+  group(event);
 }
 
-EventReader::Use EventReader::stored(Event& event) {
+void EventReader::stored(Event& event) {
   event.kind = Event::Kind::stored;
   hashes(event);
   parent(event);
-  Use use = tokens(event);
-  event.block_size = small(kBlockSize, 1, EventBatch::kMaxBlockSize).value_or(1);
-  const std::string numbered = lora_id();
-  if (tier(event) == Use::no) use = Use::no;
-  std::optional<std::string_view> lora = text(kLoraName);
-  const std::optional<std::string_view> salt = text(kSalt);
-  if (const auto group = small(kGroup, 0, EventBatch::kMaxRank)) {
-    event.group = static_cast<std::int32_t>(*group);
+  tokens(event);
+  event.block_size = small(kBlockSize, EventBatch::kMaxBlockSize, Skip::block_size).value_or(1);
+  // Blocks that are only named have whatever size they were first told with.
+  if (event.block_size == 0 && event.tokens != 0) throw Unusable{Skip::block_size};
+  if (event.tokens != 0 && event.tokens != std::uint64_t{event.names} * event.block_size) {
+    throw Unusable{Skip::token_count};
   }
-  const std::string_view kind = text(kKind).value_or("");
+  const std::string numbered = lora_id();
+  tier(event);
+  std::optional<std::string_view> lora = text(kLoraName, Skip::field);
+  const std::optional<std::string_view> salt = text(kSalt, Skip::field);
+  group(event);
+  const std::string_view kind = text(kKind, Skip::field).value_or("");
   event.full_attention =
       kind == "full_attention" || kind == "mla_attention" || kind == "sink_full_attention";
   if (!lora && !numbered.empty()) lora = numbered;
@@ -73,46 +77,36 @@ EventReader::Use EventReader::stored(Event& event) {
   event.has_salt = salt.has_value();
   if (lora) event.lora = keep(*lora);
   if (salt) event.salt = keep(*salt);
-  if (extra_keys(event) == Use::no) use = Use::no;
-  if (mm_keys(event) == Use::no) use = Use::no;
-  const std::uint64_t wanted = std::uint64_t{event.names} * event.block_size;
-  return event.tokens != 0 && event.tokens != wanted ? Use::no : use;
+  extra_keys(event);
+  mm_keys(event);
 }
 
 void EventReader::hashes(Event& event) {
   const auto header = field(kHashes);
-  if (!header || header->kind != Kind::array) {
-    throw Malformed("block_hashes must be an array of hashes");
-  }
-  blocks_ += header->size;
-  if (blocks_ > EventBatch::kMaxBlocks) {
-    throw Malformed("block_hashes: more than " + std::to_string(EventBatch::kMaxBlocks) +
-                    " blocks in one batch");
-  }
-  event.names_at = static_cast<std::uint32_t>(batch_.names_.size());
+  if (!header || header->kind != Kind::array) throw Unusable{Skip::hashes};
+  const std::size_t before = batch_.names_.size();
+  if (before + header->size > EventBatch::kMaxBlocks) throw Unusable{Skip::limit};
+  event.names_at = static_cast<std::uint32_t>(before);
   event.names = static_cast<std::uint32_t>(header->size);
   if (words_ == at_[kHashes]) {
-    batch_.names_.resize(batch_.names_.size() + header->size);
-    reader_.take_words(header->size, batch_.names_.data() + event.names_at);
+    batch_.names_.resize(before + header->size);
+    reader_.take_words(header->size, batch_.names_.data() + before);
     return;
   }
-  for (std::size_t i = 0; i < header->size; ++i) {
-    batch_.names_.push_back(hash(reader_.header(), kHashes));
-  }
+  for (std::size_t i = 0; i < header->size; ++i) batch_.names_.push_back(hash(reader_.header()));
 }
 
 void EventReader::parent(Event& event) {
   const auto header = field(kParent);
   event.has_parent = header.has_value();
-  if (header) event.parent = hash(*header, kParent);
+  if (header) event.parent = hash(*header);
 }
 
 // A digest is shortened as vLLM itself does: its last 8 bytes, big-endian.
-std::uint64_t EventReader::hash(const Header& header, Field field) {
+std::uint64_t EventReader::hash(const Header& header) {
   if (header.kind == Kind::integer) return header.value;
   if (header.kind != Kind::binary || header.size < 1 || header.size > EventBatch::kMaxHashBytes) {
-    throw Malformed(std::string(name_of(field)) + ": a hash must be an int or 1.." +
-                    std::to_string(EventBatch::kMaxHashBytes) + " bytes");
+    throw Unusable{Skip::hashes};
   }
   const std::uint8_t* bytes = reader_.take(header.size);
   std::uint64_t name = 0;
@@ -120,97 +114,95 @@ std::uint64_t EventReader::hash(const Header& header, Field field) {
   return name;
 }
 
-EventReader::Use EventReader::tokens(Event& event) {
+void EventReader::tokens(Event& event) {
   const auto header = field(kTokens);
-  if (!header) return Use::yes;
-  if (header->kind != Kind::array) throw Malformed("token_ids must be an array of ints");
+  if (!header) return;
+  if (header->kind != Kind::array) throw Unusable{Skip::tokens};
   const std::size_t count = header->size;
-  tokens_ += count;
-  if (tokens_ > EventBatch::kMaxTokens) {
-    throw Malformed("token_ids: more than " + std::to_string(EventBatch::kMaxTokens) +
-                    " tokens in one batch");
-  }
   event.tokens = static_cast<std::uint32_t>(count);
   if (taken_ == at_[kTokens]) {
     event.tokens_at = static_cast<std::uint32_t>(batch_.tokens_.size() - count);
-    return Use::yes;
+    return;
   }
-  event.tokens_at = static_cast<std::uint32_t>(batch_.tokens_.size());
-  batch_.tokens_.resize(batch_.tokens_.size() + count);
-  std::int32_t* token = batch_.tokens_.data() + event.tokens_at;
+  const std::size_t before = batch_.tokens_.size();
+  if (before + batch_.wide_.size() + count > EventBatch::kMaxTokens) throw Unusable{Skip::limit};
+  event.tokens_at = static_cast<std::uint32_t>(before);
+  batch_.tokens_.resize(before + count);
   constexpr std::uint64_t kMost = std::numeric_limits<std::int32_t>::max();
   for (std::size_t i = 0; i < count; ++i) {
-    const std::uint8_t* start = reader_.at();
     const Header next = reader_.header();
-    if (!next.within(0, kMost)) {
-      reader_.go(start);
-      return odd_tokens(count - i);
-    }
-    token[i] = static_cast<std::int32_t>(next.value);
+    if (!next.within(0, kMost)) return wide_tokens(event);
+    batch_.tokens_[before + i] = static_cast<std::int32_t>(next.value);
   }
-  return Use::yes;
 }
 
-// Pairs (bigrams) and strings (images) are known not to be tokens; all else is wrong.
-EventReader::Use EventReader::odd_tokens(std::size_t count) {
-  for (; count > 0; --count) {
-    const std::uint8_t* start = reader_.at();
-    const Kind kind = reader_.header().kind;
-    if (kind == Kind::array || kind == Kind::text) return Use::no;
-    reader_.go(start);
-    reader_.skip();
+// Ids beyond int32 stand for images (SGLang); pairs (bigrams) and strings are no ids.
+void EventReader::wide_tokens(Event& event) {
+  const std::size_t count = field(kTokens)->size;
+  event.is_wide = true;
+  event.tokens_at = static_cast<std::uint32_t>(batch_.wide_.size());
+  for (std::size_t i = 0; i < count; ++i) {
+    const Header next = reader_.header();
+    if (!next.within(0, std::numeric_limits<std::int64_t>::max())) throw Unusable{Skip::tokens};
+    batch_.wide_.push_back(static_cast<std::int64_t>(next.value));
   }
-  throw Malformed("token_ids: a token must be an int in 0..2147483647");
 }
 
-std::optional<std::uint32_t> EventReader::small(Field field, std::uint32_t least,
-                                                std::uint32_t most) {
+std::optional<std::uint32_t> EventReader::small(Field field, std::uint32_t most, Skip otherwise) {
   const auto header = this->field(field);
   if (!header) return std::nullopt;
-  if (!header->within(least, most)) {
-    throw Malformed(std::string(name_of(field)) + " must be " + std::to_string(least) + ".." +
-                    std::to_string(most) + " or nil");
-  }
+  if (!header->within(0, most)) throw Unusable{otherwise};
   return static_cast<std::uint32_t>(header->value);
+}
+
+void EventReader::group(Event& event) {
+  if (const auto group = small(kGroup, EventBatch::kMaxRank, Skip::field)) {
+    event.group = static_cast<std::int32_t>(*group);
+  }
 }
 
 // vLLM until 0.13 gives adapters no name; they are not the base model all the same.
 std::string EventReader::lora_id() {
   const auto header = field(kLoraId);
   if (!header) return "";
-  if (header->kind != Kind::integer) throw Malformed("lora_id must be an int or nil");
+  if (header->kind != Kind::integer) throw Unusable{Skip::field};
   if (header->value == 0) return "";
   return "lora_id:" + (header->negative ? std::to_string(static_cast<std::int64_t>(header->value))
                                         : std::to_string(header->value));
 }
 
-std::optional<std::string_view> EventReader::text(Field field) {
+std::optional<std::string_view> EventReader::text(Field field, Skip otherwise) {
   const auto header = this->field(field);
   if (!header) return std::nullopt;
-  if (header->kind != Kind::text) {
-    throw Malformed(std::string(name_of(field)) + " must be a string or nil");
-  }
-  return utf8(header->size, field);
+  if (header->kind != Kind::text) throw Unusable{otherwise};
+  return utf8(header->size, otherwise);
 }
 
-std::string_view EventReader::utf8(std::size_t size, Field field) {
+std::string_view EventReader::utf8(std::size_t size, Skip otherwise) {
   const std::string_view text = reader_.take_text(size);
-  if (!msgpack::is_utf8(text)) throw Malformed(std::string(name_of(field)) + " must be UTF-8");
+  if (!msgpack::is_utf8(text)) throw Unusable{otherwise};
   return text;
 }
 
-EventReader::Use EventReader::tier(Event& event) {
-  const std::string_view medium = text(kMedium).value_or("GPU");
-  if (medium == "GPU") {
-    event.tier = 0;
-  } else if (medium == "CPU" || medium == "CPU_PINNED") {
-    event.tier = 1;
-  } else if (medium == "DISK" || medium == "STORAGE" || medium == "EXTERNAL") {
-    event.tier = 2;
-  } else {
-    return Use::no;
-  }
-  return Use::yes;
+// Media as engines write them, in any case; `tests/oracles/event_batch.py` says who sends which.
+void EventReader::tier(Event& event) {
+  struct Medium {
+    std::string_view name;
+    std::uint8_t tier;
+  };
+  constexpr std::array<Medium, 15> kMedia = {{{"gpu", 0}, {"device", 0}, {"cpu", 1},
+      {"cpu_pinned", 1}, {"cpu_tier1", 1}, {"host", 1}, {"host_pinned", 1}, {"cpu_tier2", 2},
+      {"disk", 2}, {"storage", 2}, {"external", 2}, {"fs", 2}, {"obj", 2}, {"nvme", 2},
+      {"ssd", 2}}};
+  const std::optional<std::string_view> told = text(kMedium, Skip::medium);
+  if (!told || *told == "GPU") return;  // tier 0
+  const auto is_it = [&](const Medium& medium) {
+    return std::equal(told->begin(), told->end(), medium.name.begin(), medium.name.end(),
+                      [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a | 0x20 : a) == b; });
+  };
+  const auto* found = std::find_if(kMedia.begin(), kMedia.end(), is_it);
+  if (found == kMedia.end()) throw Unusable{Skip::medium};
+  event.tier = found->tier;
 }
 
 Piece EventReader::keep(std::string_view text) {

@@ -11,11 +11,17 @@
 
 namespace kv {
 
+// This event cannot be used; those around it can.
+struct Unusable {
+  Skip why;
+};
+
 class EventReader {
  public:
   EventReader(EventBatch& batch, msgpack::Reader& reader) : batch_(batch), reader_(reader) {}
 
-  // Reads the event here into the batch, or counts it as skipped. Throws msgpack::Malformed.
+  // Reads the event here into the batch, or counts why it is skipped. Throws msgpack::Malformed
+  // where its end cannot be found.
   void read();
 
  private:
@@ -25,16 +31,12 @@ class EventReader {
     kSalt, kMmKeys, kType, kFields
   };
   enum class Tag { stored, removed, cleared, unknown };
-  // Whether a field can be used, or the event that has it is stepped over.
-  enum class Use { yes, no };
 
   struct Entry {
     Piece extra;
     std::optional<Piece> bare;  // the last bare string, its offset included
-    Use use = Use::yes;
   };
 
-  static const char* name_of(Field field);
   static Tag tag_of(std::string_view tag);
   static std::optional<Field> field_of(std::string_view key);
   static std::optional<Field> field_at(Tag tag, std::size_t position);
@@ -44,8 +46,9 @@ class EventReader {
   std::optional<Field> read_key(std::size_t guess);
   void skip_field(std::optional<Field> field);
   Tag read_tag();
-  Use stored(Event& event);
-  Use removed(Event& event);
+  void use(Tag tag, Event& event);
+  void stored(Event& event);
+  void removed(Event& event);
 
   std::optional<msgpack::Header> field(Field field) {
     if (at_[field] == nullptr) return std::nullopt;
@@ -53,23 +56,24 @@ class EventReader {
     if (reader_.at_nil()) return std::nullopt;
     return reader_.header();
   }
-  std::uint64_t hash(const msgpack::Header& header, Field field);
+  std::uint64_t hash(const msgpack::Header& header);
   void hashes(Event& event);
   void parent(Event& event);
-  Use tokens(Event& event);
-  Use odd_tokens(std::size_t count);
-  std::optional<std::uint32_t> small(Field field, std::uint32_t least, std::uint32_t most);
+  void tokens(Event& event);
+  void wide_tokens(Event& event);
+  std::optional<std::uint32_t> small(Field field, std::uint32_t most, Skip otherwise);
+  void group(Event& event);
   std::string lora_id();
-  std::optional<std::string_view> text(Field field);
-  std::string_view utf8(std::size_t size, Field field);
-  Use tier(Event& event);
-  Use extra_keys(Event& event);
+  std::optional<std::string_view> text(Field field, Skip otherwise);
+  std::string_view utf8(std::size_t size, Skip otherwise);
+  void tier(Event& event);
+  void extra_keys(Event& event);
   Entry entry(std::optional<std::string_view> lora);
-  Use identified(const msgpack::Header& item);
-  static std::optional<std::uint32_t> offset_of(const msgpack::Header& header);
-  Use mm_keys(Event& event);
-  Use images();
-  Use image(std::size_t pairs);
+  void identified(const msgpack::Header& item);
+  static std::uint32_t offset_of(const msgpack::Header& header);
+  void mm_keys(Event& event);
+  void images();
+  void image(std::size_t pairs);
   Piece keep(std::string_view text);
   void add_part(std::string_view part, std::uint32_t offset);
 
@@ -79,9 +83,7 @@ class EventReader {
   const std::uint8_t* taken_ = nullptr;            // where tokens began that were read already
   std::size_t taken_tokens_ = 0;
   const std::uint8_t* words_ = nullptr;            // where hashes begin that all are 64-bit ints
-  std::size_t blocks_ = 0;                         // of all events, as the limits count them
-  std::size_t tokens_ = 0;
-  std::size_t extra_bytes_ = 0;
+  std::size_t extra_bytes_ = 0;                    // of the events that are used
 };
 
 }  // namespace kv

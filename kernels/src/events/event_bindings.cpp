@@ -15,7 +15,7 @@ using kv::EventBatch;
 using kv::PrefixIndex;
 using kv::WorkerBlocks;
 using kv::arguments::Hashes;
-using kv::arguments::Tokens;
+using kv::arguments::AnyTokens;
 using kv::arguments::in_range;
 using kv::arguments::integer;
 using Unlocked = nb::gil_scoped_release;
@@ -72,10 +72,41 @@ nb::tuple extras_of(const EventBatch& batch, const Event& event) {
   return nb::tuple(extras);
 }
 
+nb::object tokens_of(const EventBatch& batch, const Event& event) {
+  return event.is_wide ? array_of(batch.wide_tokens(event)) : array_of(batch.tokens(event));
+}
+
+nb::dict skips_of(const EventBatch& batch) {
+  nb::dict skips;
+  for (std::size_t i = 0; i < kv::kSkipNames.size(); ++i) {
+    const std::string_view name = kv::kSkipNames[i];
+    if (batch.skips()[i] != 0) skips[nb::str(name.data(), name.size())] = batch.skips()[i];
+  }
+  return skips;
+}
+
+nb::dict skips_of(const WorkerBlocks& blocks) {
+  const WorkerBlocks::Counters counters = blocks.counters();
+  nb::dict skips;
+  if (counters.other_group != 0) skips["other_group"] = counters.other_group;
+  if (counters.other_block_size != 0) skips["other_block_size"] = counters.other_block_size;
+  if (counters.unknown_names != 0) skips["unknown_names"] = counters.unknown_names;
+  if (counters.no_room != 0) skips["no_room"] = counters.no_room;
+  return skips;
+}
+
+nb::list other_sizes_of(const WorkerBlocks& blocks) {
+  nb::list sizes;
+  for (const WorkerBlocks::OtherSize& one : blocks.other_sizes()) {
+    sizes.append(nb::make_tuple(one.block_size, one.whole, one.partial));
+  }
+  return sizes;
+}
+
 nb::tuple stored_tuple(const EventBatch& batch, const Event& event) {
   const nb::object parent = event.has_parent ? nb::object(nb::int_(event.parent)) : nb::none();
   return nb::make_tuple("stored", array_of(batch.names(event)), parent,
-                        array_of(batch.tokens(event)), event.block_size, event.tier,
+                        tokens_of(batch, event), event.block_size, event.tier,
                         text_or_none(event.has_lora, batch.lora(event)),
                         text_or_none(event.has_salt, batch.salt(event)), extras_of(batch, event),
                         group_or_none(event), event.full_attention);
@@ -164,18 +195,18 @@ void store(WorkerBlocks& self, nb::handle names, nb::handle parent, nb::handle c
 void store_tokens(WorkerBlocks& self, nb::handle names, nb::handle parent, nb::handle tokens,
                   nb::handle seed, nb::handle tier, const nb::sequence& extras) {
   const Hashes blocks(names, "names");
-  const Tokens ids(tokens, "tokens");
+  const AnyTokens ids(tokens, "tokens");
   std::vector<nb::bytes> kept;
   std::vector<std::string_view> parts;
   for (nb::handle extra : extras) kept.push_back(nb::cast<nb::bytes>(extra));
   for (const nb::bytes& extra : kept) parts.emplace_back(extra.c_str(), extra.size());
   WorkerBlocks::Stored run{blocks.span(), parent_of(parent), tier_of(tier), std::nullopt,
-                           ids.span(), parts};
+                           ids.narrow(), parts, ids.wide()};
   const std::uint64_t start = kv::arguments::uint64(seed, "seed");
   const std::size_t count = blocks.span().size();
   const std::size_t wanted = count * self.block_size();
-  if (!ids.span().empty() && ids.span().size() != wanted) {
-    throw wrong_count("tokens", wanted, " or none at all", ids.span().size());
+  if (ids.size() != 0 && ids.size() != wanted) {
+    throw wrong_count("tokens", wanted, " or none at all", ids.size());
   }
   if (!parts.empty() && parts.size() != count) {
     throw wrong_count("extras", count, " or none at all", parts.size());
@@ -229,11 +260,13 @@ void kv::bind_events(nb::module_& module) {
            nb::sig("def __init__(self, payload: Buffer) -> None"))
       .def("listed", calls::listed, nb::sig("def listed(self) -> list[tuple[Any, ...]]"),
            "The events, in order, as tuples.")
+      .def("skips", [](const EventBatch& self) { return skips_of(self); },
+           nb::sig("def skips(self) -> dict[str, int]"), "`skipped`, by why.")
       .def("__len__", [](const EventBatch& self) { return self.events().size(); },
            "Events that can be used.")
       .def_prop_ro("ts_s", &EventBatch::ts_s, "The publisher's wall clock, seconds.")
       .def_prop_ro("rank", &EventBatch::rank, "Data-parallel rank.")
-      .def_prop_ro("skipped", &EventBatch::skipped, "Well-formed events that cannot be used.")
+      .def_prop_ro("skipped", &EventBatch::skipped, "Events that cannot be used.")
       .def_prop_ro("blocks", &EventBatch::blocks, "Blocks stored.");
 
   const auto counter = [](auto member) {
@@ -276,6 +309,11 @@ void kv::bind_events(nb::module_& module) {
            "All of it as it is now, for a thread to dump: a copy, made at once.")
       .def("load", calls::load, arg("data"), nb::sig("def load(self, data: Buffer) -> None"),
            "Replace everything by what `dump` gave, in the index too.")
+      .def("skips", [](const WorkerBlocks& self) { return skips_of(self); },
+           nb::sig("def skips(self) -> dict[str, int]"), "`skipped_events`, by why.")
+      .def("other_sizes", other_sizes_of,
+           nb::sig("def other_sizes(self) -> list[tuple[int, int, int]]"),
+           "As `own_size`, of other sizes: (size, whole ones, perhaps unfinished ones).")
       .def("__len__", &WorkerBlocks::size, nb::call_guard<Unlocked>(), "Names known in any tier.")
       .def_prop_ro("parked", &WorkerBlocks::parked, nb::call_guard<Unlocked>(),
                    "Blocks waiting for their parent.")
@@ -289,6 +327,11 @@ void kv::bind_events(nb::module_& module) {
                    nb::call_guard<Unlocked>(), "Clear events in batches; only grows.")
       .def_prop_ro("orphans", counter(&Counters::orphans),
                    nb::call_guard<Unlocked>(), "Blocks ever parked; only grows.")
-      .def_prop_ro("skipped_events", counter(&Counters::skipped_events),
+      .def_prop_ro("own_size", counter(&Counters::own_size), nb::call_guard<Unlocked>(),
+                   "Events that tell blocks of tier 0 by tokens, of this size; only grows.")
+      .def_prop_ro("other_size", counter(&Counters::other_block_size), nb::call_guard<Unlocked>(),
+                   "Events skipped for their block size; only grows.")
+      .def_prop_ro("skipped_events",
+                   [](const WorkerBlocks& self) { return self.counters().skipped_events(); },
                    nb::call_guard<Unlocked>(), "Events that changed nothing; only grows.");
 }

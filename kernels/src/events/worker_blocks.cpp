@@ -107,6 +107,11 @@ std::size_t WorkerBlocks::memory_bytes() const {
          woken_.capacity() * sizeof(Run) + copies_.size() * kCopyBytes;
 }
 
+std::vector<WorkerBlocks::OtherSize> WorkerBlocks::other_sizes() const {
+  const std::lock_guard lock(mutex_);
+  return other_sizes_;
+}
+
 WorkerBlocks::Counters WorkerBlocks::counters() const {
   const std::lock_guard lock(mutex_);
   return counters_;
@@ -121,17 +126,23 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
       forget();
     }
   }
-  const bool counts = event.group < 0 || static_cast<std::uint32_t>(event.group) == group_;
-  if (!counts || (event.tokens > 0 && event.block_size != block_size_)) {
-    ++counters_.skipped_events;
+  if (event.group >= 0 && static_cast<std::uint32_t>(event.group) != group_) {
+    ++counters_.other_group;
     return;
+  }
+  if (event.tokens > 0) {
+    if (event.tier == 0) note_size(event);
+    if (event.block_size != block_size_) {
+      ++counters_.other_block_size;
+      return;
+    }
   }
   std::vector<std::string_view> extras;
   for (std::size_t i = 0; event.has_extras && i < event.names; ++i) {
     extras.push_back(batch.extra(event, i));
   }
   Stored run{batch.names(event), std::nullopt, event.tier, std::nullopt, batch.tokens(event),
-             extras};
+             extras, batch.wide_tokens(event)};
   std::uint64_t seed = 0;
   if (event.has_parent) {
     run.parent = event.parent;
@@ -141,8 +152,25 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
   store_told(run, seed);
 }
 
+void WorkerBlocks::note_size(const Event& event) {
+  if (event.block_size == block_size_) {
+    ++counters_.own_size;
+    return;
+  }
+  const auto is_it = [&](const OtherSize& one) { return one.block_size == event.block_size; };
+  auto found = std::find_if(other_sizes_.begin(), other_sizes_.end(), is_it);
+  if (found == other_sizes_.end()) {
+    const bool is_full = other_sizes_.size() == kMostSizes;
+    const bool is_last = other_sizes_.size() + 1 == kMostSizes;
+    if (!is_full) other_sizes_.push_back({is_last ? 0 : event.block_size});
+    found = std::prev(other_sizes_.end());
+  }
+  const bool is_partial = event.names == 1 && event.block_size < block_size_;
+  ++(is_partial ? found->partial : found->whole);
+}
+
 void WorkerBlocks::store_told(const Stored& run, std::uint64_t seed) {
-  if (run.tokens.empty()) {
+  if (run.tokens.empty() && run.wide.empty()) {
     resolve(run);
   } else {
     store_run(run, seed);
@@ -159,7 +187,7 @@ void WorkerBlocks::resolve(const Stored& run) {
     known.push_back(name);
     chain.push_back(entry.chain());
   }
-  if (known.size() < run.names.size()) ++counters_.skipped_events;
+  if (known.size() < run.names.size()) ++counters_.unknown_names;
   hold(known, chain, run.tier, counts_copies_);
 }
 
@@ -173,7 +201,8 @@ void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
     const Run& woken = placed.emplace_back(std::move(woken_.back()));
     woken_.pop_back();
     const std::vector<std::string_view> extras(woken.extras.begin(), woken.extras.end());
-    Stored next{woken.names, woken.parent, woken.tier, std::nullopt, woken.tokens, extras};
+    Stored next{woken.names, woken.parent, woken.tier, std::nullopt, woken.tokens, extras,
+                woken.wide};
     if (woken.chain) next.chain = *woken.chain;
     place(next, 0, true);
   }
@@ -192,12 +221,13 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
                  run.tier,
                  std::nullopt,
                  {run.tokens.begin(), run.tokens.end()},
+                 {run.wide.begin(), run.wide.end()},
                  {run.extras.begin(), run.extras.end()}};
       if (run.chain) orphan.chain.emplace(run.chain->begin(), run.chain->end());
       if (parked_.park(std::move(orphan))) {
         counters_.orphans += run.names.size();
       } else {
-        ++counters_.skipped_events;
+        ++counters_.no_room;
       }
       return false;
     }
@@ -213,18 +243,24 @@ WorkerBlocks::Names WorkerBlocks::chain_of(const Stored& run, std::uint64_t seed
   const std::size_t blocks = run.names.size();
   chain_.resize(blocks);
   if (run.extras.empty()) {
-    chain_hashes(run.tokens.data(), block_size_, blocks, seed, chain_.data());
+    if (run.wide.empty()) {
+      chain_hashes(run.tokens.data(), block_size_, blocks, seed, chain_.data());
+    } else {
+      chain_hashes(run.wide.data(), block_size_, blocks, seed, chain_.data(), bytes_);
+    }
     return chain_;
   }
   const std::size_t token_bytes = block_size_ * sizeof(std::int32_t);
   for (std::size_t i = 0; i < blocks; ++i) {
-    const std::string_view extra = run.extras[i];
-    bytes_.resize(sizeof seed + token_bytes + extra.size());
+    bytes_.resize(sizeof seed);
     std::memcpy(bytes_.data(), &seed, sizeof seed);
-    std::memcpy(bytes_.data() + sizeof seed, run.tokens.data() + i * block_size_, token_bytes);
-    if (!extra.empty()) {
-      std::memcpy(bytes_.data() + sizeof seed + token_bytes, extra.data(), extra.size());
+    if (run.wide.empty()) {
+      const auto* tokens = reinterpret_cast<const std::uint8_t*>(run.tokens.data());
+      bytes_.insert(bytes_.end(), tokens + i * token_bytes, tokens + (i + 1) * token_bytes);
+    } else {
+      append_block(run.wide.data() + i * block_size_, block_size_, bytes_);
     }
+    bytes_.insert(bytes_.end(), run.extras[i].begin(), run.extras[i].end());
     seed = hash_bytes(bytes_.data(), bytes_.size());
     chain_[i] = seed;
   }

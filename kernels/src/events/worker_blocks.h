@@ -46,8 +46,27 @@ class WorkerBlocks {
     std::uint64_t removed_blocks = 0;
     std::uint64_t clears = 0;
     std::uint64_t orphans = 0;
-    std::uint64_t skipped_events = 0;
+    // Events that changed nothing, by why.
+    std::uint64_t other_group = 0;
+    std::uint64_t other_block_size = 0;
+    std::uint64_t unknown_names = 0;
+    std::uint64_t no_room = 0;
+    // Events that tell tier 0's blocks by tokens, of this block size; `OtherSize` has the others.
+    std::uint64_t own_size = 0;
+
+    std::uint64_t skipped_events() const {
+      return other_group + other_block_size + unknown_names + no_room;
+    }
   };
+
+  // Events that tell tier 0's blocks by tokens, in blocks of another size. A block alone that is
+  // smaller than ours may be the unfinished end of a prompt; all others are whole.
+  struct OtherSize {
+    std::uint32_t block_size = 0;  // 0: of more sizes than are told apart
+    std::uint64_t whole = 0;
+    std::uint64_t partial = 0;
+  };
+  static constexpr std::size_t kMostSizes = 8;
 
   // Blocks stored in a row; all of it borrowed.
   struct Stored {
@@ -57,6 +76,7 @@ class WorkerBlocks {
     std::optional<Names> chain;
     std::span<const std::int32_t> tokens;
     std::span<const std::string_view> extras;  // one a block, or none at all
+    std::span<const std::int64_t> wide;        // instead of tokens, where one is beyond int32
   };
 
   // Throws std::out_of_range for a worker that the index does not have.
@@ -92,9 +112,11 @@ class WorkerBlocks {
   std::size_t memory_bytes() const;
   std::uint32_t block_size() const { return block_size_; }
   Counters counters() const;
+  std::vector<OtherSize> other_sizes() const;  // in the order in which they were met
 
  private:
   void take_stored(const EventBatch& batch, const Event& event);
+  void note_size(const Event& event);
   void store_told(const Stored& run, std::uint64_t seed);
   void store_run(const Stored& run, std::uint64_t seed);
   void resolve(const Stored& run);
@@ -125,6 +147,7 @@ class WorkerBlocks {
   std::uint32_t group_ = 0;       // the cache group that counts
   bool full_attention_ = false;   // somebody told of such a group: it is `group_`
   Counters counters_;
+  std::vector<OtherSize> other_sizes_;
 
   Told pending_told_ = Told::stored;
   std::uint8_t pending_tier_ = 0;

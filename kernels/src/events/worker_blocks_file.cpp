@@ -74,15 +74,21 @@ class Parts {
   std::string_view data_;
 };
 
+// How the blocks of a parked run are told; dumps without ids beyond int32 are as they ever were.
+enum class Told : std::uint8_t { tokens, chain, wide };
+
 void put_run(Writer& out, const Run& run) {
+  const Told told = run.chain ? Told::chain : run.wide.empty() ? Told::tokens : Told::wide;
   out.put(run.parent.value());
   out.put(run.tier);
-  out.put(static_cast<std::uint8_t>(run.chain.has_value()));
+  out.put(static_cast<std::uint8_t>(told));
   out.put(static_cast<std::uint8_t>(!run.extras.empty()));
   out.put(static_cast<std::uint32_t>(run.names.size()));
   out.put_all(run.names);
-  if (run.chain) {
+  if (told == Told::chain) {
     out.put_all(*run.chain);
+  } else if (told == Told::wide) {
+    out.put_all(run.wide);
   } else {
     out.put_all(run.tokens);
   }
@@ -96,17 +102,21 @@ Run get_run(Parts& parts, std::uint32_t block_size) {
   Run run;
   run.parent = parts.get<std::uint64_t>();
   run.tier = parts.get<std::uint8_t>();
-  const auto has_chain = parts.get<std::uint8_t>();
+  const auto told = parts.get<std::uint8_t>();
   const auto has_extras = parts.get<std::uint8_t>();
   const auto blocks = parts.get<std::uint32_t>();
-  if (run.tier >= WorkerBlocks::kTiers || has_chain > 1 || has_extras > 1 || blocks == 0) {
+  if (run.tier >= WorkerBlocks::kTiers || told > static_cast<std::uint8_t>(Told::wide) ||
+      has_extras > 1 || blocks == 0) {
     Parts::refuse("a parked run is malformed");
   }
   run.names = parts.get_all<std::uint64_t>(blocks);
-  if (has_chain != 0) {
+  const std::uint64_t tokens = std::uint64_t{blocks} * block_size;
+  if (told == static_cast<std::uint8_t>(Told::chain)) {
     run.chain = parts.get_all<std::uint64_t>(blocks);
+  } else if (told == static_cast<std::uint8_t>(Told::wide)) {
+    run.wide = parts.get_all<std::int64_t>(tokens);
   } else {
-    run.tokens = parts.get_all<std::int32_t>(std::uint64_t{blocks} * block_size);
+    run.tokens = parts.get_all<std::int32_t>(tokens);
   }
   for (std::uint32_t i = 0; has_extras != 0 && i < blocks; ++i) {
     run.extras.emplace_back(parts.take(parts.get<std::uint32_t>()));

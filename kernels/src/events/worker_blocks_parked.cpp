@@ -7,7 +7,8 @@ namespace kv {
 std::size_t Run::cost_tokens() const {
   std::size_t extra_bytes = 0;
   for (const std::string& extra : extras) extra_bytes += extra.size();
-  return 2 * names.size() + (chain ? 2 * chain->size() : 0) + tokens.size() + extra_bytes / 4;
+  return 2 * names.size() + (chain ? 2 * chain->size() : 0) + tokens.size() + 2 * wide.size() +
+         extra_bytes / 4;
 }
 
 std::size_t ParkedBlocks::memory_bytes() const {

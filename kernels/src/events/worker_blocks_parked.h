@@ -22,9 +22,11 @@ struct Run {
   std::uint8_t tier = 0;
   std::optional<std::vector<std::uint64_t>> chain;
   std::vector<std::int32_t> tokens;
+  std::vector<std::int64_t> wide;    // instead of `tokens`, where one of them is beyond int32
   std::vector<std::string> extras;  // one a block, or none at all
 
-  // What it takes while it is parked; a chain hash counts as two tokens, and so does a name.
+  // What it takes while it is parked; a chain hash counts as two tokens, so do a name and a token
+  // of 64 bits.
   std::size_t cost_tokens() const;
 };
 
