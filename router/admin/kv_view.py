@@ -79,7 +79,7 @@ def kv_view(worker: Worker, index: PrefixIndex) -> KvView:
         worker=worker.worker_id,
         url=worker.facts.name,
         block_size=worker.facts.block_size,
-        has_events=worker.facts.has_events,
+        has_events=worker.tells,
         known=kv.known,
         exact=kv.exact,
         resyncing=kv.resyncing,

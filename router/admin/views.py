@@ -70,7 +70,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         "events": member.recognized.source and member.recognized.source.address,
         "events_from": _events_from(member, worker.kv.severed),
         "refused_models": member.recognized.refused_models,
-        "advice": member.advice or None,
+        "advice": _advice(member, worker),
         "inflight_requests": int(columns.requests[slot]),
         "waiting_requests": int(columns.waiting[slot]),
         "queued_prefill_tokens": _number(columns.queued_tokens(slice(slot, slot + 1))[0]),
@@ -104,7 +104,26 @@ def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
         "kv_evicted_blocks": worker.kv.evicted_blocks,
         "kv_overflows": worker.kv.overflows,
         "events_skipped": dict(+skipped_events(member, worker)),
+        "told_block_size": worker.told_block_size,
+        "mirrored": worker.kv.guessed,
     }
+
+
+_GUESSED = {
+    "sizes": "its KV events tell blocks of several sizes: a mirror stands in for them",
+    "useless": "none of its KV events can be used, as events_skipped says: a mirror stands in",
+}
+
+
+def _advice(member: Member, worker: Worker) -> str | None:
+    """What its operator should know."""
+    told, size = worker.told_block_size, worker.facts.block_size
+    advice = member.advice
+    if worker.kv.guessed is not None:
+        advice = _GUESSED[worker.kv.guessed]
+    elif told != size:
+        advice = f"its KV events come in blocks of {size} tokens, it says {told}: {size} counts"
+    return advice or None
 
 
 def _events_from(member: Member, severed: bool) -> str | None:

@@ -322,9 +322,20 @@ class Doubted:
     """Tell people that what a worker's KV events tell is not so."""
 
     worker_id: int
-    # More than it has room for; answers find less; nothing that could be used.
-    reason: Literal["overflow", "refuted", "useless"]
+    # More than it has room for; answers find less; nothing that can be used; no single block size.
+    reason: Literal["overflow", "refuted", "useless", "sizes"]
     confidence: float  # share of its hits that counts
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """Tell people that a worker's KV events are followed in blocks of `block_size` tokens: another
+    size than it tells, or again after they were of no use.
+    """
+
+    worker_id: int
+    block_size: int
+    told_block_size: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +375,7 @@ Action = (
     | Panic
     | Doubted
     | Confirmed
+    | Followed
     | Others
     | Probe
 )

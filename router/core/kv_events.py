@@ -109,6 +109,10 @@ class Applied:
     skipped: int = 0  # facts of foreign block sizes, or that tell too little
     skips: Counter[str] = field(default_factory=Counter, compare=False)  # the same, by why
     left: list[Hashes] = field(default_factory=list)  # chain hashes that left the GPU
+    unreadable: int = field(default=0, compare=False)  # events that batches left out
+    # Facts of the GPU's blocks: of this size, and (size, whole, perhaps unfinished) of others.
+    own_size: int = field(default=0, compare=False)
+    other_sizes: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
 
     def add_left(self, chain: Hashes | None) -> None:
         """As `WorkerBlocks` told; None: none."""
@@ -123,10 +127,12 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
         clears = blocks.clears
         for batch in events.batches:
             applied.add_left(blocks.apply(batch))
+            applied.unreadable += batch.skipped
         applied.clears = blocks.clears - clears
         return applied
     for event in events:
         if isinstance(event, Stored):
+            _note_size(event, block_size, applied)
             if why := _store(event, blocks, block_size):
                 applied.skipped += 1
                 applied.skips[why] += 1
@@ -136,6 +142,17 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
             applied.clears += 1
             blocks.clear()
     return applied
+
+
+def _note_size(event: Stored, block_size: int, applied: Applied) -> None:
+    """As `WorkerBlocks` does it for those of the wire."""
+    if event.tier != TIERS[0] or not (len(event.tokens) or event.chain is not None):
+        return
+    if event.block_size == block_size:
+        applied.own_size += 1
+    else:
+        partial = len(event.hashes) == 1 and event.block_size < block_size
+        applied.other_sizes.append((event.block_size, not partial, partial))
 
 
 def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> str:

@@ -34,11 +34,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Literal
 
 from kvkernels import PrefixIndex, WorkerBlocks
 from policies.contract import Hashes
 from policies.facts import CacheSnapshot, KvEvents
-from router.core.kv_events import WireEvents, apply_events, gpu_blocks_in
+from router.core.block_sizes import BlockSizes
+from router.core.kv_events import Applied, WireEvents, apply_events, gpu_blocks_in
 from router.core.snapshot import FrozenCache
 
 
@@ -281,6 +283,7 @@ def _size_bytes(batch: KvEvents) -> int:
 
 _PROVING_REPORTS = 2  # of the same process, after a connection was lost
 USELESS_EVENTS = 16  # that could not be used, and none that could
+Guess = Literal["sizes", "useless"]  # blocks of several sizes; nothing that can be used
 ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
 
 
@@ -302,7 +305,15 @@ class KvState:
     ) -> None:
         """`on_left` is told the chain hashes of blocks that left the GPU, as its events say."""
         self._on_left = on_left
-        self.blocks = WorkerBlocks(index, slot, block_size, model, parked_blocks, keeps_copies)
+        self._terms = model, parked_blocks, keeps_copies
+        self.blocks = WorkerBlocks(index, slot, block_size, *self._terms)
+        self.sizes = BlockSizes(block_size)
+        self._sizes_seen: dict[int, tuple[int, int]] = {}  # of `blocks`, of other sizes
+        self._own_seen = self._skipped_seen = 0
+        self._unusable = 0  # events of this life that could not be used
+        self._stored_before = 0  # this life
+        # Why its events are of no use, so that its cache is guessed; empty where they are.
+        self.guessed: Guess | None = None
         self._index, self._slot = index, slot
         self._block_size = block_size
         self._resident_blocks_max = resident_blocks
@@ -329,7 +340,6 @@ class KvState:
         self._beyond = False  # a replay brought more than was heard of, and has not ended
         self._progressed = False  # the replay brought something new
         self._skips: Counter[str] = Counter()  # facts that could not be used, by why
-        self._useless = False  # as was found
         self._emptied: int | None = None  # how often it was, by the engine's latest load report
         self._clears_at = (0, 0)  # how often by its events, at the two latest reports
         self._backlog = Backlog(backlog_batches)
@@ -345,6 +355,8 @@ class KvState:
     @property
     def known(self) -> bool:
         """Whether the index tells all that this worker holds; else it tells a lower bound."""
+        if self.guessed is not None:
+            return False
         evicted = self.evicted_blocks
         if evicted != self._evicted_blocks:  # for others' sake: none of its own batches came since
             return False
@@ -392,13 +404,6 @@ class KvState:
     def overflows(self) -> int:
         """How often it told to hold more than it has room for."""
         return self._counters.overflows
-
-    def found_useless(self) -> bool:
-        """Whether it is found only now that nothing it tells can be used; once in its life."""
-        if self._useless or self.blocks.stored_blocks:
-            return False
-        self._useless = self._skips.total() + self.blocks.skipped_events >= USELESS_EVENTS
-        return self._useless
 
     @property
     def settled(self) -> bool:
@@ -718,8 +723,9 @@ class KvState:
             return
         held = self.gpu_blocks
         applied = apply_events(batch.events, blocks, self._block_size)
-        if applied.skipped:
-            self._skips.update(applied.skips)
+        skipped = blocks.skipped_events
+        if skipped != self._skipped_seen or applied.skipped or applied.unreadable or self.guessed:
+            self._judge(applied, skipped)
         for hashes in applied.left:
             self._on_left(hashes)
             self._learned.pushed_out(len(hashes), max(held, self.gpu_blocks))
@@ -745,6 +751,42 @@ class KvState:
         if not self._turnover.has_room(self.gpu_blocks):
             self._forget()
 
+    def _judge(self, applied: Applied, skipped: int) -> None:
+        """Some of its events could not be used: whether they are in other blocks, or none can."""
+        blocks = self.blocks
+        self._skips.update(applied.skips)
+        self._unusable += skipped - self._skipped_seen + applied.skipped + applied.unreadable
+        self._skipped_seen = skipped
+        others = list(applied.other_sizes)
+        for size, whole, partial in blocks.other_sizes():
+            before = self._sizes_seen.get(size, (0, 0))
+            if before != (whole, partial):
+                others.append((size, whole - before[0], partial - before[1]))
+                self._sizes_seen[size] = whole, partial
+        own, self._own_seen = blocks.own_size - self._own_seen, blocks.own_size
+        self.sizes.note(own + applied.own_size, others)
+        useless = self._unusable >= USELESS_EVENTS and blocks.stored_blocks == self._stored_before
+        self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
+
+    def follow(self, block_size: int) -> None:
+        """Its blocks have so many tokens: forget all, and expect its stream from 0."""
+        self._forget()
+        self._backlog.clear()
+        self.sizes.follow(block_size)
+        self.blocks = WorkerBlocks(self._index, self._slot, block_size, *self._terms)
+        self._block_size = block_size
+        self._sizes_seen.clear()
+        self._own_seen = self._skipped_seen = self._unusable = self._stored_before = 0
+        self.guessed = None
+        self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self._turnover.begin(0)
+        self._publisher.begin_anew()
+        self.next_seq = 0
+
+    def ask_anew(self) -> int:
+        """The sequence number to replay from where the batch in hand does not show a gap."""
+        return self._ask()
+
     def _overflow(self) -> None:
         """It tells to hold more than it can: which of it is not there, nobody knows."""
         self._counters.overflows += 1
@@ -755,6 +797,11 @@ class KvState:
     def _empty(self) -> None:
         self.close()
         self._learned = LearnedCapacity()
+        self.sizes.begin_anew()
+        self.guessed, self._unusable = None, 0
+        self._stored_before = self.blocks.stored_blocks
+        self._own_seen = self.blocks.own_size
+        self._skipped_seen = self.blocks.skipped_events
         self.unheard = False
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
         self._beyond = self._replayed = False

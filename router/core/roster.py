@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
@@ -23,13 +24,13 @@ from policies.facts import (
     WorkerChange,
     WorkerFacts,
 )
-from router.core.actions import Action, Confirmed, Doubted, Others
+from router.core.actions import Action, Confirmed, Doubted, Followed, Others
 from router.core.columns import Cells, WorkerColumns
 from router.core.counters import Window
 from router.core.eligible import Rows
 from router.core.health import SlowStart
 from router.core.hold_queue import Pending
-from router.core.kv_state import KvState
+from router.core.kv_state import Guess, KvState
 from router.core.ledger import Charge, Ledger
 from router.core.mirror import (
     Blocks,
@@ -116,8 +117,8 @@ class Roster:
             if fact.spec is not None:
                 self._open(fact, fact.spec)
             return []
-        if fact.spec is not None and fact.spec != worker.facts:
-            self._describe(worker, fact.spec)
+        if fact.spec is not None and fact.spec != (worker.told or worker.facts):
+            self._describe(worker, self._as_followed(worker, fact.spec))
         if fact.state == "down":
             self._forget(worker, fact.suspended)
         elif worker.state == "down":
@@ -147,14 +148,20 @@ class Roster:
         columns, slot, facts = self._columns, worker.slot, worker.facts
         if math.isnan(facts.kv_capacity_tokens):
             kv, mirrors = worker.kv, self.mirrors
-            learned = kv.learned_blocks if facts.has_events else mirrors.learned_blocks(slot)
+            learned = kv.learned_blocks if worker.tells else mirrors.learned_blocks(slot)
             columns.kv_capacity_tokens[slot] = learned * facts.block_size
-        columns.hits_unknown[slot] = facts.has_events and not worker.kv.known
+        columns.hits_unknown[slot] = worker.tells and not worker.kv.known
         cached_tokens = worker.kv.gpu_blocks * facts.block_size
-        columns.cached_tokens[slot] = cached_tokens if facts.has_events else math.nan
+        columns.cached_tokens[slot] = cached_tokens if worker.tells else math.nan
         if self.index.tiers > 1:
             columns.host_cached_tokens[slot] = self.index.held(slot, 1) * facts.block_size
             columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
+
+    def _as_followed(self, worker: Worker, told: WorkerFacts) -> WorkerFacts:
+        """What it says, in blocks of the size of its events, where it says no other size now."""
+        learned = worker.told is not None and worker.told.block_size == told.block_size
+        worker.told = told if learned and told.has_events else None
+        return told if worker.told is None else replace(told, block_size=worker.facts.block_size)
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
         """It was recognized anew, perhaps as another engine, or its thresholds were changed."""
@@ -258,15 +265,47 @@ class Roster:
         if worker is None:
             return None
         kv = worker.kv
-        emptied, current, overflows = kv.emptied, kv.current, kv.overflows
+        emptied, current, overflows, guessed = kv.emptied, kv.current, kv.overflows, kv.guessed
         from_seq = kv.take(fact)
+        if kv.sizes.agreed_other:
+            from_seq = self._follow(worker, fact)
         if kv.overflows > overflows and kv.overflows.bit_count() == 1:  # the 1st, 2nd, 4th ...
             self._news.append(self._doubted(worker, "overflow"))
-        if kv.found_useless():
-            self._news.append(self._doubted(worker, "useless"))
+        if kv.guessed != guessed:
+            self._guess(worker, kv.guessed)
         self._columns.event_s[worker.slot] = fact.now_s
         self._settle(worker, emptied, current, fact.source == "snapshot")
         return from_seq
+
+    def _follow(self, worker: Worker, fact: KvEvents) -> int | None:
+        """Its events agree on another block size than was followed: begin anew with that one. The
+        sequence number to replay from, if any batch is missing.
+        """
+        kv, told = worker.kv, worker.told or worker.facts
+        size = kv.sizes.agreed
+        worker.told = None if size == told.block_size else told
+        worker.facts = replace(worker.facts, block_size=size)
+        self._workers.changed()
+        kv.follow(size)
+        kv.resize(_capacity_blocks(worker.facts))
+        self.confidence.forgive(worker.slot)
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        self._news.append(Followed(worker.worker_id, size, told.block_size))
+        from_seq = kv.take(fact)
+        if from_seq is None and fact.source == "replay" and fact.seq >= kv.next_seq:
+            return kv.ask_anew()
+        return from_seq
+
+    def _guess(self, worker: Worker, why: Guess | None) -> None:
+        """From now on its cache is guessed, or no longer."""
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        if why is not None:
+            self._news.append(self._doubted(worker, why))
+        elif worker.kv.sizes.size == worker.told_block_size:
+            size = worker.facts.block_size
+            self._news.append(Followed(worker.worker_id, size, size))
 
     def _settle(self, worker: Worker, emptied: int, current: bool, told_anew: bool = False) -> None:
         """Its cache is known otherwise now. Before, it had begun anew `emptied` times, and was
@@ -280,7 +319,7 @@ class Roster:
         self._show_cache(worker)
 
     def _doubted(
-        self, worker: Worker, reason: Literal["overflow", "refuted", "useless"]
+        self, worker: Worker, reason: Literal["overflow", "refuted", "useless", "sizes"]
     ) -> Doubted:
         share = float(self._columns.hit_confidence[worker.slot])
         return Doubted(worker.worker_id, reason, share)
@@ -338,7 +377,7 @@ class Roster:
     def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | Expectation:
         """A dispatch will leave these blocks there; of a mirrored worker, what it will find."""
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
-        if facts.has_events and not arrival.approximate:
+        if worker.tells and not arrival.approximate:
             return self.speculative.expect(worker.slot, chain, now_s)
         told_blocks = facts.kv_capacity_tokens / facts.block_size
         return self.mirrors.expect(worker.slot, chain, told_blocks)
@@ -349,7 +388,7 @@ class Roster:
         `alone`: none of the requests that we know of waits there.
         """
         facts, kv, slot = worker.facts, worker.kv, worker.slot
-        if not facts.has_events or arrival.approximate or not kv.current:
+        if not worker.tells or arrival.approximate or not kv.current:
             return None
         chain, size = arrival.chains[facts.block_size], facts.block_size
         looked_up, blocks = self._by_events

@@ -107,6 +107,17 @@ class Worker:
     joined_s: float = -inf
     spell: BusySpell = field(default_factory=BusySpell)
     silent: Silent | None = None
+    told: WorkerFacts | None = None  # what it says itself, where its events say another block size
+
+    @property
+    def tells(self) -> bool:
+        """Whether its KV events tell of its cache, which is guessed else."""
+        return self.facts.has_events and self.kv.guessed is None
+
+    @property
+    def told_block_size(self) -> int:
+        """Tokens a block, by its own word."""
+        return (self.told or self.facts).block_size
 
     @property
     def busy(self) -> bool:

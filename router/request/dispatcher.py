@@ -24,6 +24,7 @@ from router.core.actions import (
     Dispatch,
     Doubted,
     Ejected,
+    Followed,
     Hold,
     Others,
     Panic,
@@ -46,8 +47,10 @@ _DOUBTS = {
     "them forgotten; its hits count to %(percent).0f %%",
     "refuted": "worker %(worker)d: answers keep finding less than its KV events promise: its hits "
     "count to %(percent).0f %%",
-    "useless": "worker %(worker)d: its KV events are of no use: their blocks have another size "
-    "than it says, or no tokens",
+    "useless": "worker %(worker)d: its KV events are of no use, for none of them can be used "
+    "(events_skipped in /workers says why): a mirror stands in for them",
+    "sizes": "worker %(worker)d: its KV events are of no use: their blocks have several sizes; a "
+    "mirror stands in for them",
 }
 _PANIC = {
     True: "most workers of %s leave probes unanswered (%d of %d): as likely it is this router or "
@@ -298,6 +301,12 @@ class Dispatcher:
             case Doubted():
                 known = {"worker": action.worker_id, "percent": 100 * action.confidence}
                 log.warning(_DOUBTS[action.reason], known)
+            case Followed(told_block_size=told, block_size=size) if told != size:
+                line = "worker %d: its KV events come in blocks of %d tokens, it says %d: followed"
+                log.warning(line, action.worker_id, size, told)
+            case Followed():
+                line = "worker %d: its KV events are followed in blocks of %d tokens, as it says"
+                log.warning(line, action.worker_id, action.block_size)
             case Confirmed():
                 line = "worker %d: answers find what its KV events promise: its hits count in full"
                 log.warning(line, action.worker_id)

@@ -24,6 +24,7 @@ NOT_SHOWN = {
     "warmroute_kv_state_bytes": _OFF,
     "warmroute_kv_state_age_seconds": _OFF,
     "warmroute_refused_models": "of a worker with more models than limits.models; it is logged",
+    "warmroute_worker_mirrored": "an alert tells of it",
     "warmroute_refused_ranks": "of an engine with more ranks than workers; it is logged",
     "warmroute_server_deferred_total": "what it comes of, refusals, is shown by reason",
     "warmroute_prefill_leg_seconds_count": _QUANTILES,

@@ -183,8 +183,8 @@ async def line(
         for action in take(world.core, fact):
             if isinstance(fact, ReplayEnd):
                 return
-            assert isinstance(action, Resync)
-            feed.resync(action.from_seq)
+            if isinstance(action, Resync):
+                feed.resync(action.from_seq)
 
     source = ZmqSource(
         f"tcp://127.0.0.1:{live_port}",

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from kvkernels import EventBatch
 from policies.facts import Finish, FirstToken, KvEvents, LoadReport, WorkerChange
-from router.core.actions import Action, Doubted, Others
+from router.core.actions import Action, Doubted, Followed, Others
 from router.core.kv_events import WireEvents, gpu_blocks_in
 from router.core.kv_state import ROOM_SLACK, USELESS_EVENTS, KvState
 from router.core.mirror import BLOCKS_UNTOLD
@@ -119,15 +119,14 @@ def test_blocks_of_the_wire_are_counted_by_their_tier_where_it_matters(medium: s
 
 @pytest.mark.parametrize("wire", [False, True])
 def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
-    size = 2 * BLOCK
+    """Blocks that are only named, by names that mean nothing; over the wire, tokens in pairs."""
 
     def tell(worker: int, seq: int) -> list[Action]:
         if not wire:
-            event = replace(stored([seq]), tokens=(1,) * size, block_size=size)
-            return world.events(worker, seq, event)
+            return world.events(worker, seq, replace(stored([seq]), parent=None, tokens=()))
         told = {
             "type": "BlockStored", "block_hashes": [seq], "parent_block_hash": None,
-            "token_ids": [1] * size, "block_size": size, "medium": None,
+            "token_ids": [[1, 2]] * BLOCK, "block_size": BLOCK, "medium": None,
         }  # fmt: skip
         events = WireEvents(EventBatch(msgspec.msgpack.encode([0.0, [told], 0])), "m")
         return world.core.on_kv_events(KvEvents(0.0, worker, seq, events))
@@ -136,9 +135,12 @@ def test_events_of_which_none_can_be_used_are_told_of_once(wire: bool) -> None:
     told = [tell(0, seq) for seq in range(3 * USELESS_EVENTS)]
     assert told.pop(USELESS_EVENTS - 1) == [Doubted(0, "useless", 1.0)]
     assert not any(told)
+    assert (kv_of(world).known, worker_of(world, 0).tells) == (False, False)
     assert world.events(1, 0, stored([1])) == []
     for seq in range(1, 3 * USELESS_EVENTS):  # some could be used
         assert tell(1, seq) == []
+    assert world.events(0, 3 * USELESS_EVENTS, stored([1])) == [Followed(0, BLOCK, BLOCK)]
+    assert (kv_of(world).known, worker_of(world, 0).tells) == (True, True)
 
 
 def capacity_of(world: World, worker_id: int = 0) -> float:

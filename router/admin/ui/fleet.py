@@ -180,7 +180,7 @@ def _state(
 
 def _index(worker: Worker | None) -> str:
     """Whether the worker's cache is known: 1 yes, 0 a lower bound, - it publishes no events."""
-    if worker is None or not worker.facts.has_events:
+    if worker is None or not worker.tells:
         return "-"
     return "1" if worker.kv.known else "0"
 

@@ -1,0 +1,77 @@
+"""Which block size a worker's KV events agree on, whatever it says of itself.
+
+Engines choose another size than they were told, or than they tell: that of attention in hybrid
+models is raised to 768 and more. Events say it: tokens by names. An event of one block that is
+smaller than the size that is followed may be the unfinished end of a prompt, and counts only where
+there are no others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+_WINDOW = 64  # events that count at most; beyond it all counts are halved
+_SURE = 16  # events of one size, before another one is given up for it
+_SHARE = 15 / 16  # of the events, that must agree
+_MIXED_SHARE = 1 / 4  # of the events in other sizes, from which on there is no single one
+_PARTIAL = 8  # events of one small block each, of one size, before that is believed
+_CHANGES = 4  # of the size in one life of the engine: each has all told anew
+
+
+class BlockSizes:
+    """Lifetime: worker. `size` is the one that is followed."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.mixed = False  # there is no single size
+        self._changes = 0
+        self._whole: Counter[int] = Counter()  # events by their size, lately
+        self._partial: Counter[int] = Counter()
+
+    def note(self, own: int, others: Iterable[tuple[int, int, int]]) -> None:
+        """Events came: so many of `size`, and (size, whole, perhaps unfinished) of others."""
+        self._whole[self.size] += min(own, _WINDOW)
+        for size, whole, partial in others:
+            self._whole[size] += min(whole, _WINDOW)
+            self._partial[size] += partial
+        while self._whole.total() > _WINDOW:
+            self._whole = Counter({size: count // 2 for size, count in self._whole.items()})
+        total, others_total = self._whole.total(), self._whole.total() - self._whole[self.size]
+        agree = self.agreed != self.size
+        self.mixed = others_total >= max(_SURE, total * _MIXED_SHARE) and not agree
+
+    @property
+    def agreed(self) -> int:
+        """The size that the events agree on; `size` where nothing speaks for another one."""
+        if self._changes >= _CHANGES:
+            return self.size
+        whole = +self._whole
+        if not whole:
+            partial = +self._partial
+            small = next(iter(partial), self.size)
+            return small if len(partial) == 1 and partial[small] >= _PARTIAL else self.size
+        best, count = whole.most_common(1)[0]
+        first = not self._changes and not whole[self.size]
+        sure = count >= _SHARE * whole.total() and (first or count >= _SURE)
+        return best if sure and best else self.size
+
+    @property
+    def agreed_other(self) -> bool:
+        """Whether the events agree on another size than `size`."""
+        return bool(self._whole or self._partial) and self.agreed != self.size
+
+    def follow(self, size: int) -> None:
+        """Blocks of this size are followed from now on."""
+        self.size = size
+        self._changes += 1
+        self._whole.clear()
+        self._partial.clear()
+        self.mixed = False
+
+    def begin_anew(self) -> None:
+        """Another life of the engine begins, which may have other blocks."""
+        self._changes = 0
+        self._whole.clear()
+        self._partial.clear()
+        self.mixed = False
