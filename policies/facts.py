@@ -232,7 +232,8 @@ class KvEvents:
     whole cache as of `seq`, which replaces what was known. `events` is a tuple, or a sequence
     that makes its events when it is gone through. `digest`: XXH3-64 of the payload as published,
     which tells one publisher's batch from the equally numbered one of another; 0 where it is not
-    known.
+    known. `unreadable`: neither as published nor as replayed could it be read, and `events` has
+    none of them.
     """
 
     now_s: float
@@ -241,6 +242,7 @@ class KvEvents:
     events: Sequence[KvEvent]
     source: Literal["live", "replay", "snapshot"] = "live"
     digest: int = 0
+    unreadable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

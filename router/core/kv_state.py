@@ -9,6 +9,7 @@ carries out what is asked, and asks for a snapshot while one is wanted:
 - *half told*, while a replay goes on beyond all that was heard of: more may follow until it ends.
 - *lower bound*, when the answers ended and the gap did not: all that was known is dropped and
   rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
+- the same, with all that was known kept, when a replay brought a batch that cannot be read.
 - *turned over*, when as many blocks were stored since as it holds: known, not exact.
 - *crowded*, when the index forgot blocks of it at its bound: a lower bound until it is told anew or
   has turned over.
@@ -709,7 +710,10 @@ class KvState:
             self.resyncing = False
 
     def _apply(self, batch: KvEvents) -> None:
-        if batch.seq == 0:
+        if batch.unreadable:  # what it told is missing for good
+            self._exact = False
+            self._turnover.begin(self.blocks.stored_blocks)
+        elif batch.seq == 0:
             self._exact = True  # seen from its first batch on: nothing was missed
         self.next_seq = batch.seq + 1
         self._publisher.applied(batch.seq, batch.digest)
@@ -779,6 +783,7 @@ class KvState:
         self._own_seen = self._skipped_seen = self._unusable = self._stored_before = 0
         self.guessed = None
         self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self._beyond = self._replayed = self.severed = False
         self._turnover.begin(0)
         self._publisher.begin_anew()
         self.next_seq = 0

@@ -290,6 +290,14 @@ class Delivery:
         self._tell(KvEvents(self._clock(), self.worker_id, seq, events, source, digest))
         self._tell_unheard()  # it may have waited here since before the connection was lost
 
+    def unreadable(self, seq: int, payload: bytes, error: WireError) -> None:
+        """Tell that a replayed batch cannot be read: one more replay would bring the same."""
+        self.malformed(error)
+        self.next_seq = seq + 1
+        now_s, digest = self._clock(), xxh3_64_intdigest(payload)
+        self._tell(KvEvents(now_s, self.worker_id, seq, (), "replay", digest, unreadable=True))
+        self._tell_unheard()
+
     def snapshot(self, seq: int, batches: Sequence[EventBatch], heard_seq: int) -> None:
         """Tell the worker's whole cache as of `seq`.
 

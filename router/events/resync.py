@@ -146,7 +146,10 @@ class Publisher:
                     replayed.first_seq = live.seq
                 if live.seq > replayed.last_seq:
                     replayed.last_seq, replayed.later_s = live.seq, clock()
-                await self._delivery.batch(live.seq, live.payload, "replay")
+                try:
+                    await self._delivery.batch(live.seq, live.payload, "replay")
+                except WireError as error:
+                    self._delivery.unreadable(live.seq, live.payload, error)
                 next_seq = live.seq + 1
 
 

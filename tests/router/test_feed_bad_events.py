@@ -89,3 +89,24 @@ async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
         await until(lambda: one.kv.resident_blocks == held + 20, "all twenty")
         assert one.kv.known
         assert not one.feed.counters.skips + one.kv.skips()
+
+
+async def test_a_batch_that_cannot_be_read_is_passed_over_once_replayed() -> None:
+    """What was known stays, as a lower bound; it is not asked for again and again."""
+    async with line() as one:
+        await one.subscribed()
+        await one.settled()
+        held, bad = one.kv.resident_blocks, one.publisher.next_seq
+        one.publisher.others[bad] = batch(WIDE)[:-7]
+        for _ in range(3):
+            await one.publisher.publish()
+        await until(lambda: one.kv.next_seq == bad + 3, "the batches behind it")
+        assert one.kv.resident_blocks == held + 2
+        assert one.holds(0, bad + 1, bad + 2)
+        assert not one.kv.known
+        await until(lambda: not one.kv.resyncing, "the replay's end")
+        replays = len(one.publisher.replays)
+        await one.publisher.publish()
+        await until(lambda: one.kv.next_seq == bad + 4, "one more")
+        assert len(one.publisher.replays) == replays
+        assert one.feed.counters.malformed_frames == 2
