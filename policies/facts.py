@@ -304,6 +304,7 @@ class WorkerFacts:
     keeps_copies: bool = False  # of equal blocks, each with events of its own
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
     lacks: frozenset[str] = frozenset()  # paths that it has not got
+    denied: frozenset[str] = frozenset()  # of `models`, those that it says not to have
 
 
 @dataclass(frozen=True, slots=True)

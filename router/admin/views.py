@@ -93,7 +93,8 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
 
 def _health_shown(worker: Worker, now_s: float) -> dict[str, Any]:
     left_s = _number(max(worker.spell.until_s - now_s, 0.0)) if worker.busy else None
-    return {"failures": worker.health.failures, "busy_for_s": left_s}
+    denied = sorted(worker.facts.denied)
+    return {"failures": worker.health.failures, "busy_for_s": left_s, "denied_models": denied}
 
 
 def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:

@@ -211,6 +211,10 @@ class Chooser:
         """Whether a worker that is not busy may take the request, or this leg of it."""
         return self._eligibility.has_room(pending)
 
+    def may_have_model(self, pending: Pending) -> bool:
+        """Whether a worker may take the request that has not said that it lacks the model."""
+        return self._eligibility.may_have_model(pending)
+
     def missing_tokens(self, pending: Pending) -> int:
         """Tokens of a prompt that even the best worker would have to compute; at least 1."""
         arrival, rows = pending.arrival, self._eligibility.rows(pending)

@@ -44,7 +44,7 @@ from router.core.hold_queue import REFUSED_MAX, Pending
 from router.core.ledger import NO_LOADS, Ledger
 from router.core.leftovers import Leftovers
 from router.core.peer_requests import PeerRequests
-from router.core.retries import Retries, draw_of
+from router.core.retries import NO_MODEL, Retries, draw_of
 from router.core.roster import Roster
 from router.core.session_tracking import SessionTracking
 from router.core.settings import CoreSettings
@@ -280,7 +280,7 @@ class RouterCore:
             if worker.silent is None:  # else it may have the request once it answers
                 pending.tried.add(worker.worker_id)
             actions += self.health.failed(worker, pending, fact)
-        spared = fact.busy_s is not None and fact.retry and self._has_room(pending, fact)
+        spared = fact.retry and self._spares(pending, fact)
         if not fact.retry:
             self._drop(pending, fact.now_s)
         elif given_up := self.retries.again(pending, worker, fact.reason, fact.now_s, spared):
@@ -291,11 +291,13 @@ class RouterCore:
             actions += self._place(pending, fact.now_s, reason)
         return [*actions, *self._ask_held(fact.now_s)]
 
-    def _has_room(self, pending: Pending, fact: Failure) -> bool:
-        """Whether a worker that is not busy may do what the one that failed was to do."""
+    def _spares(self, pending: Pending, fact: Failure) -> bool:
+        """Whether another worker may do what one refused that is busy, or has not got the model."""
         if fact.leg == "prefill":
             pending.leg = "prefill"
-        return self.chooser.has_room(pending)
+        if fact.reason == NO_MODEL:
+            return self.chooser.may_have_model(pending)
+        return fact.busy_s is not None and self.chooser.has_room(pending)
 
     def on_peer(self, fact: PeerFact) -> list[Action]:
         """A peer did something with its own request at a worker that this router shares."""

@@ -77,10 +77,11 @@ class _Open:
     all_in: bool  # none of them is ejected or on trial
 
     @staticmethod
-    def of(pool: Iterable[Worker], leg: Role, group: str | None) -> _Open:
+    def of(pool: Iterable[Worker], model: str, leg: Role, group: str | None) -> _Open:
         ready = [w for w in pool if w.state == "ready"]
         able = with_partners([w for w in ready if does(w, leg, group)], ready, leg)
-        rows = Rows.of(without_busy(with_partners(able, without_busy(ready), leg)))
+        paired = with_partners(able, without_busy(ready), leg)
+        rows = Rows.of(without_busy(with_model(paired, model)))
         limits = [w.facts.max_model_tokens for w in rows.workers]
         return _Open(
             rows=rows,
@@ -130,6 +131,11 @@ def without_busy(able: list[Worker]) -> list[Worker]:
     return [w for w in able if not w.busy] or able
 
 
+def with_model(able: list[Worker], model: str) -> list[Worker]:
+    """Without those that say that they have not got the model; all, where everybody does."""
+    return [w for w in able if model not in w.facts.denied] or able
+
+
 class Eligibility:
     """Lifetime: process. What it keeps of a pool is as old as the table's last change at most."""
 
@@ -153,7 +159,7 @@ class Eligibility:
             pool = self._workers.serving(model)
             if not pool:
                 return self._no_pool(pending.arrival)
-            known = self._open[key] = _Open.of(pool, pending.leg, pending.group)
+            known = self._open[key] = _Open.of(pool, model, pending.leg, pending.group)
         return known.rows if known.to(pending) else self.ask_each(pending)
 
     def ask_each(self, pending: Pending) -> Rows | Reject | Unheard:
@@ -219,12 +225,17 @@ class Eligibility:
             longest = max(w.facts.max_model_tokens or 0 for w in untried)
             why = f"the prompt has {_longest(arrival)} tokens, the model takes {longest}"
             return _reject(arrival, 400, "context_length_exceeded", why)
-        return Rows.of(without_busy(fitting))
+        return Rows.of(without_busy(with_model(fitting, arrival.model)))
 
     def has_room(self, pending: Pending) -> bool:
         """Whether a worker that is not busy may take the request, or this leg of it."""
         rows = self.rows(pending)
         return isinstance(rows, Rows) and not rows.workers[0].busy
+
+    def may_have_model(self, pending: Pending) -> bool:
+        """Whether a worker may take the request that has not said that it lacks the model."""
+        rows = self.rows(pending)
+        return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 
     def _no_pool(self, arrival: Arrival) -> Reject:
         models = self._workers.models()

@@ -17,6 +17,7 @@ from router.core.settings import CoreSettings
 from router.core.workers import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
+NO_MODEL = "no_model"  # the cause where a worker says that it has not got the model
 MOVED = "moved"  # the cause where a request is at another worker than was chosen
 # Causes after which waiting helps nobody, the first time.
 _AT_ONCE = ("connect", "early_close", "no_answer")
@@ -51,8 +52,11 @@ class Retries:
     ) -> Rejection | None:
         """Let a failed request go to another worker, not before `pending.not_before_s`; or not.
 
-        `worker` failed it; None: it is gone. `spared`: it is busy, and another worker is not.
+        `worker` failed it; None: it is gone. `spared`: it is busy, and another worker is not; or it
+        has not got the model, and another one may have.
         """
+        if cause == NO_MODEL and not spared:
+            return Rejection(404, "model_not_found", "no worker that was asked has the model")
         if cause == "out_of_files":  # nor could this router connect to any other worker
             return Rejection(503, cause, "the router can open no more files just now; try again")
         settings = self._settings

@@ -57,6 +57,9 @@ class FleetManager:
         self._closing: set[asyncio.Task[None]] = set()
         self.dismissed: set[Key] = set()  # named by somebody, and taken out by hand
         self._next_id = 0
+        self.denials: set[int] = (
+            set()
+        )  # workers that denied a model, and did not answer for it since
         self.cut_short = 0  # removed at the end of `drain_s`, with requests
         self.turned = 0  # roles changed
         self.kept_roles = 0  # that were to change, and engines did not
@@ -276,6 +279,7 @@ class FleetManager:
         if task is None:
             return
         del self.members[member.worker_id]
+        self.denials.discard(member.worker_id)
         task.cancel()  # it tells the core nothing from here on
         if (asking := self._asking.pop(member.worker_id, None)) is not None:
             asking.cancel()
@@ -331,6 +335,20 @@ class FleetManager:
                 log.info("worker %d (%s) has no %s", member.worker_id, member.spec.name, path)
                 facts = replace(known.facts, lacks=known.facts.lacks | {path})
                 member.amend(replace(known, facts=facts))
+
+    def denied(self, worker_id: int, model: str) -> None:
+        """A worker answered that it has not got a model: others go first, and it is looked at."""
+        if (asked := self.members.get(worker_id)) is not None:
+            for member in self.at_url(asked.spec.url):
+                member.deny(model)
+                self.denials.add(member.worker_id)
+
+    def has_model(self, worker_id: int, model: str) -> None:
+        """A worker answered for a model: what it denied before is over."""
+        if worker_id in self.denials and (member := self.members.get(worker_id)) is not None:
+            member.believe(model)
+            if not member.denials:
+                self.denials.discard(worker_id)
 
     def sweep(self, requests_of: Callable[[int], int]) -> None:
         """Remove those that are leaving and have nothing left to do, or had long enough; the same

@@ -7,7 +7,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Literal, NoReturn
@@ -52,10 +52,26 @@ log = logging.getLogger(__name__)
 SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
 _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
+_LOOK_S = 1.0  # between two looks at an engine that denied a model
+_DENIED_MAX_S = 60.0  # for so long at most its list is not believed against its answers
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
 _SILENT_S = 1.0  # before what did not answer is asked again; the next times after twice as long
 
 State = Literal["ready", "draining", "down"]
+
+
+@dataclass(slots=True)
+class Denial:
+    """A model that an engine said not to have. Lifetime: until it answers for it, or lists it no
+    more.
+    """
+
+    at_s: float
+    times: int = 0  # in a row
+
+    def outlasts(self, now_s: float) -> bool:
+        """Whether it still counts for more than a list that names the model."""
+        return now_s < self.at_s + min(_LOOK_S * 2.0 ** (self.times - 1), _DENIED_MAX_S)
 
 
 Fits = Callable[["Member", tuple[int, ...]], bool]
@@ -93,6 +109,8 @@ class Member:
         self._state: State = "down"  # as last told; before that nobody knows of it
         self.figures = SeenFigures(worker_id, spec.name)
         self._unknown_adapter = asyncio.Event()  # it has one in use of which we do not know
+        self.denials: dict[str, Denial] = {}  # by model
+        self._denied = asyncio.Event()  # it denied one that is to be looked for
         self._adapts = False  # it serves LoRA adapters, by its load figures
         self._advice = ""  # as last given
         self._models_trouble = ""  # why the models that it has now are not known
@@ -198,6 +216,7 @@ class Member:
         if recognized.loads is not None:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
             tasks.append(asyncio.create_task(self._look_for_adapters()))
+        tasks.append(asyncio.create_task(self._look_after_denials()))
         if recognized.silent:
             tasks.append(asyncio.create_task(self._until_more_answers(recognized.silent)))
         if recognized.pause_url is not None:
@@ -276,13 +295,13 @@ class Member:
             )
         self.turn(role, by)
 
-    async def look_again(self) -> None:
-        """Learn which models it has now, which somebody changed. Where it does not say so, it is
-        followed as it is known.
+    async def look_again(self) -> bool:
+        """Learn which models it has now, which somebody changed; whether it says so. Where it does
+        not, it is followed as it is known.
         """
         known, terms = self.recognized, self._context.terms
         if known is None:
-            return
+            return False
         with suppress(aiohttp.ClientError, TimeoutError):
             try:
                 found = await with_models(
@@ -290,10 +309,12 @@ class Member:
                 )
             except (UnrecognizedError, WireError) as error:
                 self._note_models_trouble(str(error))
-                return
+                return False
             self._models_trouble = ""
             if self.recognized is known and found != known:
                 self.amend(found)
+            return True
+        return False
 
     def _note_models_trouble(self, trouble: str) -> None:
         """What it lists cannot be used, so it is followed with the models that it had before."""
@@ -530,6 +551,51 @@ class Member:
             if self._unknown_adapter.is_set():  # what is told and not listed is not asked for again
                 await asyncio.sleep(_ADAPTERS_S)
                 self._unknown_adapter.clear()
+
+    def deny(self, model: str) -> None:
+        """It answered that it has not got the model: others go first, until a look shows it."""
+        known = self.recognized
+        if known is None or model not in known.facts.models:
+            return
+        denial = self.denials.setdefault(model, Denial(0.0))
+        denial.at_s, denial.times = self._context.clock(), min(denial.times + 1, 16)
+        if model not in known.facts.denied:
+            if denial.times == 1:
+                line = "worker %d (%s) says that it has not got the model %r: looking"
+                log.warning(line, self.worker_id, self.spec.name, model)
+            self._set_denied(known.facts.denied | {model})
+        self._denied.set()
+
+    def believe(self, model: str) -> None:
+        """It answered for the model."""
+        self.denials.pop(model, None)
+        if self.recognized is not None and model in self.recognized.facts.denied:
+            self._set_denied(self.recognized.facts.denied - {model})
+
+    def _set_denied(self, models: frozenset[str]) -> None:
+        assert self.recognized is not None, "it serves"
+        facts = replace(self.recognized.facts, denied=models)
+        self.amend(replace(self.recognized, facts=facts))
+
+    async def _look_after_denials(self) -> NoReturn:
+        """Look at once which models it has, when it denied one, and then once a second until none
+        is in doubt. A list that names what answers deny is believed later every time.
+        """
+        while True:
+            await self._denied.wait()
+            self._denied.clear()
+            looked = await self.look_again()
+            if (known := self.recognized) is not None and looked:
+                now_s, facts = self._context.clock(), known.facts
+                for model in self.denials.keys() - set(facts.models):
+                    del self.denials[model]
+                doubted = frozenset(m for m in facts.denied if m in self.denials
+                                    and self.denials[m].outlasts(now_s))  # fmt: skip
+                if doubted != facts.denied:
+                    self._set_denied(doubted)
+            if self.recognized is not None and self.recognized.facts.denied:
+                self._denied.set()
+            await asyncio.sleep(_LOOK_S)
 
     async def _until_more_answers(self, silent: frozenset[str]) -> End:
         """Ask again beside the engine's own port: it was slow, or had not begun all it does."""

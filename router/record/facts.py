@@ -190,7 +190,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "chain": hashes,
         "tokens": lambda none: (),
         **dict.fromkeys(("hashes", "models", "extras", "among"), tuple),
-        **dict.fromkeys(("adapters", "lacks"), frozenset),
+        **dict.fromkeys(("adapters", "lacks", "denied"), frozenset),
         "events": lambda events: tuple(_of_kind(_EVENTS, *event) for event in events),
         "spec": partial(_built, facts.WorkerFacts),
         "snapshot": partial(_built, facts.CacheSnapshot),

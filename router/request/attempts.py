@@ -26,6 +26,7 @@ from kvkernels import AnswerDue, body_fields
 from router.core.actions import Reject
 from router.fleet.member import Member
 from router.record.request_record import DEADLINE, Attempt
+from router.request.denials import denies_model
 from router.request.errors import ClientError, WorkerError
 from router.request.explain import EXPLAIN_HEADER
 from router.request.kserve_http import last_event, says_busy, says_unreadable
@@ -220,11 +221,15 @@ class Sieve:
     Lifetime: one dispatch.
     """
 
-    def __init__(self, reply: ReplySink, kserve: bool = False, escaped: bool = False) -> None:
-        """`kserve`: 400 may mean that a queue is full, and another worker's is not. `escaped`: the
-        target has escapes, which some servers leave as they are: not found is then the target.
+    def __init__(
+        self, reply: ReplySink, kserve: bool = False, escaped: bool = False, model: str = ""
+    ) -> None:
+        """`model`: that the request is for. `kserve`: 400 may mean that a queue is full, and that
+        of another worker is not. `escaped`: the target has escapes, which some servers leave as
+        they are: not found is then the target.
         """
         self._reply = reply
+        self._model = model
         self._escaped = escaped
         self._kserve = kserve
         self._events: Body | None = None  # of KServe's, as far as they have come
@@ -238,6 +243,7 @@ class Sieve:
         self._absent = False
         self._broken = False  # it ended before it was understood
         self._busy: HeldReply | None = None  # what it said in place of an answer
+        self._denial: HeldReply | None = None  # the same, of the model
 
     @property
     def movable(self) -> bool:
@@ -288,6 +294,8 @@ class Sieve:
             self._absent = says_absent(self._head.status, body)
         if says_busy(self._head.status, body):
             self._busy = held
+        elif denies_model(self._head.status, body, self._model):  # by gRPC
+            self._denial = held
         elif not self._absent:
             held.deliver(self._reply)
 
@@ -306,10 +314,48 @@ class Sieve:
         if self._absent:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)
+        if self._denial is not None:
+            return replace(outcome, error=_no_model(), bytes_to_client=0, held=self._denial)
         if self._busy is not None:
             error = WorkerError("busy", "its queue is full", 0.0)
             return replace(outcome, error=error, bytes_to_client=0, held=self._busy)
         return replace(outcome, bytes_to_client=0) if self._broken else outcome
+
+
+def passed_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
+    """What became of a dispatch: of a refusal that the relay kept, whether it is about the model;
+    any other one goes to `sink`, as it came.
+    """
+    held = outcome.held
+    if outcome.error is not None or held is None:
+        return outcome
+    if denies_model(held.head.status, held.body, model):
+        return replace(outcome, error=_no_model())
+    held.deliver(sink)
+    return replace(outcome, held=None, bytes_to_client=len(held.body))
+
+
+def collected_of(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
+    """The same of a first leg, whose refusals the relay's thread keeps in `collected`."""
+    outcome = passed_on(outcome, collected, model)
+    refusal = None if outcome.error is not None or outcome.answers else collected.held
+    if refusal is not None and denies_model(refusal.head.status, refusal.body, model):
+        return replace(outcome, error=_no_model(), held=refusal)
+    return outcome
+
+
+async def _first_leg(
+    request: InferenceRequest, sending: Coroutine[Any, Any, Outcome], collected: CollectedReply
+) -> Outcome:
+    return collected_of(await sending, collected, request.arrival.model)
+
+
+def _no_model() -> WorkerError:
+    return WorkerError("no_model", "the worker says that it has not got the model")
+
+
+def _denies(outcome: Outcome) -> bool:
+    return isinstance(outcome.error, WorkerError) and outcome.error.kind == "no_model"
 
 
 _FULL_BYTES = 4_096  # a longer error of a worker is not looked at
@@ -461,7 +507,7 @@ class Attempts:
         reply = request.reply(terms.client_buffer_bytes, request.headers(attempt))
         if arrival.deadline_s is not None:
             sending = in_time(sending, reply, arrival.deadline_s, self._clock)
-        outcome = await sending
+        outcome = collected_of(await sending, collected, arrival.model)
         if outcome.error is None and not collected.whole:
             error = WorkerError("garbage", "the answer to a first leg is too large")
             outcome = replace(outcome, error=error)
@@ -540,7 +586,8 @@ class Attempts:
         if arrival.needs is not None:
             kserve = request.path.reads in ("infer", "tensors")
             sent = replace(sent, mark=request.path.mark, keeps_ends=kserve)
-            sieve = Sieve(stream or reply, kserve, "%" in sent.target.partition("?")[0])
+            escaped = "%" in sent.target.partition("?")[0]
+            sieve = Sieve(stream or reply, kserve, escaped, arrival.model)
         sending = request.upstream(member).send(
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,
@@ -552,12 +599,12 @@ class Attempts:
             # What moves says nothing of an abort before it has ended: its client's reply is cut.
             cut, through = (reply, sieve) if stream is None else (stream.reply, None)
             sending = in_time(sending, cut, arrival.deadline_s, self._clock, through)
-        outcome = await sending
+        outcome = passed_on(await sending, sieve or stream or reply, arrival.model)
         if stream is not None:
             outcome = stream.ended(outcome)
         if sieve is not None:
             outcome = sieve.judged(outcome)
-        held = None if stream is not None else outcome.held
+        held = None if stream is not None or _denies(outcome) else outcome.held
         if held is not None and says_full(held.head.status, held.body):
             error = WorkerError("busy", "its queue is full", 0.0)
             return replace(outcome, error=error), None
@@ -600,7 +647,7 @@ class Attempts:
         )
         both = TwoLegs(request, transfer, collected, reply)
         both.begin(
-            request.upstream(other).send(sent, collected, timeouts),
+            _first_leg(request, request.upstream(other).send(sent, collected, timeouts), collected),
             self._attempt(request, second, attempt, member, reply, stream, terms, both.begun),
         )
         return await both.end()
@@ -615,7 +662,7 @@ class Attempts:
 
     def _refusal(self, request: InferenceRequest, reject: Reject, held: HeldReply | None) -> Answer:
         """A refusal's answer; where workers did answer with an error, the last of these."""
-        if held is not None and reject.code in ("worker_error", "retry_budget_exhausted"):
+        if held is not None and reject.code in _SAID_BY_WORKERS:
             reply = request.reply(self.terms.client_buffer_bytes)
             held.deliver(reply)
             return reply
@@ -660,6 +707,10 @@ class Releases:
             self._tasks[upstream].discard(asyncio.current_task())
             if not self._tasks[upstream]:
                 del self._tasks[upstream], self._waiting[upstream]
+
+
+# Refusals of the core in whose place the client gets what a worker said.
+_SAID_BY_WORKERS = frozenset({"worker_error", "retry_budget_exhausted", "model_not_found"})
 
 
 class FirstLeg:

@@ -35,6 +35,7 @@ WorkerErrorKind = Literal[
     "garbage",  # not HTTP, or a head or framing that can be read in two ways
     "status_5xx",  # 500, 502, 503 or 504
     "no_answer",  # 200 with nothing in it, an error, or an answer that the engine gave up
+    "no_model",  # it says that it has not got the model: nor does this
     "absent",  # it has not got the path: nothing that speaks of its health
     "moved",  # the data plane went to another worker, and nobody says why
 ]

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from policies.facts import Arrival, Role
 from router.core.actions import Dispatch, Reject
+from router.core.retries import NO_MODEL
 from router.fleet.member import Member
 from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key
@@ -56,7 +57,7 @@ log = logging.getLogger(__name__)
 
 def _blame(error: WorkerError) -> Literal["busy", "worker"]:
     """Whether a worker's error speaks of its health."""
-    return "busy" if error.kind in ("busy", "out_of_files", "moved") else "worker"
+    return "busy" if error.kind in ("busy", "out_of_files", "moved", "no_model") else "worker"
 
 
 def is_own_hit(body: bytes, leg: Role) -> bool:
@@ -402,6 +403,8 @@ class InferenceRequest(Ticket):
         error = outcome.error
         if error is None:
             usage = outcome.usage or Usage(completion_tokens=outcome.events or None)
+            if self._service.fleet.denials and outcome.answers:
+                self._service.fleet.has_model(worker_id, self.arrival.model)
             counts = (usage.prompt_tokens, self._cached_tokens(usage), usage.completion_tokens)
             self.finish(*counts, refused=not outcome.answers)
             return False
@@ -411,6 +414,10 @@ class InferenceRequest(Ticket):
         if error.kind == "absent":
             self._service.fleet.lacks(worker_id, self.arrival.needs)
             self.fail("busy", retry=outcome.retryable, reason="absent")
+            return outcome.retryable
+        if error.kind == NO_MODEL:
+            self._service.fleet.denied(worker_id, self.arrival.model)
+            self.fail("busy", retry=outcome.retryable, reason=NO_MODEL, rest=rest, leg=whose)
             return outcome.retryable
         extra = about(self._id, self._trace_id() or "")
         if error.busy_s is not None:

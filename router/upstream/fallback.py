@@ -12,9 +12,11 @@ from typing import Protocol, cast
 import kvkernels
 from engine.wire.tensors import LENGTH_HEADER
 from router.request.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
+from router.upstream.client_reply import CollectedReply
 from router.upstream.http1 import Body, follow, parse_head, request_head
 from router.upstream.meter import Meter
 from router.upstream.reply import (
+    DENIAL_STATUSES,
     RETRYABLE_STATUSES,
     Framing,
     HeldReply,
@@ -245,6 +247,8 @@ class Exchange:
         self._refused = False
         self._held: list[bytes] | None = None
         self._held_bytes = 0
+        self._denial: list[bytes] | None = None  # as it came, while it may be about the model
+        self._denial_body: list[bytes] = []
         self._held_reply: HeldReply | None = None
         self._nothing = ""  # why a reply of status 200 is held
         self._error: WorkerError | ClientError | None = None
@@ -402,6 +406,8 @@ class Exchange:
                 terms.due, head.event_stream, coded, limits.held_bytes
             )
             self._withheld = []
+        elif head.status in DENIAL_STATUSES and not isinstance(self._sink, CollectedReply):
+            self._denial = []
 
     def _hold_from_now(self) -> None:
         self._held = []
@@ -416,6 +422,8 @@ class Exchange:
             self._hold(payload)
         elif self._judge is not None:
             self._examine(data, payload, self._body.done)
+        elif data and self._denial is not None:
+            self._keep(self._denial, data, payload)
         elif data:
             self._relay(data, payload)
         if self._body.done and not self.ended:
@@ -538,6 +546,18 @@ class Exchange:
             kind: WorkerErrorKind = "no_answer" if self._nothing else "status_5xx"
             raise WorkerError(kind, "the worker's error reply is too long to keep")
 
+    def _keep(self, denial: list[bytes], data: bytes, payload: bytes) -> None:
+        """Keep a refusal, which may be about the model. A long one is not: its client gets it."""
+        denial.append(data)
+        self._heard = True
+        self._denial_body.append(payload)
+        self._held_bytes += len(payload)
+        if self._held_bytes <= self._terms.limits.held_bytes:
+            self._deadline.start(self._terms.timeouts.between_s, self._on_late)
+            return
+        self._denial = None
+        self._relay(b"".join(denial), b"".join(self._denial_body))
+
     # The end.
 
     def _on_late(self) -> None:
@@ -561,6 +581,12 @@ class Exchange:
                 error = WorkerError("no_answer", self._nothing)
             else:
                 error = head.error
+        elif error is None and self._denial is not None:
+            assert head is not None
+            body = b"".join(self._denial_body)
+            self._meter.feed(body)
+            self._held_reply = HeldReply(head, body)
+            self.reusable = head.reusable
         elif error is None:
             assert head is not None
             if not self._bytes_to_client:
@@ -666,7 +692,8 @@ class Upstream:
     ) -> Outcome:
         """Send `request` to the worker and its reply to `sink`; says what became of it.
 
-        Replies of `RETRYABLE_STATUSES` do not reach the sink: `Outcome.held` keeps them.
+        Replies of `RETRYABLE_STATUSES` do not reach the sink: `Outcome.held` keeps them; nor do
+        those of `DENIAL_STATUSES`, but for long ones.
         All others do, whole and unchanged but for hop-by-hop headers. `on_first_byte(now_s)` is
         called once, of 2xx replies (of an event stream at its first `mark`, where the request has
         one); `on_progress(now_s, events)` at most every `progress_s` of an

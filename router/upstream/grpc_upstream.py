@@ -39,6 +39,7 @@ from router.upstream.reply import (
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 CODE_HEADER, MESSAGE_HEADER = b"grpc-status", b"grpc-message"
 _LONG_BYTES = 1 << 16  # a message of so many has outputs: it is not looked at
+_NO_MODEL = "' is not found"  # how Triton's words for an unknown model end
 _TOO_LONG = "larger than max"  # how gRPC says that it reads no message of this length
 _NO_METHOD = frozenset({"", "Method not found!"})  # what servers say of an unknown method
 # Metadata that belong to one connection or that the library writes itself.
@@ -275,6 +276,9 @@ class _Exchange:
             if says_busy(503, said):
                 self._status, self._held = 503, HeldReply(_head(503, b"14", failure), said)
                 raise WorkerError("busy", failure[:200], 0.0)
+            if failure.startswith("Request for unknown model: '") and failure.endswith(_NO_MODEL):
+                self._status, self._held = 404, HeldReply(_head(404, b"5", failure), said)
+                raise WorkerError("no_model", failure[:200])
         answers = len(message) > _LONG_BYTES or has_outputs(message)
         self._relay(message, answers)
         if not answers:

@@ -345,7 +345,7 @@ class NativeUpstream(Upstream):
         end = await self._relay.over(job, None, None, lambda *_: None)
         if not end.fault:
             sink.take(end, request.method)
-        return _outcome(request, end)
+        return _outcome(request, end, collected=True)
 
     async def _look_up(self, timeouts: Timeouts) -> Outcome | None:
         """Ask for the worker's addresses where they are old; the outcome where it has none."""
@@ -402,9 +402,9 @@ class NativeUpstream(Upstream):
         )
 
 
-def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd) -> Outcome:
+def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd, collected: bool = False) -> Outcome:
     held = None
-    if end.held and end.fault:
+    if end.held and (end.fault or not collected):
         held = HeldReply(parse_head(end.held_head, request.method), end.held_body)
     error = _error(end, held)
     return Outcome(

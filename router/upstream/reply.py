@@ -17,6 +17,8 @@ from router.request.errors import ClientError, WorkerError, WorkerErrorKind
 Header = tuple[bytes, bytes]  # name and value as received, case kept
 
 RETRYABLE_STATUSES = frozenset({429, 500, 502, 503, 504, 529})
+# A worker may say with these that it has not got the model: by 404, SGLang and Triton by 400 too.
+DENIAL_STATUSES = frozenset({400, 404})
 _BUSY_STATUSES = frozenset({429, 529})  # 529: Anthropic's API, and Dynamo
 EVENT_STREAM = b"text/event-stream"
 
@@ -201,7 +203,9 @@ class ReplySink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldReply:
-    """A worker's failure kept from the client, for the case that no other worker does better."""
+    """A worker's refusal or failure kept from the client, for the case that no other worker does
+    better.
+    """
 
     head: ReplyHead
     body: bytes
@@ -249,7 +253,9 @@ class Outcome:
     last_byte_s: float | None = None
     events: int = 0
     usage: Usage | None = None
-    held: HeldReply | None = None  # the failure's reply, if it came whole and within the bounds
+    # The failure's reply, if it came whole and within the bounds; without an `error` one of
+    # `DENIAL_STATUSES`, which whoever sent the request looks at, and delivers.
+    held: HeldReply | None = None
     resumable: bool = False  # the client saw a part, and another worker can give it the rest
     first_token_s: float | None = None  # the first `mark`, in an event stream that has marks
     fallback_reason: str = ""  # why Python relayed it, docs/reference/server.md; "": the thread did

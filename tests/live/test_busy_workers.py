@@ -1,4 +1,4 @@
-"""Workers that have no room just now, and say so: what their clients see of it."""
+"""Workers that say that they have no room, or not the model: what their clients see of it."""
 
 from __future__ import annotations
 
@@ -40,9 +40,11 @@ class Refusing(LightEngine):
 
 
 @asynccontextmanager
-async def pool(tmp_path: Path, engines: int, *router: str) -> AsyncIterator[tuple[Stack, list]]:
+async def pool(
+    tmp_path: Path, engines: int, *router: str, kind: type[Refusing] = Refusing
+) -> AsyncIterator[tuple[Stack, list]]:
     """A router before so many of them."""
-    found = [Refusing() for _ in range(engines)]
+    found = [kind() for _ in range(engines)]
     try:
         for engine in found:
             await engine.start()
@@ -55,8 +57,8 @@ async def pool(tmp_path: Path, engines: int, *router: str) -> AsyncIterator[tupl
             await engine.stop()
 
 
-async def asked(stack: Stack, prompt: list[int]) -> tuple[int, str | None]:
-    body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+async def asked(stack: Stack, prompt: list[int], model: str = MODEL) -> tuple[int, str | None]:
+    body = {"model": model, "prompt": prompt, "max_tokens": 1}
     async with stack.http.post(f"{stack.url}/v1/completions", json=body) as reply:
         await reply.read()
         return reply.status, reply.headers.get("Retry-After")
@@ -118,3 +120,64 @@ async def test_a_single_worker_is_asked_all_the_same_and_its_state_is_shown(tmp_
             return row["state"] == "ready" and row["busy_for_s"] is None
 
         await until(ready, "the end of its time")
+
+
+@dataclass
+class Denying(Refusing):
+    """It lists an adapter, or no more, and has it, or has not."""
+
+    lists: bool = True
+    has: bool = True
+    looks: int = 0
+
+    async def _models(self, request: web.Request) -> web.Response:
+        self.looks += 1
+        self.adapters = ("lora",) if self.lists else ()
+        return await super()._models(request)
+
+    async def _complete(self, request: web.Request) -> web.Response:
+        model = (await request.json())["model"]
+        if model != "lora" or self.has:
+            return await super()._complete(request)
+        self.refused += 1
+        said = f"The model `{model}` does not exist."
+        error = {"error": {"message": said, "type": "NotFoundError", "param": "model", "code": 404}}
+        return web.json_response(error, status=404)
+
+
+@pytest.mark.parametrize("lists", [False, True])
+async def test_an_adapter_that_one_has_no_more_is_found_at_another_one(
+    tmp_path: Path, lists: bool
+) -> None:
+    async with pool(tmp_path, 3, kind=Denying) as (stack, engines):
+        prompt = list(range(100))
+        assert (await asked(stack, prompt, "lora"))[0] == 200
+        (warm,) = (engine for engine in engines if engine.asked["lora"])
+        looks = warm.looks
+        warm.lists, warm.has = lists, False
+        began_s = time.monotonic()
+        for _ in range(200):
+            assert (await asked(stack, prompt, "lora"))[0] == 200
+        elapsed_s = time.monotonic() - began_s
+        # Each list that its answer denies is believed twice as late: after 1, 2, 4 seconds.
+        assert 1 <= warm.refused <= (2 + elapsed_s / 2 if lists else 1)
+
+        async def looked() -> bool:
+            return warm.looks > looks
+
+        await until(looked, "a look at the worker")
+        assert (await asked(stack, prompt))[0] == 200, "its base model is asked for as before"
+        log = stack.router.log.read_text()
+        assert log.count("has not got the model 'lora'") == 1
+        assert "keeps failing" not in log
+        for engine in engines:
+            engine.has = False
+        assert (await asked(stack, prompt, "lora"))[0] == 404, "nobody has it"
+        assert (await asked(stack, prompt, "unheard of"))[0] == 404
+        for engine in engines:
+            engine.has = engine.lists = True
+
+        async def served() -> bool:
+            return (await asked(stack, prompt, "lora"))[0] == 200
+
+        await until(served, "it is loaded again")

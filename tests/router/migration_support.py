@@ -11,6 +11,7 @@ from typing import Any
 
 from policies.facts import Arrival
 from router.metrics.requests import MigrationMetrics
+from router.request.attempts import passed_on
 from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
@@ -57,7 +58,7 @@ class Chain:
                 sent = stream.request(upstream_request(request, body))
                 sending = upstream.send(sent, stream, Timeouts())
                 self.sending = asyncio.ensure_future(sending)
-                outcome = stream.ended(await self.sending)
+                outcome = stream.ended(passed_on(await self.sending, stream, arrival.model))
                 self.outcomes.append(outcome)
                 if not outcome.retryable:
                     return stream.reply

@@ -150,6 +150,8 @@ class Relay:
                 raise
             self.outcomes.append(outcome)
             if not outcome.retryable:
+                if outcome.held is not None:  # a refusal that is for its client
+                    outcome.held.deliver(reply)
                 return reply
         assert outcome is not None
         if outcome.held is not None:

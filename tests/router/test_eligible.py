@@ -40,13 +40,15 @@ class PoolMachine(RuleBasedStateMachine):
         anew=st.booleans(),
         which=st.integers(0, 3),
         lacks=st.sampled_from([frozenset(), frozenset({"/x"})]),
+        denied=st.sampled_from([frozenset(), frozenset(), frozenset({"m"})]),
     )
-    def join(self, models, block_size, limit, role, anew, which, lacks) -> None:
+    def join(self, models, block_size, limit, role, anew, which, lacks, denied) -> None:
         known = [w.worker_id for w in self.world.core.workers]
         worker_id = known[which % len(known)] if anew and known else self.next_id
         if len(known) < SLOTS or worker_id in known:
             self.next_id += worker_id == self.next_id
             facts = {"models": models, "block_size": block_size, "role": role, "lacks": lacks}
+            facts["denied"] = denied
             self.world.join(worker_id, **facts, max_model_tokens=limit)
 
     @rule(
@@ -59,13 +61,18 @@ class PoolMachine(RuleBasedStateMachine):
             change = WorkerChange(self.world.now_s, known[which % len(known)], state)
             self.world.core.on_worker(change)
 
-    @rule(model=st.sampled_from(["m", "n"]), blame=st.sampled_from(["worker", "worker", "client"]))
+    @rule(
+        model=st.sampled_from(["m", "n"]),
+        blame=st.sampled_from(["worker", "worker", "client", "busy"]),
+    )
     def fail(self, model: str, blame: str) -> None:
         chains = {size: chain_of([1]) for size in (BLOCK, 2 * BLOCK)}
         arrival = self.world.arrival([1], model=model, chains=chains)
         (action,) = self.world.core.on_arrival(arrival)
         if isinstance(action, Dispatch):
-            self.world.core.on_failure(Failure(self.world.now_s, arrival.request_id, blame))
+            busy_s = 1.0 if blame == "busy" else None
+            fact = Failure(self.world.now_s, arrival.request_id, blame, busy_s=busy_s)
+            self.world.core.on_failure(fact)
 
     @rule(elapsed_s=st.floats(0.0, 3.0), well=st.booleans())
     def wait(self, elapsed_s: float, well: bool) -> None:

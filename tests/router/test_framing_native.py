@@ -32,6 +32,7 @@ STATUS = st.sampled_from(
         *(b"HTTP/1.1 200 OK", b"HTTP/1.0 200 Fine \xe9", b"HTTP/1.1 204 No", b"HTTP/1.1 304 Same"),
         *(
             b"HTTP/1.1 404",
+            b"HTTP/1.1 400 Bad",
             b"HTTP/1.1 500 Oh",
             b"HTTP/1.1 503 Busy",
             b"HTTP/1.1 429 Busy",
@@ -197,10 +198,10 @@ def by_thread(
             body_bytes += len(forward)
         else:
             fault = "early_close"
-    held = reply.held_body if reply.held_fault and not fault else None
+    held = reply.held_body if reply.held and not fault else None
     reusable = not fault and reply.reusable
     fault = reply.held_fault or fault
-    if not fault and not client:
+    if not fault and not client and held is None:
         client = reply.head
     seen = not reply.held_fault and not reply.withholds
     flaw = reply.status != 0 and not fault and bool(reply.flaw)

@@ -159,12 +159,13 @@ void bind_reply(nb::module_& module) {
                    [](const LoneReply& it) { return it.reply.reusable() && !it.reply.surplus(); })
       .def_prop_ro("closes", [](const LoneReply& it) { return it.reply.closes(); })
       .def_prop_ro("held_fault", [](const LoneReply& it) {
-        return it.reply.held() ? name_of(it.reply.held_failure().fault) : "";
+        return it.reply.failed() ? name_of(it.reply.held_failure().fault) : "";
       })
       .def_prop_ro("withholds", [](const LoneReply& it) { return it.reply.withholds(); })
       .def_prop_ro("begun", [](const LoneReply& it) { return it.reply.begun(); })
       .def_prop_ro("flaw", [](const LoneReply& it) { return it.reply.flaw(); })
       .def_prop_ro("refuses", [](const LoneReply& it) { return it.reply.refuses(); })
+      .def_prop_ro("held", [](const LoneReply& it) { return it.reply.held(); })
       .def_prop_ro("held_body", [](const LoneReply& it) { return bytes_of(it.reply.held_body()); })
       .def_prop_ro("head", [](LoneReply& it) { return bytes_of(it.reply.head_for_client()); })
       .def_prop_ro("events", [](const LoneReply& it) { return it.reply.meter().events(); })

@@ -16,6 +16,9 @@ constexpr std::size_t kSizeLine = 18;
 // 529: Anthropic's API, and Dynamo with a full queue.
 bool is_busy(int status) { return status == 429 || status == 529; }
 
+// A worker may deny the model itself, which another one has: by 404, SGLang and Triton by 400 too.
+bool may_deny(int status) { return status == 400 || status == 404; }
+
 bool is_retryable(int status) {
   return status == 500 || status == 502 || status == 503 || status == 504 || is_busy(status);
 }
@@ -88,6 +91,10 @@ void Reply::begin_body(std::string_view text, const ReplyHead& head) {
     held_head_ = text;
   }
   event_stream_ = head.event_stream && !head.coded;
+  if (may_deny(head.status)) {
+    denies_ = held_ = true;
+    held_head_ = text;
+  }
   by_events_ = journal_ != nullptr && answers() && head.event_stream && !head.coded;
   persistent_ = client_.keep_alive && !ends_with_connection();
   head_for_client_ = client_head(head, client_, persistent_, by_events_, ours_at_);
@@ -107,6 +114,10 @@ void Reply::read_body(std::string_view data) {
   surplus_ = surplus_ || taken < data.size();
   if (!failed_) {
     for (const std::string_view piece : payload_) meter_.feed(piece);
+  }
+  if (denies_) {
+    keep(data.substr(0, taken));
+    return;
   }
   if (held_) {
     hold();
@@ -179,6 +190,17 @@ const char* Reply::flaw() const {
   if (due_.form == answer::Form::none || status_ != 200 || withholds_) return "";
   if (!begun()) return judge_.why();
   return event_stream_ ? answer::late_failure(meter_.tail()) : "";
+}
+
+// Keeps a refusal, which may be about the model. A long one is not: its client gets it as it comes.
+void Reply::keep(std::string_view data) {
+  for (const std::string_view piece : payload_) held_body_.append(piece);
+  denial_.append(data);
+  if (held_body_.size() <= limits_.held_bytes) return;
+  denies_ = held_ = false;
+  held_body_ = std::string();
+  body_bytes_ = denial_.size();
+  forward_ = denial_;
 }
 
 // Makes one chunk of the events that have come whole, and the last one where the body is done.

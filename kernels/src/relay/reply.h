@@ -81,6 +81,7 @@ class Reply {
   void hold();
   void judge(std::string_view data);
   void pass(std::string_view data);
+  void keep(std::string_view data);
   void pass_events();
   void end_events();
 
@@ -95,6 +96,7 @@ class Reply {
   Framing framing_ = Framing::none;
   bool reusable_ = false, persistent_ = false, failed_ = false, held_ = false, busy_ = false;
   bool withholds_ = false, event_stream_ = false;
+  bool denies_ = false;  // held so that Python can look whether it is about the model
   bool surplus_ = false, by_events_ = false;
   Failure failure_;
   std::size_t heads_bytes_ = 0, body_bytes_ = 0;
@@ -102,6 +104,7 @@ class Reply {
   std::string_view forward_;
   std::string head_for_client_, reason_, held_head_, held_body_;
   std::string withheld_, shown_;  // as they came, where `held_body_` has no framing
+  std::string denial_;  // as it came, while `denies_`
   std::size_t ours_at_ = 0;  // in the client's head, where lines of the router's own stand
   std::string events_;       // framed for the client
   Body body_;
