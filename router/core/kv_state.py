@@ -328,9 +328,8 @@ class KvState:
         self._doubtful = False  # what we hold was saved by another router, and is unproven
         self._overflowed = False  # it holds more than we may keep of one worker
         self.unheard = False  # what a peer reads for us does not reach us; set from outside
-        self.severed = (
-            False  # the connection was lost, and nothing shows yet that it is the same life
-        )
+        # The connection was lost, and nothing shows yet that it is the same life.
+        self.severed = False
         self._started_s = math.nan  # its process, by its load reports before that
         self._reports = 0  # since then, of the same start time
         self.next_seq = 0  # number of the batch that continues what was applied

@@ -340,12 +340,13 @@ class Delivery:
         self._tell_unheard()
 
     def reconnected(self, asked: bool) -> None:
-        """The connection is back. `asked`: what was missed is asked for, until a replay's end; else
-        nobody can tell it.
+        """The connection is back, or another engine joined at an endpoint that we bind.
+
+        `asked`: what was missed is asked for, until a replay's end; else nobody can tell it.
         """
-        self._connected = True
+        was_lost, self._connected = not self._connected, True
         self.counters.heard |= not asked
-        if not asked:
+        if was_lost and not asked:
             self._tell(KvHeard(self._clock(), self.worker_id, heard=False, severed=True))
 
     def _tell_unheard(self) -> None:

@@ -176,7 +176,7 @@ async def test_an_endless_answer_ends_at_its_bound() -> None:
             sent += 1 << 16
 
     async with served_by(endless) as url:
-        with pytest.raises(DoctorError, match="more than 1048576 bytes"):
+        with pytest.raises(DoctorError, match="more than 4194304 bytes"):
             await examine([url], OPTIONS)
     assert sent < 64 << 20
 

@@ -23,12 +23,14 @@ STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
 # `router.request.scan` and `router.server.parser` are the judges of these, `policies.warmset` and
-# numpy (`tests/router/test_session_weights.py`) of the last two: they have no twin here.
+# numpy (`tests/router/test_session_weights.py`) of the two after them, functions in
+# `tests/oracles/answers.py` of the last ones: they have no twin here.
 NO_TWIN = {
     *("plain_head", "scan_request", "PlainHead", "PromptText"),
     *("body_fields", "json_items", "json_text", "token_ids"),
     "SessionWeights",
     "WarmsetCosts",
+    *("AnswerDue", "AnswerJudge", "late_failure"),
 }
 
 Scope = ast.Module | ast.ClassDef

@@ -58,9 +58,6 @@ def another_value(path: str, folder: Path) -> object:
         "admin_allowed_hosts": ("router-1", "router.example"),
         "session_header": "x-s",
         "deadline_header": "x-d",
-        "ejection.rate": 0.25,
-        "health.panic_share": 0.25,
-        "ejection.max_share": 0.25,
         "tenant_header": "x-t",
         "tracing.endpoint": "http://127.0.0.1:4318",
         "tracing.service_name": "other",
@@ -69,6 +66,8 @@ def another_value(path: str, folder: Path) -> object:
     if "tls." in path:
         return str(folder / "tokenizer.json")
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
+    shares = "ejection.rate", "ejection.max_share", "health.panic_share"
+    special |= dict.fromkeys(shares, 0.25)
     return special[path] if path in special else keys_of()[path].default + 1
 
 

@@ -63,7 +63,7 @@ async def test_an_engine_that_takes_its_time_to_answer_a_probe_is_given_it() -> 
         assert member.trouble == ""
 
 
-async def test_another_engine_that_takes_so_long_is_down(
+async def test_another_engine_that_takes_so_long_is_silent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked: list[str] = []
@@ -73,21 +73,21 @@ async def test_another_engine_that_takes_so_long_is_down(
         return "ok"
 
     async with followed({**VLLM, "/health": slow}, asked):
-        await until(lambda: "is down: GET /health: " in caplog.text, "it to be down")
+        await until(lambda: "is silent: GET /health: " in caplog.text, "it to be silent")
 
 
-async def test_an_engine_that_began_anew_and_then_hangs_is_down() -> None:
-    """It serves while it is looked at anew, but not if that fails as its probes would."""
+async def test_an_engine_that_began_anew_and_then_hangs_is_silent() -> None:
+    """It serves while it is looked at anew, and is silent where its probes would be unanswered."""
     asked: list[str] = []
     pages = {**VLLM, "/health": "ok", "/metrics": METRICS + GROWN % 9}
     async with followed(pages, asked) as member:
         seen = asked.count("/metrics")
         await until(lambda: asked.count("/metrics") > seen + 1, "its figures to be read")
         pages |= {"/v1/models": HANGS, "/health": HANGS, "/metrics": METRICS + GROWN % 3}
-        await until(lambda: not member.ready, "it to be down")
+        await until(lambda: member.silent_since_s is not None, "it to be silent")
         assert member.trouble
         pages |= {"/v1/models": MODELS, "/health": "ok"}
-        await until(lambda: member.ready, "it to be back")
+        await until(lambda: member.silent_since_s is None, "it to be back")
 
 
 async def test_an_engine_put_to_sleep_is_down_until_it_wakes() -> None:

@@ -177,7 +177,7 @@ async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: P
         web.Response(text="tokens"),
         web.json_response({"tokens": "many"}),
         web.json_response({"tokens": []}),  # llama.cpp, which calls a text `content`
-        web.json_response({"tokens": [1] * 600_000}),
+        web.json_response({"tokens": [1] * 2_000_000}),
         web.json_response([]),
     ],
 )

@@ -10,7 +10,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "structure.md").read_text(encoding="utf-8")
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LINES_MAX = {"README.md": 80, "docs/structure.md": 80, "docs/operations.md": 340}
+# The operator's page is not among these: it has a section for each alert, and alerts may be added.
+LINES_MAX = {"README.md": 80, "docs/structure.md": 80}
 QUOTED = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", PAGE, flags=re.M | re.S))
 PATHS = [name for name in QUOTED if re.fullmatch(r"[\w.-]+(/[\w.-]+)*(/|\.(py|md|cpp))", name)]
 CLASSES = [name for name in QUOTED if re.fullmatch(r"[A-Z]\w+(\.\w+)?", name) and name not in PATHS]

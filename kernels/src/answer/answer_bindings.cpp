@@ -45,11 +45,16 @@ struct PythonJudge {
 
 void kv::bind_answers(nb::module_& module) {
   nb::class_<Due>(module, "AnswerDue", "What a request's answer has to be.")
-      .def(nb::new_(&due_of), nb::arg("form"), nb::arg("tokens") = true);
+      .def("__init__", [](Due* due, const std::string& form, bool tokens) {
+             new (due) Due(due_of(form, tokens));
+           }, nb::arg("form"), nb::arg("tokens") = true,
+           nb::sig("def __init__(self, form: str, tokens: bool = True) -> None"));
 
   nb::class_<PythonJudge>(module, "AnswerJudge", "Whether a reply of status 200 is an answer.")
       .def(nb::init<const Due&, bool, bool, std::size_t>(), nb::arg("due"),
-           nb::arg("event_stream"), nb::arg("coded"), nb::arg("limit_bytes"))
+           nb::arg("event_stream"), nb::arg("coded"), nb::arg("limit_bytes"),
+           nb::sig("def __init__(self, due: AnswerDue, event_stream: bool, coded: bool, "
+                   "limit_bytes: int) -> None"))
       .def("feed", [](PythonJudge& it, nb::bytes payload, bool last) {
              it.judge.feed(view_of(payload), last);
              return it.judge.verdict() != Judge::Verdict::open;

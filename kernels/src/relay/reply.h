@@ -19,8 +19,8 @@ namespace kv::relay {
 class Reply {
  public:
   // `journal`: a stream goes by whole events, in chunks of our own, as far as it is one; or null.
-  // `kept_bytes` above 0: there is no client, and the reply is held up to so many bytes. `due`: what
-  // its client asked for; what is no such answer is held as a 5xx reply is.
+  // `kept_bytes` above 0: there is no client, and the reply is held up to so many bytes.
+  // `due`: what its client asked for; what is no such answer is held as a 5xx reply is.
   Reply(const Limits& limits, bool head_request, const ClientTerms& client,
         Journal* journal = nullptr, std::size_t kept_bytes = 0, answer::Due due = {})
       : limits_(limits),
