@@ -241,8 +241,9 @@ class Outcome:
     """What became of one request at one worker. Times are seconds on the injected clock.
 
     `error` says whose fault it was by its class; None means that the whole reply, 4xx ones
-    included, reached the client's buffer. `events` counts the `data:` lines of an event stream,
-    the closing `[DONE]` included, or the request's `mark`s; it stays 0 for other replies.
+    included, reached the client's buffer, or is `held`. `events` counts the `data:` lines of an
+    event stream, the closing `[DONE]` included, or the request's `mark`s; it stays 0 for other
+    replies.
     """
 
     started_s: float
