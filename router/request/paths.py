@@ -34,8 +34,6 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
         **dict.fromkeys(("input", "pairs", "model", "infer", "tensors"), "other"),
     }
 )
-_DUE = {reads: AnswerDue(form) for reads, form in _FORMS.items()}
-_DUE_WITHOUT_TOKENS = {reads: AnswerDue(form, tokens=False) for reads, form in _FORMS.items()}
 
 _OURS = frozenset({"warmroute"})
 # By their HTTP servers: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM 1.2, Triton's OpenAI frontend.
@@ -59,7 +57,8 @@ class Path:
 
     def due(self, max_output_tokens: int | None) -> AnswerDue | None:
         """What an answer has to be where it may have so many tokens; None: anything."""
-        return (_DUE if max_output_tokens != 0 else _DUE_WITHOUT_TOKENS).get(self.reads)
+        form = _FORMS.get(self.reads)
+        return None if form is None else AnswerDue(form, max_output_tokens != 0)
 
 
 def _path(

@@ -126,7 +126,7 @@ async def test_more_than_the_router_takes(stack, server) -> None:
     await ends(server, "WarmrouteSaturated")
 
 
-async def test_a_worker_that_hangs_is_ejected(stack, server) -> None:
+async def test_a_worker_that_hangs_is_told_as_down(stack, server) -> None:
     async with load(stack, 3, stream=True):
 
         async def taken() -> bool:
@@ -137,11 +137,11 @@ async def test_a_worker_that_hangs_is_ejected(stack, server) -> None:
         hung = next(worker for worker in stack.workers if worker.url == hot["url"])
         freeze(hung.process.pid)
         try:
-            await fires(server, "WarmrouteWorkerEjected", worker=str(hot["id"]))
+            await fires(server, "WarmrouteWorkerDown", worker=str(hot["id"]))
         finally:
             hung.process.send_signal(signal.SIGCONT)
         await stack.until_state(hot["id"], "ready")
-        await ends(server, "WarmrouteWorkerEjected")
+        await ends(server, "WarmrouteWorkerDown")
 
 
 async def test_a_worker_that_dies_and_comes_back(stack, server) -> None:

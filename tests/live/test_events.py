@@ -123,11 +123,11 @@ async def test_a_frozen_worker_is_put_aside_and_comes_back_with_what_it_held(
         await warmed(stack)
         freeze(stack.workers[0].process.pid)
         try:
-            await stack.until_state(0, "down")
+            await stack.until_state(0, "silent")
         finally:
             stack.workers[0].process.send_signal(signal.SIGCONT)
         await stack.until_state(0, "ready")
-        await until_resident(stack, 0, 40)  # by a snapshot
+        await until_resident(stack, 0, 40)
         again = await explained(stack, [*PROMPT, 2])
         assert again["expected"] == again["cached"] == len(PROMPT)
 
@@ -205,7 +205,7 @@ async def test_a_frozen_worker_that_nobody_can_replace_is_waited_for(tmp_path: P
         freeze(stack.workers[0].process.pid)
         asking = asyncio.create_task(stack.complete([1]))
         try:
-            await stack.until_state(0, "down")
+            await stack.until_state(0, "silent")
         finally:
             stack.workers[0].process.send_signal(signal.SIGCONT)
         assert (await asking)[0] == 200

@@ -258,7 +258,7 @@ async def test_a_full_queue_means_another_server_and_is_held_against_none(
         assert tried == {ids[1]}
         assert await stack.metric("warmroute_retries_total") > 0
         assert (await stack.row(ids[0]))["failures"] == 0
-        assert (await stack.row(ids[0]))["state"] == "ready"
+        assert (await stack.row(ids[0]))["state"] in ("ready", "busy")
         await stack.remove(ids[1])
         found, answer, _ = await explained(stack, url, b'{"T":"x"}')
         assert (found, answer) == (status, {"error": words}), (
