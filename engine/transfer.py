@@ -218,7 +218,7 @@ class Exporter:
         return export is not None and self._free(export)
 
     def release_named(self, name: str) -> bool:
-        """The same by the name that a router gave it, which never read its answer."""
+        """Free KV by the name that the router gave it in its request."""
         export = self._exports.named(name)
         return export is not None and self._free(export)
 

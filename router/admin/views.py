@@ -98,7 +98,7 @@ def _health_shown(worker: Worker, now_s: float) -> dict[str, Any]:
 
 
 def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
-    """What its KV events told of its cache."""
+    """The fields of a worker that its KV events told of."""
     return {
         "resident_blocks": worker.kv.resident_blocks,
         "kv_known": worker.kv.known,
@@ -117,7 +117,7 @@ _GUESSED = {
 
 
 def _advice(member: Member, worker: Worker) -> str | None:
-    """What its operator should know."""
+    """Advice for the operator of a worker."""
     told, size = worker.told_block_size, worker.facts.block_size
     advice = member.advice
     if worker.kv.guessed is not None:

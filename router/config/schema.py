@@ -91,7 +91,7 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
 
 class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What unanswered and failed health probes mean. Lifetime: until the next reload."""
+    """Decides what failed health probes do to a worker. Lifetime: until the next reload."""
 
     probes: Annotated[
         int,

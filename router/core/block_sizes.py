@@ -58,7 +58,7 @@ class BlockSizes:
 
     @property
     def agreed_other(self) -> bool:
-        """Whether the events agree on another size than `size`."""
+        """True if the events agree on a block size other than `size`."""
         return bool(self._whole or self._partial) and self.agreed != self.size
 
     def follow(self, size: int) -> None:

@@ -73,7 +73,7 @@ class BusyWorkers:
                 self.next_s = min(self.next_s, worker.spell.until_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """The same; tell of workers that have not said so for as long as a spell may last."""
+        """End spells that are over; report workers that have not said they are busy for long."""
         if not self._since_s:
             return []
         self.expire(now_s)
