@@ -292,7 +292,7 @@ class Router:
         return Teller(line, self.dispatcher.core, time.monotonic)
 
     def retire(self, why: str) -> None:
-        """Be ready no more."""
+        """Let `/ready` say no from now on; `why` is the reason that it gives."""
         self.service.retired = why
 
     def hand_over(self) -> None:

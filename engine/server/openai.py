@@ -245,8 +245,9 @@ async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web
 
 
 def _has_hung_up(transport: asyncio.Transport) -> bool:
-    """Whether the other end has closed, by what the system says now: the event loop may not have
-    been told yet."""
+    """Whether the client closed the connection, as the kernel says: the event loop may learn of it
+    later.
+    """
     sock, info = transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
     if sock is None or info is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
         return False

@@ -204,9 +204,11 @@ def body_fields(
 # Begin and end of each item of a JSON array; None: it is none, or has more than `most`.
 def json_items(array: Buffer, most: int) -> list[tuple[int, int]] | None: ...
 
-# The token ids in a JSON array; else where its first item lies that is none, and how many are
-# before it.
-def token_ids(array: Buffer) -> npt.NDArray[np.int32] | tuple[int, int]: ...
+# The token ids in a JSON array, 0 to 2^63-1, as int64 where one is beyond int32; else where its
+# first item lies that is none, and how many are before it.
+def token_ids(
+    array: Buffer,
+) -> npt.NDArray[np.int32] | npt.NDArray[np.int64] | tuple[int, int]: ...
 
 # A JSON string as UTF-8; None: it is none.
 def json_text(text: Buffer) -> bytes | None: ...

@@ -292,7 +292,7 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def _spares(self, pending: Pending, fact: Failure) -> bool:
-        """Whether another worker may do what one refused that is busy, or has not got the model."""
+        """Whether another worker may serve the request; its worker is busy, or lacks the model."""
         if fact.leg == "prefill":
             pending.leg = "prefill"
         if fact.reason == NO_MODEL:
@@ -543,12 +543,12 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
-        """Whether its worker, which goes on though its client left, has it still."""
+        """Whether its worker still computes the request, though its client left."""
         if not self.leftovers.keep(pending, self.admission.output_tokens, now_s):
             return False
         assert pending.worker_id is not None, "it is charged"
         self.health.given_up(self.workers.get(pending.worker_id), pending)
-        # It is silent from now on, and no trial of its worker.
+        # The router reads no more of its answer, so it is no trial of its worker.
         self.health.left(pending.worker_id, pending.arrival.request_id)
         return True
 
@@ -557,7 +557,7 @@ class RouterCore:
     def _beside_served(
         self, pending: Pending, now_s: float, cached_tokens: int | None
     ) -> list[Action]:
-        """Its prefill at another worker is over, and well; a second call changes nothing."""
+        """The request's prefill at another worker ended well; a second call changes nothing."""
         beside = pending.beside
         if beside is None:
             return []

@@ -23,10 +23,9 @@ import xxhash
 from engine.wire.events import WireError
 from engine.wire.tensors import MAX_RANK, TEXT, Buffer, Tensor, numbers, texts
 from router.request.paths import Path
-from router.request.scan import ScanLimits, Scanned, Sequenced
+from router.request.scan import ScanLimits, Scanned, Sequenced, Tokens
 from router.upstream.reply import Usage
 
-Tokens = npt.NDArray[np.int32]
 Parameters = Mapping[str, Any]
 
 MAX_INPUTS = 256  # of a model, or of a request
@@ -35,7 +34,7 @@ MAX_ROWS = 1_024  # prompts of a request that are looked at
 MAX_TEXT_BYTES = 1 << 20  # of a prompt that are looked at
 MAX_VALUES = 1 << 20  # of a tensor that comes as JSON, or token ids
 MAX_KEY_CHARS = 1_024  # of a session, an adapter, a sequence
-_MAX_TOKEN = 2**31 - 1
+_MAX_INT32 = 2**31 - 1
 _IDS = frozenset({"INT32", "INT64"})
 # By the names that models give them, the first one found counts.
 _NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -507,7 +506,7 @@ def _count(value: Any) -> int | None:
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return value if whole and 0 <= value <= _MAX_TOKEN else None
+    return value if whole and 0 <= value <= _MAX_INT32 else None
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, Any])
@@ -624,7 +623,7 @@ def _integers(one: Tensor, most: int = MAX_VALUES) -> npt.NDArray[Any]:
     return found
 
 
-def _rows(one: Tensor) -> npt.NDArray[np.int32]:
+def _rows(one: Tensor) -> Tokens:
     """Token ids, a prompt in each row. Raises WireError."""
     if one.datatype not in _IDS:
         raise WireError(f"is {one.datatype[:16]}, not INT32 or INT64")
@@ -636,6 +635,8 @@ def _rows(one: Tensor) -> npt.NDArray[np.int32]:
     if not count:
         raise WireError("has fewer values than its shape, or too many")
     ids = ids[: count * width].reshape(count, width)
-    if ids.min() < 0 or ids.max() > _MAX_TOKEN:
-        raise WireError(f"has ids outside 0..{_MAX_TOKEN}")
+    if ids.min() < 0:
+        raise WireError("has ids below 0")
+    if ids.max() > _MAX_INT32:
+        return ids.astype(np.int64)  # a copy: in the message they may lie at any address
     return ids.astype(np.int32, copy=False)

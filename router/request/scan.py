@@ -19,10 +19,11 @@ from policies.contract import record
 from router.config.keys import json_words
 from router.request.errors import ClientError
 
-Tokens = npt.NDArray[np.int32]
+Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # int64 where an id is beyond int32
 Message = dict[str, Any]
 
-MAX_TOKEN_ID = 2**31 - 1
+MAX_TOKEN_ID = 2**63 - 1  # beyond int32 they stand for images
+_MAX_INT32 = 2**31 - 1
 
 _WHERE = re.compile(r"^(?P<what>.*) - at `\$(?P<path>.*)`$", re.DOTALL)
 _BYTE = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<offset>\d+)\)$", re.DOTALL)
@@ -78,9 +79,9 @@ class Sequenced(msgspec.Struct, frozen=True):
 class Scanned:
     """One request's body. Lifetime: request.
 
-    `prompts` holds every prompt of a completions request: either texts or int32 token ids in
-    0..2^31-1, none of them empty; `messages` the conversation of a chat request. Each is empty
-    where the body has none, which completions and chat requests are refused for.
+    `prompts` holds every prompt of a completions request: either texts or token ids in 0..2^63-1,
+    none of them empty; `messages` the conversation of a chat request. Each is empty where the body
+    has none, which completions and chat requests are refused for.
     """
 
     model: str | None = None
@@ -384,14 +385,14 @@ def _kind(first: int) -> str:
 
 
 def _tokens(ids: list[int], path: str) -> Tokens:
-    """Token ids as int32, each checked."""
+    """Token ids as int32, or as int64 where one is beyond that."""
     try:
         wide = np.array(ids, dtype=np.int64)
     except OverflowError:
         wide = np.array([-1])
-    if wide.min() < 0 or wide.max() > MAX_TOKEN_ID:
+    if wide.min() < 0:
         raise refused(f"a token id must be 0..{MAX_TOKEN_ID}", path, "integer_out_of_range")
-    return wide.astype(np.int32)
+    return wide if wide.max() > _MAX_INT32 else wide.astype(np.int32)
 
 
 def messages_in(messages: list[Message] | None, limits: ScanLimits) -> tuple[Message, ...]:

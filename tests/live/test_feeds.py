@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -17,12 +18,14 @@ import zmq.asyncio
 from policies.facts import KvEvents
 from router.events.sources import ZmqSource, kv_event_sources
 from simulator.live.processes import Program, Programs
-from tests.live.stack import MODEL, Stack, engine_arguments, until
+from tests.live.stack import MODEL, Stack, engine_arguments, misbehaving, running, until
 from tests.router.feed_wire import Rig, chain_of, pack, rig
 
 SIZE = 16
 PROMPT = [(7 * n) % 100 for n in range(5 * SIZE)]
 CHAIN = chain_of(PROMPT, SIZE)
+_JSON = b'{"id":"x","choices":[{"index":0,"text":"a","finish_reason":"length"}]}'
+ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(_JSON), _JSON)
 
 
 @asynccontextmanager
@@ -115,5 +118,46 @@ async def test_engines_connect_to_the_endpoint_that_a_router_binds(tmp_path: Pat
                 return bool((await stack.row(n))["resident_blocks"] == n + 1)
 
             await until(reached, f"worker {n} to hold {n + 1} blocks")
+        pub.close(linger=0)
+    context.destroy(linger=0)
+
+
+async def test_prompts_with_ids_of_images_find_the_blocks_that_events_tell_of(
+    tmp_path: Path,
+) -> None:
+    """Their bodies go on as they came; of two workers the one with the blocks gets each of them."""
+    wide = [*PROMPT[:SIZE], *[2**62 + 10**6] * SIZE, *PROMPT[:SIZE], 2**31, *PROMPT[1:SIZE]]
+    short = b'{"model" : "tiny", "prompt": %s, "max_tokens":1}' % str([*wide, 5]).encode()
+    bodies = [short, short.replace(b"}", b" " * 40_000 + b"}"), short.replace(b"[", b"[" * 2)]
+    bodies[2] = bodies[2].replace(b"]", b"], [7]]")
+    context = zmq.asyncio.Context()
+    async with (
+        running(tmp_path, workers=0, router=["--policy", "hybrid"]) as stack,
+        misbehaving(ANSWER) as (cold, unasked),
+        misbehaving(ANSWER) as (warm, asked),
+    ):
+        await stack.add(f"{cold},kind=vllm,block_size={SIZE}")
+        pub = context.socket(zmq.XPUB)
+        live = f"tcp://127.0.0.1:{pub.bind_to_random_port('tcp://127.0.0.1')}"
+        worker = await stack.add(f"{warm},kind=vllm,events={live},block_size={SIZE}")
+        assert (await pub.recv())[:1] == b"\x01"
+        stored = ["BlockStored", [1, 2, 3, 4], None, wide, SIZE, None, "GPU", None]
+        await pub.send_multipart([b"", struct.pack(">Q", 0), pack(stored)])
+
+        async def held() -> bool:
+            return bool((await stack.row(worker))["resident_blocks"] == 4)
+
+        await until(held, "the blocks to be known")
+        headers = {"Content-Type": "application/json", "x-warmroute-explain": "1"}
+        for body in bodies:
+            url = f"{stack.url}/v1/completions"
+            async with stack.http.post(url, data=body, headers=headers) as reply:
+                assert reply.status == 200, await reply.text()
+                told = json.loads(reply.headers["x-warmroute-explain"])
+            assert (told["worker"], told["expected_hit_tokens"]) == (worker, 4 * SIZE)
+        assert (asked, unasked) == (bodies, [])
+        for beyond in (-1, 2**63):
+            status, answer = await stack.complete([5, beyond])
+            assert (status, answer["error"]["code"]) == (400, "integer_out_of_range")
         pub.close(linger=0)
     context.destroy(linger=0)

@@ -164,6 +164,18 @@ def _sound(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
+@given(st.lists(st.lists(st.integers(0, 2**63 - 1), min_size=3, max_size=3), min_size=1))
+def test_ids_beyond_int32_are_read_at_any_address(rows: list[list[int]]) -> None:
+    data = np.array(rows, "<i8").tobytes()
+    for one in (
+        Tensor("INT64", (len(rows), 3), memoryview(b"odd" + data)[3:]),
+        Tensor("INT64", (len(rows), 3), None, rows),
+    ):
+        found = content_of(Roles(ids="I"), {"I": one}, {}).ids
+        assert [row.tolist() for row in found] == rows
+        assert all(row.flags.aligned for row in found)
+
+
 @given(st.lists(st.lists(st.integers(0, 2**31 - 1), min_size=3, max_size=3), min_size=1))
 def test_ids_are_the_same_in_binary_and_as_json(rows: list[list[int]]) -> None:
     roles = Roles(ids="I", lengths="L")
@@ -232,7 +244,7 @@ def test_what_cannot_be_read_is_routed_by_load_alone(one: Tensor, why: str) -> N
 def test_ids_that_are_none_are_not_routed_by() -> None:
     for one in (
         Tensor("INT32", (1, 2), np.array([1, -1], "<i4").tobytes()),
-        Tensor("INT64", (1, 2), np.array([1, 2**31], "<i8").tobytes()),
+        Tensor("INT64", (1, 2), np.array([1, -(2**40)], "<i8").tobytes()),
         Tensor("INT32", (1, 9), b"\1\0\0\0"),
         Tensor("INT32", (), b""),
         Tensor("INT32", (1, 0), b""),

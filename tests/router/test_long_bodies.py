@@ -123,7 +123,7 @@ def test_any_body_is_read_in_pieces_as_it_is_read_whole(
         ("/v1/responses", {"input": "\n" * 60}, 413, "input", "text_too_long"),
         (COMPLETIONS, {"prompt": [1, 2, "a"]}, 400, "prompt[2]", "invalid_type"),
         (COMPLETIONS, {"prompt": [1, 2.5]}, 400, "prompt[1]", "invalid_type"),
-        (COMPLETIONS, {"prompt": [1, 2**31]}, 400, "prompt", "integer_out_of_range"),
+        (COMPLETIONS, {"prompt": [1, 2**63]}, 400, "prompt", "integer_out_of_range"),
         (COMPLETIONS, {"prompt": [[1], [-1]]}, 400, "prompt[1]", "integer_out_of_range"),
         (COMPLETIONS, {"prompt": [[1], [True]]}, 400, "prompt[1][0]", "invalid_type"),
         (COMPLETIONS, {"prompt": [{}]}, 400, "prompt[0]", "invalid_type"),
@@ -192,8 +192,17 @@ def test_ids_and_texts() -> None:
     ids = token_ids(b" [0 , 2147483647,5 ] ")
     assert isinstance(ids, np.ndarray)
     assert (ids.dtype, ids.tolist()) == (np.int32, [0, 2**31 - 1, 5])
+    wide = token_ids(b"[1, 2147483648,9223372036854775807]")
+    assert isinstance(wide, np.ndarray)
+    assert (wide.dtype, wide.tolist()) == (np.int64, [1, 2**31, 2**63 - 1])
     assert token_ids(b"[1, 2, x") == (7, 2)
-    assert token_ids(b"[1, -1]") == (4, 1)
+    assert token_ids(b"[1, 2147483648, x") == (16, 2)
+
+
+@pytest.mark.parametrize("beyond", [-1, -(2**31), 2**63, -(2**63), 2**64 - 1, 2**64, 2**64 + 5])
+@pytest.mark.parametrize("digits", ["", "0", "9" * 30])
+def test_what_is_no_id_of_64_bits(beyond: int, digits: str) -> None:
+    assert token_ids(b"[1, %d%s]" % (beyond, digits.encode())) == (4, 1)
     assert json_text(b'"a\\u00e9\\n\\ud83d\\ude00"') == "aé\n😀".encode()
     assert json_text(b'"a') is None
     assert json_text(b"5") is None

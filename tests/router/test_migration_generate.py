@@ -199,6 +199,13 @@ def test_a_text_goes_by_the_ids_that_were_made_of_it_where_the_worker_counts_as_
         assert journal.unfit == unfit
 
 
+def test_a_prompt_with_ids_of_images_stays_with_its_worker() -> None:
+    prompt, events = [*PROMPT, 2**62], stream("whole", "w", [*PROMPT, 1], 5)
+    journal = GenerateJournal(planned(input_ids=prompt), Room(100, 100))
+    assert journal.feed(b"".join(events)) == b"".join(events)
+    assert (journal.unfit, journal.complete) == ("media", True)
+
+
 @pytest.mark.parametrize(
     ("finish", "fails"),
     [

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.wire.events import BlockStored, encode_batch
 from engine.wire.tokens import Chat, PromptError, WordTokenizer
 from kvkernels import EventBatch, chain_hashes, chain_seed
 from policies.facts import Stored
-from router.core.kv_events import WireEvents
+from router.core.kv_events import WireEvents, chain_of
 from router.request.errors import ClientError
+from router.request.paths import PATHS
 from router.request.prompts import Prompt
-from router.request.scan import Scanned
+from router.request.scan import ScanLimits, Scanned
+from tests.oracles import index as twins
 from tests.router.prompt_support import NOW_S, chat, completion, read, reader_of, same
 from tests.router.property_support import patient
 
@@ -39,6 +42,35 @@ async def test_token_ids_are_hashed_as_they_are_once_for_each_block_size(executo
     assert same(prompt.chains[4], chain_hashes(tokens, 4, 0))
     assert same(prompt.chains[8], chain_hashes(tokens, 8, 0))
     assert len((await read(completion(ids), executor, sizes=())).chains) == 0
+
+
+IDS = st.integers(0, 9) | st.integers(0, 2**63 - 1) | st.sampled_from([2**31 - 1, 2**31, 2**62])
+
+
+@patient
+@given(ids=st.lists(IDS, min_size=1, max_size=24), repeats=st.sampled_from([1, 4_000]))
+@example(ids=[5, 2**62, 7, 8], repeats=1)
+@example(ids=[1, 2, 3, 4, 2**31, 6, 7, 8], repeats=4_000)
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("/v1/completions", "prompt"),
+        ("/generate", "input_ids"),
+        ("/inference/v1/generate", "token_ids"),
+        ("/v1/embeddings", "input"),
+    ],
+)
+async def test_ids_beyond_int32_are_hashed_as_those_of_events(path, name, ids, repeats) -> None:
+    ids = ids * repeats  # of 4,000: a body that is read without Python's lock
+    body = json.dumps({name: ids}).encode()
+    event = Stored(tuple(range(len(ids) // 4)), None, tuple(ids[: len(ids) // 4 * 4]), 4)
+    with ThreadPoolExecutor(1) as executor:
+        reader = reader_of(None, executor)
+        scanned = await reader.scan(body, PATHS[path], ScanLimits())
+        prompt = await reader.read(scanned, "m", (4, 3), body_bytes=len(body))
+    assert (prompt.tokens, prompt.approximate) == (len(ids), False)
+    assert same(prompt.chains[4], chain_of(event, 0))
+    assert same(prompt.chains[3], twins.wide_chain_hashes(np.array(ids, np.int64), 3))
 
 
 async def test_long_prompts_are_hashed_alike_in_a_thread(executor) -> None:

@@ -85,6 +85,9 @@ def test_prompts_of_each_kind() -> None:
     assert isinstance(ids, np.ndarray)
     assert ids.dtype == np.int32
     assert ids.tolist() == [0, 1, 2**31 - 1]
+    (wide,) = scanned(prompt=[5, 2**31, 2**63 - 1]).prompts
+    assert isinstance(wide, np.ndarray)
+    assert (wide.dtype, wide.tolist()) == (np.int64, [5, 2**31, 2**63 - 1])
     lists = scanned(prompt=[[1, 2], [3]]).prompts
     assert [np.asarray(one).tolist() for one in lists] == [[1, 2], [3]]
 
@@ -133,7 +136,13 @@ def test_the_callers_bytes_are_not_needed_afterwards() -> None:
         (b'{"prompt": [1, 1.5]}', COMPLETIONS, "prompt[1]", "invalid_type", "got number"),
         (b'{"prompt": ["a", [1]]}', COMPLETIONS, "prompt", "invalid_type", "mixed"),
         (b'{"prompt": [-1]}', COMPLETIONS, "prompt", "integer_out_of_range", "token id"),
-        (b'{"prompt": [2147483648]}', COMPLETIONS, "prompt", "integer_out_of_range", "token id"),
+        (
+            b'{"prompt": [9223372036854775808]}',
+            COMPLETIONS,
+            "prompt",
+            "integer_out_of_range",
+            "0..9223372036854775807",
+        ),
         (b'{"prompt": [[1],[1e30]]}', COMPLETIONS, "prompt[1][0]", "invalid_type", "number"),
         (
             b'{"prompt": [[1],[99999999999999999999999]]}',
@@ -255,6 +264,6 @@ def check_outcome(body: bytes, path: str) -> None:
         if isinstance(prompt, str):
             prompt.encode()
         else:
-            assert prompt.dtype == np.int32
+            assert prompt.dtype == (np.int64 if prompt.max() >= 2**31 else np.int32)
             assert prompt.min() >= 0
     assert all(isinstance(message["role"], str) for message in result.messages)

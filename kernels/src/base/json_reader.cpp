@@ -148,12 +148,16 @@ std::int64_t JsonReader::integer(std::int64_t least, std::int64_t most) {
   const bool is_negative = at_ < end_ && *at_ == '-';
   if (is_negative) ++at_;
   const std::uint8_t* from = at_;
-  std::int64_t value = 0;
-  while (at_ < end_ && is_digit(*at_) && at_ - from < 12) value = value * 10 + (*at_++ - '0');
+  std::uint64_t digits = 0;  // 19 of them fit
+  while (at_ < end_ && is_digit(*at_) && at_ - from < 19) digits = digits * 10 + (*at_++ - '0');
   const auto size = at_ - from;
   const bool goes_on = at_ < end_ && (is_digit(*at_) || *at_ == '.' || (*at_ | 0x20) == 'e');
   if (size == 0 || goes_on || (*from == '0' && size > 1)) throw Unusual{};
-  if (is_negative) value = -value;
+  auto value = static_cast<std::int64_t>(digits);  // from 2^63 on it is below any `least`
+  if (is_negative) {
+    if (value < 0) throw Unusual{};
+    value = -value;
+  }
   if (value < least || value > most) throw Unusual{};
   return value;
 }

@@ -147,7 +147,7 @@ class JsonReader {
   // A number of any length, checked and dropped.
   void skip_number() { written_number(); }
 
-  // An integer within the limits, without a fraction or exponent.
+  // An integer within the limits, without a fraction or exponent; `least` is at least -2^62.
   std::int64_t integer(std::int64_t least, std::int64_t most);
 
   // Any value, checked and dropped. `depth` is how many arrays and objects are open.

@@ -1,13 +1,12 @@
 #include "request/body_fields.h"
 
 #include <algorithm>
+#include <limits>
 
 #include "base/json_reader.h"
 
 namespace kv {
 namespace {
-
-constexpr std::int64_t kInt32 = (std::int64_t{1} << 31) - 1;
 
 struct TooDeep {};
 
@@ -110,6 +109,23 @@ BodyField field_at(JsonReader& reader, const std::uint8_t* body) {
   return field;
 }
 
+// Whether the items of a JSON array are ids that fit into `Id`; `at`: where the last one begins.
+template <class Id>
+bool read_ids(std::span<const std::uint8_t> array, std::vector<Id>& ids, std::size_t& at) {
+  JsonReader reader(array);
+  try {
+    reader.array([&] {
+      reader.next();
+      at = static_cast<std::size_t>(reader.at() - array.data());
+      ids.push_back(static_cast<Id>(reader.integer(0, std::numeric_limits<Id>::max())));
+    });
+    reader.expect_end();
+    return true;
+  } catch (const Unusual&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 BodyFields::BodyFields(std::span<const std::uint8_t> body, std::span<const std::string> names)
@@ -162,16 +178,10 @@ std::optional<std::vector<std::int64_t>> json_items(std::span<const std::uint8_t
 
 TokenIds token_ids(std::span<const std::uint8_t> array) {
   TokenIds found;
-  JsonReader reader(array);
-  try {
-    reader.array([&] {
-      reader.next();
-      found.at = static_cast<std::size_t>(reader.at() - array.data());
-      found.ids.push_back(static_cast<std::int32_t>(reader.integer(0, kInt32)));
-    });
-    reader.expect_end();
-    found.all = true;
-  } catch (const Unusual&) {
+  found.all = read_ids(array, found.ids, found.at);
+  if (!found.all) {  // again, so that ids that are plain are read by the shortest loop
+    found.ids.clear();
+    found.all = read_ids(array, found.wide, found.at);
   }
   return found;
 }

@@ -49,6 +49,7 @@ std::optional<std::vector<std::int64_t>> json_items(std::span<const std::uint8_t
 // Token ids, as far as the items of a JSON array are such. Lifetime: request.
 struct TokenIds {
   std::vector<std::int32_t> ids;
+  std::vector<std::int64_t> wide;  // instead of `ids`, where not all items are int32
   bool all = false;   // the array has nothing else
   std::size_t at = 0;  // else: where the first item lies that is none
 };

@@ -39,6 +39,16 @@ std::string_view view(nb::handle text, const char* name) {
   throw nb::type_error((std::string(name) + " must be a text without lone surrogates").c_str());
 }
 
+template <class Id>
+nb::object given(const std::vector<Id>& ids) {
+  kv::Result<Id> result(ids.size());
+  {
+    const nb::gil_scoped_release unlocked;
+    std::copy(ids.begin(), ids.end(), result.data());
+  }
+  return nb::cast(result.give());
+}
+
 // Of a model's or adapter's chains: token ids count by themselves, text as a kind of its own.
 std::uint64_t seed_of(const kv::RequestScan& scan, nb::handle model, nb::handle adapter,
                       nb::handle salt) {
@@ -154,20 +164,13 @@ nb::object json_items(nb::handle array, nb::handle most) {
 
 nb::object token_ids(nb::handle array) {
   const kv::arguments::Bytes bytes(array, "array");
-  std::optional<kv::Result<std::int32_t>> ids;
-  std::size_t at = 0;
-  std::size_t before = 0;
+  kv::TokenIds found;
   {
     const nb::gil_scoped_release unlocked;
-    const kv::TokenIds found = kv::token_ids(bytes.span());
-    at = found.at;
-    before = found.ids.size();
-    if (found.all) {
-      ids.emplace(found.ids.size());
-      std::copy(found.ids.begin(), found.ids.end(), ids->data());
-    }
+    found = kv::token_ids(bytes.span());
   }
-  return ids ? nb::cast(ids->give()) : nb::object(nb::make_tuple(at, before));
+  if (!found.all) return nb::make_tuple(found.at, found.wide.size());
+  return found.wide.empty() ? given(found.ids) : given(found.wide);
 }
 
 nb::object json_text(nb::handle text) {
@@ -207,8 +210,10 @@ void bind_request_scan(nb::module_& module) {
              nb::sig("def json_items(array: Buffer, most: int) -> list[tuple[int, int]] | None"),
              "Where the items of a JSON array lie; None: it is none, or has more than `most`.");
   module.def("token_ids", calls::token_ids, arg("array"),
-             nb::sig("def token_ids(array: Buffer) -> npt.NDArray[np.int32] | tuple[int, int]"),
-             "Token ids in a JSON array; else where the first item lies that is none.");
+             nb::sig("def token_ids(array: Buffer) "
+                     "-> npt.NDArray[np.int32] | npt.NDArray[np.int64] | tuple[int, int]"),
+             "Token ids in a JSON array, int64 where one is beyond int32; else where the first "
+             "item lies that is none.");
   module.def("json_text", calls::json_text, arg("text"),
              nb::sig("def json_text(text: Buffer) -> bytes | None"),
              "A JSON string as UTF-8; None: it is none.");

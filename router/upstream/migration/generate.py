@@ -191,8 +191,11 @@ class GenerateJournal(Journal):
     def _follow(self, read: _Event, ends: bool) -> tuple[list[int], str]:
         """Remember what an event says; the ids and the text that are new in it."""
         if not self.prompt and not self.unfit and self._plan.prompt is not None:
-            self.prompt.extend(self._plan.prompt)
-            self.prompt_tokens = len(self.prompt)
+            self.prompt_tokens = len(self._plan.prompt)
+            try:
+                self.prompt.extend(self._plan.prompt)
+            except OverflowError:  # ids beyond int32 stand for images
+                self._spoil("media")
             if read.meta_info.prompt_tokens != self.prompt_tokens:
                 self._spoil("prompt_count")
         found = self._output.take(read)
