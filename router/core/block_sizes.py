@@ -20,11 +20,12 @@ _CHANGES = 4  # of the size in one life of the engine: each has all told anew
 
 
 class BlockSizes:
-    """Lifetime: worker. `size` is the one that is followed."""
+    """Counts one worker's events by their block size. Lifetime: worker."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size = size  # the one that is followed
         self.mixed = False  # there is no single size
+        self.agreed_other = False  # the events agree on a size other than `size`
         self._changes = 0
         self._whole: Counter[int] = Counter()  # events by their size, lately
         self._partial: Counter[int] = Counter()
@@ -38,8 +39,9 @@ class BlockSizes:
         while self._whole.total() > _WINDOW:
             self._whole = Counter({size: count // 2 for size, count in self._whole.items()})
         total, others_total = self._whole.total(), self._whole.total() - self._whole[self.size]
-        agree = self.agreed != self.size
-        self.mixed = others_total >= max(_SURE, total * _MIXED_SHARE) and not agree
+        self.agreed_other = self.agreed != self.size
+        many = others_total >= max(_SURE, total * _MIXED_SHARE)
+        self.mixed = many and not self.agreed_other
 
     @property
     def agreed(self) -> int:
@@ -56,22 +58,18 @@ class BlockSizes:
         sure = count >= _SHARE * whole.total() and (first or count >= _SURE)
         return best if sure and best else self.size
 
-    @property
-    def agreed_other(self) -> bool:
-        """True if the events agree on a block size other than `size`."""
-        return bool(self._whole or self._partial) and self.agreed != self.size
-
     def follow(self, size: int) -> None:
         """Blocks of this size are followed from now on."""
         self.size = size
         self._changes += 1
-        self._whole.clear()
-        self._partial.clear()
-        self.mixed = False
+        self._forget()
 
     def begin_anew(self) -> None:
         """Another life of the engine begins, which may have other blocks."""
         self._changes = 0
+        self._forget()
+
+    def _forget(self) -> None:
         self._whole.clear()
         self._partial.clear()
-        self.mixed = False
+        self.mixed = self.agreed_other = False

@@ -12,7 +12,7 @@ from router.core.actions import Action, Ejected, Probe, Reinstated
 from router.core.busy import BusyWorkers
 from router.core.counters import CoreCounters
 from router.core.eligible import Rows
-from router.core.hold_queue import Begun, Pending
+from router.core.hold_queue import Pending
 from router.core.settings import CoreSettings
 from router.core.silence import Silences
 from router.core.workers import Worker, WorkerTable
@@ -108,8 +108,8 @@ class OutlierDetection:
         answer ends late, and those that break off would otherwise be heard of first.
         """
         health = worker.health
-        pending.begun = Begun(worker.worker_id, now_s, health.failed)
-        health.running[pending.arrival.request_id] = health.failed
+        pending.begun_by, pending.begun_s = worker.worker_id, now_s
+        pending.begun_failed = health.running[pending.arrival.request_id] = health.failed
         if health.state != "healthy":
             return [] if pending.sent_s < health.since_s else self._reinstate(worker, now_s)
         health.recent.add(now_s, 1, 0)
@@ -119,14 +119,13 @@ class OutlierDetection:
 
     def given_up(self, worker: Worker, pending: Pending) -> None:
         """Its client left: what it has of the answer had gone well."""
-        begun = pending.begun
-        if begun is not None and begun.worker_id == worker.worker_id:
-            worker.health.well_at = max(worker.health.well_at, begun.failed)
+        if pending.begun_by == worker.worker_id:
+            worker.health.well_at = max(worker.health.well_at, pending.begun_failed)
 
     def succeeded(self, worker: Worker, pending: Pending, now_s: float) -> list[Action]:
         """It answered a request."""
         health = worker.health
-        if pending.begun is None:
+        if pending.begun_by is None:
             health.recent.add(now_s, 1, 0)
         elif health.broken:
             health.broken = max(health.broken - _MADE_GOOD, 0.0)
@@ -150,10 +149,9 @@ class OutlierDetection:
             return self._eject(worker, cause, now_s) if on_trial else []
         health.failed += 1
         health.recent.add(now_s, 0, 1)
-        begun = pending.begun
-        broke_off = begun is not None and begun.worker_id == worker.worker_id
-        if begun is not None and broke_off:
-            health.recent.take_back(begun.now_s)
+        broke_off = pending.begun_by == worker.worker_id
+        if broke_off:
+            health.recent.take_back(pending.begun_s)
             health.broken = min(health.broken + 1.0, float(settings.ejection_breaks))
         if (
             health.failures < settings.ejection_failures + broke_off  # it had begun well, after all
@@ -344,7 +342,7 @@ class Health:
 
     def sent(self, worker: Worker, pending: Pending, now_s: float) -> None:
         """A request was charged to a worker."""
-        pending.sent_s, pending.begun = now_s, None
+        pending.sent_s, pending.begun_by = now_s, None
         self._outliers.dispatched(worker, pending.arrival.request_id)
 
     def begun(self, worker_id: int, pending: Pending, now_s: float) -> list[Action]:

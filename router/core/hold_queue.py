@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from policies.contract import Standing
 from policies.facts import Arrival, Role
@@ -138,14 +138,6 @@ REFUSED_MAX = 8  # of one model in one sweep
 PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones any more
 
 
-class Begun(NamedTuple):
-    """The beginning of an answer."""
-
-    worker_id: int
-    now_s: float
-    failed: int  # so many failures of the worker came before
-
-
 @dataclass(slots=True, eq=False)
 class Pending:
     """A request the core has accepted and not finished. Lifetime: request."""
@@ -157,7 +149,9 @@ class Pending:
     attempts: int = 0  # of these, those that were reached
     not_before_s: float = float("-inf")  # when it may be sent again
     sent_s: float = float("-inf")  # when it was dispatched
-    begun: Begun | None = None  # of its answer, where it is dispatched
+    begun_by: int | None = None  # the worker whose answer has begun
+    begun_s: float = float("-inf")  # when it began
+    begun_failed: int = 0  # failures of that worker until then
     worker_id: int | None = None  # where it is dispatched
     counted: str | None = None  # the model against whose limit it counts, while a worker has it
     leg: Role = "both"  # what of it is dispatched, or looked for a worker for

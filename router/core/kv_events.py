@@ -89,7 +89,7 @@ def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
 
     Those of the wire count by all tiers at once, and one by one only where that is more.
     """
-    if not isinstance(events, WireEvents):
+    if type(events) is not WireEvents:  # isinstance is slow for subclasses of an ABC
         stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
         return sum(len(event.hashes) for event in stored)
     if events.blocks <= enough:
@@ -106,8 +106,7 @@ class Applied:
     """What `WorkerBlocks` does not keep itself. Lifetime: call."""
 
     clears: int = 0
-    skipped: int = 0  # facts of foreign block sizes, or that tell too little
-    skips: Counter[str] = field(default_factory=Counter, compare=False)  # the same, by why
+    skips: dict[str, int] = field(default_factory=dict)  # facts that cannot be used, by why
     left: list[Hashes] = field(default_factory=list)  # chain hashes that left the GPU
     unreadable: int = field(default=0, compare=False)  # events that batches left out
     # Facts of the GPU's blocks: of this size, and (size, whole, perhaps unfinished) of others.
@@ -123,7 +122,7 @@ class Applied:
 def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int) -> Applied:
     """Tell `blocks`, which are of `block_size` tokens, one batch of events in order."""
     applied = Applied()
-    if isinstance(events, WireEvents):
+    if type(events) is WireEvents:
         clears = blocks.clears
         for batch in events.batches:
             applied.add_left(blocks.apply(batch))
@@ -134,8 +133,7 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
         if isinstance(event, Stored):
             _note_size(event, block_size, applied)
             if why := _store(event, blocks, block_size):
-                applied.skipped += 1
-                applied.skips[why] += 1
+                applied.skips[why] = applied.skips.get(why, 0) + 1
         elif isinstance(event, Removed):
             applied.add_left(blocks.remove(block_names(event.hashes), _TIER[event.tier]))
         else:

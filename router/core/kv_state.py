@@ -214,32 +214,32 @@ class Backlog:
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._bytes = 0
-        self._batches: dict[int, KvEvents] = {}
+        self.batches: dict[int, KvEvents] = {}  # by number; changed only here
         self._seqs: list[int] = []  # a heap of their numbers, and of some that were taken out
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.batches)
 
     @property
     def first_seq(self) -> int:
         """The lowest number; there must be one."""
-        while self._seqs[0] not in self._batches:
+        while self._seqs[0] not in self.batches:
             heappop(self._seqs)
         return self._seqs[0]
 
     @property
     def last_seq(self) -> int:
         """The highest number; -1: there is none."""
-        return max(self._batches, default=-1)
+        return max(self.batches, default=-1)
 
     def keep(self, batch: KvEvents) -> int:
         """Keep a batch; returns how many were dropped for want of room: the oldest go first."""
-        before = self._batches.get(batch.seq)
+        before = self.batches.get(batch.seq)
         if before is None:
             heappush(self._seqs, batch.seq)
         else:
             self._bytes -= _size_bytes(before)
-        self._batches[batch.seq] = batch
+        self.batches[batch.seq] = batch
         self._bytes += _size_bytes(batch)
         dropped = 0
         while len(self) > self._limit or (self._bytes > MAX_BYTES and len(self) > 1):
@@ -249,32 +249,32 @@ class Backlog:
 
     def has(self, batch: KvEvents) -> bool:
         """Whether this very batch is kept, by its number and its digest."""
-        kept = self._batches.get(batch.seq)
+        kept = self.batches.get(batch.seq)
         return kept is not None and 0 != kept.digest == batch.digest
 
     def digest(self, seq: int) -> int:
         """Of this batch; 0 where it is not kept, or not known."""
-        kept = self._batches.get(seq)
+        kept = self.batches.get(seq)
         return 0 if kept is None else kept.digest
 
     def pop(self, seq: int) -> KvEvents | None:
         """Take this batch out, if it is there."""
-        batch = self._batches.pop(seq, None)
+        batch = self.batches.pop(seq, None)
         if batch is not None:
             self._bytes -= _size_bytes(batch)
-        while self._seqs and self._seqs[0] not in self._batches:
+        while self._seqs and self._seqs[0] not in self.batches:
             heappop(self._seqs)
         return batch
 
     def drop_before(self, seq: int) -> None:
         """Forget all below this number."""
-        while self._batches and self.first_seq < seq:
+        while self.batches and self.first_seq < seq:
             self.pop(self.first_seq)
 
     def clear(self) -> None:
         """Forget all."""
         self._bytes = 0
-        self._batches.clear()
+        self.batches.clear()
         self._seqs.clear()
 
 
@@ -357,11 +357,11 @@ class KvState:
         """Whether the index tells all that this worker holds; else it tells a lower bound."""
         if self.guessed is not None:
             return False
-        evicted = self.evicted_blocks
+        evicted = self._index.evicted_of(self._slot)
         if evicted != self._evicted_blocks:  # for others' sake: none of its own batches came since
             return False
         known = (self._exact and not evicted) or self._turnover.over
-        incomplete = self._lacking or self._half_told or self.resyncing
+        incomplete = self.resyncing or (self._beyond and self._half_told) or self._lacking
         return known and not (incomplete or self.unheard or self.severed)
 
     @property
@@ -382,14 +382,14 @@ class KvState:
     @property
     def _lacking(self) -> bool:
         """Whether batches that are known to exist were not applied."""
-        return bool(self._backlog) or self.next_seq <= self._publisher.last_seq
+        return self.next_seq <= self._publisher.last_seq or bool(self._backlog.batches)
 
     @property
     def _half_told(self) -> bool:
-        """Whether a replay that has not ended, or broke off, brought what was applied last: it may
-        have more, which no live batch has shown.
+        """Whether a replay that went `_beyond`, and has not ended or broke off, brought what was
+        applied last: it may have more, which no live batch has shown.
         """
-        return self._beyond and self._publisher.live_seq < self.next_seq - 1
+        return self._publisher.live_seq < self.next_seq - 1
 
     @property
     def counters(self) -> KvCounters:
@@ -408,7 +408,9 @@ class KvState:
     @property
     def settled(self) -> bool:
         """Nothing is asked for, waits or is in doubt: the batch `next_seq` is the next one."""
-        return not (self._lacking or self._half_told or self.resyncing or self._doubtful)
+        if self.resyncing or self._doubtful or (self._beyond and self._half_told):
+            return False
+        return not self._lacking
 
     @property
     def current(self) -> bool:
@@ -486,28 +488,29 @@ class KvState:
         self._counters.batches += 1
         if batch.source == "snapshot":
             return self._take_snapshot(batch)
-        if batch.source == "replay" and self._publisher.is_outdated(batch.seq):
+        is_replay = batch.source == "replay"
+        if is_replay and self._publisher.is_outdated(batch.seq):
             self._counters.duplicates += 1
             return None
-        kept = self._backlog.has(batch)
+        kept = bool(self._backlog.batches) and self._backlog.has(batch)
         anew = self._publisher.began_anew(batch, kept)
         if anew:
             self._restart(batch)
-        self._replayed |= batch.source == "replay"
-        is_beyond = batch.source == "replay" and batch.seq > self._publisher.last_seq
+        self._replayed |= is_replay
+        is_beyond = is_replay and batch.seq > self._publisher.last_seq
         self._publisher.heard(batch)
         if batch.seq < self.next_seq or kept:
             self._counters.duplicates += 1
             self._believe(batch)
             return None
         if batch.seq == self.next_seq and not self._doubtful:
-            self._progressed |= batch.source == "replay"
+            self._progressed |= is_replay
             self._beyond |= is_beyond
             self._apply(batch)
             self._catch_up()
             return None
         self._counters.dropped_batches += self._backlog.keep(batch)
-        if self.resyncing or (batch.source == "replay" and not anew):
+        if self.resyncing or (is_replay and not anew):
             return None
         self._counters.gaps += 1
         return self._ask()
@@ -703,9 +706,10 @@ class KvState:
         return self._ask() if self._lacking else None  # what came between is in a replay
 
     def _catch_up(self) -> None:
-        while (batch := self._backlog.pop(self.next_seq)) is not None:
+        backlog = self._backlog
+        while backlog.batches and (batch := backlog.pop(self.next_seq)) is not None:
             self._apply(batch)
-        if not self._backlog:
+        if not backlog.batches:
             self.resyncing = False
 
     def _apply(self, batch: KvEvents) -> None:
@@ -724,10 +728,10 @@ class KvState:
         if gpu_blocks_in(batch.events, most) > most:  # others' blocks would make room for them
             self._overflow()
             return
-        held = self.gpu_blocks
+        held = self._index.held(self._slot)
         applied = apply_events(batch.events, blocks, self._block_size)
         skipped = blocks.skipped_events
-        if skipped != self._skipped_seen or applied.skipped or applied.unreadable or self.guessed:
+        if skipped != self._skipped_seen or applied.skips or applied.unreadable or self.guessed:
             self._judge(applied, skipped)
         for hashes in applied.left:
             self._on_left(hashes)
@@ -738,7 +742,7 @@ class KvState:
             self._overflowed = self.severed = False
         if len(blocks) > self._resident_blocks_max or self._index.held(self._slot) > most:
             self._overflow()
-        elif (evicted := self.evicted_blocks) != self._evicted_blocks:
+        elif (evicted := self._index.evicted_of(self._slot)) != self._evicted_blocks:
             self._evicted_blocks = evicted
             self._turnover.begin(blocks.stored_blocks)
         elif (evicted or self.severed or not self._exact) and not self.resyncing:
@@ -758,7 +762,8 @@ class KvState:
         """Some of its events could not be used: whether they are in other blocks, or none can."""
         blocks = self.blocks
         self._skips.update(applied.skips)
-        self._unusable += skipped - self._skipped_seen + applied.skipped + applied.unreadable
+        self._unusable += skipped - self._skipped_seen + applied.unreadable
+        self._unusable += sum(applied.skips.values())
         self._skipped_seen = skipped
         others = list(applied.other_sizes)
         for size, whole, partial in blocks.other_sizes():

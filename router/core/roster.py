@@ -146,13 +146,12 @@ class Roster:
     def _show_cache(self, worker: Worker) -> None:
         """Write how much of its cache is known, and how well."""
         columns, slot, facts = self._columns, worker.slot, worker.facts
+        kv, tells = worker.kv, worker.tells
         if math.isnan(facts.kv_capacity_tokens):
-            kv, mirrors = worker.kv, self.mirrors
-            learned = kv.learned_blocks if worker.tells else mirrors.learned_blocks(slot)
+            learned = kv.learned_blocks if tells else self.mirrors.learned_blocks(slot)
             columns.kv_capacity_tokens[slot] = learned * facts.block_size
-        columns.hits_unknown[slot] = worker.tells and not worker.kv.known
-        cached_tokens = worker.kv.gpu_blocks * facts.block_size
-        columns.cached_tokens[slot] = cached_tokens if worker.tells else math.nan
+        columns.hits_unknown[slot] = tells and not kv.known
+        columns.cached_tokens[slot] = kv.gpu_blocks * facts.block_size if tells else math.nan
         if self.index.tiers > 1:
             columns.host_cached_tokens[slot] = self.index.held(slot, 1) * facts.block_size
             columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size

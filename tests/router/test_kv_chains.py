@@ -158,15 +158,15 @@ def test_a_chain_of_tokens_is_that_of_the_native_record(extras: tuple[bytes, ...
 
 
 @pytest.mark.parametrize(
-    "event",
+    ("event", "why"),
     [
-        Stored((1, 2), None, (), 2, chain=np.zeros(1, dtype=np.uint64)),
-        Stored((1,), None, (1, 2, 3), 2),
-        Stored((1,), None, (1, 2), 3),
-        Stored((1, 2), None, (1, 2, 3, 4), 2, extras=(b"x",)),
+        (Stored((1, 2), None, (), 2, chain=np.zeros(1, dtype=np.uint64)), "token_count"),
+        (Stored((1,), None, (1, 2, 3), 2), "token_count"),
+        (Stored((1,), None, (1, 2), 3), "other_block_size"),
+        (Stored((1, 2), None, (1, 2, 3, 4), 2, extras=(b"x",)), "bad_extra_keys"),
     ],
 )
-def test_what_tells_too_little_is_skipped_and_counted(event: Stored) -> None:
+def test_what_tells_too_little_is_skipped_and_counted(event: Stored, why: str) -> None:
     blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
-    assert apply_events([event, Removed((9,)), Cleared()], blocks, 2) == Applied(1, 1)
+    assert apply_events([event, Removed((9,)), Cleared()], blocks, 2) == Applied(1, {why: 1})
     assert not len(blocks.chains())
