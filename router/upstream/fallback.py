@@ -401,9 +401,8 @@ class Exchange:
         if head.status in RETRYABLE_STATUSES:
             self._hold_from_now()
         elif head.status == 200 and terms.due is not None and self._method != "HEAD":
-            coded = any(name.lower() == b"content-encoding" for name, _ in head.headers)
             self._judge = kvkernels.AnswerJudge(
-                terms.due, head.event_stream, coded, limits.held_bytes
+                terms.due, head.event_stream, head.coded, limits.held_bytes
             )
             self._withheld = []
         elif head.status in DENIAL_STATUSES and not isinstance(self._sink, CollectedReply):
@@ -445,6 +444,8 @@ class Exchange:
             elif not judge.answers:
                 self._fail(judge.failure, payload)
                 return
+            elif not self._withheld:  # it answers by its first bytes, as nearly all do
+                self._withheld = None
         if self._withheld is None:
             if data:
                 self._relay(data, payload)

@@ -67,7 +67,7 @@ def parse_head(head: bytes, method: str) -> ReplyHead:
     lengths: set[bytes] = set()
     codings: list[bytes] = []
     connection = b""
-    event_stream = False
+    event_stream = coded = False
     for name, value in headers:
         lower = name.lower()
         if lower == b"content-length":
@@ -78,11 +78,13 @@ def parse_head(head: bytes, method: str) -> ReplyHead:
             connection += b"," + value.lower()
         elif lower == b"content-type":
             event_stream = value[: len(EVENT_STREAM)].lower() == EVENT_STREAM
+        elif lower == b"content-encoding":
+            coded = True
     framing, length = _framing(status, method, lengths, codings, minor)
     options = [option.strip() for option in connection.split(b",")]
     persistent = b"close" not in options and (minor == b"1" or b"keep-alive" in options)
     reusable = persistent and framing is not Framing.CLOSE
-    return ReplyHead(status, reason, headers, framing, length, reusable, event_stream)
+    return ReplyHead(status, reason, headers, framing, length, reusable, event_stream, coded)
 
 
 def _framing(

@@ -111,6 +111,7 @@ class ReplyHead:
     length: int = 0  # bytes of the body where framing is LENGTH
     reusable: bool = True  # the worker keeps the connection open after this reply
     event_stream: bool = False
+    coded: bool = False  # the body is compressed, or otherwise encoded
 
     @property
     def answers(self) -> bool:
