@@ -37,13 +37,24 @@ class FailingEngine:
     service_s: float = 0.03
     asked: int = 0
     url: str = ""
+    server: asyncio.Server | None = None
+    _silent: bool = False
     _writers: set[asyncio.StreamWriter] = field(default_factory=set)
+
+    def vanish(self) -> None:
+        """Listen no more, and answer nothing that comes on connections that are open."""
+        assert self.server is not None
+        self.server.close()
+        self._silent = True
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """One connection, request after request."""
         self._writers.add(writer)
         try:
             while head := await reader.readuntil(b"\r\n\r\n"):
+                if self._silent:
+                    await reader.read()  # until the other side closes
+                    return
                 lines = head.decode("latin-1").lower().split("\r\n")
                 sizes = [int(x[15:]) for x in lines if x.startswith("content-length:")]
                 body = await reader.readexactly(sizes[0]) if sizes else b""
@@ -176,6 +187,7 @@ async def engine() -> AsyncIterator[FailingEngine]:
     """One that serves, at a port of its own."""
     failing = FailingEngine()
     server = await asyncio.start_server(failing.serve, "127.0.0.1", 0)
+    failing.server = server
     async with server:
         failing.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         yield failing

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import aiohttp
 import pytest
+from yarl import URL
 
 from tests.frozen import freeze
+from tests.live.failing_engine import MODEL as ENGINE_MODEL
+from tests.live.failing_engine import FailingEngine, engine
 from tests.live.stack import MODEL, Stack, running, until
 
 FULL = [pytest.mark.full, pytest.mark.timeout(300)]
@@ -21,7 +25,7 @@ QUICK = [
     *("--intervals-health-s", "0.2", "--timeouts-probe-s", "0.4", "--limits-hold-s", "120"),
     *("--policy", "round_robin"),
 ]
-PAUSES_S = [2.5, pytest.param(20.0, marks=FULL)]
+PAUSES_S = [5.0, pytest.param(8.0, marks=FULL), pytest.param(20.0, marks=FULL)]
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Clients:
 
     stack: Stack
     per_s: float = 20.0
+    model: str = MODEL
     sent: int = 0
     failed: list[str] = field(default_factory=list)
     workers: list[str] = field(default_factory=list)  # of the answers, in the order of their ends
@@ -51,7 +56,7 @@ class Clients:
 
     async def _ask(self, number: int) -> None:
         stream = number % 2 == 0
-        body = {"model": MODEL, "prompt": [number] * 40, "max_tokens": 30, "stream": stream}
+        body = {"model": self.model, "prompt": [number] * 40, "max_tokens": 30, "stream": stream}
         url = f"{self.stack.url}/v1/completions"
         try:
             async with self.stack.http.post(url, json=body) as reply:
@@ -65,9 +70,9 @@ class Clients:
 
 
 @asynccontextmanager
-async def clients(stack: Stack) -> AsyncIterator[Clients]:
+async def clients(stack: Stack, model: str = MODEL) -> AsyncIterator[Clients]:
     """They come meanwhile, and have been answered when this ends."""
-    crowd = Clients(stack)
+    crowd = Clients(stack, model=model)
     coming = asyncio.create_task(crowd.come())
 
     async def warm() -> bool:
@@ -180,6 +185,50 @@ async def test_one_stopped_among_well_ones_gets_nothing_and_is_back_at_once_with
         assert "worker 1" in stack.router.log.read_text()
         assert await stack.metric("warmroute_panic") == 0
         await stack.assert_idle()
+
+
+@contextmanager
+def black_hole(address: tuple[str, int]) -> Iterator[None]:
+    """Whoever connects there hears nothing, not even a refusal: nobody accepts, and the queue of
+    connections is full.
+    """
+    with ExitStack() as stack:
+        hole = stack.enter_context(socket.create_server(address, backlog=0))
+        for _ in range(4):  # Linux takes one more than the backlog
+            knocking = stack.enter_context(socket.socket())
+            knocking.setblocking(False)
+            knocking.connect_ex(hole.getsockname())
+        yield
+
+
+async def test_one_whose_packets_are_dropped_gets_nothing_and_fails_nobody(tmp_path: Path) -> None:
+    async with AsyncExitStack() as engines, running(tmp_path, workers=0, router=QUICK) as stack:
+        first, second, lost = [await engines.enter_async_context(engine()) for _ in range(3)]
+        for well in (first, second):
+            await stack.add(well.url)
+        async with clients(stack, ENGINE_MODEL) as crowd:
+            lost_id = await stack.add(lost.url)
+            await until_asked(lost)
+            lost.vanish()
+            url = URL(lost.url)
+            with black_hole((str(url.host), int(url.port or 0))):
+                await stack.until_state(lost_id, "down")
+                before = len(crowd.workers)
+
+                async def served() -> bool:
+                    return len(crowd.workers) >= before + 40
+
+                await until(served, "the others to serve")
+        assert crowd.failed == []
+        assert str(lost_id) not in crowd.workers[before:]
+        await stack.assert_idle()
+
+
+async def until_asked(lost: FailingEngine) -> None:
+    async def asked() -> bool:
+        return lost.asked >= 5
+
+    await until(asked, "it to have its share")
 
 
 @pytest.mark.parametrize("pause_s", [3.0, pytest.param(8.0, marks=FULL)])
