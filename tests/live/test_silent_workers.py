@@ -32,7 +32,8 @@ PAUSES_S = [5.0, pytest.param(8.0, marks=FULL), pytest.param(20.0, marks=FULL)]
 class Clients:
     """Requests that come all the time, streams and whole ones by turns. Lifetime: test."""
 
-    stack: Stack
+    url: str
+    http: aiohttp.ClientSession
     per_s: float = 20.0
     model: str = MODEL
     sent: int = 0
@@ -57,9 +58,8 @@ class Clients:
     async def _ask(self, number: int) -> None:
         stream = number % 2 == 0
         body = {"model": self.model, "prompt": [number] * 40, "max_tokens": 30, "stream": stream}
-        url = f"{self.stack.url}/v1/completions"
         try:
-            async with self.stack.http.post(url, json=body) as reply:
+            async with self.http.post(f"{self.url}/v1/completions", json=body) as reply:
                 data = await reply.read()
                 whole = not stream or data.rstrip().endswith(b"data: [DONE]")
                 if reply.status != 200 or not whole:
@@ -72,18 +72,20 @@ class Clients:
 @asynccontextmanager
 async def clients(stack: Stack, model: str = MODEL) -> AsyncIterator[Clients]:
     """They come meanwhile, and have been answered when this ends."""
-    crowd = Clients(stack, model=model)
-    coming = asyncio.create_task(crowd.come())
+    # However many wait, the next one comes.
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http:
+        crowd = Clients(stack.url, http, model=model)
+        coming = asyncio.create_task(crowd.come())
 
-    async def warm() -> bool:
-        return len(crowd.workers) >= 20
+        async def warm() -> bool:
+            return len(crowd.workers) >= 20
 
-    await until(warm, "the first answers")
-    try:
-        yield crowd
-    finally:
-        coming.cancel()
-    await crowd.end()
+        await until(warm, "the first answers")
+        try:
+            yield crowd
+        finally:
+            coming.cancel()
+        await crowd.end()
 
 
 @contextmanager
