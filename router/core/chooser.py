@@ -212,7 +212,7 @@ class Chooser:
         return self._eligibility.has_room(pending)
 
     def may_have_model(self, pending: Pending) -> bool:
-        """Whether a worker that does not deny the model may take the request."""
+        """True if a worker that has the model may take the request."""
         return self._eligibility.may_have_model(pending)
 
     def missing_tokens(self, pending: Pending) -> int:

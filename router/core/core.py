@@ -292,7 +292,7 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def _spares(self, pending: Pending, fact: Failure) -> bool:
-        """Whether another worker may serve the request; its worker is busy, or lacks the model."""
+        """True if another worker may serve what a busy one, or one without the model, refused."""
         if fact.leg == "prefill":
             pending.leg = "prefill"
         if fact.reason == NO_MODEL:
@@ -543,7 +543,7 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
-        """Whether its worker still computes the request, though its client left."""
+        """True if the worker still computes the request after its client left."""
         if not self.leftovers.keep(pending, self.admission.output_tokens, now_s):
             return False
         assert pending.worker_id is not None, "it is charged"

@@ -233,7 +233,7 @@ class Eligibility:
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
     def may_have_model(self, pending: Pending) -> bool:
-        """Whether a worker that does not deny the model may take the request."""
+        """True if a worker that has the model may take the request."""
         rows = self.rows(pending)
         return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 

@@ -98,6 +98,7 @@ def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
     return sum(len(e[1]) for e in listed if e[0] == "stored" and e[5] == 0)
 
 
+_INT32_BYTES = 4
 _TIER = {name: number for number, name in enumerate(TIERS)}
 
 
@@ -202,8 +203,8 @@ def chain_of(event: Stored, seed: int) -> Hashes:
 
 
 def hashes_of(tokens: npt.NDArray[Any], block_size: int, seed: int) -> Hashes:
-    """Chain hashes of full blocks, whether or not an id is beyond int32."""
-    hashes = wide_chain_hashes if tokens.dtype == np.int64 else chain_hashes
+    """Chain hashes of full blocks of token ids: int32, or int64 where one is beyond int32."""
+    hashes = chain_hashes if tokens.itemsize == _INT32_BYTES else wide_chain_hashes
     return hashes(tokens, block_size, seed)
 
 

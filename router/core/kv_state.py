@@ -386,8 +386,8 @@ class KvState:
 
     @property
     def _half_told(self) -> bool:
-        """Whether a replay that went `_beyond`, and has not ended or broke off, brought what was
-        applied last: it may have more, which no live batch has shown.
+        """True if the replay that is `_beyond` brought the latest batch that was applied: the
+        publisher may have more, which no live batch has shown.
         """
         return self._publisher.live_seq < self.next_seq - 1
 

@@ -18,8 +18,9 @@ import xxhash
 
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
-from kvkernels import PromptText, chain_hashes, chain_seed, scan_request, wide_chain_hashes
+from kvkernels import PromptText, chain_seed, scan_request
 from policies.contract import Hashes, record
+from router.core.kv_events import hashes_of
 from router.request.errors import ClientError
 from router.request.in_turn import InTurn
 from router.request.legs import check_no_transfer
@@ -201,7 +202,6 @@ Shape = Callable[[bytes, ScanLimits], Scanned]
 
 BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
 _INT32 = np.dtype("<i4")
-_WIDE_BYTES = 8  # of an id, where one of its prompt is beyond int32
 _NO_BLOCKS = np.empty(0, dtype=np.uint64)
 _NO_BLOCKS.flags.writeable = False
 _INLINE_TOKENS = 1 << 15  # shorter chains are hashed at once: a thread would cost more
@@ -462,9 +462,7 @@ def _prompt(
         seed = chain_seed(adapter or model, "text", salt)
     else:
         seed = chain_seed(model, adapter, salt)
-    is_wide = blocks[0].itemsize == _WIDE_BYTES
-    hashes: Callable[..., Hashes] = wide_chain_hashes if is_wide else chain_hashes
-    chains = {size: hashes(blocks[0], size, seed) for size in sizes}
+    chains = {size: hashes_of(blocks[0], size, seed) for size in sizes}
     lengths = [max(len(tokens), 1) for tokens in blocks]
     total, longest = sum(lengths), max(lengths)
     return Prompt(total, longest, chains, approximate, encoded, *_asides(scanned))

@@ -99,6 +99,21 @@ class Service:
         workers = self.dispatcher.core.workers
         return {m: sum(w.takes_requests for w in workers.serving(m)) for m in workers.models()}
 
+    def takes(self, model: str) -> bool:
+        """True if a worker of the model takes requests now, or they are held because most of its
+        workers leave probes unanswered.
+        """
+        core = self.dispatcher.core
+        panics = core.health.silences.panics
+        return any(
+            w.takes_requests or (w.silent is not None and w.facts.models[0] in panics)
+            for w in core.workers.serving(model)
+        )
+
+    def takes_any(self) -> bool:
+        """True if it `takes` requests for at least one model."""
+        return any(map(self.takes, self.dispatcher.core.workers.models()))
+
     def halves_missing(self) -> dict[str, list[HalfMissing]]:
         """Of each model whose workers have roles that do nothing now: which and why."""
         workers = self.dispatcher.core.workers

@@ -138,7 +138,7 @@ def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> 
 
 def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
     """What `/ready` and `/ready?model=NAME` say: whether a request that came now would be placed,
-    and else why not. Raises ClientError.
+    or held until one of its silent workers answers; else why not. Raises ClientError.
     """
     if model is not None and len(model) > _MODEL_CHARS:
         raise ClientError(400, "`model` is too long", "model", "string_too_long")
@@ -147,14 +147,14 @@ def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
     if model is not None:
         if model not in by_model:
             reasons.append(f"no worker serves the model {model!r}")
-        elif not by_model[model]:
+        elif not service.takes(model):
             reasons.append(f"no worker of the model {model!r} takes requests")
         elif why := service.unserved(model):
             reasons.append(why)
         by_model = {name: count for name, count in by_model.items() if name == model}
     elif not by_model:
         reasons.append("no worker is recognized")
-    elif not any(by_model.values()):
+    elif not service.takes_any():
         reasons.append("no worker takes requests")
     elif all(service.unserved(name) for name, count in by_model.items() if count):
         reasons.extend(service.unserved(name) for name, count in by_model.items() if count)

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 def serves(service: Service) -> bool:
     """Whether a request that came now would be placed."""
-    return not service.reasons() and service.ready_workers() > 0
+    return not service.reasons() and service.takes_any()
 
 
 class Peer:

@@ -61,7 +61,7 @@ class KservePort:
         if not is_kserve(path):
             return None
         if path in ("/v2/health/live", "/v2/health/ready"):
-            well = path.endswith("live") or self._service.ready_workers() > 0
+            well = path.endswith("live") or self._service.takes_any()
             return Response(200 if well else 400, content_type="text/plain")
         terms = self._tenants.key_of(request).terms
         if path.startswith(("/v2/systemsharedmemory", "/v2/cudasharedmemory")):

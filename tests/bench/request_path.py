@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import cProfile
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -44,7 +45,8 @@ class Wire(asyncio.Transport):
     """A socket that is an object; `on_write` gets what is written. Lifetime: connection."""
 
     def __init__(self, protocol: asyncio.Protocol, on_write: Callable[[bytes], None]) -> None:
-        super().__init__({"peername": ("127.0.0.1", 1)})
+        self._ends = socket.socketpair()  # nothing goes over it; the server asks what is unread
+        super().__init__({"peername": ("127.0.0.1", 1), "socket": self._ends[0]})
         self._protocol = protocol
         self._on_write = on_write
         self._closing = False
@@ -62,6 +64,8 @@ class Wire(asyncio.Transport):
     def close(self) -> None:
         if not self._closing:
             self._closing = True
+            for end in self._ends:
+                end.close()
             asyncio.get_running_loop().call_soon(self._protocol.connection_lost, None)
 
     def abort(self) -> None:

@@ -15,8 +15,8 @@ import pytest
 from tests.live.failing_engine import ADAPTER, MODEL, WAYS, FailingEngine, Way, engine
 from tests.live.stack import Stack, running
 
-# What the clients have under way goes to the bad worker before its first refusal is known: the
-# load is long enough that these few are well below `MOST_SHARE` of it.
+# Until the bad worker's first refusal is known, each client may send a request there. The load is
+# long enough that these few requests are well below `MOST_SHARE` of it.
 CLIENTS, REQUESTS = 8, 600
 MOST_ERRORS, MOST_SHARE = 0.01, 0.03
 PREFIX_TOKENS, PROMPT_TOKENS = 512, 640

@@ -117,6 +117,9 @@ async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s:
                     return await stack.metric("warmroute_held_requests") > 0
 
                 await until(waits, "new requests to wait")
+                for path in ("/ready", f"/ready?model={MODEL}", "/v2/health/ready"):
+                    async with stack.http.get(stack.url + path) as ready:
+                        assert ready.status == 200, (path, await ready.text())
 
             async def all_ready() -> bool:
                 return {row["state"] for row in await stack.rows()} == {"ready"}
@@ -222,6 +225,7 @@ async def test_one_whose_packets_are_dropped_gets_nothing_and_fails_nobody(tmp_p
 
                 await until(served, "the others to serve")
         assert crowd.failed == []
+        assert str(lost_id) in crowd.workers[:before]
         assert str(lost_id) not in crowd.workers[before:]
         await stack.assert_idle()
 

@@ -188,7 +188,7 @@ def count(value: Any) -> int:
     return 1 + sum(map(count, inner))
 
 
-def test_ids_and_texts() -> None:
+def test_ids() -> None:
     ids = token_ids(b" [0 , 2147483647,5 ] ")
     assert isinstance(ids, np.ndarray)
     assert (ids.dtype, ids.tolist()) == (np.int32, [0, 2**31 - 1, 5])
@@ -203,6 +203,9 @@ def test_ids_and_texts() -> None:
 @pytest.mark.parametrize("digits", ["", "0", "9" * 30])
 def test_what_is_no_id_of_64_bits(beyond: int, digits: str) -> None:
     assert token_ids(b"[1, %d%s]" % (beyond, digits.encode())) == (4, 1)
+
+
+def test_texts() -> None:
     assert json_text(b'"a\\u00e9\\n\\ud83d\\ude00"') == "aé\n😀".encode()
     assert json_text(b'"a') is None
     assert json_text(b"5") is None
