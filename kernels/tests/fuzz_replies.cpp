@@ -55,8 +55,10 @@ Verdict judge(std::string_view data, std::size_t step, bool head_request, bool j
   verdict.head = reply.head_for_client();
   verdict.status = reply.status();
   verdict.done = reply.done();
-  verdict.events = reply.meter().events();
-  verdict.usage = reply.meter().usage();
+  if (!reply.failed()) {  // of what failed nobody asks for the account
+    verdict.events = reply.meter().events();
+    verdict.usage = reply.meter().usage();
+  }
   verdict.held = reply.held_body();
   verdict.begun = reply.begun();
   verdict.refuses = reply.refuses();

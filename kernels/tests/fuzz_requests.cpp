@@ -66,7 +66,9 @@ void weigh(std::span<const std::uint8_t> body, bool is_plain) {
     require(kv::json_text(value).has_value() == (value.front() == '"'), "a text was lost");
     const kv::TokenIds ids = kv::token_ids(value);
     require(ids.all || ids.at < value.size(), "no id behind the field");
-    require(!ids.all || ids.ids.size() == static_cast<std::size_t>(field.items), "ids lost");
+    const std::size_t found_ids = ids.ids.size() + ids.wide.size();
+    require(ids.ids.empty() || ids.wide.empty(), "ids of both widths");
+    require(!ids.all || found_ids == static_cast<std::size_t>(field.items), "ids lost");
   }
 }
 

@@ -17,6 +17,9 @@ SEEDS = (
     EVENTS + b'24\r\ndata: {"choices":[{"delta":{"role":""}}]}\n\n\r\n0\r\n\r\n',
     EVENTS + b': ping\n\ndata: {"error":{"code":500}}\n\ndata: [DONE]\n\n',
     b'HTTP/1.1 200 OK\r\n\r\n{"choices":[{"text":"","finish_reason":"stop"}],"usage":{}}',
+    b'HTTP/1.1 200 OK\r\n\r\nno JSON, "usage":{}}',
+    b"HTTP/1.1 200 OK\r\nA: " + b"a" * 279 + b"\r\n\r\n",  # with as long a head as may be
+    b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {"b_reason":"a"}\n\ndata:\n\n',
 )
 
 

@@ -11,6 +11,7 @@ from tests.kernels.fuzzing import fuzz
 SEEDS = (
     {"model": "m", "prompt": 'a text \u00e9 \U0001f600\n\\ and "more"', "stream": True, "n": 2},
     {"prompt": [1, 20, 300, 4000], "max_tokens": 5, "priority": -1, "user": "u", "a": [1.5e3]},
+    {"prompt": [1, 45555555000, 2**62], "max_tokens": 5},
     {"prompt": ["one", "two"], "cache_salt": "s", "chat_template_kwargs": {"a": None}},
     {
         "messages": [

@@ -59,6 +59,7 @@ bool is_field(std::string_view text) {
 
 // Just after `part` in `text`; the rest of it, or nothing.
 std::string_view after(std::string_view text, std::string_view part) {
+  if (text.empty()) return {};  // it may have no address
   const void* found = ::memmem(text.data(), text.size(), part.data(), part.size());
   if (found == nullptr) return {};
   return text.substr(

@@ -48,7 +48,9 @@ std::string_view Reply::read_heads(std::string_view data) {
   while (!headed()) {
     const std::size_t stop = text.find("\r\n\r\n", searched);
     const bool whole = stop != std::string_view::npos;
-    if (heads_bytes_ + (whole ? stop : text.size()) > limits_.header_bytes) {
+    // Without its end, the last three bytes may be of that end.
+    const std::size_t least = whole ? stop : text.size() - std::min<std::size_t>(text.size(), 3);
+    if (heads_bytes_ + least > limits_.header_bytes) {
       throw garbage("the worker's reply has a head above " +
                     std::to_string(limits_.header_bytes) + " bytes");
     }
