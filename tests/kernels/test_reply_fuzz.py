@@ -7,7 +7,8 @@ import pytest
 from tests.effort import EFFORT
 from tests.kernels.fuzzing import fuzz
 
-EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
+STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+EVENTS = STREAM + b"Transfer-Encoding: chunked\r\n\r\n"
 SEEDS = (
     b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: keep-alive, X-H\r\nX-H: 1\r\n\r\nhello",
     EVENTS + b'9;a="b"\r\ndata: 1\n\n\r\n6\r\ndata:2\r\n0\r\nX-T: 1\r\n\r\n',
@@ -19,7 +20,7 @@ SEEDS = (
     b'HTTP/1.1 200 OK\r\n\r\n{"choices":[{"text":"","finish_reason":"stop"}],"usage":{}}',
     b'HTTP/1.1 200 OK\r\n\r\nno JSON, "usage":{}}',
     b"HTTP/1.1 200 OK\r\nA: " + b"a" * 279 + b"\r\n\r\n",  # with as long a head as may be
-    b'HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: {"b_reason":"a"}\n\ndata:\n\n',
+    STREAM + b'\r\ndata: {"b_reason":"a"}\n\ndata:\n\n',
 )
 
 
