@@ -13,7 +13,7 @@ from pathlib import Path
 
 from router.config.keys import FILE_VARIABLE, Key, attribute_of, flag_of, keys_of, text_of
 from router.config.load import ConfigError, Loaded, effective_yaml, load_config
-from router.config.rules import FIXED, REMOVED
+from router.config.rules import FIXED, REMOVED, STANDING
 
 PICKER_PORT = 9002  # as gateways' charts and guides have it
 
@@ -104,6 +104,8 @@ def with_table(text: str) -> str:
 
 def _row(key: Key) -> str:
     reload = "no" if key.path in FIXED else "yes"
+    if key.path in STANDING:
+        reload = "to another; not from none or to none"
     default = "(none)" if key.is_list else f"`{text_of(key.default)}`"
     return f"| `{key.path}` | {key.help} | {default} | {key.allowed} | {reload} |"
 

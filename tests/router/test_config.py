@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from router.cli.config import add_config_command, add_flags, check_command
+from router.cli.config import add_config_command, add_flags, check_command, key_table
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
 from router.config.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
 from router.config.rules import FIXED, REMOVED
@@ -263,6 +263,20 @@ def test_reload_takes_what_can_change_and_says_why_not_the_rest():
     assert set(refused) == {"port", "limits.workers"}
     assert "restart" in refused["port"]
     assert reloadable(old, old) == ([], {})
+
+
+def test_state_changes_to_another_but_not_from_none_or_to_none():
+    alone, one, other = (
+        loaded(*flags).config
+        for flags in ((), ("--state", "redis://a"), ("--state", "redis://:new@b:7000"))
+    )
+    assert reloadable(one, other) == (["state"], {})
+    for old, new in ((alone, one), (one, alone)):
+        applied, refused = reloadable(old, new)
+        assert applied == []
+        assert "read once at start" in refused["state"]
+    (row,) = (line for line in key_table().splitlines() if line.startswith("| `state` |"))
+    assert row.endswith("| to another; not from none or to none |")
 
 
 def test_fixed_keys_exist():

@@ -106,6 +106,26 @@ def test_claims_fail_where_the_figures_do() -> None:
     assert claims([]) == []
 
 
+def test_the_price_of_waiting_is_the_figure_that_grew_most() -> None:
+    """The mean of first turns may stay as it was while the longest waits grow."""
+    full, kept = (run(policy, "agents", turns=8).row for policy in ("hybrid", "warmset"))
+    full = msgspec.structs.replace(
+        full, ttft_ms=Spread(4567, 4772, 7799, 11945), new_ttft_ms=Spread(4629, 4745, 6980, 9302)
+    )
+    kept = msgspec.structs.replace(
+        kept, ttft_ms=Spread(1054, 184, 2080, 17518), new_ttft_ms=Spread(4616, 1572, 11222, 36983)
+    )
+    text = claims([full, kept])[0].text
+    assert text.endswith(
+        "Its price: TTFT p99 is 17.52 s against 11.95 s, of first turns 36.98 s against 9.30 s."
+    )
+    at_p90 = msgspec.structs.replace(kept, ttft_ms=Spread(1054, 184, 9000, 11945))
+    text = claims([full, at_p90])[0].text
+    assert "Its price: TTFT p90 is 9.00 s against 7.80 s, of first turns" in text
+    free = msgspec.structs.replace(kept, ttft_ms=Spread(1054, 184, 2080, 11945))
+    assert "It has no price here" in claims([full, free])[0].text
+
+
 def test_late_is_never_negative() -> None:
     early = replace(outcome(0), scheduled_s=1.0, sent_s=0.9)
     assert early.late_ms == 0.0
