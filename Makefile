@@ -23,6 +23,8 @@ export PYTHONDONTWRITEBYTECODE :=
 # Side by side: one more than there are cores, for many tests wait. `make test JOBS=0`: one by one.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 PYTEST := $(BIN)/python -m pytest
+# What fails is tried once more, alone: FLAKY, or broken.
+TIER := $(BIN)/python -m tests.run_tier
 PARALLEL = --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
 BENCHES := decision life on_top sessions mirror owners tokens scheduler engine virtual traces request_log reading request_path tracing relay migration dataplane feeds replay kernels ui scrape replicas sharing
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
@@ -69,21 +71,21 @@ endif
 
 # tests/tidy is a part of `make check`, and of nothing else.
 test: $(STAMP) ## the quick tests, in 5 minutes on two cores
-	$(PYTEST) -q --tier quick --ignore tests/tidy --durations 20 $(PARALLEL)
+	$(TIER) quick --ignore tests/tidy --durations 20 $(PARALLEL)
 
 test-live: $(LIVE_STAMP) ## programs with faults, replicas, clients, Prometheus, a browser
-	$(PYTEST) -q --tier live --durations 20 $(PARALLEL)
+	$(TIER) live --durations 20 $(PARALLEL)
 
 test-native: $(NATIVE_STAMP) ## sanitizers, fuzzers, the CUDA emulator, nvcc; builds stay in build/
-	$(PYTEST) -q --tier native --durations 20 $(PARALLEL)
+	$(TIER) native --durations 20 $(PARALLEL)
 
 test-engines: $(LIVE_STAMP) ## before real vLLM, SGLang and Triton, installed below build/ the first time (4 GB)
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS)
-	ENGINES='$(ENGINES)' $(PYTEST) -q --tier engines --durations 20
+	ENGINES='$(ENGINES)' $(TIER) engines --durations 20
 
 test-all: $(LIVE_STAMP) $(NATIVE_STAMP) ## all of these and soaks, chaos, planted slips, at full length
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS) vllm==0.31.0 vllm==0.30.0 llamacpp==0.3.36
-	TEST_EFFORT=20 $(PYTEST) --timeout 1800 $(PARALLEL)
+	TEST_EFFORT=20 $(TIER) all --timeout 1800 $(PARALLEL)
 
 check: $(STAMP) ## format, lint, types, arrows, tidy
 	$(BIN)/ruff format --check .

@@ -1,0 +1,87 @@
+"""A run of tests tells flaky from broken. It is given tests of which that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.run_tier import FLAKY_LIST, run, without_group
+
+WELL = "def test_well(): pass\n"
+BROKEN = "def test_broken(): assert False\n"
+# Fails the first time only.
+FLAKY = """
+import pathlib, pytest
+@pytest.mark.parametrize("name", [{names}])
+def test_flaky(name):
+    seen = pathlib.Path("seen-" + name)
+    if not seen.exists():
+        seen.touch()
+        raise OSError("not yet")
+"""
+# Of the plug-ins that are installed, no other is imported: there are many runs here.
+ONE_AT_A_TIME = ["-q", "-p", "xdist"]
+TWO_AT_A_TIME = [*ONE_AT_A_TIME, "--numprocesses=2", "--dist=loadgroup"]
+
+
+@pytest.fixture(autouse=True)
+def without_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+
+
+def flaky(*names: str) -> str:
+    return FLAKY.format(names=", ".join(map(repr, names)))
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "listed"),
+    [
+        pytest.param(WELL, 0, [], id="well"),
+        pytest.param(WELL + BROKEN, 1, [], id="broken"),
+        pytest.param(flaky("a", "b@c", "d"), 0, ["a", "b@c", "d"], id="three flaky"),
+        pytest.param(flaky(*"abcd"), 1, ["a", "b", "c", "d"], id="four flaky"),
+        pytest.param(flaky("a") + BROKEN, 1, ["a"], id="both"),
+        pytest.param(flaky(*"abcdefghijklm"), 1, [], id="too many"),
+    ],
+)
+def test_it_fails_by_what_fails_twice(
+    tmp_path: Path, text: str, code: int, listed: list[str]
+) -> None:
+    (tmp_path / "test_it.py").write_text(text)
+    assert run(ONE_AT_A_TIME, tmp_path) == code
+    path = tmp_path / FLAKY_LIST
+    found = path.read_text().splitlines() if path.exists() else []
+    assert found == [f"test_it.py::test_flaky[{name}]" for name in listed]
+
+
+def test_what_cannot_be_read_is_no_success(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import nothing_of_this_name\n")
+    assert run(ONE_AT_A_TIME, tmp_path) not in (0, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def test_a_test_that_kills_its_process_is_tried_alone(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        flaky("a").replace('raise OSError("not yet")', "import os; os._exit(9)")
+    )
+    assert run(TWO_AT_A_TIME, tmp_path) == 0
+    assert (tmp_path / FLAKY_LIST).read_text() == "test_it.py::test_flaky[a]\n"
+
+
+def test_the_end_of_a_test_counts(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest\n@pytest.fixture\ndef it():\n    yield\n    assert False\n"
+        "def test_end(it): pass\n"
+    )
+    assert run(ONE_AT_A_TIME, tmp_path) == 1
+
+
+def test_no_test_at_all_is_no_success(tmp_path: Path) -> None:
+    assert run(ONE_AT_A_TIME, tmp_path) == pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+def test_the_name_of_a_test_is_without_its_group() -> None:
+    assert without_group("tests/a.py::test@group of a/b.py") == "tests/a.py::test"
+    assert without_group("tests/a.py::test[x@y]@group") == "tests/a.py::test[x@y]"
+    assert without_group("tests/a.py::test[x@y]") == "tests/a.py::test[x@y]"
+    assert without_group("tests/a@b.py") == "tests/a@b.py"
