@@ -241,6 +241,8 @@ class Router:
         specs = [parse_worker_spec(spec) for spec in config.workers]
         if "policy" in applied:
             self.dispatcher.set_policy(policy)
+            if self._request_log is not None:
+                self._request_log.policy = policy.spec
         lines = [f"{key}: {reason}" for key, reason in refused.items()]
         if "workers" in applied or "discovery" in applied:
             lines += self.discovery.apply(specs, config.discovery)

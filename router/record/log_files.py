@@ -191,6 +191,7 @@ class LineSink(Generic[T]):
         """`name`: of the log, for people; `heading`: what stands first in a file."""
         self.written = 0
         self.lost = 0
+        self.outdated = False  # the last heading no longer says what is true
         self._name = name
         self._file = file
         self._lines = lines
@@ -199,7 +200,7 @@ class LineSink(Generic[T]):
 
     def write(self, items: Sequence[T]) -> None:
         """Append a line for each."""
-        data, headed = self._lines(items), self._file.fresh
+        data, headed = self._lines(items), self._file.fresh or self.outdated
         if headed:
             data = self._heading() + data
         try:
@@ -208,6 +209,7 @@ class LineSink(Generic[T]):
         except OSError as error:
             self._give_up(len(items), error)
             return
+        self.outdated = False
         self.written += len(items)
         if self._trouble_lines:
             log.warning("%s goes on after %d lost lines", self._name, self._trouble_lines)

@@ -1,8 +1,9 @@
 """The request log's format: JSON lines, a `Header` and then one `RequestLine` for each request.
 
 Lines stand in the order in which requests ended; who wants arrivals in order sorts by `at`. A
-file has a header in its first line and another one wherever a restarted router goes on writing
-to it: worker numbers, sessions and tenants compare only up to the next header.
+file has a header in its first line, and another one wherever a restarted router goes on writing
+to it and wherever another policy or other workers are in force. Sessions and tenants compare
+between headers of one salt; worker numbers within one run of a router.
 
 A line holds no text, no token ids, no headers and no keys: what a prompt says is in its chain
 hashes only, and sessions and tenants are keyed digests whose key is kept nowhere.
@@ -37,7 +38,7 @@ class FleetPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """The first line of a file, or of what a restarted router adds to it."""
+    """What holds for the lines below it, up to the next header."""
 
     started: float  # unix seconds
     policy: str  # specification, every parameter written out

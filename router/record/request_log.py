@@ -10,6 +10,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +64,16 @@ class LineMaker:
         self._now_s = now_s
         self._unix_offset_s = unix_offset_s  # one for all: arrivals keep their order and gaps
         self._salt = salt
+        self._says: Header | None = None  # the heading, its policy and fleet as of the last batch
         self._encoder = msgspec.json.Encoder()
+
+    def settle(self, policy: str) -> bool:
+        """Make the heading of lines that end under `policy`; whether it says anything new."""
+        before, header = self._says, self._header(self._now_s())
+        self._says = msgspec.structs.replace(header, policy=policy)
+        if before is None:
+            return True
+        return self._says != msgspec.structs.replace(before, started=header.started)
 
     def lines(self, records: Sequence[RequestRecord]) -> bytes:
         """A line for each."""
@@ -71,9 +82,9 @@ class LineMaker:
         return self._encoder.encode_lines(lines)
 
     def heading(self) -> bytes:
-        """The line that stands first in a file."""
-        heading = self._header(self._now_s())
-        return self._encoder.encode_lines([msgspec.structs.replace(heading, salt=self._salt.mark)])
+        """The line that stands first in a file, and wherever what it says has changed."""
+        says = self._says or self._header(self._now_s())
+        return self._encoder.encode_lines([msgspec.structs.replace(says, salt=self._salt.mark)])
 
     def _keyed(self, chains: Sequence[Hashes]) -> Sequence[Hashes]:
         """All of them in one go: each costs a hundred calls of numpy."""
@@ -181,7 +192,27 @@ def request_log_file(path: Path, limit_bytes: int) -> tuple[LogFile, Salt]:
         return LogFile(path, limit_bytes), salt_beside(path)
 
 
-class RequestLog(QueuedLog[RequestRecord]):
+Ended = tuple[str, RequestRecord]  # the policy in force when a request ended, and the request
+
+
+class RequestSink(LineSink[Ended]):
+    """Appends lines, below a heading that is true of them. Lifetime: process."""
+
+    def __init__(self, file: LineFile, maker: LineMaker) -> None:
+        super().__init__(
+            _NAME, file, lambda ended: maker.lines([record for _, record in ended]), maker.heading
+        )
+        self._settle = maker.settle
+
+    def write(self, items: Sequence[Ended]) -> None:
+        """Append a line for each; a heading first where policy or fleet have changed."""
+        for policy, ended in groupby(items, key=itemgetter(0)):
+            if self._settle(policy):
+                self.outdated = True
+            super().write(list(ended))
+
+
+class RequestLog(QueuedLog[Ended]):
     """Lifetime: process."""
 
     def __init__(
@@ -191,17 +222,21 @@ class RequestLog(QueuedLog[RequestRecord]):
         clock: Callable[[], float],
         now_s: Callable[[], float],
         header: Callable[[float], Header],
+        policy: str,
     ) -> None:
-        """`clock` is the router's, `now_s` unix time, `header` makes one as of unix seconds."""
+        """`clock` is the router's, `now_s` unix time, `header` makes one as of unix seconds.
+
+        `policy` is the specification in force; a reload sets another.
+        """
         maker = LineMaker(salt, header, now_s, unix_offset_s=now_s() - clock())
-        sink = LineSink(_NAME, file, maker.lines, maker.heading)
-        super().__init__(_NAME, sink, _WAITING_RECORDS, _WAITING_BYTES)
+        super().__init__(_NAME, RequestSink(file, maker), _WAITING_RECORDS, _WAITING_BYTES)
+        self.policy = policy  # of requests that end from now on
 
     def put(self, record: RequestRecord) -> None:
         """A request that came before the core is over."""
         assert record.arrival is not None, "what was refused before has no line"
         chains = record.arrival.chains.values()
-        self.queue(record, _RECORD_BYTES + sum(chain.nbytes for chain in chains))
+        self.queue((self.policy, record), _RECORD_BYTES + sum(chain.nbytes for chain in chains))
 
 
 def fleet_parts(workers: Iterable[WorkerFacts]) -> tuple[FleetPart, ...]:
@@ -256,4 +291,4 @@ def request_log_of(
             worker_queued_tokens=_limit(config.limits.worker_queued_tokens),
         )
 
-    return RequestLog(file, salt, time.monotonic, time.time, header)
+    return RequestLog(file, salt, time.monotonic, time.time, header, core.policy.spec)

@@ -21,7 +21,7 @@ from engine.profiles import profile
 from policies.facts import Role
 from policies.load import PolicyError, load
 from simulator.replay.setup import Setup, WorkerGroup
-from simulator.report.figures import interval, paired_ratio, seconds
+from simulator.report.figures import counted, interval, paired_ratio, seconds
 from simulator.report.row import ReplayRow
 from simulator.runs.advice import (
     Advice,
@@ -296,7 +296,10 @@ class Adviser:
         recorded = asked.recorded
         if len(recorded.policies) > 1:
             ran = ", ".join(map(short, recorded.policies))
-            self._notes.append(f"the log was written under several policies ({ran}), the last now")
+            self._notes.append(
+                f"the log was written under several policies ({ran}), the last now: what was "
+                f"measured is of its {counted(recorded.under_last, 'request')}"
+            )
         whole = self._whole(asked.base)
         self._check_fit(whole)
         checks = tuple(filter(None, map(self._check, asked.kept)))

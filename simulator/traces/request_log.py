@@ -192,6 +192,7 @@ class Recorded(msgspec.Struct, frozen=True):
     sessions: int  # that they name
     first_s: float  # arrivals, unix seconds
     last_s: float
+    under_last: int  # requests since the last policy took over: what follows is of these
     ttft_ms: float | None  # mean of streams that were answered whole
     hit_rate: float | None  # cached tokens over prompt tokens, where workers told both
     cut: bool  # its last line ends in the middle
@@ -216,6 +217,7 @@ def read_recorded(lines: Iterable[tuple[int, bytes]], model: str | None = None) 
     headings: dict[str, _Seen] = {}
     models: Counter[str] = Counter()
     own: list[_Seen] = []
+    policy, under_others = None, 0  # in force, and how many of `own` ended before it was
     last = b"\n"
     for _, last in lines:
         try:
@@ -225,16 +227,19 @@ def read_recorded(lines: Iterable[tuple[int, bytes]], model: str | None = None) 
         if line.format is not None:
             headings.pop(line.policy or "", None)
             headings[line.policy or ""] = line
+            if line.policy != policy:
+                policy, under_others = line.policy, len(own)
         elif line.at is not None and line.prompt_tokens and line.model is not None:
             models[line.model] += 1
             if model in (None, line.model):
                 own.append(msgspec.structs.replace(line, chain=b""))
     heading = list(headings.values())[-1] if headings else _Seen()
     times = [line.at for line in own if line.at is not None]
-    streams = [line.ttft_ms for line in own if line.error is None and line.ttft_ms is not None]
+    measured = own[under_others:]
+    streams = [line.ttft_ms for line in measured if line.error is None and line.ttft_ms is not None]
     told = [
         (line.cached_tokens, line.worker_prompt_tokens)
-        for line in own
+        for line in measured
         if line.cached_tokens is not None and line.worker_prompt_tokens
     ]
     return Recorded(
@@ -248,6 +253,7 @@ def read_recorded(lines: Iterable[tuple[int, bytes]], model: str | None = None) 
         sessions=len({line.session for line in own} - {None}),
         first_s=min(times, default=0.0),
         last_s=max(times, default=0.0),
+        under_last=len(measured),
         ttft_ms=fmean(streams) if streams else None,
         hit_rate=sum(cached for cached, _ in told) / sum(of for _, of in told) if told else None,
         cut=not last.endswith(b"\n"),

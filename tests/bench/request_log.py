@@ -20,9 +20,9 @@ import numpy as np
 
 from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
-from router.record.log_files import LineSink, LogFile
+from router.record.log_files import LogFile
 from router.record.request_line import Header
-from router.record.request_log import LineMaker, RequestLog
+from router.record.request_log import LineMaker, RequestLog, RequestSink
 from router.record.request_record import Attempt, RequestRecord
 from router.record.salt import SALT_BYTES, Salt
 from router.upstream.reply import Outcome, Usage
@@ -69,7 +69,7 @@ def _record(arrival: Arrival, dispatch: Dispatch, outcome: Outcome) -> RequestRe
 
 def _loop_us(path: Path, requests: int) -> float:
     """Puts as many as the queue takes before its thread looks, and times only these."""
-    log = RequestLog(LogFile(path, 1 << 30), SALT, time.monotonic, time.time, _header)
+    log = RequestLog(LogFile(path, 1 << 30), SALT, time.monotonic, time.time, _header, "hybrid")
     arrival, dispatch, outcome = _parts()
     began_s = time.perf_counter()
     for _ in range(requests):
@@ -81,15 +81,17 @@ def _loop_us(path: Path, requests: int) -> float:
 
 
 def _thread_us(path: Path, requests: int) -> float:
-    log = RequestLog(LogFile(Path(os.devnull), 1 << 30), SALT, time.monotonic, time.time, _header)
+    log = RequestLog(
+        LogFile(Path(os.devnull), 1 << 30), SALT, time.monotonic, time.time, _header, "hybrid"
+    )
     arrival, dispatch, outcome = _parts()
-    records = [_record(arrival, dispatch, outcome) for _ in range(64)]
+    ended = [("hybrid", _record(arrival, dispatch, outcome)) for _ in range(64)]
     log.close()
     maker = LineMaker(SALT, _header, time.time, 0.0)
-    sink = LineSink("bench", LogFile(path, 1 << 30), maker.lines, maker.heading)
+    sink = RequestSink(LogFile(path, 1 << 30), maker)
     began_s = time.perf_counter()
     for _ in range(max(requests // 64, 1)):
-        sink.write(records)
+        sink.write(ended)
     spent_s = time.perf_counter() - began_s
     sink.close()
     return spent_s / sink.written * 1e6

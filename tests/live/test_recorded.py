@@ -19,6 +19,9 @@ from policies.facts import Stored
 from router.record.facts import Player, fact_of, records
 from router.record.request_line import Header, RequestLine, hashes_of
 from router.record.salt import salt_in
+from simulator.traces.files import opened
+from simulator.traces.job import ErrorLog
+from simulator.traces.request_log import read_recorded
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
 
 TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; the token ids that no file may hold
@@ -181,6 +184,36 @@ async def test_a_log_is_moved_away_while_requests_run(tmp_path: Path) -> None:
             await stack.complete(families(n))
         await stop(stack)
     assert (len(read(moved)), len(read(log))) == (5, 4)
+
+
+async def test_a_reload_to_another_policy_begins_with_a_header_of_its_own(tmp_path: Path) -> None:
+    """And who reads the log takes the last one for what runs."""
+    log, file = tmp_path / "requests.jsonl", tmp_path / "router.yaml"
+    keys = f"request_log: {log}\npolicy: "
+    file.write_text(f"{keys}kv_prefix\n")
+    async with running(tmp_path, workers=2, router=["--config", str(file)]) as stack:
+        for policy in ("kv_prefix", "round_robin", "kv_prefix"):
+            file.write_text(f"{keys}{policy}\n")
+            stack.router.process.send_signal(signal.SIGHUP)
+
+            async def decides(policy: str = policy) -> bool:
+                async with stack.http.get(f"{stack.admin}/policy") as reply:
+                    return (await reply.json())["policy"].startswith(f"{policy}?")
+
+            await until(decides, policy)
+            for n in range(3):
+                await stack.complete(families(n))
+        await stop(stack)
+    found: list[tuple[str, int]] = []  # policy of each header, and lines below it
+    for raw in log.read_bytes().splitlines():
+        if b'"format"' in raw:
+            found.append((msgspec.json.decode(raw, type=Header).policy.partition("?")[0], 0))
+        else:
+            found[-1] = (found[-1][0], found[-1][1] + 1)
+    assert found == [("kv_prefix", 3), ("round_robin", 3), ("kv_prefix", 3)]
+    recorded = read_recorded(opened(log).lines(ErrorLog(str(log))))
+    assert [name.partition("?")[0] for name in recorded.policies] == ["round_robin", "kv_prefix"]
+    assert (recorded.requests, recorded.under_last) == (9, 3)
 
 
 @pytest.mark.parametrize("flag", ["--request-log", "--record-facts"])

@@ -27,7 +27,9 @@ SIZE = 4
 def opened(path: Path, limit_bytes: int = 1 << 20) -> RequestLog:
     """A log whose clock stands at 10 s, which is 1,000,010 s unix time."""
     parts = request_log_file(path, limit_bytes)
-    return RequestLog(*parts, lambda: 10.0, lambda: 1_000_010.0, lambda now_s: HEADER)
+    return RequestLog(
+        *parts, lambda: 10.0, lambda: 1_000_010.0, lambda now_s: HEADER, HEADER.policy
+    )
 
 
 def arrival(now_s: float = 9.0, **fields: Any) -> Arrival:

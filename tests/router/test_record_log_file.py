@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import stat
 import subprocess
@@ -10,8 +11,10 @@ import sys
 import threading
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from router.record.request_log import RequestLog, request_log_file
 from tests.router.record_log_support import HEADER, lines_reach, opened, read, served
 
 
@@ -51,6 +54,43 @@ def test_a_restart_goes_on_behind_another_header(tmp_path: Path) -> None:
     assert headers[1].salt != headers[2].salt
     assert lines[1].session != lines[2].session
     assert lines[1].chain != lines[2].chain
+
+
+def test_another_policy_gets_a_header_between_the_lines_of_both(tmp_path: Path) -> None:
+    """Also where all lines wait in the queue until after the change."""
+    log = opened(tmp_path / "log")
+    served(log)
+    served(log)
+    log.policy = "warmset?a=1"
+    served(log)
+    log.policy = HEADER.policy
+    served(log)
+    log.close()
+    said = [
+        found["policy"] if "format" in (found := json.loads(line)) else "line"
+        for line in (tmp_path / "log").read_text().splitlines()
+    ]
+    other = "warmset?a=1"
+    assert said == [HEADER.policy, "line", "line", other, "line", HEADER.policy, "line"]
+    headers, _ = read(tmp_path / "log")
+    assert len({header.salt for header in headers}) == 1
+    assert log.written == 4
+
+
+def test_other_workers_get_a_header_and_the_same_ones_none(tmp_path: Path) -> None:
+    workers = iter((2, 2, 3))
+    log = RequestLog(
+        *request_log_file(tmp_path / "log", 1 << 20),
+        *(lambda: 10.0, lambda: 1_000_010.0),
+        lambda now_s: msgspec.structs.replace(HEADER, started=now_s, workers=next(workers)),
+        HEADER.policy,
+    )
+    for lines in (1, 2, 3):  # one batch each
+        served(log)
+        lines_reach(log, lines)
+    log.close()
+    headers, lines = read(tmp_path / "log")
+    assert ([header.workers for header in headers], len(lines)) == ([2, 3], 3)
 
 
 def test_beyond_its_limit_it_is_turned_over(tmp_path: Path) -> None:

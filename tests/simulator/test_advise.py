@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,11 +23,12 @@ from simulator.runs import advise as search
 from simulator.runs.advice import Forecast, Tried, another, read_kept, short, state_path, told
 from simulator.runs.task import SweepError
 from simulator.traces.job import Job
-from simulator.traces.request_log import continued
+from simulator.traces.request_log import continued, read_recorded
 from tests.simulator.advised import HEALTHY, PLANTED, advice_on, held
 from tests.simulator.cli_support import Run, run
 from tests.simulator.logged import log_of
 from tests.simulator.replays import PROFILE
+from tests.simulator.trace_lines import LOG_HEADING, LOGGED
 
 __all__ = ["run"]  # a fixture
 CHAT, TENANTS = HEALTHY[0], HEALTHY[1]
@@ -84,6 +86,32 @@ def test_roles_move_one_worker_or_go() -> None:
         "2 prefill + 2 decode instead of 1 prefill + 3 decode",
         "all of a request at one worker instead of 1 prefill + 3 decode",
     ]
+
+
+def test_of_several_policies_the_last_one_ran_and_its_requests_were_measured() -> None:
+    """Routers that reload write a header each time, and one that writes for another begins anew."""
+
+    def line(ttft_ms: float, cached: int) -> dict[str, Any]:
+        told = {"ttft_ms": ttft_ms, "cached_tokens": cached, "worker_prompt_tokens": 40}
+        return LOGGED | told
+
+    lines = [
+        {**LOG_HEADING, "policy": "kv_prefix", "workers": 2},
+        line(900.0, 0),
+        {**LOG_HEADING, "policy": "warmset", "workers": 2},
+        line(100.0, 20),
+        {**LOG_HEADING, "policy": "warmset", "workers": 3},
+        line(300.0, 40),
+    ]
+    found = read_recorded((n, json.dumps(one).encode() + b"\n") for n, one in enumerate(lines, 1))
+    assert (found.policies, found.workers) == (("kv_prefix", "warmset"), 3)
+    assert (found.requests, found.under_last) == (3, 2)
+    assert (found.ttft_ms, found.hit_rate) == (200.0, 0.75)
+    back = read_recorded(
+        (0, json.dumps(one).encode() + b"\n") for one in (*lines, lines[0], line(500.0, 10))
+    )
+    assert back.policies == ("warmset", "kv_prefix")
+    assert (back.under_last, back.ttft_ms, back.hit_rate) == (1, 500.0, 0.25)
 
 
 def forecast(ttft: tuple[float, float, float], good: tuple[float, float, float]) -> Forecast:
