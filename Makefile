@@ -38,6 +38,7 @@ help: ## print this
 setup: $(STAMP) ## create .venv and install there
 
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
+	@echo "$@: what all tests need, torch (CUDA's libraries with it) among it: some 2 GB; once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
 	@touch $@
@@ -50,6 +51,7 @@ $(LIVE_STAMP) $(NATIVE_STAMP): $(VENV)/.installed-%: $(STAMP)
 
 # What the demo needs, where nothing is installed yet; `make test` adds its own to it.
 $(VENV)/.installed-demo: pyproject.toml constraints.txt $(NATIVE)
+	@echo "$@: the router, the timed worker and the simulator, built here; no torch; once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[demo]'
 	@touch $@
@@ -61,7 +63,7 @@ demo-vllm: $(STAMP) ## two real vLLM servers on the CPU: round robin beside ours
 	$(BIN)/python -m tests.engines.environment $(filter vllm==%,$(ENGINES))
 	$(BIN)/python -m tests.engines.prefix_workload $(DEMO_FLAGS)
 
-run: $(STAMP) ## a router and four timed workers, until Ctrl-C; ENGINE=tiny: two that compute
+run: $(if $(wildcard $(STAMP))$(filter tiny,$(ENGINE)),$(STAMP),$(VENV)/.installed-demo) ## a router and four timed workers, until Ctrl-C; ENGINE=tiny: two that compute
 ifeq ($(ENGINE),tiny)
 	@test -f build/tiny/config.json || $(BIN)/warmroute-engine make-tiny build/tiny
 	$(BIN)/warmroute-sim stack --model build/tiny --workers 2

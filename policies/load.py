@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import importlib.util
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, get_type_hints
 from urllib.parse import quote, unquote
 
@@ -175,18 +178,41 @@ WRAPPER = Kind(
 
 def _import(who: str, target: str) -> Any:
     module_name, _, attr_name = target.partition(":")
+    hidden = _find(module_name.partition(".")[0])
     try:
         return getattr(importlib.import_module(module_name), attr_name)
     except ModuleNotFoundError as error:
-        raise PolicyError(
-            f"{who}: cannot import {target}: {error}; install it, or name the folder it is in by "
-            "PYTHONPATH"
-        ) from error
+        hint = hidden or "; install it, or name the folder it is in by PYTHONPATH"
+        raise PolicyError(f"{who}: cannot import {target}: {error}{hint}") from error
     except (ImportError, AttributeError, SyntaxError, ValueError) as error:
-        raise PolicyError(f"{who}: cannot import {target}: {error}") from error
+        raise PolicyError(f"{who}: cannot import {target}: {error}{hidden}") from error
     except RAISABLE as error:
         told = f"{type(error).__name__}: {error}"
         raise PolicyError(f"{who}: cannot import {target}: it raised {told}") from error
+
+
+def _find(package: str) -> str:
+    """Lets a module of the current folder be found, behind all that is installed.
+
+    Returns what to add to a failure where that folder's module is hidden by another; else "".
+    """
+    here = Path.cwd()
+    own = next((p for p in (here / package, here / f"{package}.py") if p.exists()), None)
+    if own is None:
+        return ""
+    try:
+        found = importlib.util.find_spec(package)
+    except (ImportError, ValueError):  # not a name, or what is there has no specification
+        found = None
+    if found is None:
+        if str(here) not in sys.path:
+            sys.path.append(str(here))
+            importlib.invalidate_caches()
+        return ""
+    places = [found.origin or "", *(found.submodule_search_locations or ())]
+    if any(Path(place).is_relative_to(own) for place in places if place):
+        return ""
+    return f"; {own} was not asked, for {package} is an installed module: give yours another name"
 
 
 def _asked_with(function: Callable[..., Any]) -> tuple[str, ...]:

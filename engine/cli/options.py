@@ -26,7 +26,10 @@ from engine.wire.tokens import Tokenizer
 
 ANNOUNCE = "WARMROUTE_ANNOUNCE"  # a password is better kept off the command line
 LOG_LEVELS = ("debug", "info", "warning", "error")
-NEEDS_TORCH = "computing needs torch and safetensors: pip install 'warmroute[engine]'"
+NEEDS_TORCH = (
+    "computing needs torch and safetensors: pip install 'torch>=2.13' 'safetensors>=0.8' "
+    "(or '.[engine]' in the checkout)"
+)
 
 _SCHEDULER_FLAGS = (
     *("export_lease_s", "max_exports"),

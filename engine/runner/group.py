@@ -215,7 +215,13 @@ def _fulfil(made: Future[RankModel], make: Callable[[], RankModel]) -> None:
 
 def _start(spec: RankSpec) -> subprocess.Popen[bytes]:
     """Another rank; what it logs goes where our own log does."""
-    command = [sys.executable, "-m", "engine.runner.ranks", msgspec.json.encode(spec).decode()]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "engine.runner.ranks",
+        msgspec.json.encode(spec).decode(),
+    ]
     return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 

@@ -20,7 +20,8 @@ from router.server.messages import Request, Response, json_response
 
 log = logging.getLogger(__name__)
 
-PROGRAM = ("-m", "simulator", "advise")  # a process, for the router imports nothing of it
+# A process, for the router imports nothing of it. -P: no module of the folder it starts in.
+PROGRAM = ("-P", "-m", "simulator", "advise")
 NICE = 10
 _MAX_BYTES = 4 << 20  # of the file that is shown
 _MAX_SAID = 2_000  # of what a process that failed said last

@@ -113,6 +113,11 @@ FIXED = MappingProxyType(
 )
 
 
+NO_GRPC = (
+    "gRPC is not installed: pip install 'grpcio>=1.80,<2' 'protobuf>=6.33' "
+    "(or '.[grpc]' in the checkout)"
+)
+
 # Keys of earlier versions, and what to write in their place.
 REMOVED = MappingProxyType(
     {
@@ -211,7 +216,7 @@ def _check_grpc(config: Config) -> list[str]:
         return []
     problems = []
     if find_spec("grpc") is None or find_spec("google.protobuf") is None:
-        problems.append("grpc_port: gRPC is not installed: pip install 'warmroute[grpc]'")
+        problems.append(f"grpc_port: {NO_GRPC}")
     if config.grpc_port == config.port != 0:
         problems.append(f"port and grpc_port are both {config.port}; they must differ")
     if config.grpc_port == config.admin_port != 0 and config.host == config.admin_host:
@@ -227,7 +232,7 @@ def _check_picker(config: Config) -> list[str]:
         return []
     problems = []
     if find_spec("grpc") is None or find_spec("google.protobuf") is None:
-        problems.append("picker.port: gRPC is not installed: pip install 'warmroute[grpc]'")
+        problems.append(f"picker.port: {NO_GRPC}")
     ports = {
         "port": (config.host, config.port),
         "admin_port": (config.admin_host, config.admin_port),

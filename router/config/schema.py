@@ -323,7 +323,7 @@ def check_endpoint(url: str) -> None:
     except ModuleNotFoundError:
         found = None
     if found is None:
-        raise ValueError("OpenTelemetry is not installed: pip install 'warmroute[otel]'")
+        raise ValueError(NO_OTEL)
 
 
 def traces_url(endpoint: str) -> str:
@@ -333,6 +333,10 @@ def traces_url(endpoint: str) -> str:
     return parts._replace(path=path).geturl()
 
 
+NO_OTEL = (
+    "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2' "
+    "'opentelemetry-exporter-otlp-proto-http>=1.45,<2' (or '.[otel]' in the checkout)"
+)
 _HEADER = r"^[a-z0-9][a-z0-9-]{0,63}$"
 
 

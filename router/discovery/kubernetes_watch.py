@@ -170,7 +170,10 @@ class Objects(Generic[Kind]):
             raise WatchError(f"more than {most} {self._resource.name}")
 
 
-MISSING = "kubernetes_asyncio is not installed: pip install 'warmroute[kubernetes]'"
+MISSING = (
+    "kubernetes_asyncio is not installed: pip install 'kubernetes_asyncio>=36' "
+    "(or '.[kubernetes]' in the checkout)"
+)
 _AGAIN_S = (0.2, 5.0)  # after a failure; doubles, and half of it is drawn
 _LASTING_S = 1.0  # a watch that was quiet for so long was one
 _ANSWER_S = 10.0  # a page of a list, or the head of a watch

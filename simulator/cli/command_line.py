@@ -34,8 +34,8 @@ from simulator.traces.job import TraceError
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 LOG_COLUMNS = 160
-OF_EXTRA_SIM = {"scipy", "matplotlib", "zstandard"}  # imported where they are used
-SIM_EXTRA = "pip install 'warmroute[sim]'"
+# Imported where they are used: the library, and what installs it.
+OF_EXTRAS = {"scipy": "pip install 'scipy>=1.17' (or '.[sim]' in the checkout)"}
 REMOVED = {
     "learn": "was removed, and so was the policy `learned`, which beat LMetric nowhere; `sweep` "
     "compares policies and their parameters",
@@ -83,9 +83,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     except ModuleNotFoundError as error:
         library = (error.name or "").partition(".")[0]
-        if library not in OF_EXTRA_SIM:
+        if library not in OF_EXTRAS:
             raise
-        print(f"warmroute-sim: {library} is not installed: {SIM_EXTRA}", file=sys.stderr)
+        print(f"warmroute-sim: {library} is not installed: {OF_EXTRAS[library]}", file=sys.stderr)
         return EXIT_FAILED
     except (StartError, ScrapeError) as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import sys
 from collections.abc import Callable, Coroutine, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -203,11 +202,7 @@ def check_profile(name: str) -> None:
 
 
 def check_policy(spec: str) -> None:
-    """Raises `UsageError` for a policy that cannot be loaded; knows those of this folder, too."""
-    # The router looks for a policy of one's own in the folder it is started in, too.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.append(here)
+    """Raises `UsageError` for a policy that cannot be loaded."""
     try:
         load(spec)
     except PolicyError as error:

@@ -27,6 +27,7 @@ from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
 from simulator.report.figures import NOTHING, seconds
 from simulator.report.page import Claim, Picture, Section
+from simulator.report.plots import DRAWS, MISSING
 from simulator.report.row import new_ones
 from simulator.traces.open import open_jobs
 
@@ -402,5 +403,7 @@ def _report(
     for line in claim_lines(shown):
         console.print(line)
     console.print(f"report: {out / 'report.html'} and {out / 'report.json'}")
+    if not DRAWS:
+        console.print(f"the page has no pictures: {MISSING}", markup=False)
     if not demo.sound:
         console.print("[bold red]requests were lost or load counters leaked: see above[/]")

@@ -139,6 +139,7 @@ async def launch(module: str, arguments: Sequence[str], sink: IO[bytes]) -> Proc
     """
     return await asyncio.create_subprocess_exec(
         sys.executable,
+        "-P",  # what stands in the folder that it starts in is none of our modules
         "-m",
         module,
         *arguments,

@@ -25,7 +25,7 @@ from simulator.live.scrape import (
 )
 from simulator.replay.result import Samples
 
-MODEL = "demo"
+MODEL = "warmroute-timed"  # as a timed worker that is started by itself
 STARTS_AT_ONCE = 4  # starting more Python programs than cores at once only makes all late
 SETTLE_S = 10.0  # within this, counters of a finished run must have come back to zero
 SETTLE_POLL_S = 0.05

@@ -8,20 +8,33 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
+from importlib.util import find_spec
 from itertools import product
-from typing import Any, Literal
+from typing import Any, Literal, ParamSpec
 
-import matplotlib as mpl
 import numpy as np
 import numpy.typing as npt
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import MaxNLocator, NullFormatter
 
 from simulator.replay.result import NEVER, HotPrefix, Samples
 from simulator.report.view import on_grid
 
+# Of the extra `demo`, for its size: without it a page has all but its pictures.
+DRAWS = find_spec("matplotlib") is not None
+if DRAWS:
+    import matplotlib as mpl
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure as Canvas
+    from matplotlib.ticker import MaxNLocator, NullFormatter
+
+MISSING = (
+    "matplotlib is not installed: pip install 'matplotlib>=3.11' (or '.[demo]' in the checkout)"
+)
+NOT_DRAWN = (
+    '<svg xmlns="http://www.w3.org/2000/svg" width="560" height="28" viewBox="0 0 560 28">'
+    f'<text x="4" y="18" font-family="sans-serif" font-size="11">{MISSING}</text></svg>'
+)
 WORKER_COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#56B4E9", "#CC79A7", "#F0E442", "#5F6470",
 )  # fmt: skip
@@ -65,8 +78,20 @@ Values = Sequence[float] | Floats
 Line = tuple[Values, Values]  # x and y of its points; NaN: a gap
 Band = tuple[Values, Values]  # low and high beside a line's points
 Style = tuple[str, Any]  # colour, dash
+Arguments = ParamSpec("Arguments")
 
 
+def drawn(draw: Callable[Arguments, str]) -> Callable[Arguments, str]:
+    """A picture, or where matplotlib is not installed a line that says so."""
+
+    @wraps(draw)
+    def picture(*args: Arguments.args, **kwargs: Arguments.kwargs) -> str:
+        return draw(*args, **kwargs) if DRAWS else NOT_DRAWN
+
+    return picture
+
+
+@drawn
 def line_plot(
     lines: Mapping[str, Line],
     xlabel: str,
@@ -86,13 +111,13 @@ def line_plot(
 
     `whole_x`: x counts something, so that there is nothing to label between two numbers.
     """
-    drawn = styles(list(lines))
+    chosen = styles(list(lines))
     rows = math.ceil(len(lines) / (1 if width_in < WIDE_IN else 2))
     height = (1.7 if width_in < WIDE_IN else 2.7) + LINE_IN * rows
     with mpl.rc_context(RC):
         canvas, axes = _canvas(width_in, height, legend_rows=rows, left_in=0.72)
         for label, (xs, ys) in lines.items():
-            colour, dash = drawn[label]
+            colour, dash = chosen[label]
             alone = np.count_nonzero(~np.isnan(np.asarray(ys, np.float64))) < 2
             axes.plot(
                 xs, ys, color=colour, linestyle=dash, label=label[:34], lw=1.7, ms=3,
@@ -144,6 +169,7 @@ def copies_plot(hot: Sequence[HotPrefix], samples: Samples, workers: int, until_
     )
 
 
+@drawn
 def share_plot(counts: npt.NDArray[np.int64], edges: Floats) -> str:
     """Stacked shares of requests per worker, `counts` [workers, stretches between `edges`]."""
     shares = 100.0 * counts / np.maximum(counts.sum(axis=0), 1)
@@ -160,6 +186,7 @@ def share_plot(counts: npt.NDArray[np.int64], edges: Floats) -> str:
         return _as_svg(canvas)
 
 
+@drawn
 def worker_map(samples: Samples, values: Any, top: float, until_s: float, log: bool = False) -> str:
     """`values` [samples, workers] as one line of cells a worker, coloured from 0 to `top`."""
     grid = on_grid(samples.time_ns, values, GRID_COLUMNS)
@@ -180,6 +207,7 @@ def worker_map(samples: Samples, values: Any, top: float, until_s: float, log: b
         return _as_svg(canvas)
 
 
+@drawn
 def split_plot(
     parts: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str, tokens: bool = False
 ) -> str:
@@ -205,6 +233,7 @@ def split_plot(
         return _as_svg(canvas)
 
 
+@drawn
 def front_plot(
     groups: Mapping[str, Sequence[tuple[float, float, bool]]],
     front: Sequence[tuple[float, float]],
@@ -242,6 +271,7 @@ def front_plot(
         return _as_svg(canvas)
 
 
+@drawn
 def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, limit: float) -> str:
     """A row of dots for each label, one a seed, and a bar at their mean; `limit` 0: none."""
     height = 0.8 + LINE_IN * max(len(seeds), 1)
@@ -294,6 +324,8 @@ def log_labels(steps: Sequence[float]) -> list[float]:
 
 def busy_scale(stops: int = 6) -> list[str]:
     """Colours of `worker_map` from 0 to its top, as #rrggbb, for a page's legend."""
+    if not DRAWS:
+        return [RULE] * stops
     colours = mpl.colormaps[BUSY_MAP](np.linspace(0.0, 1.0, stops))
     return [mpl.colors.to_hex(colour) for colour in colours]
 

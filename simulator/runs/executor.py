@@ -178,6 +178,10 @@ def _died(outcome: Outcome, how: str) -> Outcome:
 
 
 CONNECT_S = 10.0
+DASK_MISSING = (
+    "--dask: distributed is not installed: pip install 'distributed>=2026.8' "
+    "(or '.[dask]' in the checkout)"
+)
 AHEAD = 2  # runs handed out for each core, so that no core waits for the next
 
 
@@ -189,7 +193,7 @@ class DaskCluster:
         try:
             distributed: Any = import_module("distributed")
         except ImportError as error:
-            raise SweepError(["--dask needs the extra: pip install 'warmroute[dask]'"]) from error
+            raise SweepError([DASK_MISSING]) from error
         try:
             self._client = distributed.Client(address, timeout=CONNECT_S, set_as_default=False)
         except (OSError, ValueError) as error:

@@ -149,7 +149,7 @@ async def test_what_is_installed_is_there() -> None:
 
 
 RUN: Mapping[str, Callable[..., object]] = {
-    "pip install 'warmroute[grpc]'": test_what_is_installed_is_there,
+    "pip install '.[grpc]'": test_what_is_installed_is_there,
     "warmroute serve --picker --worker http://10.0.0.11:8000 ": test_the_picker_beside_envoy,
     "warmroute serve --picker --picker-endpoints 3 ": test_the_heads_of_the_samples,
     "warmroute serve --picker --picker-tls-cert ": test_a_certificate_where_any_will_do,

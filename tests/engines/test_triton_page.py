@@ -275,7 +275,7 @@ async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
 
 # How each command begins, and the test that runs it.
 RUN: Mapping[str, Callable[..., object]] = {
-    "pip install 'warmroute[grpc]'": test_what_is_installed_is_there,
+    "pip install '.[grpc]'": test_what_is_installed_is_there,
     "warmroute serve --port 8000": (
         test_triton_grpc.test_the_command_in_the_docs_finds_grpc_beside_http
     ),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -203,3 +205,22 @@ def test_installed_entry_points_are_names(monkeypatch):
     assert load("random").costs(request_of(), fleet_of(worker_id=[7]), None).tolist() == [0.0]
     with pytest.raises(PolicyError, match="newest_first"):
         load("newest")
+
+
+def test_a_module_of_the_folder_is_found_behind_what_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p])
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "policy_of_a_folder.py").write_text(
+        "def own(request, fleet, state):\n    return fleet.requests + 0.0\n"
+    )
+    assert load("policy_of_a_folder:own").name == "policy_of_a_folder:own"
+    assert sys.path[-1] == str(tmp_path)
+    (tmp_path / "policies").mkdir()
+    (tmp_path / "policies" / "mine.py").write_text("raise SystemExit\n")
+    with pytest.raises(PolicyError, match=r"policies was not asked, for policies is an installed"):
+        load("policies.mine:Mine")
+    (tmp_path / "numpy.py").write_text("raise SystemExit\n")
+    with pytest.raises(PolicyError, match=r"numpy\.py was not asked, for numpy is an installed"):
+        load("numpy:Mine")

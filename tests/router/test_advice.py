@@ -31,7 +31,7 @@ class Instead(Advising):
     program = SAYS_WHAT_IT_IS
 
     def command(self) -> list[str]:
-        return [sys.executable, "-c", self.program, *super().command()[3:]]
+        return [sys.executable, "-c", self.program, *super().command()[4:]]
 
 
 def config(tmp_path: Path, **advise: object) -> Config:
@@ -78,7 +78,7 @@ def test_a_file_that_is_no_advice_is_not_shown(tmp_path: Path) -> None:
 
 def test_bounds_come_first_so_that_options_may_change_them() -> None:
     command = command_of(["--budget=9", "log"], 5.0, 300)
-    assert command[1:4] == ["-m", "simulator", "advise"]
+    assert command[1:5] == ["-P", "-m", "simulator", "advise"]
     assert command.index("--budget=5") < command.index("--budget=9")
     assert {"--nice=10", "--memory-mb=300"} <= set(command)
 

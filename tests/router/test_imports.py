@@ -42,4 +42,7 @@ def test_a_command_whose_library_is_missing_names_the_extra(tmp_path: Path) -> N
     )
     ended = run_python(code, log, "--kv-tokens", "269k")
     assert ended.returncode == 1
-    assert ended.stderr == ("warmroute-sim: scipy is not installed: pip install 'warmroute[sim]'\n")
+    assert ended.stderr == (
+        "warmroute-sim: scipy is not installed: pip install 'scipy>=1.17' (or '.[sim]' in the "
+        "checkout)\n"
+    )

@@ -183,5 +183,5 @@ def test_without_the_extra_one_line_says_what_to_install(
             raise found
 
     monkeypatch.setattr("router.config.schema.find_spec", find)
-    with pytest.raises(ValueError, match=r"pip install 'warmroute\[otel\]'"):
+    with pytest.raises(ValueError, match=r"or '\.\[otel\]' in the checkout"):
         check_endpoint("http://c:4318")
