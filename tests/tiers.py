@@ -10,12 +10,14 @@ import re
 import shutil
 from fnmatch import fnmatch
 
-# Needs more than the ordinary build made: sanitizers, fuzzers, the CUDA emulator, nvcc.
+# Needs more than the ordinary build made: sanitizers, fuzzers, the CUDA emulator, nvcc. Or runs
+# other tests once more, as other processors would.
 NATIVE = (
     "kernels/test_cuda_*.py",
     "kernels/test_triton_*.py",
     "kernels/test_*_fuzz.py",
     "kernels/test_sanitized.py",
+    "simulator/test_every_processor.py",
     "engine/test_kernel_emulated.py",
     "engine/test_kernel_trial.py",
     "engine/test_triton_language.py",

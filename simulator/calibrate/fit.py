@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 from rich.table import Table
 
 from engine.profiles import Profile
 from engine.step_time import StepTime
+from simulator.calibrate.best_constants import (
+    SOFTMAX_P,
+    Floats,
+    Measured,
+    best_constants,
+    relative_errors,
+)
 
 MAX_STEPS = 5_000_000
 MAX_TOKENS = 1 << 40  # of any column: far beyond any step, small enough for exact sums
@@ -114,23 +120,11 @@ def _number(row: dict[str, str], name: str, where: str, whole: bool = False) -> 
     return value
 
 
-Floats = npt.NDArray[np.float64]
-
-# What is fitted, and a start that any engine is within a few orders of magnitude of. The
-# all-reduce terms have the same shape as `linear_s` and `weights_s`, which take them in.
-STARTS = {
-    "linear_s": 5e-5,
-    "pair_s": 2e-9,
-    "weights_s": 1e-2,
-    "context_s": 5e-8,
-    "overhead_s": 2e-3,
-    "seq_s": 1.5e-5,
-}
+# What is fitted. The all-reduce terms have the same shape as `linear_s` and `weights_s`, which take
+# them in.
+CONSTANTS = ("linear_s", "pair_s", "weights_s", "context_s", "overhead_s", "seq_s")
 ROUND_TRIP = "round_trip_s"
-ROUND_TRIP_START_S = 2e-3
 MAX_FITTED = 20_000  # more steps than that are thinned evenly: they say the same again
-SOFTMAX_P = 6.0
-OUTLIER_SHARE = 0.05  # beyond this relative error a step counts linearly, not squared
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,26 +163,13 @@ def fit(observations: Sequence[Observation]) -> Fit:
         raise ObservationError(
             "a measurement took no time: the engine answers faster than the clock can tell"
         )
-    from scipy.optimize import least_squares  # of the extra `sim`; other commands do without
-
     chosen = observations[:: -(-len(observations) // MAX_FITTED)]
-    table = _Table(chosen)
-    starts = np.array([STARTS.get(name, ROUND_TRIP_START_S) for name in names])
-
-    def residuals(scaled: Floats) -> Floats:
-        return table.relative_error(dict(zip(names, scaled * starts, strict=True)))
-
-    # Scaled by the start, all constants are near 1, and one tolerance suits all.
-    found = least_squares(
-        residuals, np.ones(len(names)), bounds=(0.0, np.inf), loss="soft_l1",
-        f_scale=OUTLIER_SHARE, xtol=1e-12, ftol=1e-12, gtol=1e-12, max_nfev=2000,
-    )  # fmt: skip
-    values = {name: float(value) for name, value in zip(names, found.x * starts, strict=True)}
-    round_trip_s = values.pop(ROUND_TRIP, 0.0)
+    measured = _columns(chosen, names)
+    values = best_constants(measured)
     return Fit(
-        StepTime(**{name: values.get(name, 0.0) for name in STARTS}, softmax_p=SOFTMAX_P),
-        round_trip_s,
-        _errors(chosen, np.abs(residuals(found.x))),
+        StepTime(**{name: values.get(name, 0.0) for name in CONSTANTS}, softmax_p=SOFTMAX_P),
+        values.get(ROUND_TRIP, 0.0),
+        _errors(chosen, np.abs(relative_errors(measured, values))),
         undetermined,
     )
 
@@ -210,44 +191,27 @@ def _determined(observations: Sequence[Observation]) -> tuple[list[str], tuple[s
     return names, tuple(name for name, known in bears.items() if not known)
 
 
-class _Table:
-    """Observations as columns: one row a step, and which observation it belongs to."""
-
-    def __init__(self, observations: Sequence[Observation]) -> None:
-        loads = [load for observation in observations for load in observation.loads]
-        lengths = [len(observation.loads) for observation in observations]
-        self._starts = np.cumsum([0, *lengths[:-1]])
-        columns = np.array(loads, dtype=np.float64).T
-        prefill_tokens, prefill_seqs, decode_seqs, self._context, self._pairs = columns
-        self._new_tokens = prefill_tokens + decode_seqs
-        self._seqs = prefill_seqs + decode_seqs
-        self._measured_s = np.array([observation.seconds for observation in observations])
-        self._round_trips = np.array([o.round_trips for o in observations], dtype=np.float64)
-
-    def relative_error(self, values: dict[str, float]) -> Floats:
-        """(model - measured) / measured of each observation."""
-
-        def value(name: str) -> float:
-            return values.get(name, 0.0)
-
-        step_s = (
-            value("overhead_s")
-            + value("seq_s") * self._seqs
-            + _soft_max(value("weights_s"), value("linear_s") * self._new_tokens)
-            + value("pair_s") * self._pairs
-            + value("context_s") * self._context
-        )
-        model_s = np.add.reduceat(step_s, self._starts) + value(ROUND_TRIP) * self._round_trips
-        error: Floats = (model_s - self._measured_s) / self._measured_s
-        return error
-
-
-def _soft_max(left: float, right: Floats) -> Floats:
-    """The p-norm of `engine.step_time`, for columns."""
-    high = np.maximum(np.maximum(left, right), 1e-300)  # never 0, where it would divide by 0
-    low = np.minimum(left, right)
-    result: Floats = high * (1.0 + (low / high) ** SOFTMAX_P) ** (1.0 / SOFTMAX_P)
-    return result
+def _columns(observations: Sequence[Observation], names: Sequence[str]) -> Measured:
+    """The observations with what these constants are multiplied by."""
+    lengths = [len(observation.loads) for observation in observations]
+    first_steps = np.cumsum([0, *lengths[:-1]])
+    loads = [load for observation in observations for load in observation.loads]
+    columns = np.array(loads, dtype=np.float64).T
+    prefill_tokens, prefill_seqs, decode_seqs, context_tokens, pairs = columns
+    of_steps = {
+        "pair_s": pairs,
+        "context_s": context_tokens,
+        "overhead_s": np.ones(len(loads)),
+        "seq_s": prefill_seqs + decode_seqs,
+    }
+    sums = {name: np.add.reduceat(column, first_steps) for name, column in of_steps.items()}
+    sums[ROUND_TRIP] = np.array([one.round_trips for one in observations], dtype=np.float64)
+    return Measured(
+        np.array([observation.seconds for observation in observations]),
+        first_steps,
+        prefill_tokens + decode_seqs,
+        {name: column for name, column in sums.items() if name in names},
+    )
 
 
 def _errors(observations: Sequence[Observation], relative: Floats) -> tuple[KindError, ...]:

@@ -46,6 +46,15 @@ def observed(step_time: StepTime, noise: float, steps: int = 1500) -> list[Obser
     return [Observation((x,), step_time.seconds(x) * draw.gauss(1.0, noise)) for x in loads]
 
 
+def stalled(step_time: StepTime) -> list[Observation]:
+    """With noise; one step in fifty takes 20 times as long."""
+    draw = random.Random(2)
+    return [
+        row._replace(seconds=row.seconds * (20 if draw.random() < 0.02 else 1))
+        for row in observed(step_time, noise=0.03)
+    ]
+
+
 WIDE = frozenset(name for name in PROFILES if "-ep" in name)
 
 
@@ -53,8 +62,8 @@ WIDE = frozenset(name for name in PROFILES if "-ep" in name)
 def test_steps_of_wide_experts_are_explained_nearly(name: str) -> None:
     """Their all-to-all takes as long as the experts: two terms cannot take it in."""
     found = fit(observed(profile(name).step_time, noise=0.0))
-    assert found.errors[-1].median < 0.02
-    assert found.errors[-1].p90 < 0.08
+    assert found.errors[-1].median < 0.005
+    assert found.errors[-1].p90 < 0.015
 
 
 @pytest.mark.parametrize("name", sorted(PROFILES.keys() - WIDE))
@@ -70,15 +79,40 @@ def test_steps_of_every_profile_are_explained(name: str) -> None:
 
 def test_noise_and_stalls_do_not_carry_the_fit_away() -> None:
     truth = profile("llama-3.1-8b-h100").step_time
-    draw = random.Random(2)
-    rows = [
-        row._replace(seconds=row.seconds * (20 if draw.random() < 0.02 else 1))
-        for row in observed(truth, noise=0.03)
-    ]
-    found = fit(rows)
+    found = fit(stalled(truth))
     assert found.step_time.linear_s == pytest.approx(truth.linear_s, rel=0.05)
     assert found.errors[-1].median < 0.04
     assert found.errors[-1].worst > 0.5  # the stalls are told of, not hidden
+
+
+@pytest.mark.parametrize("name", ["deepseek-r1-gb200-ep8", "deepseek-r1-gb200-ep16"])
+def test_rows_in_another_order_give_the_same_step_times(name: str) -> None:
+    """Their sums round otherwise, as they do on another processor; the valley is the same."""
+    rows = observed(profile(name).step_time, noise=0.03, steps=300)
+    expected = fit(rows).step_time
+    for seed in range(3):
+        shuffled = random.Random(seed).sample(rows, len(rows))
+        found = fit(shuffled).step_time
+        for row in rows:
+            assert found.seconds(row.loads[0]) == pytest.approx(
+                expected.seconds(row.loads[0]), rel=1e-9
+            )
+
+
+def test_a_faster_clock_gives_constants_in_its_own_unit() -> None:
+    rows = observed(profile("deepseek-r1-gb200-ep8").step_time, noise=0.03, steps=300)
+    slow = fit([row._replace(seconds=1e4 * row.seconds) for row in rows]).step_time
+    assert slow.linear_s == pytest.approx(1e4 * fit(rows).step_time.linear_s, rel=1e-9)
+
+
+def test_equal_explanations_share_evenly() -> None:
+    """All batches are of one size: what a step takes anyway is the overhead's or the weights'."""
+    loads = [Load(0, 0, 8, 8 * context) for context in range(100, 4000, 100)]
+    found = fit([Observation((load,), 0.010 + 1e-7 * load.decode_ctx_tokens) for load in loads])
+    step_time = found.step_time
+    assert step_time.linear_s == 0.0
+    assert step_time.weights_s == pytest.approx(0.005, rel=1e-6)
+    assert step_time.overhead_s == pytest.approx(0.005, rel=1e-6)
 
 
 def test_what_was_not_measured_is_said_to_be_undetermined() -> None:

@@ -1,0 +1,51 @@
+"""Prints the step times that fits to made-up measurements predict, as JSON: a list for each set.
+
+Its sets are those of `test_calibrate`, with noise and with little to tell the constants apart.
+Started as a program, once for each way of computing.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+
+from engine.profiles import PROFILES, profile
+from simulator.calibrate.fit import Load, Observation, fit, prefill_loads
+from tests.simulator.test_calibrate import observed, random_load, stalled
+
+PLAIN = "llama-3.1-8b-h100"
+
+
+def data_sets() -> Iterator[tuple[str, list[Observation]]]:
+    """Each with its name."""
+    for name in sorted(PROFILES):
+        yield name, observed(profile(name).step_time, noise=0.0)
+    for name in (PLAIN, "deepseek-r1-gb200-ep8"):
+        yield f"{name}, 3 % of noise", observed(profile(name).step_time, noise=0.03)
+    truth = profile(PLAIN).step_time
+    yield "stalls", stalled(truth)
+    exact = observed(truth, noise=0.0)
+    yield "decode only", [row for row in exact if not row.loads[0].prefill_tokens]
+    yield "prefill only", [row for row in exact if not row.loads[0].decode_seqs]
+    draw = random.Random(3)
+    prompts = (prefill_loads(draw.randrange(100, 40_000), 8192) for _ in range(40))
+    yield "whole prompts", [Observation(x, sum(map(truth.seconds, x)) + 0.003, 1) for x in prompts]
+    alike = [Load(8, 0, 8, 8 * context) for context in range(100, 4000, 100)]
+    yield "batches of one size", [Observation((x,), truth.seconds(x)) for x in alike]
+
+
+def main() -> None:
+    """Steps like those measured, and others: constants that nothing measured count there."""
+    draw = random.Random(4)
+    others = [random_load(draw) for _ in range(200)]
+    predicted = {}
+    for name, rows in data_sets():
+        step_time = fit(rows).step_time
+        loads = [load for row in rows for load in row.loads]
+        predicted[name] = [step_time.seconds(load) for load in (*loads, *others)]
+    print(json.dumps(predicted))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Numbers are the same on every processor: fits and replays, in each way this one can compute."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulator.processors import WAYS, environment
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "simulator" / "data" / "conversation_sample.jsonl.gz"
+# What rests on numpy's and scipy's sums: the fit, comparisons with live runs, statistics.
+NUMERIC = (
+    "test_calibrate.py",
+    "test_validate.py",
+    "test_report_aggregate.py",
+    "test_report_row.py",
+)
+CLOSE = 1e-6  # of predicted step times, relative
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, str]:
+    """What to set in the environment of a process that computes so."""
+    found = environment(request.param)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
+
+
+def told(command: list[str], settings: dict[str, str]) -> str:
+    """What a process of ours printed."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def fitted(settings: dict[str, str]) -> dict[str, list[float]]:
+    predicted: dict[str, list[float]] = json.loads(told(["tests.simulator.fitted"], settings))
+    return predicted
+
+
+@pytest.fixture(scope="module")
+def usual_fits() -> dict[str, list[float]]:
+    """As this processor computes by itself."""
+    return fitted({})
+
+
+def replayed(folder: Path, settings: dict[str, str]) -> list[str]:
+    """The lines of a replay's file of results, without those of the time that it took."""
+    file = folder / "results.json"
+    arguments = ["--policy", "warmset", "--policy", "hybrid", "--workers", "4", "--requests", "300"]
+    told(["simulator", "replay", str(SAMPLE), *arguments, "--json", str(file)], settings)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    return [
+        line
+        for line in lines
+        if not line.lstrip().startswith(('"wall_s"', '"requests_per_wall_s"'))
+    ]
+
+
+@pytest.fixture(scope="module")
+def usual_replay(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return replayed(tmp_path_factory.mktemp("usual"), {})
+
+
+def test_fits_predict_the_same_step_times(
+    way: dict[str, str], usual_fits: dict[str, list[float]]
+) -> None:
+    for name, predicted in fitted(way).items():
+        assert predicted == pytest.approx(usual_fits[name], rel=CLOSE), name
+
+
+def test_replays_write_the_same_bytes(
+    way: dict[str, str], usual_replay: list[str], tmp_path: Path
+) -> None:
+    assert replayed(tmp_path, way) == usual_replay
+
+
+def test_numeric_tests_pass(way: dict[str, str]) -> None:
+    files = [f"tests/simulator/{name}" for name in NUMERIC]
+    options = ["-q", "-n", "0", "--tier", "quick", "-m", "not alone", "-p", "no:cacheprovider"]
+    assert " passed" in told(["pytest", *options, *files], way)
