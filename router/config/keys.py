@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from math import isfinite
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -101,6 +102,7 @@ def variable_of(path: str) -> str:
     return PREFIX + attribute_of(path).upper()
 
 
+@cache
 def keys_of() -> Mapping[str, Key]:
     """All keys by path, in the order of the Structs: the top level first, then the sections."""
     found: dict[str, Key] = {}
