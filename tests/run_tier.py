@@ -19,20 +19,33 @@ import pytest
 
 from tests.tiers import QUICK_TIER, TIERS
 
-ROOT = Path(__file__).parents[1]
 FLAKY_AT_MOST = 3
 ALONE_AT_MOST = 12  # where more fail, it is nothing that comes and goes
 FLAKY_LIST = Path("build/flaky.txt")
-FAILED_LIST = "WARMROUTE_FAILED_TESTS"  # a file's name, for the plug-in that this module is
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """As pytest's plug-in: note each test that fails, in its set-up or its end, too."""
-    path = os.environ.get(FAILED_LIST)
-    # With pytest-xdist all reports come to its controller, too, which notes them.
-    if path and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        with Path(path).open("a") as file:
-            print(without_group(report.nodeid), file=file)
+class FailedTests:
+    """Writes the name of each test that fails, in its set-up or its end, too. Lifetime: run."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            with self._path.open("a") as file:
+                print(without_group(report.nodeid), file=file)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """This module is the plug-in of pytest that it runs."""
+    parser.addoption("--failed-list", type=Path, help="a file for the names of tests that fail")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("failed_list")
+    # With pytest-xdist all reports come to its controller.
+    if path is not None and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailedTests(path))
 
 
 def without_group(node_id: str) -> str:
@@ -67,10 +80,11 @@ def _pytest(arguments: list[str], folder: Path) -> tuple[int, list[str]]:
     """Exit code, and the names of the tests that failed, each once."""
     path = folder / f"build/failed-{os.getpid()}.txt"
     path.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-p", "tests.run_tier", *arguments]
+    ours = ["-p", "tests.run_tier", f"--failed-list={path.absolute()}"]
     try:
-        environment = {**os.environ, FAILED_LIST: str(path.absolute()), "PYTHONPATH": str(ROOT)}
-        code = subprocess.run(command, cwd=folder, env=environment).returncode
+        code = subprocess.run(
+            [sys.executable, "-m", "pytest", *ours, *arguments], cwd=folder
+        ).returncode
         failed = path.read_text().splitlines() if path.exists() else []
     finally:
         path.unlink(missing_ok=True)

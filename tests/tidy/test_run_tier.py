@@ -28,6 +28,7 @@ TWO_AT_A_TIME = [*ONE_AT_A_TIME, "--numprocesses=2", "--dist=loadgroup"]
 @pytest.fixture(autouse=True)
 def without_plug_ins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # run from another folder
 
 
 def flaky(*names: str) -> str:
