@@ -147,7 +147,7 @@ def _become(order: Order) -> None:
     os.environ.update(order.environment)
     sys.path[0] = order.folder
     sys.argv[1:] = order.arguments
-    sys.orig_argv[1:] = ["-m", order.module, *order.arguments]
+    sys.orig_argv[1:] = ["-P", "-m", order.module, *order.arguments]
     importlib.invalidate_caches()
     gc.enable()
     # A router unfreezes at its end: it would look through all that was imported, and copy it.
