@@ -45,6 +45,7 @@ def test_what_is_there_is_what_is_made(name: str) -> None:
 
 
 @pytest.mark.live
+@pytest.mark.timeout(400)  # it works for a minute or two, for the machine is full in this tier
 @pytest.mark.parametrize("name", ["docs/simulator.md", "docs/disaggregation.md"])
 def test_blocks_that_take_seconds_are_what_is_made(name: str) -> None:
     quick = lambda block: not block.reads_log and block.command[0] not in SLOW  # noqa: E731
