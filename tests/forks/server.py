@@ -1,8 +1,9 @@
 """A process that has imported what routers and timed workers import, and forks to become them.
 
-`python -m tests.forks.server FD`: each order that comes over the socket FD brings a line of its own
-and a file for what is said. Over the line go the process id, then the exit status; where the other
-end closes it, the program is killed, and where FD ends, all are. So nothing outlives the tests.
+`python -P -m tests.forks.server FD`: each order that comes over the socket FD brings a line of its
+own and a file for what is said. Over the line go the process id, then the exit status; where the
+other end closes it, the program is killed, and where FD ends, all are. So nothing outlives the
+tests.
 
 A fork has but one thread, and so nothing that is imported here may start one.
 """
@@ -41,7 +42,7 @@ _PR_SET_PDEATHSIG = 1  # prctl(2)
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """A program to become: `python -m module arguments`. Lifetime: one start."""
+    """A program to become: `python -P -m module arguments`. Lifetime: one start."""
 
     module: str
     arguments: list[str]
@@ -141,11 +142,10 @@ def _stand_alone(sink: int, parent: int) -> None:
 
 
 def _become(order: Order) -> None:
-    """Run it as the main program, as `python -m` does."""
+    """Run it as the main program, as `python -P -m` does."""
     os.chdir(order.folder)
     os.environ.clear()
     os.environ.update(order.environment)
-    sys.path[0] = order.folder
     sys.argv[1:] = order.arguments
     sys.orig_argv[1:] = ["-P", "-m", order.module, *order.arguments]
     importlib.invalidate_caches()

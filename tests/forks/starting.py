@@ -42,7 +42,7 @@ class ForkServer:
         self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.forks.server", str(its.fileno())],
+                [sys.executable, "-P", "-m", "tests.forks.server", str(its.fileno())],
                 cwd=CHECKOUT,
                 env=environment,
                 pass_fds=[its.fileno()],

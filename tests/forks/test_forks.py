@@ -94,17 +94,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def finding(folder: Path) -> dict[str, str]:
+    """An environment in which programs find the modules of a folder; -P hides the current one's."""
+    return {**processes.environment(), "PYTHONPATH": f"{CHECKOUT}{os.pathsep}{folder}"}
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[ForkServer]:
-    server = ForkServer(processes.environment())
+def server(folder: Path) -> Iterator[ForkServer]:
+    server = ForkServer(finding(folder))
     yield server
     server.close()
 
 
 async def start(server: ForkServer, folder: Path, module: str, *arguments: str) -> ForkedProcess:
-    """In the folder, which is where its module is found; its log is there, too."""
+    """In the folder, where its log is, too."""
     with (folder / f"{module}.log").open("wb") as sink:
-        order = Order(module, list(arguments), processes.environment(), str(folder))
+        order = Order(module, list(arguments), finding(folder), str(folder))
         return await server.start(order, sink)
 
 
@@ -138,7 +143,7 @@ async def test_it_sees_the_world_as_if_it_had_been_started(
     server: ForkServer, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WARMROUTE_PORT", "1")
-    monkeypatch.setenv("PYTHONPATH", str(folder))  # none of ours is found where it starts
+    monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.chdir(folder)
     forked = await start(server, folder, "fork_world", "one", "-m", "ü")
     with (folder / "real.log").open("wb") as sink:
@@ -148,9 +153,6 @@ async def test_it_sees_the_world_as_if_it_had_been_started(
         log = folder / f"{name}.log"
         assert await process.wait() == 0, log_tail(log)
         seen.append(json.loads(lines(log)[0]))
-        # But for -P: a real program does not look first in the folder that it starts in.
-        seen[-1]["path"].sort()
-        seen[-1]["flags"] = seen[-1]["flags"].replace("safe_path=True", "safe_path=False")
     assert seen[0] == seen[1]
     assert seen[0]["environment"]["WARMROUTE_PORT"] == "1"
 
@@ -214,7 +216,7 @@ async def test_what_nobody_holds_is_killed_with_what_it_started(
 
 
 async def test_a_server_that_is_killed_takes_its_programs_along(folder: Path) -> None:
-    server = ForkServer(processes.environment())
+    server = ForkServer(finding(folder))
     process = await start(server, folder, "fork_stays")
     os.kill(server.pid, signal.SIGKILL)
     assert await process.wait() == -signal.SIGKILL
@@ -225,7 +227,10 @@ async def test_a_server_that_is_killed_takes_its_programs_along(folder: Path) ->
 
 async def test_tests_that_are_killed_leave_nothing_behind(folder: Path) -> None:
     tests = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", TESTS, str(folder)), cwd=CHECKOUT, stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", TESTS, str(folder)),
+        cwd=CHECKOUT,
+        env=finding(folder),
+        stdout=asyncio.subprocess.PIPE,
     )
     assert tests.stdout is not None
     pids = [int(word) for word in (await tests.stdout.readline()).split()]
