@@ -38,7 +38,7 @@ class FleetPart(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Header(msgspec.Struct, frozen=True):
-    """What holds for the lines below it, up to the next header."""
+    """The policy, the workers and the salt of the lines below, up to the next header."""
 
     started: float  # unix seconds
     policy: str  # specification, every parameter written out

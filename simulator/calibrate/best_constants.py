@@ -231,7 +231,7 @@ def _least_quadratic(curvature: Floats, pull: Floats) -> Floats:
 
 
 def _error(wrong: Floats, point: Floats) -> float:
-    """What is made least, halved: of relative errors `wrong`, and of the constants' price."""
+    """Half of what the fit makes least: the loss of relative errors, and the price of `point`."""
     loss = _mean_product(wrong, wrong / (1.0 + _steepness(wrong)))
     return loss + 0.5 * PRICE * float(point @ point)
 

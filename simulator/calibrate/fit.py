@@ -120,8 +120,8 @@ def _number(row: dict[str, str], name: str, where: str, whole: bool = False) -> 
     return value
 
 
-# What is fitted. The all-reduce terms have the same shape as `linear_s` and `weights_s`, which take
-# them in.
+# The constants that the fit finds. All-reduce terms have the same shape as `linear_s` and
+# `weights_s`, which take them in.
 CONSTANTS = ("linear_s", "pair_s", "weights_s", "context_s", "overhead_s", "seq_s")
 ROUND_TRIP = "round_trip_s"
 MAX_FITTED = 20_000  # more steps than that are thinned evenly: they say the same again

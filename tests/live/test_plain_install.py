@@ -1,4 +1,4 @@
-"""What `pip install .` brings in is enough for every command, also in a folder of foreign modules.
+"""A plain `pip install .` runs the commands, also in a folder whose modules have our names.
 
 The packages are copied into an environment of their own, native build and all, and only their
 dependencies are installed there; that a wheel holds the packages is for other tests.

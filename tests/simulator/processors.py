@@ -24,7 +24,7 @@ WAYS = (*KERNELS, NO_AVX512, NO_VECTORS)
 
 
 def environment(way: str) -> dict[str, str] | str:
-    """What to set for a process to compute in this way, or why this processor does not."""
+    """Variables that make a process compute in this way, or the reason why no process here can."""
     if way in KERNELS:
         missing = sorted(KERNELS[way] - _processor_flags())
         if missing:
@@ -44,7 +44,7 @@ def environment(way: str) -> dict[str, str] | str:
 
 
 def numpy_features() -> list[str]:
-    """What numpy picks its code by at run time on this processor, beyond what it is built for."""
+    """Names of the processor's vector units for which numpy picks other code at run time."""
     script = (
         "import json, numpy._core._multiarray_umath as m;"
         "print(json.dumps([f for f in m.__cpu_dispatch__ if m.__cpu_features__.get(f)]))"

@@ -14,7 +14,7 @@ from tests.simulator.processors import WAYS, environment
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "simulator" / "data" / "conversation_sample.jsonl.gz"
-# What rests on numpy's and scipy's sums: the fit, comparisons with live runs, statistics.
+# Tests of code whose results depend on how numpy and scipy add: fits, comparisons, statistics.
 NUMERIC = (
     "test_calibrate.py",
     "test_validate.py",
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module", params=WAYS)
 def way(request: pytest.FixtureRequest) -> dict[str, str]:
-    """What to set in the environment of a process that computes so."""
+    """Variables for processes that compute in one way, each way in turn."""
     found = environment(request.param)
     if isinstance(found, str):
         pytest.skip(found)
@@ -36,7 +36,7 @@ def way(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 def told(command: list[str], settings: dict[str, str]) -> str:
-    """What a process of ours printed."""
+    """The output of `python -m command` under these variables."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
         cwd=ROOT, env={**os.environ, **settings}, capture_output=True, text=True, check=False,

@@ -16,6 +16,7 @@ import pytest
 from policies import POLICIES
 from simulator.cli import main
 from tests.effort import QUICK
+from tests.simulator.processors import NO_VECTORS, environment
 
 ROOT = Path(__file__).parents[2]
 TOOLAGENT = ROOT.parent / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
@@ -26,12 +27,12 @@ LONG = 3000  # requests of each workload in the full tests
 pytestmark = pytest.mark.timeout(900)
 
 
-def hashed(folder: Path, requests: int = REQUESTS, **environment: str) -> dict[str, Any]:
+def hashed(folder: Path, requests: int = REQUESTS, **settings: str) -> dict[str, Any]:
     """What `tests.simulator.hashed` prints in a fresh process with such an environment."""
     command = [sys.executable, "-m", "tests.simulator.hashed", str(folder / "faults.yaml")]
-    environment = {**os.environ, "PYTHONHASHSEED": "0", **environment}
+    variables = {**os.environ, "PYTHONHASHSEED": "0", **settings}
     done = subprocess.run(
-        [*command, str(requests)], cwd=ROOT, env=environment, capture_output=True, check=False
+        [*command, str(requests)], cwd=ROOT, env=variables, capture_output=True, check=False
     )
     assert done.returncode == 0, done.stderr.decode()
     told: dict[str, Any] = json.loads(done.stdout)
@@ -42,17 +43,6 @@ def hashed(folder: Path, requests: int = REQUESTS, **environment: str) -> dict[s
 def first(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The first process's, to compare others with."""
     return hashed(tmp_path_factory.mktemp("first"))
-
-
-def simd_features() -> list[str]:
-    """What numpy picks its code by at run time on this processor, beyond what it is built for."""
-    script = (
-        "import json, numpy._core._multiarray_umath as m;"
-        "print(json.dumps([f for f in m.__cpu_dispatch__ if m.__cpu_features__.get(f)]))"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
-    features: list[str] = json.loads(done.stdout)
-    return features
 
 
 def test_fresh_processes_and_other_orders_of_sets_agree(
@@ -69,15 +59,11 @@ def test_processors_without_vector_units_agree(first: dict[str, Any], tmp_path: 
 
 
 def without_vectors() -> dict[str, str]:
-    """An environment; skips where numpy has nothing to switch off."""
-    features = simd_features()
-    if not features:
-        pytest.skip("numpy has no vector code to switch off on this processor")
-    # The C library's `exp`, `log` and `pow` have variants of their own.
-    return {
-        "NPY_DISABLE_CPU_FEATURES": " ".join(features),
-        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX512F,-AVX2,-FMA,-FMA4",
-    }
+    """The environment of such a process; skips where numpy has nothing to switch off."""
+    found = environment(NO_VECTORS)
+    if isinstance(found, str):
+        pytest.skip(found)
+    return found
 
 
 def oldest_numpy() -> str:

@@ -1,0 +1,40 @@
+"""Where a library of an extra is missing, the message has the line of pip that installs it."""
+
+from __future__ import annotations
+
+import tomllib
+
+import pytest
+
+from engine.cli.options import NEEDS_TORCH
+from router.config.rules import NO_GRPC
+from router.config.schema import NO_OTEL
+from router.discovery.kubernetes_watch import MISSING as NO_KUBERNETES
+from simulator.cli.command_line import OF_EXTRAS
+from simulator.report.plots import MISSING as NO_MATPLOTLIB
+from simulator.runs.executor import DASK_MISSING
+from tests.tidy.test_tidy import ROOT
+
+EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+    "optional-dependencies"
+]
+MESSAGES = {
+    "dask": DASK_MISSING,
+    "demo": NO_MATPLOTLIB,
+    "engine": NEEDS_TORCH,
+    "grpc": NO_GRPC,
+    "kubernetes": NO_KUBERNETES,
+    "otel": NO_OTEL,
+    "sim": OF_EXTRAS["scipy"],
+}
+
+
+def test_each_extra_of_a_user_has_a_message() -> None:
+    assert {name for name in EXTRAS if not name.startswith("dev")} == MESSAGES.keys()
+
+
+@pytest.mark.parametrize("extra", MESSAGES)
+def test_the_line_has_the_versions_of_the_extra(extra: str) -> None:
+    own = [f"'{one}'" for one in EXTRAS[extra] if not one.startswith("warmroute[")]
+    line = f"pip install {' '.join(own)} (or '.[{extra}]' in the checkout)"
+    assert MESSAGES[extra].endswith(line)
