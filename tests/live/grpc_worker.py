@@ -21,7 +21,7 @@ from tests.served_app import served_by
 
 MODEL = "small"
 BIG_BYTES = 1 << 20
-BIG = 64  # messages of that size
+FLOOD = 512  # messages of that size, more than all buffers on their way hold
 
 
 def asked(id: str, model: str = MODEL, text: bytes = b"hello") -> pb.ModelInferRequest:
@@ -46,7 +46,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
 
     Unary: ok, slow (a tenth of a second), full, internal, hang. Of a stream: ok (three answers),
     none (no answer), full, refused (by the stream's status), cut (one answer, then the stream
-    breaks), hang, stuck (one answer, then it hangs), slow, flood.
+    breaks), hang, stuck (one answer, then it hangs), slow, flood (big answers, until `enough`).
     """
 
     url: str = ""
@@ -56,6 +56,7 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
     metadata: list[dict[str, str]] = field(default_factory=list)
     full: bool = False  # `full` is said by this one
     well: bool = True  # by HTTP
+    enough: bool = False  # a flood ends with the next answer
     port: int = 0
     server: Any = None
 
@@ -110,10 +111,10 @@ class GrpcWorker(GRPCInferenceServiceServicer):  # type: ignore[misc]
                     await asyncio.sleep(0.1)
                     yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
                 case "flood":
-                    for _ in range(BIG):
-                        big = answer_to(request, bytes(BIG_BYTES))
-                        yield pb.ModelStreamInferResponse(infer_response=big)
+                    big = answer_to(request, bytes(BIG_BYTES))
+                    while self.seen["flooded"] < FLOOD and not self.enough:
                         self.seen["flooded"] += 1
+                        yield pb.ModelStreamInferResponse(infer_response=big)
                 case _:
                     for _ in range(3):
                         yield pb.ModelStreamInferResponse(infer_response=answer_to(request))
