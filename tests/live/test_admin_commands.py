@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
-import sys
 from pathlib import Path
 
+from tests.live.commands import said_by
 from tests.live.stack import Stack, running
 
 
 async def run(stack: Stack | None, *arguments: str, admin: str = "") -> tuple[int, str]:
     url = admin or (stack.admin if stack is not None else "")
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", *arguments, "--admin", url),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await process.communicate()
-    return process.returncode or 0, said.decode()
+    return await said_by(*arguments, "--admin", url)
 
 
 async def test_workers_are_listed_drained_taken_back_removed_and_added(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import aiohttp
 
 from simulator.live.processes import Programs
+from tests.live.commands import said_by
 from tests.live.stack import MODEL, engine_arguments, running, until
 
 
@@ -106,13 +107,8 @@ async def test_sigterm_lets_a_running_stream_finish(tmp_path: Path) -> None:
 async def test_bad_configurations_end_at_once_and_say_where(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("policy: hybrid\nlimits:\n  body_bytes: 12\nlisten: 80\n")
-    process = await asyncio.create_subprocess_exec(
-        *_python("router", "serve", "--config", str(file), "--port", "99999"),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    _, stderr = await process.communicate()
-    text = stderr.decode()
-    assert process.returncode == 2
+    status, text = await said_by("serve", "--config", str(file), "--port", "99999")
+    assert status == 2
     for words in ("bad.yaml:3", "limits.body_bytes", "bad.yaml:4", "listen", "--port"):
         assert words in text
 
@@ -123,17 +119,7 @@ async def test_a_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
             "first", "router", ["serve", "--port", "0", "--admin-port", "0"]
         )
         port = first.url.rpartition(":")[2]
-        process = await asyncio.create_subprocess_exec(
-            *_python("router", "serve", "--port", port, "--admin-port", "0"),
-            stderr=asyncio.subprocess.PIPE,
-        )
-        _, stderr = await process.communicate()
-        assert process.returncode == 1
-        assert port in stderr.decode()
-        assert "Traceback" not in stderr.decode()
-
-
-def _python(*arguments: str) -> list[str]:
-    import sys
-
-    return [sys.executable, "-m", *arguments]
+        status, text = await said_by("serve", "--port", port, "--admin-port", "0")
+        assert status == 1
+        assert port in text
+        assert "Traceback" not in text

@@ -151,7 +151,7 @@ async def standing(log_dir: Path, seconds: float) -> AsyncIterator[Ground]:
 @pytest.mark.parametrize(
     ("harm", "seconds", "streams", "rate"),
     [
-        *((harm, SHORT_S, 20, 20.0) for harm in ("kill", "stop", "torn")),
+        ("kill", SHORT_S, 20, 20.0),  # of all harms it leaves most to be put right
         *(pytest.param(harm, FULL_S, 200, 200.0, marks=FULL) for harm in HARMS),
     ],
 )

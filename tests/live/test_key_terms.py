@@ -12,6 +12,7 @@ from typing import Any
 import aiohttp
 
 from router.keys.key_file import hash_of
+from tests.live.commands import said_by
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
 
 FREE, RARE, PICKY, ONE = "sk-free-aaaaaaaa", "sk-rare-bbbbbbbb", "sk-picky-cccccc", "sk-one-ddd"
@@ -165,17 +166,8 @@ async def test_the_admin_port_has_keys_of_its_own(tmp_path: Path) -> None:
         file = tmp_path / "one"
         file.write_text(f"{ONE}\n")
         command = ["kv", "--admin", stack.admin, "--worker", "0"]
-        assert await _runs(*command) == 2
-        assert await _runs(*command, "--admin-key-file", str(file)) == 0
-
-
-async def _runs(*arguments: str) -> int | None:
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "router", *arguments, stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.DEVNULL,
-    )  # fmt: skip
-    await process.communicate()
-    return process.returncode
+        assert (await said_by(*command))[0] == 2
+        assert (await said_by(*command, "--admin-key-file", str(file)))[0] == 0
 
 
 async def test_a_new_key_works_and_is_shown_once(tmp_path: Path) -> None:

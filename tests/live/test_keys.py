@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from tests.live.api_engine import api_engine
+from tests.live.commands import said_by
 from tests.live.stack import MODEL, misbehaving, running
 
 KEY, OTHER = "sk-aaaaaaaaaaaaaaaa", "sk-bbbbbbbbbbbbbbbb"
@@ -99,17 +98,8 @@ async def test_a_key_file_that_cannot_be_used_ends_the_start_and_shows_no_key(
     file = tmp_path / "keys"
     file.write_bytes(content)
     arguments = ["serve", "--port", "0", "--admin-port", "0", "--api-keys-file", str(file)]
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "router",
-        *arguments,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    out, err = await process.communicate()
-    text = (out + err).decode()
-    assert process.returncode == 2, text
+    status, text = await said_by(*arguments)
+    assert status == 2, text
     assert says in text
     assert KEY not in text
     assert "Traceback" not in text

@@ -4,23 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import re
-import sys
 from pathlib import Path
 
+from tests.live.commands import said_by
 from tests.live.stack import Stack, engine_arguments, running, until
 from tests.live.test_events import explained, until_resident
 
 
 async def kv(stack: Stack, *arguments: str) -> tuple[int, str]:
     """(exit status, what it said)."""
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "router", "kv", "--admin", stack.admin, *arguments),
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.STDOUT,
-    )
-    said, _ = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode is not None
-    return process.returncode, said.decode()
+    return await said_by("kv", "--admin", stack.admin, *arguments)
 
 
 async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.commands import said_by
 from tests.live.stack import MODEL, WAIT_S, engine_arguments, running
 
 IGNORING = 'trap "" INT; exec "$@"'  # as a background job of a non-interactive shell
@@ -17,7 +18,7 @@ ROUTER = ["router", "serve", "--port", "0", "--admin-port", "0"]
 ENGINE = ["engine", *engine_arguments()]
 
 
-async def started(*module: str, shell: str = 'exec "$@"') -> asyncio.subprocess.Process:
+async def started(*module: str, shell: str) -> asyncio.subprocess.Process:
     return await asyncio.create_subprocess_exec(
         *("sh", "-c", shell, "sh", sys.executable, "-m", *module),
         cwd=Path(__file__).parents[2],
@@ -57,24 +58,22 @@ async def test_both_signals_end_a_program_that_was_started_with_one_ignored(modu
     ],
 )
 async def test_what_is_wrong_is_one_line(module, code, says) -> None:
-    process = await started(*module)
-    _, told = await asyncio.wait_for(process.communicate(), WAIT_S)
-    (line,) = [line for line in told.decode().splitlines() if " INFO " not in line]
+    status, said = await said_by(*module[1:], module=module[0])
+    (line,) = [line for line in said.splitlines() if " INFO " not in line]
     assert says in line
-    assert process.returncode == code
-    assert b"stopping" not in told
+    assert status == code
+    assert "stopping" not in said
 
 
 @pytest.mark.parametrize("flag", ["--port", "--admin-port"])
 async def test_a_taken_port_is_all_that_a_router_speaks_of(flag: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        process = await started(*ROUTER, flag, str(port))
-        _, told = await asyncio.wait_for(process.communicate(), WAIT_S)
-    *before, last = told.decode().splitlines()
+        status, said = await said_by(*ROUTER[1:], flag, str(port))
+    *before, last = said.splitlines()
     assert f"cannot listen on 127.0.0.1, port {port}: address already in use" in last
     assert [line for line in before if "stopping" in line or "INFO" not in line] == []
-    assert process.returncode == 1
+    assert status == 1
 
 
 async def test_a_router_without_workers_says_how_to_add_some(tmp_path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from router.record.salt import salt_in
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
 from simulator.traces.request_log import read_recorded
+from tests.live.commands import said_by
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
 
 TRUNK = list(range(23_001, 23_001 + 320))  # 20 blocks; the token ids that no file may hold
@@ -219,12 +219,8 @@ async def test_a_reload_to_another_policy_begins_with_a_header_of_its_own(tmp_pa
 @pytest.mark.parametrize("flag", ["--request-log", "--record-facts"])
 async def test_a_file_that_cannot_be_written_is_refused_at_start(tmp_path: Path, flag: str) -> None:
     place = Path("/proc/version/log") if flag == "--request-log" else Path("/proc/warmroute-facts")
-    command = [sys.executable, "-m", "router", "serve", "--port", "0", "--admin-port", "0"]
-    process = await asyncio.create_subprocess_exec(
-        *(*command, flag, str(place)), stderr=asyncio.subprocess.PIPE
-    )
-    _, said = await asyncio.wait_for(process.communicate(), 30)
-    assert process.returncode in (1, 2)
-    assert str(place.parent) in said.decode()
-    assert flag.strip("-").replace("-", "_") in said.decode()
-    assert len(said.decode().splitlines()) == 1
+    status, said = await said_by("serve", "--port", "0", "--admin-port", "0", flag, str(place))
+    assert status in (1, 2)
+    assert str(place.parent) in said
+    assert flag.strip("-").replace("-", "_") in said
+    assert len(said.splitlines()) == 1

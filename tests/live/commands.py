@@ -1,0 +1,23 @@
+"""Commands of the router's program against what runs, forked as the programs of tests are."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+
+from simulator.live import processes
+from tests.live.stack import WAIT_S
+
+
+async def said_by(*arguments: str, module: str = "router") -> tuple[int, str]:
+    """(exit status, all that it said) of one that ends by itself."""
+    with tempfile.TemporaryFile() as sink:
+        process = await processes.launch(module, arguments, sink)
+        try:
+            status = await asyncio.wait_for(process.wait(), WAIT_S)
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        sink.seek(0)
+        return status, sink.read().decode()
