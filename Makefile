@@ -8,6 +8,10 @@ STAMP := $(VENV)/.installed
 LIVE_STAMP := $(VENV)/.installed-live
 NATIVE_STAMP := $(VENV)/.installed-native
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
+# pip installs uv, which installs the rest in a third of the time, and torch, of which pip may know
+# a build for CPUs in a folder, as uv does not.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
 DEMO_FLAGS ?=
 ENGINE ?= timed
 # Real engines that `make test-engines` installs; `make test-all` adds older releases.
@@ -40,20 +44,22 @@ setup: $(STAMP) ## create .venv and install there
 $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "$@: what all tests need, torch (CUDA's libraries with it) among it: some 2 GB; once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[dev]'
+	$(PIP) uv torch
+	$(UV) --reinstall-package warmroute --editable '.[dev]'
 	@touch $@
 
 # What only some tests need: clients and schemas, CUDA's disassemblers. Nothing of ours is built again.
 $(LIVE_STAMP) $(NATIVE_STAMP): $(VENV)/.installed-%: $(STAMP)
 	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['dev-$*'], sep='\n')" \
-	  | $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -r /dev/stdin
+	  | $(UV) -r -
 	@touch $@
 
 # What the demo needs, where nothing is installed yet; `make test` adds its own to it.
 $(VENV)/.installed-demo: pyproject.toml constraints.txt $(NATIVE)
 	@echo "$@: the router, the timed worker and the simulator, built here; no torch; once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable '.[demo]'
+	$(PIP) uv
+	$(UV) --reinstall-package warmroute --editable '.[demo]'
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo) ## a hot spot and its cure in two minutes; report in build/demo
