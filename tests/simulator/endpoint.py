@@ -11,7 +11,7 @@ from aiohttp import web
 
 from tests.served_app import served_app
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0  # full machines take 20 s to start a program
 POLL_S = 0.005
 Behaviour = Callable[[int], str]
 

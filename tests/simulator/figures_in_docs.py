@@ -112,7 +112,12 @@ def printed(block: Block, folder: Path) -> str:
     )  # fmt: skip
     if done.returncode:
         raise FigureError(f"{shlex.join(block.command)}: status {done.returncode}: {done.stderr}")
-    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    return shown_of(block, done.stdout)
+
+
+def shown_of(block: Block, output: str) -> str:
+    """What a block shows of the output. Raises `FigureError` where it is not there."""
+    lines = [line.rstrip() for line in output.splitlines()]
     paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
     if max(block.parts) > len(paragraphs):
         raise FigureError(f"{shlex.join(block.command)}: has {len(paragraphs)} paragraphs")
@@ -230,7 +235,8 @@ def demo_table() -> str:
 
 
 # Document, what stands before and after a text that is made, and what makes it.
-SENTENCES: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
+Sentence = tuple[str, str, str, Callable[[], str]]
+SENTENCES: tuple[Sentence, ...] = (
     ("README.md", r"by cache alone \(`kv_prefix`\) \| ", r" \|", hot_spot),
     ("README.md", r"\| the same, `hybrid` \| ", r" \|", cured),
     (
@@ -251,17 +257,17 @@ SENTENCES: tuple[tuple[str, str, str, Callable[[], str]], ...] = (
 )  # fmt: skip
 
 
-def made(name: str, text: str, chosen: Callable[[Block], bool] = lambda block: True) -> str:
-    """The document `text` with its figures as they are today."""
+def made(name: str, text: str, chosen: Callable[[Block], bool] | None = None) -> str:
+    """The document `text` with its figures as they are today; with `chosen`, those blocks only."""
     for document, before, after, make in SENTENCES:
-        if document == name:
+        if document == name and chosen is None:
             found = re.search(f"({before})(.*?)({after})", text, re.DOTALL)
             if found is None:
                 raise FigureError(f"{name}: nothing stands between {before!r} and {after!r}")
             text = f"{text[: found.start(2)]}{make()}{text[found.end(2) :]}"
     folder = prepared(text)
     for block in reversed(list(blocks(text))):  # from the end, so that places stay right
-        if chosen(block):
+        if chosen is None or chosen(block):
             text = f"{text[: block.start]}{printed(block, folder)}{text[block.end :]}"
     return text
 

@@ -188,8 +188,16 @@ async def test_load_limits_requests_and_finds_the_model_also_below_v1() -> None:
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("before", [(), DEAF], ids=["heeded", "ignored"])
+@pytest.mark.parametrize(
+    ("number", "before"),
+    [
+        (signal.SIGINT, ()),
+        (signal.SIGTERM, DEAF),
+        pytest.param(signal.SIGTERM, (), marks=pytest.mark.full),
+        pytest.param(signal.SIGINT, DEAF, marks=pytest.mark.full),
+    ],
+    ids=["heeded-INT", "ignored-TERM", "heeded-TERM", "ignored-INT"],
+)
 async def test_interrupting_shows_what_came_so_far(
     number: signal.Signals, before: tuple[str, ...]
 ) -> None:

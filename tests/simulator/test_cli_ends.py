@@ -20,7 +20,9 @@ TIMEOUT_S = 60.0
 INTERRUPTED = (130, -signal.SIGINT)
 # Minutes of work, which no test waits for.
 LONG = ("replay", "gen:zipf?requests=3000000&rate=20", "--policy", "round_robin")
-SIGNALS = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+# TERM and HUP have the same handler: one is left out of CI where the other test has it.
+INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+full = pytest.mark.full
 
 
 async def start(*arguments: object) -> asyncio.subprocess.Process:
@@ -70,7 +72,7 @@ def nobody_left(leader: int) -> Iterator[None]:
             os.kill(process_id, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [INT, TERM, pytest.param(HUP, marks=full)])
 async def test_a_signal_ends_a_replay(number: signal.Signals) -> None:
     process = await start(*LONG)
     with nobody_left(process.pid):
@@ -81,7 +83,7 @@ async def test_a_signal_ends_a_replay(number: signal.Signals) -> None:
     assert err == "warmroute-sim: stopped; everything it started has ended\n"
 
 
-@pytest.mark.parametrize("number", SIGNALS)
+@pytest.mark.parametrize("number", [INT, HUP, pytest.param(TERM, marks=full)])
 async def test_a_signal_ends_all_processes_of_a_replay(number: signal.Signals) -> None:
     process = await start(*LONG, "--seed", 1, "--seed", 2, "--jobs", 2)
     with nobody_left(process.pid):

@@ -86,6 +86,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return seen
 
 
+@pytest.fixture
+def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No page, whose pictures take long: the first test of a whole demo makes one."""
+    monkeypatch.setattr(demo, "render_page", lambda *_, **__: "")
+
+
 async def demonstrated(out: Path, quick: bool = False) -> tuple[demo.Demo, str]:
     text = io.StringIO()
     return await run_demo(out, Console(file=text, width=300), quick), text.getvalue()
@@ -126,7 +132,7 @@ async def test_a_busy_machine_does_less_and_says_so(
 
 
 async def test_it_ends_in_time_whatever_the_machine_does(
-    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calls: Calls, unpainted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "LIMIT_S", -1.0)
     found, text = await demonstrated(tmp_path, quick=True)
@@ -136,7 +142,7 @@ async def test_it_ends_in_time_whatever_the_machine_does(
 
 
 async def test_what_did_not_return_to_zero_is_shown_and_not_sound(
-    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calls: Calls, unpainted: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made_up = demo.run_scenario
 

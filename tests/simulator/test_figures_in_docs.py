@@ -7,13 +7,15 @@ import re
 import pytest
 
 from tests.simulator.figures_in_docs import (
-    MARK,
     ROOT,
     SENTENCES,
+    Block,
     FigureError,
+    Sentence,
     blocks,
     documents,
     made,
+    shown_of,
 )
 
 AGAIN = "run `make figures`, and look at what has changed"
@@ -44,13 +46,36 @@ def test_what_is_there_is_what_is_made(name: str) -> None:
     assert made(name, text_of(name)) == text_of(name), AGAIN
 
 
+def takes_a_second(block: Block) -> bool:
+    """Of replays that with faults, and no bound, which is many replays."""
+    return block.command[0] == "hits" or "--faults" in block.command
+
+
+def takes_seconds(block: Block) -> bool:
+    return not block.reads_log and block.command[0] not in SLOW
+
+
 @pytest.mark.live
-@pytest.mark.timeout(400)  # it works for a minute or two, for the machine is full in this tier
+def test_blocks_that_take_a_second_are_what_is_made() -> None:
+    text = text_of("docs/simulator.md")
+    assert sum(map(takes_a_second, blocks(text))) == 2
+    assert made("docs/simulator.md", text, takes_a_second) == text, AGAIN
+
+
+@pytest.mark.full
+@pytest.mark.timeout(400)  # it works for a minute or two, for the machine is full
 @pytest.mark.parametrize("name", ["docs/simulator.md", "docs/disaggregation.md"])
 def test_blocks_that_take_seconds_are_what_is_made(name: str) -> None:
-    quick = lambda block: not block.reads_log and block.command[0] not in SLOW  # noqa: E731
-    assert any(map(quick, blocks(text_of(name))))
-    assert made(name, text_of(name), quick) == text_of(name), AGAIN
+    assert any(map(takes_seconds, blocks(text_of(name))))
+    assert made(name, text_of(name), takes_seconds) == text_of(name), AGAIN
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("place", [p for p in SENTENCES if p[0] == "docs/simulator.md"])
+def test_sentences_on_whole_replays_are_what_is_made(place: Sentence) -> None:
+    """CI makes those of the README and of docs/demo.md, with their blocks."""
+    name, before, after, make = place
+    assert re.search(f"{before}{re.escape(make())}{after}", text_of(name)), AGAIN
 
 
 def test_wrong_figures_are_put_right_and_all_else_is_kept() -> None:
@@ -63,7 +88,6 @@ def test_wrong_figures_are_put_right_and_all_else_is_kept() -> None:
     assert "\nTake 1: p99 " in right
     assert "old 99" not in right
     assert "Knee" not in right.partition("-->")[2]
-    assert made("none.md", right) == right
     asked = "warmroute-sim instances --base-s 0.01 --per-request-s 0.002 --rate 9 --p99-ms 40"
     elsewhere = f"2 1, 90 columns, of `{asked}`"
     given = made("none.md", shown.replace("2, until Knee", elsewhere)).split("```")[1]
@@ -71,19 +95,20 @@ def test_wrong_figures_are_put_right_and_all_else_is_kept() -> None:
     assert "\n\ngiven: " in given
 
 
-@pytest.mark.parametrize(
-    ("block", "said"),
-    [
+def test_a_block_without_a_command_or_whose_command_fails_is_named() -> None:
+    for block, said in (
         ("<!-- output: 1 -->\n```\n$ ls\n```\n", "no `$ warmroute-sim"),
         ("<!-- output: 1 -->\n```\n$ warmroute-sim replay none.jsonl\n```\n", "status 2: "),
-        ("<!-- output: 9 -->\n```\n$ warmroute-sim hits --help\n```\n", "paragraphs"),
-        (
-            "<!-- output: 1, until x -->\n```\n$ warmroute-sim hits --help\n```\n",
-            "no line begins with x",
-        ),
-    ],
+    ):
+        with pytest.raises(FigureError, match=re.escape(said)):
+            made("none.md", block)
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("9", "has 2 paragraphs"), ("1, until x", "no line begins with x")],
 )
-def test_a_block_that_cannot_be_made_is_named(block: str, said: str) -> None:
-    assert MARK.search(block)
+def test_what_is_not_in_the_output_is_named(asked: str, said: str) -> None:
+    (block,) = blocks(f"<!-- output: {asked} -->\n```\n$ warmroute-sim hits --help\n```\n")
     with pytest.raises(FigureError, match=re.escape(said)):
-        made("none.md", block)
+        shown_of(block, "usage: hits\n\noptions: none\n")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from dataclasses import replace
-from html import unescape
 from pathlib import Path
 
 import numpy as np
@@ -20,9 +17,9 @@ from simulator.report.plots import copies_plot, curve_plot, styles, worker_map
 from simulator.report.replay_page import ONE_SEED, TAILS, leads_told, render_page, verdict
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import hit_rates, on_grid, view
+from tests.simulator.browser import CHROMIUM, DESK, PHONE, seen
 from tests.simulator.replayed import S, busy_result, rejected, result, samples, setup, totals
 from tests.simulator.test_page import Seen
-from tests.simulator.test_page_in_browser import CHROMIUM, FLAGS, LOOK
 
 POLICIES = (("round_robin", 300.0, 0.2), ("hybrid", 100.0, 0.6), ("kv_load", 130.0, 0.65))
 
@@ -199,7 +196,6 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
         assert "<svg" in svg
 
 
-@pytest.mark.live
 def wide(workers: int) -> list[ReplayResult]:
     """Rows as wide as they come: names with wrappers, times of minutes, intervals everywhere."""
     return [
@@ -210,25 +206,10 @@ def wide(workers: int) -> list[ReplayResult]:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize(("width", "workers"), [(1280, 8), (500, 256)])
-def test_a_browser_shows_it_without_anything_from_outside(
-    tmp_path: Path, width: int, workers: int
-) -> None:
-    file = tmp_path / "replay.html"
-    page = page_of(wide(workers))
-    assert re.search(r">\d{3},\d{3}\n±\d{2,3},\d{3}<", page)
-    file.write_text(page.replace("</body>", LOOK))
-    assert CHROMIUM is not None
-    arguments = [f"--window-size={width},900", f"--user-data-dir={tmp_path / 'profile'}"]
-    done = subprocess.run(
-        [CHROMIUM, *FLAGS, *arguments, file.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
-    assert title is not None, done.stderr[-2000:]
-    seen = json.loads(unescape(title[1]))
-    assert seen["failed"] is None
-    assert seen["images"] == 15
-    assert seen["wide"] <= seen["window"]
-    assert not seen["scrolled"] or width < 1280, "on a desk tables are seen whole"
-    assert seen["broken"] == seen["silent"] == seen["fetched"] == 0
+def test_a_browser_shows_it_without_anything_from_outside(tmp_path: Path) -> None:
+    pages = [page_of(wide(workers)) for workers in (8, 256)]
+    for page in pages:
+        assert re.search(r">\d{3},\d{3}\n±\d{2,3},\d{3}<", page)
+    few, many = seen(tmp_path, (pages[0], DESK), (pages[1], PHONE))
+    assert few["images"] == many["images"] == 15
+    assert not few["scrolled"], "on a desk tables are seen whole"

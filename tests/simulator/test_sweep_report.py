@@ -7,8 +7,6 @@ import json
 import math
 import re
 import statistics
-import subprocess
-from html import unescape
 from pathlib import Path
 
 import msgspec
@@ -34,7 +32,7 @@ from simulator.runs.points import (
 from simulator.runs.sweep import as_json, best_tables, front_table, load_pictures, render_page
 from simulator.runs.task import Keys, Outcome
 from tests.simulator import synthetic
-from tests.simulator.test_page_in_browser import CHROMIUM, FLAGS, LOOK
+from tests.simulator.browser import CHROMIUM, DESK, PHONE, seen
 
 TTFT, HITS = figure("ttft_ms.p90"), figure("hit_rate_tokens")
 
@@ -181,35 +179,10 @@ def test_the_page_says_what_won_and_is_the_same_each_time() -> None:
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-@pytest.mark.parametrize("width", [1280, 500])
-def test_the_page_fits_its_window_and_needs_nothing_from_outside(
-    tmp_path: Path, width: int
-) -> None:
+def test_the_page_fits_its_window_and_needs_nothing_from_outside(tmp_path: Path) -> None:
     runs = [*swept(), Outcome(outcome(seed=9).task, None, "its process was killed")]
-    file = tmp_path / "sweep.html"
     page = render_page(runs, points_of(runs), "a test")
-    file.write_text(page.replace("</body>", LOOK))
-    assert CHROMIUM is not None
-    done = subprocess.run(
-        [
-            CHROMIUM,
-            *FLAGS,
-            f"--window-size={width},900",
-            f"--user-data-dir={tmp_path / 'profile'}",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-    )
-    title = re.search(r"<title>(\{.*?\})</title>", done.stdout)
-    assert title is not None, done.stderr[-2000:]
-    seen = json.loads(unescape(title[1]))
-    assert seen["failed"] is None
-    assert seen["images"] == 4
-    assert seen["wide"] <= seen["window"]
-    assert seen["broken"] == seen["silent"] == seen["fetched"] == 0
+    assert [view["images"] for view in seen(tmp_path, (page, DESK), (page, PHONE))] == [4, 4]
 
 
 def test_numbers_of_a_crowded_front_do_not_cover_each_other() -> None:

@@ -1,0 +1,77 @@
+"""What a real browser sees of a page, on a desk and on a phone: one start shows several views."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+CHROMIUM = shutil.which("chromium")
+DESK, PHONE = 1280, 500  # pixels across
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--allow-file-access-from-files",  # a view tells the page around it what it saw
+    "--dump-dom",
+]
+# Runs in each view and leaves what it saw with the page around it.
+LOOK = """<script>
+window.onerror = (message) => { window.failed = message; };
+window.onload = () => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  const images = [...document.images];
+  parent.seen[window.name] = {
+    wide: document.documentElement.scrollWidth,
+    window: window.innerWidth,
+    images: images.length,
+    broken: images.filter((image) => image.naturalWidth === 0).length,
+    silent: images.filter((image) => !image.alt).length,
+    fetched: performance.getEntriesByType("resource")
+      .filter((entry) => !entry.name.startsWith("data:")).length,
+    scrolled: [...document.querySelectorAll(".table")]
+      .filter((one) => one.scrollWidth > one.clientWidth).length,
+    failed: window.failed || null,
+  };
+};
+</script></body>"""
+AROUND = """<!DOCTYPE html><html><head><title></title><script>
+const seen = [];
+window.seen = seen;
+window.onload = () => { document.title = JSON.stringify(seen); };
+</script></head><body>%s</body></html>"""
+VIEW = '<iframe name="%d" src="%s" style="width:%dpx;height:900px;border:0"></iframe>'
+
+
+def seen(folder: Path, *views: tuple[str, int]) -> list[dict[str, Any]]:
+    """What each view saw; a view is a page and how many pixels it has across."""
+    frames = []
+    for number, (page, width) in enumerate(views):
+        (folder / f"view{number}.html").write_text(page.replace("</body>", LOOK))
+        frames.append(VIEW % (number, f"view{number}.html", width))
+    around = folder / "views.html"
+    around.write_text(AROUND % "".join(frames))
+    assert CHROMIUM is not None
+    done = subprocess.run(
+        [CHROMIUM, *FLAGS, f"--user-data-dir={folder / 'profile'}", around.as_uri()],
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    title = re.search(r"<title>(\[.*?\])</title>", done.stdout)
+    assert title is not None, done.stderr[-2000:]
+    told: list[dict[str, Any]] = json.loads(unescape(title[1]))
+    assert [view["window"] for view in told] == [width for _, width in views]
+    for view in told:
+        assert view["failed"] is None
+        assert view["wide"] <= view["window"]
+        assert view["broken"] == view["silent"] == view["fetched"] == 0
+    return told
