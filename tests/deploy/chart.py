@@ -42,6 +42,9 @@ SAMPLES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 Object = dict[str, Any]
+_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the same in a fraction of the time
+# The library reads its schemas anew for each object.
+kubernetes_validate.utils.schema_contents = cache(kubernetes_validate.utils.schema_contents)
 
 
 class RefusedError(Exception):
@@ -76,7 +79,7 @@ def texts(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> di
 def objects(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> list[Object]:
     """What is applied. Raises RefusedError."""
     files = texts(values, name, namespace).items()
-    found = (yaml.safe_load_all(text) for file, text in files if file.endswith(".yaml"))
+    found = (yaml.load_all(text, _LOADER) for file, text in files if file.endswith(".yaml"))
     return [one for documents in found for one in documents if one]
 
 
@@ -86,12 +89,19 @@ def faults(one: Object, version: str) -> tuple[str, ...]:
 
 
 @cache
+def _custom(kind: str) -> Any:
+    checks = jsonschema.validators.validator_for(CUSTOM[kind])
+    checks.check_schema(CUSTOM[kind])
+    return checks(CUSTOM[kind])
+
+
+@cache
 def _faults(text: str, version: str) -> tuple[str, ...]:
     one = json.loads(text)
-    custom = CUSTOM.get(f"{one['kind']} {one['apiVersion']}")
+    kind = f"{one['kind']} {one['apiVersion']}"
     try:
-        if custom is not None:
-            jsonschema.validate(one, custom)
+        if kind in CUSTOM:
+            _custom(kind).validate(one)
         else:
             kubernetes_validate.validate(one, version, strict=True)
     except (jsonschema.ValidationError, kubernetes_validate.ValidationError) as error:

@@ -7,7 +7,7 @@ import json
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -241,8 +241,8 @@ async def test_tests_that_are_killed_leave_nothing_behind(folder: Path) -> None:
     await until_gone(*pids)
 
 
-@pytest.fixture
-async def forks() -> AsyncIterator[Forks]:
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
     forks = Forks()
     yield forks
     forks.close()

@@ -170,12 +170,12 @@ async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -
         assert float(ready["value"][1]) >= 2
 
 
-async def test_a_thousand_workers_leave_panels_readable(stack, tmp_path) -> None:
-    """A router's own metrics, with a thousand workers like its first one."""
+async def test_hundreds_of_workers_leave_panels_readable(stack, tmp_path) -> None:
+    """A router's own metrics, with 300 workers like its first one: five times what may be shown."""
     text = await exposition(stack)
     like = [line for line in text.splitlines() if 'worker="0"' in line]
     assert len(like) > 30
-    more = (line.replace('worker="0"', f'worker="{n}"') for n in range(100, 1100) for line in like)
+    more = (line.replace('worker="0"', f'worker="{n}"') for n in range(100, 400) for line in like)
     crowd = "\n".join([*text.splitlines(), *more, ""])
 
     async def metrics(request: web.Request) -> web.Response:
@@ -189,7 +189,7 @@ async def test_a_thousand_workers_leave_panels_readable(stack, tmp_path) -> None
             stack.http, tmp_path, {"warmroute": [f"http://{crowded.host}:{crowded.port}"]}, "2s"
         ) as server,
     ):
-        await server.until_data(["count(warmroute_worker_requests) > 1000"])
+        await server.until_data(["count(warmroute_worker_requests) > 300"])
         for dashboard, title, expr in QUERIES:
             if dashboard != "engine":
                 rows = await server.query(resolved(expr, server.target))

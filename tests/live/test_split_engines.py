@@ -147,7 +147,7 @@ async def test_kv_that_nobody_will_read_is_given_back_at_once(tmp_path: Path) ->
 
 async def test_whenever_clients_leave_their_kv_is_given_back(tmp_path: Path) -> None:
     """At random times between sending their requests and their first token; leases last an hour."""
-    departures, draw = 100 if QUICK else 1_000, random.Random(5)
+    departures, draw = 60 if QUICK else 1_000, random.Random(5)
     async with pool(tmp_path, **{"export-lease-s": 3_600}) as both:
         began_s = time.monotonic()
         assert (await both.ask(-1))[0] == 200
@@ -182,15 +182,16 @@ async def test_real_engines_of_other_shapes_are_a_pair(tmp_path: Path) -> None:
     }
     async with served(tmp_path, flags) as both:
         decode = both.workers["decode"][0]
-        for serial in range(8):
+        requests = 2 if QUICK else 8  # greedy and drawn by turns
+        for serial in range(requests):
             prompt = [token % 250 + 3 for token in prompt_of(serial, 100)]
             body = {"model": MODEL, "prompt": prompt, "max_tokens": 12, "return_token_ids": True}
             body |= {"seed": serial} if serial % 2 else {"temperature": 0}
             said = [await ids_at(both, url, body) for url in (both.stack.url, decode.url)]
             assert said[0] == said[1]
         await both.at_rest()
-        assert await both.counted("decode", "warmroute_engine_kv_reads_total") == 8
-        await both.until_split(8)
+        assert await both.counted("decode", "warmroute_engine_kv_reads_total") == requests
+        await both.until_split(requests)
 
 
 async def ids_at(both: Pool, url: str, body: dict[str, Any]) -> list[int]:
@@ -224,7 +225,7 @@ async def test_no_request_fails_when_a_worker_is_killed(tmp_path: Path, kill: Ki
     terms = {"kv-gbytes-per-s": 0.4, "export-lease-s": 3}
     async with pool(tmp_path, each=2, speed=2, **terms) as both:
         kills, first = 0, 0
-        while kills < (3 if QUICK else 50):
+        while kills < (2 if QUICK else 50):
             serials, first = range(first, first + 4), first + 4
             asks = [asyncio.create_task(both.ask(serial, 3_000)) for serial in serials]
             number = await busy(both, kill, asks)

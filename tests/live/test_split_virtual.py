@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import aiohttp
@@ -13,7 +14,9 @@ from simulator.live.outcome import Outcome, Verdict
 from simulator.live.processes import Programs
 from simulator.replay.run import replay
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
+from tests.effort import QUICK
 from tests.live.stack import MODEL, Stack
+from tests.pauses import measured
 
 PROFILE, SPEED, BLOCK = "qwen3-32b-h100-tp2", 0.3, 64
 # Prompts of some 5,000 tokens: a prefill takes 300 ms, so a call's overhead is a small share.
@@ -77,16 +80,17 @@ async def both(folder: Path, spec: WorkloadSpec) -> tuple[float, float, float, f
     return live_ms, live_s, replayed_ms, replayed_s
 
 
+def alike(figures: tuple[float, float, float, float]) -> bool:
+    live_ms, live_s, replayed_ms, replayed_s = figures
+    return abs(replayed_ms / live_ms - 1) < 0.05 and abs(replayed_s / live_s - 1) < 0.02
+
+
 async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> None:
-    spec = WorkloadSpec(SOURCE.format(rate=3), requests=45)
-    live_ms, live_s, replayed_ms, replayed_s = await both(tmp_path, spec)
-    assert abs(replayed_ms / live_ms - 1) < 0.05
-    assert abs(replayed_s / live_s - 1) < 0.02
+    spec = WorkloadSpec(SOURCE.format(rate=3), requests=15 if QUICK else 45)
+    assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found
 
 
 async def test_a_pool_at_its_limit_is_as_fast_as_the_real_one(tmp_path: Path) -> None:
     """All requests at once: the throughput is the pool's, not the clients'."""
-    spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=50)
-    live_ms, live_s, replayed_ms, replayed_s = await both(tmp_path, spec)
-    assert abs(replayed_ms / live_ms - 1) < 0.05
-    assert abs(replayed_s / live_s - 1) < 0.02
+    spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=20 if QUICK else 50)
+    assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
+from dataclasses import dataclass
 from functools import partialmethod
 
 import pytest
@@ -17,9 +19,20 @@ from tests.router.test_relay_slow_client import *  # noqa: F403
 from tests.server.certs import Authority
 
 
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """What each side of a connection has. Lifetime: test module."""
+
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+    router: ssl.SSLContext  # towards workers
+
+
 @pytest.fixture(scope="module")
-def authority(tmp_path_factory) -> Authority:
-    return Authority(tmp_path_factory.mktemp("certificates"))
+def sides(tmp_path_factory) -> Sides:
+    authority = Authority(tmp_path_factory.mktemp("certificates"))
+    files = authority.port(authority.signed("server"))
+    return Sides(server_tls(files), authority.client(), worker_tls(authority.workers()))
 
 
 @pytest.fixture
@@ -32,22 +45,20 @@ NOT_OVER_TLS = ("test_a_worker_that_stops_taking_the_request_is_late_in_that_pha
 
 
 @pytest.fixture(autouse=True)
-def tls_everywhere(authority: Authority, monkeypatch, request) -> None:
+def tls_everywhere(sides: Sides, monkeypatch, request) -> None:
     """Whatever listens does so with TLS, whatever connects expects it."""
     if request.node.originalname in NOT_OVER_TLS:
         pytest.skip("there is no such failure over TLS")
-    files = authority.port(authority.signed("server"))
-    client = {"ssl": authority.client(), "server_hostname": "localhost"}
+    client = {"ssl": sides.client, "server_hostname": "localhost"}
     start_server, open_connection = asyncio.start_server, asyncio.open_connection
 
     async def starting(*arguments, **options):
-        return await start_server(*arguments, ssl=server_tls(files), **options)
+        return await start_server(*arguments, ssl=sides.server, **options)
 
     async def opening(*arguments, **options):
         return await open_connection(*arguments, **(options | client))
 
     monkeypatch.setattr(asyncio, "start_server", starting)
     monkeypatch.setattr(asyncio, "open_connection", opening)
-    tls = worker_tls(authority.workers())
-    monkeypatch.setattr(Upstream, "__init__", partialmethod(Upstream.__init__, tls=tls))
-    monkeypatch.setattr(relay_support, "TLS", server_tls(files))
+    monkeypatch.setattr(Upstream, "__init__", partialmethod(Upstream.__init__, tls=sides.router))
+    monkeypatch.setattr(relay_support, "TLS", sides.server)

@@ -1,0 +1,57 @@
+"""Times that are judged on machines which stand still for seconds: such a time is taken anew."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self, TypeVar
+
+TICK_S = 0.05
+PAUSE_S = 0.3  # beyond what busy cores do to a thread that wants to run
+TRIES = 4
+Measured = TypeVar("Measured")
+
+
+class Ticks:
+    """A thread that should run every `TICK_S`; tells its longest gap. Lifetime: `with` block."""
+
+    def __init__(self) -> None:
+        self.longest_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def _tick(self) -> None:
+        last_s = time.monotonic()
+        over = False
+        while not over:
+            over = self._over.wait(TICK_S)
+            now_s = time.monotonic()
+            self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+async def measured(
+    measure: Callable[[], Awaitable[Measured]], fits: Callable[[Measured], bool]
+) -> Measured:
+    """What was measured; where it does not fit and the machine paused meanwhile, once more."""
+    for tried in range(1, TRIES + 1):
+        with Ticks() as ticks:
+            found = await measure()
+        if fits(found) or ticks.longest_s < PAUSE_S or tried == TRIES:
+            break
+        print(f"{found} was measured while the machine paused for {ticks.longest_s:.1f} s")
+    return found
