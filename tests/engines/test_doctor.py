@@ -37,6 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SOURCE = Path(__file__).with_name("doctor_model.py")
 WATCH_S = 1.0
+FULL = pytest.mark.full  # `make test` examines readings of each cause (tests/doctor)
 # Resources and a cache, which models without them do not see.
 FLAGS = ("--rate-limit", "execution_count", "--cache-config", "local,size=1048576")
 SERIAL = itertools.count(1)
@@ -301,6 +302,7 @@ async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
     assert (report.findings, report.evidence.loaded) == ((), False)
 
 
+@FULL
 async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
     """2."""
     await servers[0].load(plain(batch=0))
@@ -311,7 +313,7 @@ async def test_batch_size_zero(servers: list[DoctorsTriton]) -> None:
         assert (await watched(servers[0])).findings == ()
 
 
-@pytest.mark.parametrize("what", ["shapes", "inputs"])
+@pytest.mark.parametrize("what", ["shapes", pytest.param("inputs", marks=FULL)])
 async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_path: Path) -> None:
     """3 and 4: four shapes in turn, two sets of inputs in turn; then all are alike."""
     bodies = (
@@ -331,6 +333,7 @@ async def test_what_cannot_join(servers: list[DoctorsTriton], what: str, tmp_pat
         assert (await watched(server)).findings == ()
 
 
+@FULL
 async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None:
     """5."""
     server = servers[0]
@@ -343,6 +346,7 @@ async def test_idle_instances_take_singles(servers: list[DoctorsTriton]) -> None
         assert (await watched(server)).findings == ()
 
 
+@FULL
 async def test_a_delay_for_nobody(servers: list[DoctorsTriton]) -> None:
     """6."""
     server = servers[0]
@@ -375,6 +379,7 @@ async def test_a_queue_that_refuses(servers: list[DoctorsTriton]) -> None:
     assert report.probe["failed"] == 0
 
 
+@FULL
 async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
     """9."""
     server = servers[0]
@@ -389,6 +394,7 @@ async def test_waits_beyond_the_timeout(servers: list[DoctorsTriton]) -> None:
         assert (await watched(server)).findings == ()
 
 
+@FULL
 async def test_sequences_that_nobody_ends(servers: list[DoctorsTriton]) -> None:
     """11."""
     server = servers[0]
@@ -421,8 +427,12 @@ GENERATE, STREAM = "tensorrt_llm/generate", "ensemble/generate_stream"
             1060,
             "the KV cache holds 2,560 tokens and a request needs 2,060",
         ),
-        (14, {"kv_tokens": 16_000}, {}, 4000, "guaranteed_no_evict reserves"),
-        (16, {"batch": 2}, {}, 20, "2 scheduled all the time of at most 2"),
+        pytest.param(
+            *(14, {"kv_tokens": 16_000}, {}, 4000, "guaranteed_no_evict reserves"), marks=FULL
+        ),
+        pytest.param(
+            *(16, {"batch": 2}, {}, 20, "2 scheduled all the time of at most 2"), marks=FULL
+        ),
     ],
 )
 async def test_an_engine_that_batches_few(
@@ -452,6 +462,7 @@ async def test_an_engine_that_batches_few(
         assert (await watched(server, **told)).findings == ()
 
 
+@FULL
 async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> None:
     """19."""
     server = servers[0]
@@ -462,6 +473,7 @@ async def test_a_template_that_nobody_filled(servers: list[DoctorsTriton]) -> No
         assert [one.number for one in report.findings] == numbers_found, report.text()
 
 
+@FULL
 async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
     """26."""
     server = servers[0]
@@ -480,6 +492,7 @@ async def test_bls_runs_one_by_one(servers: list[DoctorsTriton]) -> None:
         assert (await watched(server)).findings == ()
 
 
+@FULL
 async def test_a_wrapper_waits_for_another_model(servers: list[DoctorsTriton]) -> None:
     """26 before a model that has batches; that is no work of the wrapper's own (36), and the other
     model's clients are not to blame (35). Then clients send whole batches.
@@ -526,6 +539,7 @@ def router_page(url: str, requests: int) -> str:
     )
 
 
+@FULL
 async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[DoctorsTriton]) -> None:
     """31: the clients leave, their requests stay."""
     server = servers[0]
@@ -542,6 +556,7 @@ async def test_abandoned_requests_run_on_behind_an_ensemble(servers: list[Doctor
     await server.load()
 
 
+@FULL
 async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) -> None:
     """32: twice the requests take twice the time."""
     server = servers[0]
@@ -554,6 +569,7 @@ async def test_nothing_limits_a_decoupled_model(servers: list[DoctorsTriton]) ->
     assert 32 not in [one.number for one in report.findings]
 
 
+@FULL
 async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> None:
     """10: each of four instances wants what there is once."""
     server = servers[0]
@@ -567,6 +583,7 @@ async def test_the_rate_limiter_holds_requests(servers: list[DoctorsTriton]) -> 
         assert [one.number for one in report.findings] == found_numbers, report.text()
 
 
+@FULL
 async def test_one_python_process(servers: list[DoctorsTriton]) -> None:
     """29."""
     server = servers[0]
@@ -598,6 +615,7 @@ async def test_what_needs_no_change_is_told_and_is_no_fault(servers: list[Doctor
             assert report.status == 0
 
 
+@FULL
 async def test_gauges_of_a_model_that_is_gone_are_nobodys(servers: list[DoctorsTriton]) -> None:
     """Triton shows them on, as they were last: eight active, one scheduled."""
     server = servers[0]
@@ -666,7 +684,10 @@ MIXED = {
 }
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[FULL] if number else []) for number, name in enumerate(MIXED)],
+)
 async def test_of_two_causes_the_costlier_is_first(servers: list[DoctorsTriton], name: str) -> None:
     server, case = servers[0], MIXED[name]
     await server.load(*case.models)

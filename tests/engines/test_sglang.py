@@ -17,6 +17,7 @@ import aiohttp
 import pytest
 
 from router.fleet.engines.sglang import loads_in, old_loads_in, v1_loads_in
+from tests.effort import QUICK
 from tests.engines.model import LORA
 from tests.engines.pool import Pool
 from tests.engines.sglang_server import SglangServer
@@ -28,7 +29,7 @@ from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PREDICTIONS = 400
+PREDICTIONS = 150 if QUICK else 400
 STREAMS = 6
 TOKENS = 100
 RUST, PYTHON = 0, 1  # workers
@@ -142,6 +143,7 @@ async def test_the_cache_is_whole_again_when_its_events_are_heard_again(sglang: 
     await until_heard_again(sglang)
 
 
+@pytest.mark.full
 async def test_streams_survive_kill_9_and_the_server_comes_back_empty(sglang: Pool) -> None:
     streams = [asyncio.create_task(stream(sglang, n, TOKENS)) for n in range(STREAMS)]
 

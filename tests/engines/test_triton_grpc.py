@@ -296,6 +296,7 @@ async def test_kill_9_under_streams_and_unary_calls(three: Pool) -> None:
     await three.router.until_state(1, "ready")
 
 
+@pytest.mark.full
 async def test_kill_9_under_streams_and_unary_requests_over_http(three: Pool) -> None:
     """The same, over HTTP."""
     url, broken = f"{three.router.url}/v2/models", b"the worker failed in the middle of its answer"

@@ -340,6 +340,7 @@ async def test_the_router_before_it_has_the_whole_way(pair: Pair, tmp_path: Path
     assert pair.running == 0
 
 
+@pytest.mark.full
 async def test_eight_active_and_one_scheduled_through_triton(tmp_path: Path) -> None:
     """A cache of one request: the gauges of a TensorRT-LLM, the engine's reasons, and the doctor,
     who names it at either."""

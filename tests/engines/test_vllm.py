@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.effort import QUICK
 from tests.engines.compatibility import EXACT
 from tests.engines.model import LORA
 from tests.engines.pool import Pool
@@ -19,7 +20,7 @@ from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PREDICTIONS = 1000
+PREDICTIONS = 300 if QUICK else 1000
 EXACT_SHARE = 0.999
 
 

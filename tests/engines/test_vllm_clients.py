@@ -132,6 +132,7 @@ async def test_openais_client_streams(vllm: Pool) -> None:
     assert said[0] == said[1] != ""
 
 
+@pytest.mark.full
 async def test_openais_client_gets_the_servers_embeddings(vllm: Pool) -> None:
     """Of a server of its own: the same model, whose last hidden states are its embeddings."""
     asks = [{"input": "Good day."}, {"input": ["One", "Two"], "encoding_format": "float"}]
@@ -179,6 +180,7 @@ async def test_langchain_gets_the_servers_answer(vllm: Pool) -> None:
     assert answers[0] == answers[1] != ""
 
 
+@pytest.mark.full
 async def test_litellm_and_llama_index_get_the_servers_answers(vllm: Pool) -> None:
     clients = Environment("clients", CLIENTS_LIST).or_skip()
     script = Path(__file__).with_name("client_calls.py")

@@ -28,6 +28,7 @@ SEAT = 1  # the worker whose server makes room: no more than two run at a time
 OTHER_NAME, OTHER_SIZE = "other", 128
 JUDGED_BY = 16  # answers, as docs/reference/failures.md says
 PROMPT_BLOCKS = 3
+FULL = pytest.mark.full  # tests/router shows each with workers of its own
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -125,6 +126,7 @@ async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
                 await completed(pool, prompt())
 
 
+@FULL
 async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
     """Its hits are as exact as the others'; an operator who names a wrong size is told."""
     async with started(seat, block_size=OTHER_SIZE, blocks=BLOCKS // 4) as coarse:
@@ -201,6 +203,7 @@ async def warm(pool: Pool, prompts: int) -> list[list[int]]:
     return made
 
 
+@FULL
 async def test_cached_tokens_that_are_not_so(vllm: Pool) -> None:
     """What cannot be is not heeded; where hits are denied again and again they count no more."""
     async with before(vllm) as (front, pool):
@@ -238,8 +241,12 @@ def told_too_much(figures: str) -> str:
     ("lie", "named"),
     [
         (told_size, "its KV events are of no use"),
-        (told_few, "its KV events tell of more blocks than it has room for"),
-        (told_too_much, "its load figures are of no use: KV usage is 7.5"),
+        pytest.param(
+            *(told_few, "its KV events tell of more blocks than it has room for"), marks=FULL
+        ),
+        pytest.param(
+            *(told_too_much, "its load figures are of no use: KV usage is 7.5"), marks=FULL
+        ),
     ],
 )
 async def test_block_figures_that_are_not_so(vllm: Pool, lie: Lie, named: str) -> None:
@@ -296,6 +303,7 @@ async def retold(vllm: Pool, rewrite: Callable[[bytes], bytes]) -> AsyncIterator
         context.destroy(linger=0)
 
 
+@FULL
 async def test_events_that_keep_evictions_back(vllm: Pool) -> None:
     """The router holds them to what fits, and to what answers find."""
     async with retold(vllm, without_removals) as pool:
