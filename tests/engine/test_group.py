@@ -64,15 +64,20 @@ def steps() -> list[list[Piece]]:
     ("tp_size", "pp_size"), [(2, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.full)]
 )
 def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
+    """Then the same once more, begun one after another before any step has ended: stages work on
+    several at a time, one that samples nothing among them."""
     folder = written(tmp_path, TinySettings("qwen3"))
     model = loaded(folder)
     kv = KvCache(model.config, BLOCKS, BLOCK_SIZE, dtype=torch.float64)
+    batches = [flat_batch(pieces, BLOCK_SIZE) for pieces in steps()]
     with group(folder, tp_size, pp_size) as ranks:
-        for pieces in steps():
-            batch = flat_batch(pieces, BLOCK_SIZE)
-            torch.testing.assert_close(
-                ranks.logits(batch), model.forward(batch, kv), rtol=0, atol=1e-10
-            )
+        one_by_one = [ranks.logits(batch) for batch in batches]
+        for batch, logits in zip(batches, one_by_one, strict=True):
+            torch.testing.assert_close(logits, model.forward(batch, kv), rtol=0, atol=1e-10)
+        if pp_size > 1:
+            ends = [ranks.begin(batch) for batch in batches]
+            for end, logits in zip(ends, one_by_one, strict=True):
+                assert torch.equal(end(), logits)
 
 
 def test_a_rows_bits_are_its_own_and_a_rank_that_is_gone_fails_every_step(tmp_path: Path) -> None:
@@ -117,16 +122,6 @@ async def test_a_worker_of_two_ranks_serves_the_models_tokens(tmp_path: Path) ->
         assert ended.value.subgroup(EngineFailed) is not None
     finally:
         model.model.close()
-
-
-def test_stages_work_on_several_steps_at_a_time(tmp_path: Path) -> None:
-    """Begun one after another before any has ended, one that samples nothing among them."""
-    folder = written(tmp_path, TinySettings("llama"))
-    with group(folder, 1, 2, "float32") as ranks:
-        one_by_one = [ranks.logits(flat_batch(pieces, BLOCK_SIZE)) for pieces in steps()]
-        ends = [ranks.begin(flat_batch(pieces, BLOCK_SIZE)) for pieces in steps()]
-        for end, logits in zip(ends, one_by_one, strict=True):
-            assert torch.equal(end(), logits)
 
 
 @pytest.mark.parametrize("is_large", [False, True])

@@ -135,7 +135,7 @@ def with_host(model: Loaded, host_blocks: int, overlap: bool = False) -> Loaded:
     return replace(model, capacity=capacity, steps=StepSettings(overlap=overlap))
 
 
-@settings(max_examples=examples(30), deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(
     arrivals=st.lists(ARRIVALS, min_size=4, max_size=14),
     kv=st.sampled_from(["float32", "float32", "int8"]),

@@ -166,7 +166,7 @@ async def test_products_of_int8_weights_fall_back_too(folder: Path, cuda_graphs:
     assert told[-1]["graph"] == ("fallback" if cuda_graphs else None)
 
 
-@pytest.mark.parametrize("ranks", [(2, 1), (1, 2)])
+@pytest.mark.parametrize("ranks", [(1, 2), pytest.param((2, 1), marks=pytest.mark.full)])
 async def test_ranks_follow_the_first(
     ranks: tuple[int, int], folder: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from engine.model.config import Quantization
 from tests.engine.tiny_models import cache, loaded
 from tests.engine.trained import VOCAB, perplexity, text, train
 
-HELD_OUT = text(99, 3_200)
+HELD_OUT = text(99, 1_600)
 # Change allowed, as a share of the unquantized model's perplexity.
 SETTINGS = {
     ("int8", "auto"): 0.01,
