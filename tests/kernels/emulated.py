@@ -8,9 +8,11 @@ from __future__ import annotations
 import ctypes
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,6 +31,19 @@ NAN = float("nan")
 @cache
 def emulator() -> KernelLibrary:
     return KernelLibrary(build.build(build.EMULATOR))
+
+
+def emulator_beside(source: Path, folder: Path) -> KernelLibrary:
+    """The emulator without our kernels and with those of `source`, built in `folder`."""
+    made, out = folder / "beside.o", folder / "beside.so"
+    command = ["g++", *build.EMULATOR.compile_flags, "-O1", f"-I{build.source_folder()}"]
+    subprocess.run([*command, "-c", str(source), "-o", str(made)], check=True, timeout=100)
+    build.build(build.EMULATOR)
+    parts = build.objects(build.EMULATOR).items()
+    machine = [part for at, part in parts if at.parent.name == "emulator" or at.stem == "abi"]
+    link = ["g++", *build.EMULATOR.link_flags, "-o", str(out), str(made), *map(str, machine)]
+    subprocess.run(link, check=True, timeout=100)
+    return KernelLibrary(out)
 
 
 def emulate(name: str, *arguments: Any, seed: int = 1) -> None:

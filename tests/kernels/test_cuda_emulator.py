@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 
 from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
-from tests.kernels.emulated import needs_compiler
+from tests.kernels.emulated import emulator_beside, needs_compiler
 
 pytestmark = needs_compiler
 SOUND, NO_WAIT = 0, 1
@@ -24,14 +23,8 @@ SEEDS = range(1, 9)
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     """The emulator with `emulator_faults.cu` beside it."""
-    cuda, folder = build.source_folder(), tmp_path_factory.mktemp("faults")
-    sources = [Path(__file__).with_name("emulator_faults.cu"), cuda / "abi.cu"]
-    sources += cuda.glob("emulator/*.cpp")
-    out = folder / "faults.so"
-    command = ["g++", "-O1", *build.EMULATOR.compile_flags, f"-I{cuda}"]
-    command += ["-shared", "-o", str(out), *map(str, sources)]
-    subprocess.run(command, check=True, timeout=100)
-    return KernelLibrary(out)
+    source = Path(__file__).with_name("emulator_faults.cu")
+    return emulator_beside(source, tmp_path_factory.mktemp("faults"))
 
 
 def reverse(library: KernelLibrary, fault: int, seed: int) -> bool:

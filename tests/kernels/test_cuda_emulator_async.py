@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 
-from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
-from tests.kernels.emulated import needs_compiler
+from tests.kernels.emulated import emulator_beside, needs_compiler
 
 pytestmark = needs_compiler
 SOURCE = Path(__file__).with_name("emulator_async_faults.cu")
@@ -30,20 +28,7 @@ def faults() -> dict[str, int]:
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory: pytest.TempPathFactory) -> KernelLibrary:
     """The emulator with `emulator_async_faults.cu` beside it."""
-    folder, cuda = tmp_path_factory.mktemp("faults"), build.source_folder()
-    made, out = folder / "faults.o", folder / "faults.so"
-    command = ["g++", *build.EMULATOR.compile_flags, "-O1", f"-I{cuda}", "-c", str(SOURCE)]
-    subprocess.run([*command, "-o", str(made)], check=True, timeout=100)
-    build.build(build.EMULATOR)
-    parts = build.objects(build.EMULATOR)
-    machine = [
-        str(part)
-        for source, part in parts.items()
-        if source.parent.name == "emulator" or source.stem == "abi"
-    ]
-    link = ["g++", *build.EMULATOR.link_flags, "-o", str(out), str(made), *machine]
-    subprocess.run(link, check=True, timeout=100)
-    return KernelLibrary(out)
+    return emulator_beside(SOURCE, tmp_path_factory.mktemp("faults"))
 
 
 def is_right(library: KernelLibrary, fault: str, seed: int) -> bool:

@@ -317,12 +317,16 @@ def cut_is_wrong(kernel: str) -> Callable[[KernelLibrary, int], bool]:
 
 
 def slips() -> Iterator[Any]:
-    """Each planted slip; of each file's all but the first at full length only: each is a build."""
-    for source, pairs, is_wrong in (
+    """Each planted slip: one of each kernel, and the rest at full length only, for each is a build.
+
+    The first slip of a table marked `in_ci` always runs.
+    """
+    in_ci = True
+    for source, pairs, is_wrong, *always in (
         ("decode/decode.cuh", DECODE, decode_is_wrong),
         ("ring.cuh", RING, decode_is_wrong),
         ("merge.cuh", MERGE, decode_is_wrong),
-        ("append.cuh", APPEND, append_is_wrong),
+        ("append.cuh", APPEND, append_is_wrong, in_ci),
         ("prefill/prefill.cuh", PREFILL, prefill_is_wrong),
         ("bulk.cuh", BULK, wgmma_is_wrong),
         ("prefill/prefill_wgmma.cuh", WGMMA_PRODUCER, wgmma_is_wrong),
@@ -330,26 +334,28 @@ def slips() -> Iterator[Any]:
         ("prefill/prefill_wgmma.cu", WGMMA_LAUNCH, boxes_are_wrong),
         ("prefill/prefill_wgmma_rows.cuh", WGMMA_ROWS, wgmma_is_wrong),
         ("prefill/prefill_tiles.cuh", PREFILL_TILES, prefill_is_wrong),
-        ("prefill/prefill.cuh", PREFILL_CUT, cut_is_wrong("prefill")),
+        ("prefill/prefill.cuh", PREFILL_CUT, cut_is_wrong("prefill"), in_ci),
         ("prefill/prefill_wgmma.cuh", WGMMA_CUT, cut_is_wrong("prefill_wgmma")),
         ("prefill/prefill_wgmma_rows.cuh", WGMMA_ROWS_CUT, cut_is_wrong("prefill_wgmma")),
         ("merge.cuh", MERGE_CUT, cut_is_wrong("prefill")),
-        ("decode/decode_quantized.cuh", QUANTIZED, quantized_is_wrong),
+        ("decode/decode_quantized.cuh", QUANTIZED, quantized_is_wrong, in_ci),
         ("byte_ring.cuh", BYTE_RING, quantized_is_wrong),
         ("prefill/prefill_quantized.cuh", WIDENED, widened_is_wrong_by("prefill")),
         (
             "prefill/prefill_wgmma_quantized.cuh",
             WGMMA_WIDENED,
             widened_is_wrong_by("prefill_wgmma"),
+            in_ci,
         ),
         ("prefill/prefill_wgmma_rows.cuh", WGMMA_SCALED, widened_is_wrong_by("prefill_wgmma")),
         ("decode/shared_decode.cuh", SHARED_QUANTIZED, shared_quantized_is_wrong),
         ("widen.cuh", WIDEN, widened_is_wrong_by("prefill")),
-        ("w8a16.cuh", W8A16, w8a16_is_wrong),
-        ("decode/shared_decode.cuh", SHARED, shared_is_wrong),
+        ("w8a16.cuh", W8A16, w8a16_is_wrong, in_ci),
+        ("decode/shared_decode.cuh", SHARED, shared_is_wrong, in_ci),
     ):
         for number, pair in enumerate(pairs):
-            yield pytest.param(source, *pair, is_wrong, marks=[pytest.mark.full] if number else [])
+            marks = [] if always and number == 0 else [pytest.mark.full]
+            yield pytest.param(source, *pair, is_wrong, marks=marks)
 
 
 def test_every_slip_changes_one_place() -> None:
