@@ -7,7 +7,7 @@ import pytest
 from tests.policies.pool import Outcome, Pool, conversations, shared_prompt
 
 PROFILES = ["qwen3-32b-h100-tp2", "llama-3.1-8b-h100"]
-seeds = pytest.mark.parametrize("seed", [1, 2])
+seeds = pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 profiles = pytest.mark.parametrize("profile", PROFILES)
 
 

@@ -95,7 +95,15 @@ class BoundedWorld:
             self.core.on_tick(Tick(self.now_s))
 
 
-@pytest.mark.parametrize("inner", ["kv_prefix", "hybrid", "round_robin", "least_requests"])
+@pytest.mark.parametrize(
+    "inner",
+    [
+        "kv_prefix",
+        "round_robin",
+        pytest.param("hybrid", marks=pytest.mark.full),
+        pytest.param("least_requests", marks=pytest.mark.full),
+    ],
+)
 @hypothesis_settings(max_examples=examples(15), deadline=None)
 @given(seed=st.integers(0, 2**32 - 1), epsilon=st.sampled_from([0.0, 0.25, 1.0]))
 def test_no_dispatch_goes_beyond_the_bound(inner, seed, epsilon):

@@ -74,7 +74,7 @@ def best_fixed(
     return max(found)
 
 
-@pytest.mark.parametrize("workers", [4, 8, 16])
+@pytest.mark.parametrize("workers", [4, pytest.param(8, marks=pytest.mark.full), 16])
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 def test_each_phase_of_a_shifting_mix_carries_what_the_best_split_does(
     workers: int, noise: float

@@ -20,7 +20,7 @@ from tests.simulator.processors import NO_VECTORS, environment
 
 ROOT = Path(__file__).parents[2]
 TOOLAGENT = ROOT.parent / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
-REQUESTS = 80 if QUICK else 300  # of each workload
+REQUESTS = 40 if QUICK else 300  # of each workload
 LONG = 3000  # requests of each workload in the full tests
 
 # Two processes of 7 s of CPU each took more than the usual two minutes on a busy machine.

@@ -13,9 +13,10 @@ POOL = (WorkerGroup(8, "qwen3-32b-h100-tp2", max_num_tokens=8192, prefix_wait_to
 SHARED = WorkloadSpec("gen:shared", requests=1500)
 
 
-def replayed(**world: object) -> ReplayResult:
+def replayed(requests: int = 1500, **world: object) -> ReplayResult:
     around = World(**world)  # type: ignore[arg-type]
-    return replay(Setup(SHARED, "warmset", POOL, block_size=64, world=around))
+    load = msgspec.structs.replace(SHARED, requests=requests)
+    return replay(Setup(load, "warmset", POOL, block_size=64, world=around))
 
 
 def mean_ttft_s(result: ReplayResult) -> float:
@@ -43,7 +44,7 @@ def test_requests_that_were_held_go_on_when_a_peer_s_end_makes_room(tmp_path) ->
 
 
 def test_a_replay_of_replicas_is_the_same_each_time() -> None:
-    first, again = (replayed(replicas=3) for _ in range(2))
+    first, again = (replayed(300, replicas=3) for _ in range(2))
     assert (first.table.first_token_ns == again.table.first_token_ns).all()
     assert (first.table.worker == again.table.worker).all()
 

@@ -41,7 +41,7 @@ def test_where_holding_cannot_pay_nothing_is_held(inner, rate):
     np.testing.assert_array_equal(late.table.first_token_ns, plain.table.first_token_ns)
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.full)])
 def test_progressive_is_affinity_at_low_load_and_balance_at_high(seed):
     def row(policy: str, rate: float):
         return summarize(of(policy, rate, seed))
