@@ -15,10 +15,11 @@ Measured = TypeVar("Measured")
 
 
 class Ticks:
-    """A thread that should run every `TICK_S`; tells its longest gap. Lifetime: `with` block."""
+    """A thread that should run every `TICK_S`; tells when it did not. Lifetime: `with` block."""
 
     def __init__(self) -> None:
-        self.longest_s = 0.0
+        self.longest_s = 0.0  # between two of its turns
+        self.paused_s = 0.0  # in all that it was late, where it was so by much
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
@@ -28,7 +29,9 @@ class Ticks:
         while not over:
             over = self._over.wait(TICK_S)
             now_s = time.monotonic()
-            self.longest_s, last_s = max(self.longest_s, now_s - last_s), now_s
+            gap_s, last_s = now_s - last_s, now_s
+            self.longest_s = max(self.longest_s, gap_s)
+            self.paused_s += gap_s if gap_s >= PAUSE_S else 0.0
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -55,3 +58,11 @@ async def measured(
             break
         print(f"{found} was measured while the machine paused for {ticks.longest_s:.1f} s")
     return found
+
+
+async def running_s(act: Awaitable[object]) -> float:
+    """Seconds that it took, without those in which the machine stood still."""
+    began_s = time.monotonic()
+    with Ticks() as ticks:
+        await act
+    return time.monotonic() - began_s - ticks.paused_s

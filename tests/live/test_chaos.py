@@ -20,7 +20,7 @@ from tests.live.stack import MODEL, Stack, engine_arguments, running, until
 from tests.live.test_memory import FLAGS
 
 CLIENTS, MANY_CLIENTS = 12, 100
-SHORT_S, FULL_S = 8.0, 180.0
+SHORT_S, FULL_S = 6.0, 180.0
 ROUTER = ["--intervals-health-s", "0.1", "--timeouts-probe-s", "0.5"]
 pytestmark = pytest.mark.alone
 FULL = [pytest.mark.full, pytest.mark.timeout(400)]

@@ -110,7 +110,7 @@ async def pool(tmp_path: Path, server: RedisServer, seed: int) -> AsyncIterator[
 
 @needs_redis
 @pytest.mark.parametrize(
-    "seconds", [12, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
+    "seconds", [6, pytest.param(60, marks=[pytest.mark.full, pytest.mark.timeout(300)])]
 )
 async def test_every_request_is_answered_by_a_worker_of_the_pool(tmp_path, seconds) -> None:
     with redis_server(tmp_path / "redis") as server:

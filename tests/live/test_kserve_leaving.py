@@ -18,9 +18,10 @@ from aiohttp import web
 from tests.live.grpc_worker import GrpcWorker, asked
 from tests.live.stack import Stack, running, until
 from tests.live.test_grpc import stub_of
+from tests.pauses import running_s
 from tests.served_app import served_app
 
-SOON_S = 5.0  # for what takes a few ms where no machine pauses
+SOON_S = 5.0  # for what takes a few ms
 ENGINE, BLS, ENSEMBLE = "tensorrt_llm", "tensorrt_llm_bls", "ensemble"
 ALONE = {"backend": "python", "input": [{"name": "text_input", "data_type": "TYPE_STRING"}]}
 IDS = [{"name": "input_ids", "data_type": "TYPE_INT32"}]
@@ -136,7 +137,7 @@ async def left(stack: Stack, server: Triton, path: str, count: int = 8, **fields
         with_reply = await asyncio.gather(one, return_exceptions=True)
         if not isinstance(with_reply[0], BaseException):
             with_reply[0].close()
-    await until(all_left, "the server to hear that they left", SOON_S)
+    assert await running_s(until(all_left, "the server to hear that they left")) < SOON_S
     return max(server.left_s) - left_s
 
 
@@ -231,7 +232,8 @@ async def test_so_it_is_by_grpc(tmp_path: Path, streamed: bool) -> None:
             call.cancel()
             if not streamed:
                 await asyncio.wait((waiting,))
-            await until(ended, "the server to hear that its client left", SOON_S)
+            hears = until(ended, "the server to hear that its client left")
+            assert await running_s(hears) < SOON_S
             if model != ENGINE:
                 assert await charged(stack) == 1
             await stack.assert_idle()

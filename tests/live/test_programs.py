@@ -27,7 +27,10 @@ async def started(*module: str, shell: str) -> asyncio.subprocess.Process:
     )
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+# SIGTERM, which was not ignored, ends the programs of all other tests, too.
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.full)]
+)
 @pytest.mark.parametrize("module", [ROUTER, ENGINE], ids=["router", "engine"])
 async def test_both_signals_end_a_program_that_was_started_with_one_ignored(module, number) -> None:
     process = await started(*module, shell=IGNORING)

@@ -14,6 +14,9 @@ import msgspec
 
 from router.record.log_files import parts_in
 from router.record.request_line import RequestLine
+from simulator.traces.files import opened
+from simulator.traces.job import ErrorLog
+from simulator.traces.request_log import read_recorded
 from tests.live.stack import MODEL, PROFILE, Stack, running
 
 WORKERS, SPEED = 3, 4
@@ -92,9 +95,11 @@ async def test_yesterdays_traffic_replayed_gives_the_hits_that_were_reported(
     live = reported / sum(line.prompt_tokens for line in lines)
     assert live > 0.5
     for source in (str(folder), str(folder / "requests-*")):
-        row = await replayed(tmp_path, source)
-        assert row["completed"] == SESSIONS * TURNS
-        assert abs(row["hit_rate_tokens"] - live) <= 0.01, (live, row["hit_rate_tokens"])
+        recorded = read_recorded(opened(Path(source)).lines(ErrorLog(source)))
+        assert (recorded.requests, recorded.cut) == (SESSIONS * TURNS, False)
+    row = await replayed(tmp_path, str(folder))
+    assert row["completed"] == SESSIONS * TURNS
+    assert abs(row["hit_rate_tokens"] - live) <= 0.01, (live, row["hit_rate_tokens"])
 
 
 async def test_a_full_disk_costs_lines_and_no_request(tmp_path: Path) -> None:

@@ -102,8 +102,8 @@ async def test_who_dies_is_gone_after_its_lease_and_is_cleared_away(server):
 
 async def test_a_stream_is_kept_short(server):
     async with fleet(server.url, "a", flush_s=0.001) as (a,):
-        a.say(*[b"x"] * (KEPT_ENTRIES * 3))
-        await until(lambda: a.link.counters.sent_messages == KEPT_ENTRIES * 3)
+        a.say(*[b"x"] * (KEPT_ENTRIES * 2))
+        await until(lambda: a.link.counters.sent_messages == KEPT_ENTRIES * 2)
         length = server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}")
         assert KEPT_ENTRIES <= length < KEPT_ENTRIES * 1.3
 

@@ -25,7 +25,7 @@ QUICK = [
     *("--intervals-health-s", "0.2", "--timeouts-probe-s", "0.4", "--limits-hold-s", "120"),
     *("--policy", "round_robin"),
 ]
-PAUSES_S = [5.0, pytest.param(8.0, marks=FULL), pytest.param(20.0, marks=FULL)]
+PAUSES_S = [2.5, pytest.param(8.0, marks=FULL), pytest.param(20.0, marks=FULL)]
 
 
 @dataclass

@@ -34,8 +34,16 @@ async def remove(stack: Stack, worker_id: int) -> None:
         assert reply.status == 202
 
 
-@pytest.mark.parametrize("kind", ["vllm", "openai"])  # which reports its load, and which does not
-@pytest.mark.parametrize("more", ["", ",weight=2,max_requests=8", ",kv_tokens=9000"])
+MORE = "", ",weight=2,max_requests=8", ",kv_tokens=9000"
+# One that reports its load, and one that does not; CI takes each option once.
+CASES = [
+    pytest.param(kind, more, marks=pytest.mark.full if (n + m) % 2 else ())
+    for n, kind in enumerate(("vllm", "openai"))
+    for m, more in enumerate(MORE)
+]
+
+
+@pytest.mark.parametrize(("kind", "more"), CASES)
 async def test_one_that_leaves_with_streams_and_is_added_again_keeps_them(
     tmp_path: Path, kind: str, more: str
 ) -> None:

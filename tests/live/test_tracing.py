@@ -244,7 +244,9 @@ async def test_a_client_that_leaves_in_a_stream_ends_the_trace(tmp_path: Path) -
     assert len(named(spans, "dispatch")) == 1
 
 
-@pytest.mark.parametrize("trouble", ["down", "slow", 503, 400])
+@pytest.mark.parametrize(
+    "trouble", ["down", "slow", 503, pytest.param(400, marks=pytest.mark.full)]
+)
 async def test_a_collector_in_trouble_costs_traces_and_nothing_else(
     tmp_path: Path, trouble: Any
 ) -> None:
