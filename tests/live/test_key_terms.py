@@ -189,6 +189,6 @@ async def test_a_new_key_works_and_is_shown_once(tmp_path: Path) -> None:
     expected = "ok: 2 keys, 1 of them in plain text, 1 named tenants\n"
     assert await command("check", str(file)) == (0, expected, "")
     file.write_text(line + key)
-    code, _, told = await command("check", str(file))
-    assert (code, ":2: expected" in told, key in told) == (2, True, False)
-    assert (await command("new", "two words"))[0] == 2
+    code, said = await said_by("keys", "check", str(file))
+    assert (code, ":2: expected" in said, key in said) == (2, True, False)
+    assert (await said_by("keys", "new", "two words"))[0] == 2

@@ -265,7 +265,7 @@ async def test_a_pause_of_the_whole_host_is_no_silence_between_two_bytes(tmp_pat
     """The router is back before its worker, which needs a moment to write on."""
     router = [*QUICK, "--timeouts-between-bytes-s", "2"]
     async with running(tmp_path, workers=1, router=router, speed=1) as stack:
-        body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 400, "stream": True}
+        body = {"model": MODEL, "prompt": [1] * 64, "max_tokens": 150, "stream": True}
         url = f"{stack.url}/v1/completions"
         async with stack.http.post(url, json=body) as stream:
             await stream.content.readline()
