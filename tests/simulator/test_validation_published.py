@@ -44,8 +44,8 @@ def row(
 
 PARTS = 2
 LADDER = (
-    "gen:inference_perf?groups=75&prompts=5&system=6000&question=1200&output=1000&warm_ups=0&pause_s=300"
-    "&stages=7.5:50,7.5:20,10:38,20:20"
+    "gen:inference_perf?groups=75&prompts=5&system=6000&question=1200&output=1000&warm_ups=0"
+    "&pause_s=300&stages=7.5:50,7.5:20,10:38,20:20"
 )
 LADDER_KV = 307_328
 
