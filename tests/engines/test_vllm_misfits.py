@@ -155,7 +155,7 @@ async def test_blocks_of_another_size_in_one_pool(seat: Pool) -> None:
             tokens = prompt() + prompt()
             for _ in range(2):
                 await completed(pool, tokens)
-            assert (await pool.router.row(0))["resident_blocks"] == 0
+            await until_logged(pool, f"blocks of {OTHER_SIZE} tokens")
 
 
 Lie = Callable[[str], str]
@@ -240,7 +240,7 @@ def told_too_much(figures: str) -> str:
 @pytest.mark.parametrize(
     ("lie", "named"),
     [
-        (told_size, "its KV events are of no use"),
+        (told_size, f"blocks of {BLOCK_SIZE} tokens, it says {2 * BLOCK_SIZE}: followed"),
         pytest.param(
             *(told_few, "its KV events tell of more blocks than it has room for"), marks=FULL
         ),
