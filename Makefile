@@ -7,11 +7,16 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 LIVE_STAMP := $(VENV)/.installed-live
 NATIVE_STAMP := $(VENV)/.installed-native
+WHEEL_STAMP := $(VENV)/.installed-wheel
 NATIVE := $(shell find kernels -name '*.cpp' -o -name '*.h' -o -name CMakeLists.txt)
 # pip installs uv, which installs the rest in a third of the time, and torch, of which pip may know
 # a build for CPUs in a folder, as uv does not.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 UV := $(BIN)/uv pip install --quiet --python $(BIN)/python -c constraints.txt
+# What builds the package is in .venv itself: the next build finds it at the same place, and compiles
+# what changed.
+BUILD = $(UV) cmake nanobind ninja scikit-build-core && \
+  $(UV) --no-build-isolation --reinstall-package warmroute
 DEMO_FLAGS ?=
 ENGINE ?= timed
 # Real engines that `make test-engines` installs; `make test-all` adds older releases.
@@ -34,7 +39,7 @@ BENCHES := decision life on_top sessions mirror owners tokens scheduler engine v
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm run test test-live test-native test-engines test-all check bench sim study figures clean
+.PHONY: help setup demo demo-vllm run test test-live test-native test-engines test-all check bench sim study figures wheel image clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -45,11 +50,11 @@ $(STAMP): pyproject.toml constraints.txt $(NATIVE)
 	@echo "$@: what all tests need, torch (CUDA's libraries with it) among it: some 2 GB; once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) uv torch
-	$(UV) --reinstall-package warmroute --editable '.[dev]'
+	$(BUILD) --editable '.[dev]'
 	@touch $@
 
-# What only some tests need: clients and schemas, CUDA's disassemblers. Nothing of ours is built again.
-$(LIVE_STAMP) $(NATIVE_STAMP): $(VENV)/.installed-%: $(STAMP)
+# What only some targets need: clients and schemas, CUDA's disassemblers, zig. Nothing of ours is built again.
+$(LIVE_STAMP) $(NATIVE_STAMP) $(WHEEL_STAMP): $(VENV)/.installed-%: $(STAMP)
 	$(BIN)/python -c "import tomllib; print(*tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']['dev-$*'], sep='\n')" \
 	  | $(UV) -r -
 	@touch $@
@@ -59,7 +64,7 @@ $(VENV)/.installed-demo: pyproject.toml constraints.txt $(NATIVE)
 	@echo "$@: the router, the timed worker and the simulator, built here; no torch; once"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(PIP) uv
-	$(UV) --reinstall-package warmroute --editable '.[demo]'
+	$(BUILD) --editable '.[demo]'
 	@touch $@
 
 demo: $(if $(wildcard $(STAMP)),$(STAMP),$(VENV)/.installed-demo) ## a hot spot and its cure in two minutes; report in build/demo
@@ -91,7 +96,7 @@ test-engines: $(LIVE_STAMP) ## before real vLLM, SGLang and Triton, installed be
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS)
 	ENGINES='$(ENGINES)' $(TIER) engines --durations 20
 
-test-all: $(LIVE_STAMP) $(NATIVE_STAMP) ## all of these and soaks, chaos, planted slips, at full length
+test-all: $(LIVE_STAMP) $(NATIVE_STAMP) $(WHEEL_STAMP) ## all of these and soaks, chaos, planted slips, at full length
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS) vllm==0.31.0 vllm==0.30.0 llamacpp==0.3.36
 	TEST_EFFORT=20 $(TIER) all --timeout 1800 $(PARALLEL)
 
@@ -118,5 +123,11 @@ study: $(STAMP) ## the sweeps behind docs/notes/policy-study.md, resumed: make s
 figures: $(STAMP) ## what commands print in README and docs, and figures of the demo, made anew
 	$(BIN)/python -m tests.simulator.figures_in_docs $(FIGURES_FLAGS)
 
-clean: ## remove .venv and build
-	rm -rf $(VENV) build
+wheel: $(WHEEL_STAMP) ## a wheel of .venv's Python, and an sdist, in dist/
+	$(BIN)/python -m release.wheels
+
+image: wheel ## an OCI image of that wheel and Debian's Python, in build/
+	$(BIN)/python -m release.image
+
+clean: ## remove .venv, build and dist
+	rm -rf $(VENV) build dist

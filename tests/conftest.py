@@ -140,6 +140,8 @@ def _group(item: pytest.Item) -> str:
     if _alone(item):
         return "alone"
     path = _path(item)
+    if path.startswith("release/"):
+        return "release"  # one wheel, one environment
     return "shared stack" if path in NOT_LIVE and path.startswith("live/") else path
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from release.image import USER
 from tests.deploy.parsed import DEPLOY
 from tests.live.ports import lasting_port
 
@@ -115,7 +116,7 @@ def stages(folder: Path) -> list[Stage]:
             case "ENTRYPOINT" | "CMD":
                 stage.command += json.loads(rest)
             case _:
-                assert word in ("EXPOSE", "STOPSIGNAL")
+                assert word in ("EXPOSE", "STOPSIGNAL", "LABEL", "HEALTHCHECK")
     return list(found.values())
 
 
@@ -128,7 +129,10 @@ def test_what_is_copied_is_what_the_package_is_built_of() -> None:
     }
     assert all((ROOT / name).exists() for name in copied)
     assert {"pyproject.toml", "constraints.txt", "router", "engine", "policies"} <= copied
+    ignored = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    assert {line[1:] for line in ignored if line.startswith("!")} == copied
     uid = dict(instructions())["USER"]
+    assert int(uid) == USER
     for name in ("central", "sidecar", "picker"):
         for one in yaml.safe_load_all((PLAIN / f"{name}.yaml").read_text(encoding="utf-8")):
             if one["kind"] == "Deployment" and "redis" not in one["metadata"]["name"]:
@@ -136,7 +140,7 @@ def test_what_is_copied_is_what_the_package_is_built_of() -> None:
                 assert pod["securityContext"]["runAsUser"] == int(uid)
 
 
-@pytest.mark.native
+@pytest.mark.full  # `make image` is tried in `make test-live`
 @pytest.mark.timeout(2 * BUILD_S)
 @pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="the image has Python 3.11")
 def test_its_steps_make_a_router_that_serves(tmp_path) -> None:

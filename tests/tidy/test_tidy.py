@@ -15,9 +15,9 @@ ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {
     *("pyproject.toml", "router", "engine", "kernels", "policies", "simulator", "tests"),
     *("grafana", "README.md", "LICENSE", "Makefile", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("docs", ".ci", ".gitignore", "constraints.txt"),
+    *("docs", ".ci", ".gitignore", "constraints.txt", "release", ".dockerignore"),
 }
-NOT_OURS = {".git", ".venv", "build", "__pycache__"}
+NOT_OURS = {".git", ".venv", "build", "dist", "__pycache__"}
 CODE = {".py", ".pyi", ".cpp", ".h", ".hpp", ".cu", ".cuh"}
 
 

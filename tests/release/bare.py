@@ -1,0 +1,144 @@
+"""An environment as a user has it who installs the wheel: no checkout, no compiler."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import venv
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from release import wheels
+
+INSTALL_S = 600  # of what takes half a minute on a quiet machine
+RUN_S = 240
+STOPPED = (0, 130)  # servers, and commands that were stopped before their end
+
+
+@dataclass(frozen=True)
+class Bare:
+    """An environment and an empty folder to work in. Lifetime: as long as its folder."""
+
+    root: Path
+
+    @property
+    def bin(self) -> Path:
+        return self.root / "environment" / "bin"
+
+    @property
+    def folder(self) -> Path:
+        """Where commands run: empty at first."""
+        return self.root / "folder"
+
+    @property
+    def environ(self) -> dict[str, str]:
+        """A user's: the environment's programs, then the system's; nothing of this checkout."""
+        return {"PATH": f"{self.bin}:/usr/bin:/bin", "HOME": str(self.root), "LANG": "C.UTF-8"}
+
+    def ended(self, *command: str, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+        """A command that has ended, with what it printed."""
+        return subprocess.run(
+            [self.bin / command[0], *command[1:]],
+            cwd=folder or self.folder,
+            env=self.environ,
+            timeout=RUN_S,
+            text=True,
+            capture_output=True,
+        )
+
+    def run(self, *command: str, folder: Path | None = None) -> str:
+        """What a command prints. Fails the test with its words if it ends with another code."""
+        done = self.ended(*command, folder=folder)
+        said = done.stdout + done.stderr
+        assert done.returncode == 0, f"{' '.join(command)}: {said[-4000:]}"
+        return said
+
+    @contextmanager
+    def running(
+        self, *command: str, folder: Path | None = None, until: str = r"^ready (http\S+)"
+    ) -> Iterator[str]:
+        """A program from the first line of `until` on; its group. Ends it by SIGTERM."""
+        with tempfile.TemporaryFile("w+") as log:
+            process = subprocess.Popen(
+                [self.bin / command[0], *command[1:]],
+                cwd=folder or self.folder,
+                env=self.environ,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            try:
+                yield said_by(process, log, until)[1]
+            finally:
+                process.terminate()
+                assert process.wait(RUN_S) in STOPPED
+
+
+def said_by(process: subprocess.Popen[bytes], log: IO[str], wanted: str) -> re.Match[str]:
+    """The first match of a line in a program's log. Fails where it ends, or takes too long."""
+    deadline_s = time.monotonic() + RUN_S
+    while True:
+        log.seek(0)
+        text = log.read()
+        if found := re.search(wanted, text, re.MULTILINE):
+            return found
+        assert process.poll() is None, text
+        assert time.monotonic() < deadline_s, text
+        time.sleep(0.1)
+
+
+def built_wheel(to: Path) -> Path:
+    """The wheel of this checkout as pip builds it, with the objects that `make setup` compiled.
+
+    Tests that run side by side wait for each other.
+    """
+    if find_spec("scikit_build_core") is None:
+        pytest.skip("scikit-build-core is not installed: `make setup` installs it")
+    (wheels.ROOT / "build").mkdir(exist_ok=True)
+    with (wheels.ROOT / "build" / "wheel.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
+        done = subprocess.run(
+            [*command, "--no-deps", "--wheel-dir", str(to), str(wheels.ROOT)],
+            env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+            timeout=INSTALL_S,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+    assert done.returncode == 0, done.stdout[-4000:]
+    (made,) = to.glob("*.whl")
+    return made
+
+
+def installed(wheel: Path, root: Path, extras: str = "") -> Bare:
+    """The wheel in an environment of its own below `root`; `extras`, as `[sim]`, with it.
+
+    Nothing can be compiled meanwhile: there is no program but those of the environment.
+    """
+    bare = Bare(root)
+    bare.folder.mkdir(parents=True)
+    venv.create(bare.bin.parent, with_pip=True)
+    limits = ["-c", str(wheels.ROOT / "constraints.txt")]
+    pip = [str(bare.bin / "python"), "-m", "pip", "install", "--quiet", "--no-compile", *limits]
+    done = subprocess.run(
+        [*pip, f"{wheel}{extras}"],
+        cwd=bare.folder,
+        env={**os.environ, "PATH": str(bare.bin)},
+        timeout=INSTALL_S,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    assert done.returncode == 0, done.stdout[-4000:]
+    return bare

@@ -1,0 +1,138 @@
+"""A host as a stranger has it: its own network, a folder, and the commands of a page run on it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+WAIT_S = 240  # of what takes seconds on a quiet machine
+NEEDS = ("unshare", "nsenter", "ip", "mount", "curl")
+# Addresses and names that pages use for hosts; all of them are this one.
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.5")
+NAMES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
+CURLRC = "fail\nsilent\nshow-error\nmax-time = 60\n"  # a status of 400 or more is a failure
+
+
+@dataclass
+class Host:
+    """Lifetime: a test, by `host()`."""
+
+    folder: Path
+    anchor: int  # the process that holds its network and its mounts
+    environ: dict[str, str]
+    running: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def within(self, command: str) -> list[str]:
+        """The words that run a line of shell there."""
+        return ["nsenter", f"--target={self.anchor}", "--net", "--mount", "bash", "-c", command]
+
+    def run(self, command: str) -> str:
+        """What a command prints. Fails the test with its words where it ends with another code."""
+        done = subprocess.run(
+            self.within(command),
+            cwd=self.folder,
+            env=self.environ,
+            text=True,
+            timeout=WAIT_S,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}"
+        return done.stdout
+
+    def start(self, command: str) -> None:
+        """Start a program in the background and wait until it says `ready`."""
+        log = self.folder / f"program-{len(self.running)}.log"
+        with log.open("w") as sink:
+            process = subprocess.Popen(
+                self.within(f"exec {command}"),
+                cwd=self.folder,
+                env=self.environ,
+                stdout=sink,
+                stderr=subprocess.STDOUT,
+            )
+        self.running.append(process)
+        deadline_s = time.monotonic() + WAIT_S
+        while not re.search(r"^ready http", log.read_text(), re.MULTILINE):
+            assert process.poll() is None, f"{command}\n{log.read_text()}"
+            assert time.monotonic() < deadline_s, f"{command}\n{log.read_text()}"
+            time.sleep(0.1)
+
+    def until(self, command: str, wanted: str) -> None:
+        """Run a command again until it prints this."""
+        deadline_s = time.monotonic() + WAIT_S
+        while wanted not in (said := self.run(command)):
+            assert time.monotonic() < deadline_s, said
+            time.sleep(0.2)
+
+    def stop_all(self) -> None:
+        """End all programs, the last one first; each must end well."""
+        while self.running:
+            process = self.running.pop()
+            process.terminate()
+            assert process.wait(WAIT_S) == 0
+
+
+@contextmanager
+def host(folder: Path, environ: dict[str, str]) -> Iterator[Host]:
+    """A host for a test; `environ`: a user's. Skips where this machine cannot make one."""
+    lacking = [name for name in NEEDS if shutil.which(name) is None]
+    if lacking or os.getuid() != 0:
+        pytest.skip(f"a network of its own takes root and {', '.join(lacking or NEEDS)}")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / ".curlrc").write_text(CURLRC)
+    names = folder / "hosts"
+    names.write_text("127.0.0.1 localhost\n" + "".join(f"{at} {n}\n" for n, at in NAMES.items()))
+    setup = ["ip link set lo up", *(f"ip address add {at}/32 dev lo" for at in ADDRESSES)]
+    setup.append(f"mount --bind {shlex.quote(str(names))} /etc/hosts")
+    script = " && ".join([*setup, "echo made", "exec sleep infinity"])
+    anchor = subprocess.Popen(
+        ["unshare", "--net", "--mount", "bash", "-c", script], stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert anchor.stdout is not None
+        assert anchor.stdout.readline() == "made\n"
+        made = Host(folder, anchor.pid, {**environ, "HOME": str(folder)})
+        yield made
+        made.stop_all()
+    finally:
+        for process in made.running:
+            process.kill()
+        anchor.kill()
+        anchor.wait()
+
+
+def commands(page: str, *, inline: bool = False) -> list[str]:
+    """The commands of a page's text in their order: of blocks of shell, and of `curl ...` in its
+    sentences where `inline` says so. Comments and continued lines are put right.
+    """
+    found = []
+    parts = re.split(r"^```(\w*)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+    for text, kind, block in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
+        if inline:
+            found += [one.replace("\n", " ") for one in re.findall(r"`(curl [^`]+)`", text)]
+        if kind in ("", "sh", "bash"):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [line for line in (_without_comment(line) for line in lines) if line]
+    return found
+
+
+def _without_comment(line: str) -> str:
+    return re.sub(r"(^|\s+)#.*$", "", line).strip()
+
+
+def replaced(command: str, table: Sequence[tuple[str, str]]) -> str:
+    """A command with what a page leaves to its reader filled in."""
+    for pattern, text in table:
+        command = re.sub(pattern, text, command)
+    return command

@@ -1,0 +1,106 @@
+"""A wheel holds what is ours, nothing else, and serves where it is alone."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tarfile
+import urllib.request
+import zipfile
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from release import wheels
+from tests.live.ports import lasting_port
+from tests.release.bare import Bare, installed
+
+BUILD_S = 1_500  # of what takes two minutes on a quiet machine, where nothing is built yet
+PACKAGES = ("router", "engine", "policies", "simulator", "kernels/kvkernels")
+ASK = """
+import sys, kvkernels, kvkernels._native, router.cli.main, simulator.cli.replay
+from kvkernels.cuda import library
+assert "torch" not in sys.modules, "torch is imported"
+print(kvkernels._native.__file__)
+"""
+
+
+def ours(*folders: str) -> set[str]:
+    """Files of the checkout below the folders that git knows, or would take."""
+    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "--", *folders]
+    done = subprocess.run(listed, cwd=wheels.ROOT, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip("not a git checkout: nothing says which files are ours")
+    return {name for name in done.stdout.splitlines() if (wheels.ROOT / name).is_file()}
+
+
+@pytest.mark.timeout(BUILD_S)
+def test_it_has_all_that_is_ours_and_nothing_else(wheel: Path) -> None:
+    held = {name for name in zipfile.ZipFile(wheel).namelist() if not name.endswith("/")}
+    held = {name for name in held if ".dist-info/" not in name}
+    native = {name for name in held if name.endswith(".so")}
+    sources = {
+        name.replace("kernels/cuda/", "kvkernels/cuda/sources/", 1) for name in ours("kernels/cuda")
+    }
+    modules = {name.removeprefix("kernels/") for name in ours(*PACKAGES)}
+    assert len(native) == 1
+    assert held - native == sources | modules
+
+
+@pytest.mark.full  # `make wheel` compiles all by zig, for minutes
+@pytest.mark.timeout(BUILD_S)
+def test_that_of_a_release_is_small_and_runs_on_other_machines(tmp_path: Path) -> None:
+    made = wheels.build_wheel(tmp_path / "dist")
+    assert made.stat().st_size <= wheels.MAX_BYTES
+    told = [sys.executable, "-m", "auditwheel", "show", str(made)]
+    said = " ".join(subprocess.check_output(told, text=True).split())
+    tag = re.search(r'platform tag: "manylinux_2_(\d+)_', said)
+    assert tag is not None, said
+    assert int(tag[1]) <= 28
+    bare = installed(made, tmp_path / "bare")
+    assert re.fullmatch(r"warmroute \d[\w.]*\n", bare.run("warmroute", "--version"))
+    assert bare.run("python", "-c", ASK).strip().endswith(".so")
+
+
+@pytest.mark.timeout(BUILD_S)
+def test_its_programs_run_where_it_is_alone(bare: Bare) -> None:
+    assert re.fullmatch(r"warmroute \d[\w.]*\n", bare.run("warmroute", "--version"))
+    for program in ("warmroute", "warmroute-engine", "warmroute-sim"):
+        assert program in bare.run(program, "--help")
+    native = Path(bare.run("python", "-c", ASK).strip())
+    assert native.is_relative_to(bare.root)
+    assert (native.parent / "cuda" / "sources" / "abi.cu").is_file()
+
+
+@pytest.mark.timeout(BUILD_S)
+def test_it_routes_a_request_from_an_empty_folder(bare: Bare) -> None:
+    admin = str(lasting_port())
+    engine = ["warmroute-engine", "--timed", "llama-3.1-8b-h100", "--port", "0"]
+    router = ["warmroute", "serve", "--port", "0", "--admin-port", admin, "--worker"]
+    body = b'{"model": "warmroute-timed", "prompt": "Once upon a time", "max_tokens": 4}'
+    with bare.running(*engine) as worker, bare.running(*router, worker) as url:
+        ask = urllib.request.Request(
+            f"{url}/v1/completions", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(ask, timeout=60) as reply:
+            assert reply.status == 200
+            assert b'"choices"' in reply.read()
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin}/metrics", timeout=60) as reply:
+            assert b"warmroute_relay" in reply.read(), "the native relay is in the wheel"
+        with urllib.request.urlopen(f"http://127.0.0.1:{admin}/ui", timeout=60) as reply:
+            assert b"<script" in reply.read()
+
+
+@pytest.mark.timeout(BUILD_S)
+def test_the_source_distribution_has_what_a_wheel_is_built_of(tmp_path: Path) -> None:
+    if find_spec("build") is None:
+        pytest.skip("build is not installed: `make wheel` installs it")
+    sdist = wheels.build_sdist(tmp_path)
+    with tarfile.open(sdist) as packed:
+        held = {member.name.partition("/")[2] for member in packed if member.isfile()}
+    needed = ours(*PACKAGES, "kernels/src", "kernels/cuda", "kernels/CMakeLists.txt", "docs")
+    assert needed | {"pyproject.toml", "README.md", "LICENSE"} <= held
+    assert not {name for name in held if re.match(r"tests/|kernels/tests/|build/|dist/|\.", name)}
+    assert not {name for name in held if name.endswith((".so", ".pyc", ".o"))}
