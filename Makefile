@@ -83,7 +83,7 @@ else
 endif
 
 # tests/tidy is a part of `make check`, and of nothing else.
-test: $(STAMP) ## the quick tests, in 5 minutes on two cores
+test: $(STAMP) ## the quick tests, in 5 to 12 minutes on two cores
 	$(TIER) quick --ignore tests/tidy --durations 20 $(PARALLEL)
 
 test-live: $(LIVE_STAMP) ## programs with faults, replicas, clients, Prometheus, a browser
