@@ -5,7 +5,7 @@
 Two layers: Debian's Python with the libraries that it needs, no shell and no package manager; and
 the wheel with the extras that a router in a cluster uses. The packages are those of the Debian that
 this runs on, whose Python must be the wheel's. The archive is an OCI layout, as `docker load`,
-`podman load` and `skopeo copy oci-archive:` take it. The same inputs give the same bytes.
+`podman load` and `skopeo copy oci-archive:` take it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ BUILD = ROOT / "build" / "image"
 EXTRAS = "grpc,kubernetes,otel"
 USER = 65532  # whom images without a shell call nonroot
 MAX_BYTES = 250_000_000  # of all files in the image
-# What the packages' own scripts ask for, and a few of Python's modules: Kerberos for nis, readline.
+# Packages that only the others' scripts need, or modules of Python that nobody here imports (nis,
+# readline).
 LEFT_OUT = re.compile(
     r"c?debconf|dpkg|.*awk$|install-info|mailcap|mime-support|openssl|perl|readline|tar$|"
     r"lib(acl|com-err2|db5|debian|gdbm|gmp|gssapi|k5|keyutils|krb|md0|mpfr|ncurses|newt|nsl|"
@@ -113,6 +114,9 @@ def install_wheel(wheel: Path, root: Path, python: str) -> None:
     for unread in ("tests", "__pycache__"):
         for folder in list(packages.rglob(unread)):
             shutil.rmtree(folder, ignore_errors=True)
+    for name in ("direct_url.json", "uv_cache.json"):  # where and when this machine installed it
+        for told in packages.glob(f"*.dist-info/{name}"):
+            told.unlink()
     programs = root / HOME / "bin"
     programs.mkdir(parents=True)
     (programs / "python3").symlink_to(f"/usr/bin/{python}")

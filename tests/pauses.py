@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Self, TypeVar
 
 TICK_S = 0.05
@@ -15,7 +14,7 @@ Measured = TypeVar("Measured")
 
 
 class Ticks:
-    """A thread that should run every `TICK_S`; tells when it did not. Lifetime: `with` block."""
+    """A thread that wakes every `TICK_S` inside of a `with` block, and notes when it woke late."""
 
     def __init__(self) -> None:
         self.longest_s = 0.0  # between two of its turns
@@ -37,12 +36,7 @@ class Ticks:
         self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
 
@@ -50,7 +44,7 @@ class Ticks:
 async def measured(
     measure: Callable[[], Awaitable[Measured]], fits: Callable[[Measured], bool]
 ) -> Measured:
-    """What was measured; where it does not fit and the machine paused meanwhile, once more."""
+    """The result of `measure`, measured again if it does not fit and the machine paused."""
     for tried in range(1, TRIES + 1):
         with Ticks() as ticks:
             found = await measure()

@@ -19,7 +19,7 @@ STREAMS = 24 if QUICK else 64
 OUTPUT_TOKENS = 16
 
 
-# What is the other architecture's own is shown by its logits (tests/engine).
+# Qwen3's own parts are compared by their logits in tests/engine.
 @pytest.mark.parametrize("arch", ["llama", pytest.param("qwen3", marks=pytest.mark.full)])
 async def test_many_streams_at_once_say_what_each_would_say_alone(
     tmp_path: Path, arch: str

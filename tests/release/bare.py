@@ -58,7 +58,7 @@ class Bare:
         )
 
     def run(self, *command: str, folder: Path | None = None) -> str:
-        """What a command prints. Fails the test with its words if it ends with another code."""
+        """The output of a command. Fails the test and shows the output if the command fails."""
         done = self.ended(*command, folder=folder)
         said = done.stdout + done.stderr
         assert done.returncode == 0, f"{' '.join(command)}: {said[-4000:]}"

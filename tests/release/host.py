@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.release.bare import said_by
+
 WAIT_S = 240  # of what takes seconds on a quiet machine
 NEEDS = ("unshare", "nsenter", "ip", "mount", "curl")
 # Addresses and names that pages use for hosts; all of them are this one.
@@ -25,7 +27,7 @@ CURLRC = "fail\nsilent\nshow-error\nmax-time = 60\n"  # a status of 400 or more 
 
 @dataclass
 class Host:
-    """Lifetime: a test, by `host()`."""
+    """A network, mounts and a folder for the programs of a test; `host()` makes and ends it."""
 
     folder: Path
     anchor: int  # the process that holds its network and its mounts
@@ -37,7 +39,7 @@ class Host:
         return ["nsenter", f"--target={self.anchor}", "--net", "--mount", "bash", "-c", command]
 
     def run(self, command: str) -> str:
-        """What a command prints. Fails the test with its words where it ends with another code."""
+        """The output of a command. Fails the test and shows the output if the command fails."""
         done = subprocess.run(
             self.within(command),
             cwd=self.folder,
@@ -62,11 +64,8 @@ class Host:
                 stderr=subprocess.STDOUT,
             )
         self.running.append(process)
-        deadline_s = time.monotonic() + WAIT_S
-        while not re.search(r"^ready http", log.read_text(), re.MULTILINE):
-            assert process.poll() is None, f"{command}\n{log.read_text()}"
-            assert time.monotonic() < deadline_s, f"{command}\n{log.read_text()}"
-            time.sleep(0.1)
+        with log.open() as said:
+            said_by(process, said, r"^ready http(\S+)")
 
     def until(self, command: str, wanted: str) -> None:
         """Run a command again until it prints this."""

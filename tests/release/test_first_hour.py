@@ -24,7 +24,7 @@ from tests.release.host import Host, commands, host, replaced
 INSTALL_S = 600
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TIMED = "warmroute-engine --timed llama-3.1-8b-h100"
-# What pages leave to their reader, and what needs a GPU or a tokenizer of a model.
+# Names that a reader of the pages fills in, and engines and tokenizers that this host lacks.
 FILLED = (
     (r" --tokenizer /models/MODEL", ""),
     (r"^(VLLM_\S+ )*vllm serve .*--port (\d+).*", rf"{TIMED} --host 10.0.0.1 --port \2"),

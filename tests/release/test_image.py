@@ -1,4 +1,4 @@
-"""What `make image` makes: an OCI archive that programs of others read, and a router that serves
+"""`make image` makes an OCI archive that programs of others can read; a router serves
 from it with a root that cannot be written and a user without rights.
 
 It runs as a container would see it as far as `unshare` and `chroot` can show: there is no runtime.
@@ -9,11 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import tarfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -25,6 +23,7 @@ import pytest
 
 from release import image, wheels
 from tests.live.ports import lasting_port
+from tests.release.bare import said_by
 
 BUILD_S = 1_500  # of what takes three minutes on a quiet machine, where no wheel is built yet
 NEEDS = ("apt-get", "dpkg-deb", "unshare", "chroot", "mount")
@@ -161,11 +160,8 @@ def started(unpacked: Unpacked, log: Path, *command: str) -> Iterator[str]:
             unpacked.command(*command), stdout=sink, stderr=subprocess.STDOUT
         )
     try:
-        deadline_s = time.monotonic() + 240
-        while not (ready := re.search(r"^ready (http\S+)", log.read_text(), re.MULTILINE)):
-            assert process.poll() is None, log.read_text()
-            assert time.monotonic() < deadline_s, log.read_text()
-            time.sleep(0.1)
+        with log.open() as said:
+            ready = said_by(process, said, r"^ready (http\S+)")
         yield ready[1]
     finally:
         process.terminate()  # each program before it replaced itself: this is the router's own

@@ -21,7 +21,7 @@ from tests.server.certs import Authority
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """What each side of a connection has. Lifetime: test module."""
+    """The TLS contexts of server and client. A test module has one."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext

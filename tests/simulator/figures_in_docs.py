@@ -116,7 +116,7 @@ def printed(block: Block, folder: Path) -> str:
 
 
 def shown_of(block: Block, output: str) -> str:
-    """What a block shows of the output. Raises `FigureError` where it is not there."""
+    """The part of an output that a block shows. Raises `FigureError` if the output lacks it."""
     lines = [line.rstrip() for line in output.splitlines()]
     paragraphs = re.split(r"\n{2,}", "\n".join(lines).strip("\n"))
     if max(block.parts) > len(paragraphs):

@@ -33,7 +33,7 @@ def row(
     spread_s: float = 0.0,
     workers: int = 8,
 ) -> ReplayRow:
-    """What `policy` gives; seed 0."""
+    """The result of a replay under `policy`, with seed 0."""
     group = WorkerGroup(workers, profile, kv_tokens, prefix_wait_tokens=prefix_wait_tokens)
     spec = WorkloadSpec(source, requests=requests, spread_s=spread_s)
     return summarize(replay(Setup(spec, policy, (group,), block_size=block_size)))
