@@ -6,7 +6,9 @@ import copy
 import itertools
 import json
 import re
+import shutil
 import tarfile
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import helm_python
 import pytest
 import yaml
 
+import release.chart
 from router.config.schema import Config
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
 from tests.deploy import chart
@@ -471,24 +474,41 @@ def test_every_value_has_a_schema_and_every_key_of_the_schema_a_value() -> None:
     assert keys(schema, yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))) == []
 
 
-def test_helm_finds_nothing_to_say(tmp_path) -> None:
+def test_the_package_renders_like_the_folder(tmp_path) -> None:
+    """Helm has nothing to say about it, also by the oldest version; the folder stands alone."""
     report = helm_python.lint(CHART, SOURCES, strict=True, kube_version="v1.28.0")
     assert report["errors"] == []
-    assert [m["error"] for m in report["messages"] if m["severity"] > 1] == []
-
-
-def test_the_package_has_all_of_it(tmp_path) -> None:
-    """Dashboards and rules are links here, and files in what is published."""
-    archive = helm_python.package(CHART, destination=tmp_path)
+    older = tmp_path / "warmroute-0.0.1.tgz"
+    older.touch()
+    archive = release.chart.package(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [archive.name]
+    assert archive.stat().st_size < release.chart.MAX_BYTES
     with tarfile.open(archive) as packed:
         assert all(member.isfile() for member in packed.getmembers())
-        names = {member.name for member in packed.getmembers()}
-    assert {"warmroute/dashboards/router.json", "warmroute/rules/alerts.yml"} <= names
+        names = {member.name.partition("/")[2] for member in packed.getmembers()}
+    assert names == {p.relative_to(CHART).as_posix() for p in CHART.rglob("*") if p.is_file()}
     with helm_python.Chart.load(archive) as again:
         values = merged(SOURCES, ALL_MONITORING)
         assert again.render(values, name="warmroute", namespace="llm") == chart._loaded().render(
             values, name="warmroute", namespace="llm"
         )
+
+
+def test_a_chart_with_a_link_or_a_fault_is_not_packaged(tmp_path) -> None:
+    copy_ = shutil.copytree(CHART, tmp_path / "warmroute")
+    (copy_ / "rules" / "more.yml").symlink_to(copy_ / "values.yaml")
+    with pytest.raises(release.chart.ChartError, match=r"rules/more\.yml is a link"):
+        release.chart.package(tmp_path / "dist", copy_)
+    (copy_ / "rules" / "more.yml").unlink()
+    (copy_ / "Chart.yaml").write_text("apiVersion: v2\nname: warmroute\nversion: one\n")
+    with pytest.raises(release.chart.ChartError, match="version"):
+        release.chart.package(tmp_path / "dist", copy_)
+
+
+def test_the_chart_is_of_this_version() -> None:
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert {about["version"], about["appVersion"]} == {project["version"]}
 
 
 @pytest.mark.parametrize("name", chart.SAMPLES)
@@ -506,8 +526,8 @@ def test_the_notes_say_what_to_do_next(mode) -> None:
 
 
 def test_names_follow_the_release_and_stay_short() -> None:
-    for release in ("a", "warmroute", "a-very-long-name-of-a-release-that-helm-allows-so"):
-        found = objects(merged(SOURCES, ALL_MONITORING), name=release)
+    for called in ("a", "warmroute", "a-very-long-name-of-a-release-that-helm-allows-so"):
+        found = objects(merged(SOURCES, ALL_MONITORING), name=called)
         assert all(len(one["metadata"]["name"]) <= 63 for one in found)
     names = [one["metadata"]["name"] for one in objects(merged(SOURCES, {"fullnameOverride": "x"}))]
     assert all(name.startswith("x-") for name in names)
