@@ -68,7 +68,11 @@ def another_value(path: str, folder: Path) -> object:
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
     shares = "ejection.rate", "ejection.max_share", "health.panic_share"
     special |= dict.fromkeys(shares, 0.25)
-    return special[path] if path in special else keys_of()[path].default + 1
+    return special[path] if path in special else _changed(keys_of()[path].default)
+
+
+def _changed(default: int | float) -> bool | int | float:
+    return not default if isinstance(default, bool) else default + 1
 
 
 def flags_beside(path: str, folder: Path) -> tuple[str, ...]:

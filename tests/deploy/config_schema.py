@@ -1,0 +1,52 @@
+"""The router's configuration as a JSON schema: what `config` of the chart's values may be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from router.config.keys import keys_of
+from router.config.worker_spec import KEYS, WorkerSpec
+from router.discovery.source import _OF_ONE
+
+Schema = dict[str, Any]
+_UNTOLD = ("title", "default")
+
+
+def config_schema() -> Schema:
+    """Every key of the router with its type and range, and no other key at any depth.
+
+    Rules between keys, and what a text must say (`router.config.rules`), are the router's to check.
+    """
+    top = _mapping({})
+    for path, key in keys_of().items():
+        section, _, name = path.rpartition(".")
+        place = top["properties"].setdefault(section, _mapping({})) if section else top
+        place["properties"][name] = _told(msgspec.json.schema(key.kind))
+    # What a file may also say by a mapping.
+    options = "|".join(KEYS[1:])
+    text = {"type": "string", "pattern": rf"^[^,]+(,\s*({options})=[^,]*)*$"}
+    top["properties"]["workers"]["items"] = {"anyOf": [text, _worker()]}
+    top["properties"]["chat_template_kwargs"]["type"] = ["string", "object"]
+    return top
+
+
+def options_of_sources() -> Schema:
+    """What workers of a source have in common: `kind=vllm,weight=2`, or nothing."""
+    of_all = ("every", "scheme", *(key for key in KEYS if key not in _OF_ONE))
+    option = rf"({'|'.join(of_all)})=[^,\s]+"
+    return {"type": "string", "pattern": f"^({option}(,{option})*)?$"}
+
+
+def _worker() -> Schema:
+    keys = msgspec.json.schema_components([WorkerSpec])[1]["WorkerSpec"]["properties"]
+    return _mapping({name: _told(keys[name]) for name in KEYS}) | {"required": ["url"]}
+
+
+def _mapping(properties: Schema) -> Schema:
+    return {"type": "object", "additionalProperties": False, "properties": properties}
+
+
+def _told(schema: Schema) -> Schema:
+    return {name: value for name, value in schema.items() if name not in _UNTOLD}
