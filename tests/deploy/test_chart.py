@@ -15,14 +15,17 @@ from typing import Any
 
 import helm_python
 import pytest
+import tokenizers
 import yaml
 
 import release.chart
 from router.config.schema import Config
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
+from router.request.tokenizing import encoder_of
 from tests.deploy import chart
 from tests.deploy.chart import CHART, Object, RefusedError, faults, merged, objects, texts
 from tests.deploy.parsed import router_config
+from tests.engine.model_dirs import tokenizer_text, write_model
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"discovery": {"sources": ["dns:engines:8000,kind=vllm"]}}
@@ -41,6 +44,7 @@ KEYS = {
     "keys": {"client": "client-keys", "admin": "admin-keys"},
     "networkPolicy": {"enabled": False},
 }
+PVC = {"persistentVolumeClaim": {"claimName": "models", "readOnly": True}}
 ENGINE = {
     "engines": {"selector": {"llm": "chat", "tier": "gpu"}, "httpPorts": [8000, 8001]},
     "sidecar": {
@@ -54,7 +58,7 @@ ENGINE = {
                 "volumeMounts": [{"name": "models", "mountPath": "/models"}],
                 "env": [{"name": "HF_HUB_OFFLINE", "value": "1"}],
             },
-            "volumes": [{"name": "models", "persistentVolumeClaim": {"claimName": "models"}}],
+            "volumes": [{"name": "models", **PVC}],
         }
     },
 }
@@ -66,6 +70,12 @@ PODS = {
     "podLabels": {"team": "llm"},
     "podAnnotations": {"example.com/a": "b"},
     "extraEnv": [{"name": "TZ", "value": "UTC"}],
+    "tokenizer": {"volume": {"persistentVolumeClaim": {"claimName": "tokenizer"}}},
+    "extraVolumes": [{"name": "logs", "emptyDir": {"sizeLimit": "2Gi"}}],
+    "extraVolumeMounts": [{"name": "logs", "mountPath": "/var/log/warmroute"}],
+    "extraInitContainers": [
+        {"name": "waits", "image": "busybox:1", "securityContext": {"runAsUser": 1000}}
+    ],
     "image": {"repository": "registry.example/warmroute", "tag": "1.2", "pullSecrets": ["pull"]},
     "service": {"type": "LoadBalancer", "port": 443, "annotations": {"a": "b"}},
     "podDisruptionBudget": {"maxUnavailable": "25%"},
@@ -168,6 +178,8 @@ def router_of(found: list[Object]) -> Object:
 def config_of(found: list[Object], tmp_path: Path) -> Config:
     """What the router reads there, by its own arguments, with its Secrets in place."""
     text = next(iter(of_kind(found, "ConfigMap")))["data"]["router.yaml"]
+    if tokenizer := re.search(r"^tokenizer: (\S+)$", text, re.MULTILINE):
+        text = text.replace(tokenizer[1], str(write_model(tmp_path / "tokenizer")))
     for name in set(re.findall(r"/etc/warmroute-(?:keys|tls)/\S+", text)):
         file = tmp_path / name.strip("/").replace("/", "-")
         file.write_text("sha256:" + "0" * 64 + " tenant\n", encoding="utf-8")
@@ -212,6 +224,7 @@ def test_the_router_reads_its_configuration(name, tmp_path) -> None:
     assert config.admin_open == (not values["keys"]["admin"])
     assert (config.state is None) == (values["redis"]["mode"] == "none")
     assert bool(config.tls.cert) == bool(values["tls"]["client"])
+    assert bool(config.tokenizer) == bool(values["tokenizer"]["volume"])
     if "timeouts" in VARIANTS[name].get("config", {}):
         assert config.timeouts.shutdown_s == 300
     if values["mode"] == "picker":
@@ -300,12 +313,12 @@ def test_pods_have_no_rights_that_they_do_not_need(name) -> None:
         assert spec["securityContext"]["runAsNonRoot"]
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert spec["enableServiceLinks"] is False
-        for container in spec["containers"]:
+        for container in [*spec["containers"], *spec.get("initContainers", [])]:
             context = container["securityContext"]
             assert context["allowPrivilegeEscalation"] is False
             assert context["capabilities"] == {"drop": ["ALL"]}
-            assert context["readOnlyRootFilesystem"] or container["image"] == "vllm:1"
-            assert "memory" in container["resources"]["limits"]
+            assert context["readOnlyRootFilesystem"] is (container["image"] != "vllm:1")
+        assert all("memory" in c["resources"]["limits"] for c in spec["containers"])
 
 
 @each_variant
@@ -389,6 +402,53 @@ def test_a_changed_configuration_rolls_the_pods() -> None:
     assert mark(SOURCES) != mark(merged(SOURCES, {"config": {"policy": "hybrid"}}))
 
 
+FETCHED = {
+    "tokenizer": {"volume": {"emptyDir": {}}},
+    "extraInitContainers": [
+        {
+            "name": "fetch",
+            "image": "registry.example/tokenizers:1",
+            "command": ["cp", "-r", "/llama/.", "/tokenizer"],
+            "volumeMounts": [{"name": "tokenizer", "mountPath": "/tokenizer"}],
+        }
+    ],
+}
+# Of an engine in the same pod, which has the model anyhow.
+BESIDE = {
+    "mode": "sidecar",
+    "config": {"tokenizer": "/models/llama"},
+    "extraVolumeMounts": [{"name": "models", "mountPath": "/models", "readOnly": True}],
+}
+TOKENIZERS: dict[str, tuple[Object, str]] = {
+    "a claim": ({"tokenizer": {"volume": PVC, "folder": "llama/8b"}}, "tokenizer/llama/8b"),
+    "a ConfigMap": ({"tokenizer": {"volume": {"configMap": {"name": "t"}}}}, "tokenizer"),
+    "an image": ({"tokenizer": {"volume": {"image": {"reference": "t:1"}}}}, "tokenizer"),
+    "an init container": (FETCHED, "tokenizer"),
+    "the engine's volume": (merged(ENGINE, BESIDE), "models/llama"),
+}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
+    """What the ConfigMap names is mounted, for reading alone; of a small model it is exact."""
+    values, place = TOKENIZERS[name]
+    found = objects(merged(SOURCES, values))
+    assert [f for one in found for f in faults(one, chart.VERSIONS[-1])] == []
+    spec = deployment(found)["spec"]["template"]["spec"]
+    path = yaml.safe_load(of_kind(found, "ConfigMap")[0]["data"]["router.yaml"])["tokenizer"]
+    assert path in (f"/etc/warmroute-{place}", f"/{place}")
+    mounts = router_of(found)["volumeMounts"]
+    (mount,) = [m for m in mounts if f"{path}/".startswith(f"{m['mountPath']}/")]
+    (volume,) = [v for v in spec["volumes"] if v["name"] == mount["name"]]
+    assert mount["readOnly"]
+    source = values["tokenizer"]["volume"] if "tokenizer" in values else PVC
+    assert volume == {"name": mount["name"], **source}
+    encoder = encoder_of(config_of(found, tmp_path))
+    assert encoder is not None
+    exact = tokenizers.Tokenizer.from_str(tokenizer_text("bytes")).encode("as it is").ids
+    assert encoder.encode("as it is").tolist() == exact
+
+
 def test_dashboards_and_rules_are_those_of_grafana() -> None:
     found = objects(merged(SOURCES, ALL_MONITORING))
     boards = [
@@ -428,6 +488,14 @@ BAD: list[tuple[Object, str]] = [
     ({"autoscaling": {"inflightRequests": -1}}, "inflightRequests"),
     ({"monitoring": {"serviceMonitor": {"interval": "often"}}}, "interval"),
     ({"config": []}, "config"),
+    ({"tokenizer": {"volume": {"name": "x", "emptyDir": {}}}}, "volume"),
+    ({"tokenizer": {"volume": PVC | {"emptyDir": {}}}}, "volume"),
+    ({"tokenizer": {"volume": PVC, "folder": "../other"}}, "folder"),
+    ({"tokenizer": {"volume": PVC, "folder": "/models"}}, "folder"),
+    ({"extraVolumes": [{"emptyDir": {}}]}, "extraVolumes"),
+    ({"extraVolumeMounts": [{"name": "x", "mountPath": "models"}]}, "mountPath"),
+    ({"extraVolumeMounts": [{"name": "x", "mountPath": "/tmp"}]}, "mountPath"),
+    ({"extraInitContainers": [{"name": "x"}]}, "image"),
     # What looks at several keys.
     ({"mode": "central"}, "nobody names the engines"),
     (merged(SOURCES, {"networkPolicy": {"enabled": False}}), "whoever reaches the admin port"),
@@ -441,6 +509,16 @@ BAD: list[tuple[Object, str]] = [
     ({"mode": "sidecar", "engines": {"selector": {"app": "x"}}}, "label app is the chart's own"),
     ({"mode": "picker", "config": {"picker": {"port": 1}}}, "config.picker.port is the chart's"),
     (merged(SOURCES, {"config": {"admin_port": 1}}), "config.admin_port: probes"),
+    (merged(SOURCES, {"tokenizer": {"folder": "llama"}}), "tokenizer.volume, which is not given"),
+    (
+        merged(SOURCES, {"tokenizer": {"volume": PVC}, "config": {"tokenizer": "/models"}}),
+        "has one tokenizer",
+    ),
+    (merged(SOURCES, {"extraVolumes": [{"name": "tmp"}]}), "the name tmp is taken"),
+    (
+        merged(SOURCES, {"extraVolumeMounts": [{"name": "models", "mountPath": "/models"}]}),
+        "no volume has the name models",
+    ),
     (
         merged(SOURCES, {"keys": {"admin": "k"}}, ALL_MONITORING),
         "Prometheus needs a key, too",

@@ -80,6 +80,35 @@ def test_values_that_are_only_shown_are_taken_too() -> None:
     assert rule["seriesQuery"].startswith(f"{metric}{{")
 
 
+def test_each_way_to_the_tokenizer_renders_and_is_valid() -> None:
+    """The blocks, the rows of the table and the line for mode sidecar, whose engine is above it."""
+    section = PAGE.split("\n## Exact text: ")[1].split("\n## ")[0]
+    ways = [yaml.safe_load(t) for t in re.findall(r"(?ms)^```yaml\n(.*?)^```", section)]
+    volumes = re.findall(r"(?m)^\| .* \| `(\{.*\})` \|$", section)
+    ways += [merged(ways[0], {"tokenizer": {"volume": None}}) for _ in volumes]
+    for way, volume in zip(ways[-len(volumes) :], volumes, strict=True):
+        way["tokenizer"]["volume"] = yaml.safe_load(volume)
+    beside = [
+        yaml.safe_load(t) for t in re.findall(r"`((?:extraVolumeMounts|config): .*?)`", section)
+    ]
+    ways.append(merged(*(v for v in installs() if v.get("mode") == "sidecar"), *beside))
+    assert len(ways) == 7
+    for values in ways:
+        found = objects(values)
+        assert [f for one in found for f in faults(one, VERSIONS[-1])] == []
+        (text,) = [one["data"]["router.yaml"] for one in found if one["kind"] == "ConfigMap"]
+        folder = yaml.safe_load(text)["tokenizer"]
+        mounts = [
+            mount["mountPath"]
+            for one in found
+            if one["kind"] == "Deployment" and "redis" not in one["metadata"]["name"]
+            for container in one["spec"]["template"]["spec"]["containers"]
+            if container["name"] == "router"
+            for mount in container["volumeMounts"]
+        ]
+        assert any(folder == mount or folder.startswith(f"{mount}/") for mount in mounts)
+
+
 def test_what_kubectl_is_asked_for_is_there() -> None:
     there = {
         (one["kind"].lower(), one["metadata"]["name"])

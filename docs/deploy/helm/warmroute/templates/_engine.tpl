@@ -18,5 +18,6 @@
       "securityContext" (include "warmroute.confined" . | fromYaml) -}}
 {{- /* Other pods' routers have requests here: it ends after the router beside it was drained. */ -}}
 {{- $_ := set $engine "lifecycle" (dict "preStop" (dict "exec" (dict "command" (list "python" "-c" (printf "import time; time.sleep(%d)" (int (add .Values.preStopSeconds 5))))))) -}}
-{{- toYaml (merge (deepCopy .Values.sidecar.engine.container) $engine) -}}
+{{- /* Not merge: it would take a false of the operator's for a value that is missing. */ -}}
+{{- toYaml (mergeOverwrite $engine (deepCopy .Values.sidecar.engine.container)) -}}
 {{- end -}}

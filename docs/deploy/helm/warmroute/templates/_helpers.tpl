@@ -79,7 +79,25 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- $_ := set $c "picker_tls" (dict "cert" "/etc/warmroute-tls/picker/tls.crt" "key" "/etc/warmroute-tls/picker/tls.key") -}}
 {{- end -}}
 {{- end -}}
+{{- if .Values.tokenizer.volume -}}
+{{- $_ := set $c "tokenizer" (list "/etc/warmroute-tokenizer" .Values.tokenizer.folder | compact | join "/") -}}
+{{- end -}}
 {{- toYaml (mergeOverwrite $c (deepCopy .Values.config)) -}}
+{{- end -}}
+
+{{/* The pod's volumes beside ConfigMap, Secrets and /tmp, as JSON. */}}
+{{- define "warmroute.volumes" -}}
+{{- $found := list -}}
+{{- with .Values.tokenizer.volume -}}{{- $found = append $found (merge (dict "name" "tokenizer") .) -}}{{- end -}}
+{{- $found = concat $found .Values.extraVolumes -}}
+{{- if eq .Values.mode "sidecar" -}}{{- $found = concat $found .Values.sidecar.engine.volumes -}}{{- end -}}
+{{- toJson $found -}}
+{{- end -}}
+
+{{/* A container of the operator's that runs before the router, confined like all others. */}}
+{{- define "warmroute.before" -}}
+{{- $confined := dict "securityContext" (include "warmroute.confined" . | fromYaml) -}}
+{{- toYaml (mergeOverwrite $confined (deepCopy .)) -}}
 {{- end -}}
 
 {{/* Secrets that are mounted: name of the volume, Secret, folder. */}}
@@ -153,6 +171,12 @@ volumeMounts:
   - {name: tmp, mountPath: /tmp}
   {{- range include "warmroute.mounted" . | fromJsonArray }}
   - {name: {{ .name }}, mountPath: {{ .path }}, readOnly: true}
+  {{- end }}
+  {{- if .Values.tokenizer.volume }}
+  - {name: tokenizer, mountPath: /etc/warmroute-tokenizer, readOnly: true}
+  {{- end }}
+  {{- with .Values.extraVolumeMounts }}
+  {{- toYaml . | nindent 2 }}
   {{- end }}
 securityContext:
   {{- include "warmroute.confined" . | nindent 2 }}
