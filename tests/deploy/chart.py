@@ -7,7 +7,11 @@ python -m tests.deploy.chart      writes the router's keys into the chart's valu
 from __future__ import annotations
 
 import copy
+import itertools
 import json
+import re
+import shlex
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -85,6 +89,29 @@ def objects(values: Object, name: str = RELEASE, namespace: str = NAMESPACE) -> 
     files = texts(values, name, namespace).items()
     found = (yaml.load_all(text, _LOADER) for file, text in files if file.endswith(".yaml"))
     return [one for documents in found for one in documents if one]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request that a command of the notes sends."""
+
+    url: str
+    headers: dict[str, str]
+    body: Object
+
+
+def first_requests(values: Object) -> list[Request]:
+    """Those of the notes that have a body, as `curl` would send them."""
+    found = []
+    notes = texts(values)["NOTES.txt"].replace("\\\n", " ")
+    for line in re.findall(r"^  (curl .* -d .*)$", notes, re.MULTILINE):
+        words = shlex.split(line)
+        pairs = list(itertools.pairwise(words))
+        headers = dict(value.split(": ", 1) for flag, value in pairs if flag == "-H")
+        (body,) = [json.loads(value) for flag, value in pairs if flag == "-d"]
+        (url,) = [word for word in words if re.match("https?://", word)]
+        found.append(Request(url, headers, body))
+    return found
 
 
 def faults(one: Object, version: str) -> tuple[str, ...]:

@@ -23,7 +23,16 @@ from router.config.schema import Config
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
 from router.request.tokenizing import encoder_of
 from tests.deploy import chart
-from tests.deploy.chart import CHART, Object, RefusedError, faults, merged, objects, texts
+from tests.deploy.chart import (
+    CHART,
+    Object,
+    RefusedError,
+    faults,
+    first_requests,
+    merged,
+    objects,
+    texts,
+)
 from tests.deploy.parsed import router_config
 from tests.engine.model_dirs import tokenizer_text, write_model
 
@@ -601,6 +610,45 @@ def test_the_notes_say_what_to_do_next(mode) -> None:
     assert "port-forward deployment/warmroute-" in notes
     assert "WARNING: 2 routers and no Redis" in notes
     assert "relies on network policies" in notes
+    assert "Without tokenizer.volume text is matched approximately" in notes
+    exact = texts(merged({"mode": mode}, SOURCES, {"tokenizer": {"volume": PVC}}))["NOTES.txt"]
+    assert "approximately" not in exact
+
+
+NAMED: dict[str, tuple[Object, str]] = {
+    "unknown": (SOURCES, "MODEL"),
+    "an option": (merged(SERVICE, {"discovery": {"options": "kind=vllm,model=a/b"}}), "a/b"),
+    "timed": ({"mode": "sidecar"}, "warmroute-timed"),
+    "a flag": (
+        merged(
+            {"mode": "sidecar"},
+            {"sidecar": {"engine": {"container": {"args": ["--served-model-name", "chat"]}}}},
+        ),
+        "chat",
+    ),
+    "not told": (merged({"mode": "sidecar"}, ENGINE), "MODEL"),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_the_first_request_of_the_notes_names_the_model(name) -> None:
+    values, model = NAMED[name]
+    (request,) = first_requests(values)
+    assert request.body["model"] == model
+    assert request.url == "http://127.0.0.1:8080/v1/chat/completions"
+
+
+def test_the_first_request_has_what_keys_tls_and_gateways_want() -> None:
+    notes = texts(merged(SOURCES, KEYS, PODS))["NOTES.txt"]
+    (request,) = first_requests(merged(SOURCES, KEYS, PODS))
+    assert request.url.startswith("https://127.0.0.1:8080/")
+    assert request.headers["Authorization"] == "Bearer KEY"
+    assert "curl -s -k -H 'Authorization: Bearer KEY' https://127.0.0.1:8080/v1/models" in notes
+    values = merged({"mode": "picker"}, GATEWAY)
+    (request,) = first_requests(values)
+    assert request.url == "http://$GATEWAY/v1/chat/completions"
+    assert request.headers["Host"] == "llm.example.com"
+    assert "GATEWAY=$(kubectl -n gateways get gateway inference -o" in texts(values)["NOTES.txt"]
 
 
 def test_names_follow_the_release_and_stay_short() -> None:

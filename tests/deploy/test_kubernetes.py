@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import sys
 from urllib.parse import urlsplit
@@ -10,8 +11,9 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
+from engine.cli.main import parser
 from router.config.schema import Config
-from tests.deploy.chart import VERSIONS, faults
+from tests.deploy.chart import VERSIONS, faults, first_requests
 from tests.deploy.parsed import DEPLOY, ENGINE_PATHS, ROUTER_PATHS, engine_ports, router_config
 from tests.live.stack import running
 
@@ -208,3 +210,17 @@ async def test_probes_and_pre_stop_do_what_they_are_for(tmp_path) -> None:
         process = await asyncio.create_subprocess_exec(sys.executable, "-c", told)
         assert await process.wait() == 0
         assert [await asked(kind) for kind in probes] == [200, 503, 200]
+
+
+async def test_the_first_request_of_the_notes_is_routed(tmp_path) -> None:
+    """As the chart's notes have it for its own timed engines, sent to a real router before one."""
+    (timed,) = containers("sidecar", "engine")
+    (request,) = first_requests({"mode": "sidecar"})
+    assert request.body["model"] == parser().parse_args(timed["args"]).model_name
+    async with running(tmp_path, 1, **{"model-name": request.body["model"]}) as stack:
+        url = request.url.replace("http://127.0.0.1:8080", stack.url)
+        async with stack.http.post(url, json=request.body, headers=request.headers) as reply:
+            assert reply.status == 200, await reply.text()
+            told = reply.headers["x-warmroute-worker"]
+            assert json.loads(reply.headers["x-warmroute-explain"])["worker"] == int(told)
+        assert told in {str(row["id"]) for row in await stack.rows()}

@@ -182,6 +182,18 @@ securityContext:
   {{- include "warmroute.confined" . | nindent 2 }}
 {{- end -}}
 
+{{/* A model's name for NOTES.txt, where values tell it: of an option, or of the engine's flags. */}}
+{{- define "warmroute.model" -}}
+{{- $option := regexFind "(^|,)model=[^,]+" .Values.discovery.options -}}
+{{- $container := .Values.sidecar.engine.container -}}
+{{- $words := ternary (concat ($container.command | default list) ($container.args | default list)) list (eq .Values.mode "sidecar") -}}
+{{- $flag := regexFind "--(served-model-name|model-name)[ =][^ ]+" (join " " $words) -}}
+{{- if $option -}}{{- splitList "model=" $option | last -}}
+{{- else if $flag -}}{{- regexSplit "[ =]" $flag 2 | last -}}
+{{- else -}}{{- ternary "warmroute-timed" "MODEL" (has "--timed" $words) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A port of network policies for each of a list. */}}
 {{- define "warmroute.ports" -}}
 {{- $ports := list -}}
