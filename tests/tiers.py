@@ -30,7 +30,6 @@ LIVE = (
     "grafana/test_*.py",
     "forks/*.py",
     "deploy/test_chart.py",
-    "deploy/test_chart_config.py",
     "deploy/test_kubernetes.py",
     "deploy/test_kubernetes_page.py",
     "release/test_commands.py",

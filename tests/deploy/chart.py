@@ -1,7 +1,6 @@
-"""The Helm chart, rendered by Helm itself; run as a program it writes what follows from others.
+"""The Helm chart, rendered by Helm itself; run as a program it writes the plain files made of it.
 
-python -m tests.deploy.chart      writes the router's keys into the chart's values.schema.json, and
-                                  docs/deploy/kubernetes/{central,sidecar,picker}.yaml
+python -m tests.deploy.chart      writes docs/deploy/kubernetes/{central,sidecar,picker}.yaml
 """
 
 from __future__ import annotations
@@ -21,12 +20,9 @@ import jsonschema
 import kubernetes_validate
 import yaml
 
-from grafana.make_dashboards import pretty
-from tests.deploy.config_schema import config_schema, options_of_sources
 from tests.deploy.parsed import DEPLOY
 
 CHART = DEPLOY / "helm" / "warmroute"
-SCHEMA = CHART / "values.schema.json"
 PLAIN = DEPLOY / "kubernetes"
 RELEASE, NAMESPACE = "warmroute", "llm"
 VERSIONS = ("1.28", kubernetes_validate.latest_version())
@@ -152,15 +148,6 @@ def sample(name: str) -> str:
     return head + "\n---\n".join(documents) + "\n"
 
 
-def schema_of_values() -> str:
-    """What values.schema.json says, with `config` and options of workers as the router has them."""
-    schema = json.loads(SCHEMA.read_text(encoding="utf-8"))
-    schema["properties"]["config"] = config_schema()
-    schema["properties"]["discovery"]["properties"]["options"] = options_of_sources()
-    return pretty(schema) + "\n"
-
-
 if __name__ == "__main__":
-    SCHEMA.write_text(schema_of_values(), encoding="utf-8")
     for which in SAMPLES:
         (PLAIN / f"{which}.yaml").write_text(sample(which), encoding="utf-8")

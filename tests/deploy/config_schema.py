@@ -1,15 +1,22 @@
-"""The router's configuration as a JSON schema: what `config` of the chart's values may be."""
+"""The router's configuration as a JSON schema; run as a program it writes it into the chart's.
+
+python -m tests.deploy.config_schema      `config` and `discovery.options` in values.schema.json
+"""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
+from grafana.make_dashboards import pretty
 from router.config.keys import keys_of
 from router.config.worker_spec import KEYS, WorkerSpec
 from router.discovery.source import _OF_ONE
+from tests.deploy.parsed import DEPLOY
 
+FILE = DEPLOY / "helm" / "warmroute" / "values.schema.json"
 Schema = dict[str, Any]
 _UNTOLD = ("title", "default")
 
@@ -50,3 +57,15 @@ def _mapping(properties: Schema) -> Schema:
 
 def _told(schema: Schema) -> Schema:
     return {name: value for name, value in schema.items() if name not in _UNTOLD}
+
+
+def written() -> str:
+    """What the file says, with these parts as the router has them now."""
+    schema = json.loads(FILE.read_text(encoding="utf-8"))
+    schema["properties"]["config"] = config_schema()
+    schema["properties"]["discovery"]["properties"]["options"] = options_of_sources()
+    return pretty(schema) + "\n"
+
+
+if __name__ == "__main__":
+    FILE.write_text(written(), encoding="utf-8")

@@ -19,6 +19,7 @@ import tokenizers
 import yaml
 
 import release.chart
+from router.config.keys import keys_of
 from router.config.schema import Config
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
 from router.request.tokenizing import encoder_of
@@ -35,6 +36,7 @@ from tests.deploy.chart import (
 )
 from tests.deploy.parsed import router_config
 from tests.engine.model_dirs import tokenizer_text, write_model
+from tests.router.config_values import another_value, nested
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"discovery": {"sources": ["dns:engines:8000,kind=vllm"]}}
@@ -239,6 +241,28 @@ def test_the_router_reads_its_configuration(name, tmp_path) -> None:
     if values["mode"] == "picker":
         assert config.picker.host == "0.0.0.0"
         assert (config.picker.port, config.picker.health_port) == (9002, 9003)
+
+
+# What templates/checks.yaml keeps for the chart, by whole sections and keys.
+CHARTS_OWN = re.compile(
+    r"(host|port|admin_host|admin_port|hot_restart|picker\.(host|port|health_port))$"
+    r"|(admin_tls|picker_tls)\."
+)
+
+
+def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
+    """Also numbers of many digits, which Helm's templates would write with an exponent."""
+    given = {path: another_value(path, tmp_path) for path in keys_of()}
+    config = nested({path: v for path, v in given.items() if not CHARTS_OWN.match(path)})
+    found = objects(merged(SOURCES, {"config": config}))
+    (text,) = [one["data"]["router.yaml"] for one in found if one["kind"] == "ConfigMap"]
+    read = yaml.safe_load(text)
+    for path, value in given.items():
+        if not CHARTS_OWN.match(path):
+            place = read
+            for name in path.split("."):
+                place = place[name]
+            assert keys_of()[path].read(place) == value, path
 
 
 @each_variant
@@ -497,6 +521,31 @@ BAD: list[tuple[Object, str]] = [
     ({"autoscaling": {"inflightRequests": -1}}, "inflightRequests"),
     ({"monitoring": {"serviceMonitor": {"interval": "often"}}}, "interval"),
     ({"config": []}, "config"),
+    ({"config": {"polcy": "hybrid"}}, "'polcy' not allowed"),
+    ({"config": {"ramp_s": 5}}, "'ramp_s' not allowed"),
+    ({"config": {"hold_s": 5}}, "'hold_s' not allowed"),
+    (
+        {"config": {"limits": {"hold": 5}}},
+        "/config/limits': additional properties 'hold' not allowed",
+    ),
+    ({"config": {"limits": {"hold_s": "5"}}}, "hold_s': got string, want number"),
+    ({"config": {"limits": {"hold_s": 5_000}}}, "hold_s': maximum"),
+    ({"config": {"limits": {"sessions": 300.5}}}, "sessions': got number, want integer"),
+    ({"config": {"limits": []}}, "limits': got array, want object"),
+    ({"config": {"timeouts": None}}, "timeouts': got null, want object"),
+    ({"config": {"explain": "yes"}}, "explain': got string, want boolean"),
+    ({"config": {"disaggregation": "sometimes"}}, "disaggregation': value must be one of"),
+    ({"config": {"trusted_peers": "10.0.0.0/8"}}, "trusted_peers': got string, want array"),
+    ({"config": {"tracing": {"sample": 0.5, "endpont": "http://t:4318"}}}, "'endpont' not allowed"),
+    (
+        {"config": {"workers": [{"url": "http://e:8000", "max_requets": 3}]}},
+        "'max_requets' not allowed",
+    ),
+    ({"config": {"workers": [{"url": "http://e:8000", "weight": "fast"}]}}, "weight': got string"),
+    ({"config": {"workers": [{"kind": "vllm"}]}}, "missing property 'url'"),
+    ({"config": {"workers": ["http://e:8000,max_requets=3"]}}, "does not match pattern"),
+    ({"discovery": {"options": "knd=vllm"}}, "options"),
+    ({"discovery": {"options": "kind=vllm,rank=1"}}, "options"),
     ({"tokenizer": {"volume": {"name": "x", "emptyDir": {}}}}, "volume"),
     ({"tokenizer": {"volume": PVC | {"emptyDir": {}}}}, "volume"),
     ({"tokenizer": {"volume": PVC, "folder": "../other"}}, "folder"),

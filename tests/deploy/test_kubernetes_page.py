@@ -143,7 +143,7 @@ def test_commands_of_the_router_are_taken(line) -> None:
 
 def test_metrics_keys_and_messages_that_are_named_exist() -> None:
     told = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
-    assert all(f"`{name}`" in told for name in re.findall(r"`(warmroute_\w+)`", PAGE))
+    assert all(f"`{name}`" in told for name in re.findall(r"\b(warmroute_\w+)", PAGE))
     values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
     for path in re.findall(r"`((?:\w+\.)+\w+)`", PAGE):
         top = path.partition(".")[0]

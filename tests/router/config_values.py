@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from router.config.keys import keys_of
 
@@ -80,3 +81,13 @@ def flags_beside(path: str, folder: Path) -> tuple[str, ...]:
     keys = ("--api-keys-file", str(folder / "tokenizer.json"))
     log = ("--request-log", str(folder / "requests.jsonl"))
     return {"triton_admin": keys, "advise.every_s": log}.get(path, ())
+
+
+def nested(values: dict[str, Any]) -> dict[str, Any]:
+    """Values by path as a configuration file has them, lists and not tuples."""
+    whole: dict[str, Any] = {}
+    for path, value in values.items():
+        section, _, name = path.rpartition(".")
+        place = whole.setdefault(section, {}) if section else whole
+        place[name] = list(value) if isinstance(value, tuple) else value
+    return whole
