@@ -6,9 +6,12 @@ once. Folders with long files go first, so that short ones end the run together.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator, Iterator
 from contextlib import suppress
+from functools import cache
+from operator import itemgetter
 from pathlib import Path
 
 import pytest
@@ -36,8 +39,11 @@ LONGEST_FIRST = (
     "policies",
     "server",
 )
+VLLM_GROUP = "vllm"  # the longest one before real engines
 TESTS = Path(__file__).parent
-BUILD_S = 900  # the first test of a kind builds, or starts, what it runs
+BUILD_S = (
+    1800  # the first test of a kind builds, or starts, what it runs; CI lends it a part of a core
+)
 FOLDER = pytest.StashKey[Path]()  # of this run's temporary files
 LOGS = 8  # of programs, that a failure shows
 
@@ -69,22 +75,34 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 @pytest.hookimpl(tryfirst=True)  # before xdist's own, which reads the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Tiers; a group of each file, and one of all that must not run beside each other."""
+    wanted = config.getoption("tier")
+    kept, left = list[tuple[tuple[bool, bool, int], pytest.Item]](), list[pytest.Item]()
     for item in items:
-        item.add_marker(pytest.mark.xdist_group(_group(item)))
-        tier = _tier(item)
+        path, marks = _path(item.path), {mark.name for mark in item.iter_markers()}
+        is_alone = not marks.isdisjoint(("alone", "full"))
+        group = "alone" if is_alone else _group(item, path)
+        item.add_marker(pytest.mark.xdist_group(group))
+        tier = next((name for name in TIERS if name in marks), _tier(path))
         if tier is not None:
             item.add_marker(tier)
-        if tier in ("native", "engines") and item.get_closest_marker("timeout") is None:
+        if tier in ("native", "engines") and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(BUILD_S))
-    wanted = config.getoption("tier")
-    if wanted is not None:
-        config.hook.pytest_deselected(items=[i for i in items if not _is_of(i, wanted)])
-        items[:] = [item for item in items if _is_of(item, wanted)]
-    items.sort(key=_order)  # stable: a file's tests keep their order
+        # What only runs at full length is of no tier.
+        if wanted is None or (wanted == (tier or QUICK_TIER) and "full" not in marks):
+            kept.append(((not is_alone, group != VLLM_GROUP, _place(path)), item))
+        else:
+            left.append(item)
+    config.hook.pytest_deselected(items=left)
+    kept.sort(key=itemgetter(0))  # stable: a file's tests keep their order
+    items[:] = [item for _, item in kept]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to run torn apart: not every pytest takes the groups that pytest-xdist gives it."""
+    """Refuse to run torn apart: not every pytest takes the groups that pytest-xdist gives it.
+
+    What was imported stays: the garbage collector need not look through it in each test.
+    """
+    gc.freeze()
     if getattr(session.config.option, "loadgroup", False):
         lost = [item.nodeid for item in session.items if "@" not in item.nodeid]
         if lost:
@@ -122,38 +140,24 @@ def _said_since(began_s: float, folder: Path) -> list[tuple[str, str]]:
     return [(f"end of {path.relative_to(folder)}", log_tail(path)) for path in latest[-LOGS:]]
 
 
-def _tier(item: pytest.Item) -> str | None:
-    """What the test says itself, else what its file's path says; None: quick."""
-    said = [name for name in TIERS if item.get_closest_marker(name) is not None]
-    return said[0] if said else tier_of(_path(item))
-
-
-def _is_of(item: pytest.Item, wanted: str) -> bool:
-    """Whether a tier runs it; what only runs at full length is of none."""
-    tiers = [name for name in TIERS if item.get_closest_marker(name) is not None]
-    return tiers == ([] if wanted == QUICK_TIER else [wanted]) and not (
-        item.get_closest_marker("full")
-    )
-
-
-def _group(item: pytest.Item) -> str:
-    if _alone(item):
-        return "alone"
-    path = _path(item)
+def _group(item: pytest.Item, path: str) -> str:
+    if "vllm" in getattr(item, "fixturenames", ()):
+        return VLLM_GROUP  # one pool of real servers
     if path.startswith("release/"):
         return "release"  # one wheel, one environment
     return "shared stack" if path in NOT_LIVE and path.startswith("live/") else path
 
 
-def _path(item: pytest.Item) -> str:
-    return item.path.relative_to(TESTS).as_posix()
+@cache
+def _path(path: Path) -> str:
+    return path.relative_to(TESTS).as_posix()
 
 
-def _alone(item: pytest.Item) -> bool:
-    return any(item.get_closest_marker(name) for name in ("alone", "full"))
+@cache
+def _tier(path: str) -> str | None:
+    return tier_of(path)
 
 
-def _order(item: pytest.Item) -> tuple[bool, int]:
-    folder = item.path.relative_to(TESTS).parts[0]
-    place = LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)
-    return not _alone(item), place
+def _place(path: str) -> int:
+    folder = path.partition("/")[0]
+    return LONGEST_FIRST.index(folder) if folder in LONGEST_FIRST else len(LONGEST_FIRST)

@@ -12,12 +12,16 @@ from typing import Protocol
 
 import torch
 from torch.nn import functional
-from torch.nn.attention.bias import causal_lower_right
 
 from engine.model.batch import FlatBatch, placed
 from engine.model.kv_cache import LayerKv, dequantize, quantize
 from engine.model.layers import WIDTHS, HeadNorms, attention_widths, cuts, is_exact, rms_norm
 from engine.model.rope import Rotary, rotate
+
+BUILT_FOR_GPUS = torch.version.cuda is not None
+if BUILT_FOR_GPUS:
+    # It brings torch's compiler: two seconds of each start, for a mask that a CPU gets written out.
+    from torch.nn.attention.bias import causal_lower_right
 
 KEYS = 64  # keys of a tile
 MAX_GATHERED = 1 << 24  # elements of K that are gathered at once, and of a decode's partial results
@@ -144,11 +148,18 @@ def attend_part(
         made = functional.scaled_dot_product_attention(
             q[first : first + tokens].transpose(0, 1)[None],
             *(k[:, :, :stop], v[:, :, :stop]),
-            attn_mask=None if is_whole else causal_lower_right(tokens, stop),
+            attn_mask=None if is_whole else _lower_right(tokens, stop),
             is_causal=is_whole,
             enable_gqa=heads != kv_heads,
         )
         out[first : first + tokens] = made[0].transpose(0, 1)
+
+
+def _lower_right(tokens: int, stop: int) -> torch.Tensor:
+    """Which of `stop` keys the last `tokens` of them see, [tokens, stop]: those up to itself."""
+    if BUILT_FOR_GPUS:
+        return causal_lower_right(tokens, stop)
+    return torch.ones(tokens, stop, dtype=torch.bool).tril(stop - tokens)
 
 
 def _decoded(q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode) -> torch.Tensor:

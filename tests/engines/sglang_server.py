@@ -57,6 +57,7 @@ class SglangServer(Server):
             *("--context-length", str(MAX_MODEL_TOKENS), "--page-size", str(BLOCK_SIZE)),
             *("--max-total-tokens", str(self.blocks * BLOCK_SIZE), "--mem-fraction-static", "0.2"),
             *("--max-running-requests", "16", "--tool-call-parser", "qwen"),
+            "--sleep-on-idle",  # else its scheduler polls with all of a core
             *("--enable-cache-report", "--enable-metrics"),
             *("--kv-events-config", json.dumps(events)),
             *self.flags,

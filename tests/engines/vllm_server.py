@@ -29,6 +29,8 @@ STOP_S = 20.0
 
 ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # The model computes in the engine core, not in one process more that imports all anew.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # sleep, pause and resets have paths
     "HF_HUB_OFFLINE": "1",
