@@ -31,18 +31,22 @@ BENCH_FLAGS ?=
 export PYTHONDONTWRITEBYTECODE :=
 # Side by side: one more than there are cores, for many tests wait. `make test JOBS=0`: one by one.
 JOBS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
+# Real engines side by side: each process of tests starts two servers of a gigabyte or more.
+ENGINE_JOBS ?= 2
 PYTEST := $(BIN)/python -m pytest
 # What fails is tried once more, alone: FLAKY, or broken.
 TIER := $(BIN)/python -m tests.run_tier
-PARALLEL = --numprocesses $(JOBS) --dist loadgroup --no-loadscope-reorder
+BY_GROUP := --dist loadgroup --no-loadscope-reorder
+PARALLEL = --numprocesses $(JOBS) $(BY_GROUP)
 BENCHES := decision life on_top sessions mirror owners tokens scheduler engine virtual traces request_log reading request_path tracing relay migration dataplane feeds replay kernels ui scrape replicas sharing
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-vllm run test test-live test-native test-engines test-all check bench sim study figures wheel image clean
+.PHONY: help setup demo demo-vllm run test test-live test-native environments test-engines test-all \
+  check check-lint check-types check-arrows check-tidy bench sim study figures wheel image clean
 
 help: ## print this
-	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## create .venv and install there
 
@@ -92,19 +96,29 @@ test-live: $(LIVE_STAMP) ## programs with faults, replicas, clients, Prometheus,
 test-native: $(NATIVE_STAMP) ## sanitizers, fuzzers, the CUDA emulator, nvcc; builds stay in build/
 	$(TIER) native --durations 20 $(PARALLEL)
 
-test-engines: $(LIVE_STAMP) ## before real vLLM, SGLang and Triton, installed below build/ the first time (4 GB)
+environments: $(STAMP) ## real vLLM, SGLang, Triton, Envoy and clients, below build/engines (4 GB)
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS)
-	ENGINES='$(ENGINES)' $(TIER) engines --durations 20
+
+test-engines: $(LIVE_STAMP) environments ## before real engines, which are installed the first time
+	ENGINES='$(ENGINES)' $(TIER) engines --durations 20 --numprocesses $(ENGINE_JOBS) $(BY_GROUP)
 
 test-all: $(LIVE_STAMP) $(NATIVE_STAMP) $(WHEEL_STAMP) ## all of these and soaks, chaos, planted slips, at full length
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS) vllm==0.31.0 vllm==0.30.0 llamacpp==0.3.36
 	TEST_EFFORT=20 $(TIER) all --timeout 1800 $(PARALLEL)
 
-check: $(STAMP) ## format, lint, types, arrows, tidy
+check: check-lint check-types check-arrows check-tidy ## format, lint, types, arrows, tidy; -j2: side by side
+
+check-lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+
+check-types: $(STAMP)
 	$(BIN)/mypy
+
+check-arrows: $(STAMP)
 	$(BIN)/lint-imports
+
+check-tidy: $(STAMP)
 	$(PYTEST) -q tests/tidy
 
 # Flags of those that print ratios of the index and the decision: BENCH_FLAGS='--json --dynamo PYTHON'

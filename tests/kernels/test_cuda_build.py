@@ -112,7 +112,6 @@ def compiled(log: str) -> list[Compiled]:
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 def test_the_library_says_what_it_is() -> None:
     library = KernelLibrary(build.build(build.CUDA))
     with pytest.raises(RefusedError, match="append: q and k need"):
@@ -130,7 +129,6 @@ class Pretended:
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 def test_a_failed_launch_is_told() -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU would run it")
@@ -142,14 +140,12 @@ def test_a_failed_launch_is_told() -> None:
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 def test_every_source_with_kernels_has_its_bounds() -> None:
     with_kernels = {name for name, made in built().items() if compiled(build.compiler_log(made))}
     assert with_kernels == set(KERNELS)
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("source", KERNELS)
 def test_registers_and_spills(source: str) -> None:
     found = compiled(build.compiler_log(built()[source]))
@@ -178,7 +174,6 @@ def disassembled(path: Path, gpu: str) -> str:
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("source", "gpu"), [(name, gpu) for name, bounds in KERNELS.items() for gpu in bounds.gpus]
 )
@@ -201,7 +196,6 @@ def kernels_in(source: str, gpu: str, name: str) -> list[str]:
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("source", ["shared_decode", "prefill"])
 def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> None:
     merges = kernels_in(source, "sm_90a", "5merge6kernel")
@@ -218,7 +212,6 @@ def test_merge_waits_before_it_ends_or_reads_partial_results(source: str) -> Non
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("source", "dependents"),
     [
@@ -236,7 +229,6 @@ def test_what_merge_follows_lets_it_begin(source: str, dependents: float) -> Non
 
 
 @needs_nvcc
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("source", ["prefill_wgmma", "prefill_wgmma_quantized"])
 def test_warpgroup_products_are_not_serialized(source: str) -> None:
     """ptxas says so (C7510 and its neighbours), and where it ignores setmaxnreg (C7508)."""
@@ -263,7 +255,6 @@ def test_only_the_debug_library_ends_a_wait_that_hangs(tmp_path: Path) -> None:
 
 @needs_nvcc
 @pytest.mark.full
-@pytest.mark.timeout(600)
 def test_kernels_of_the_debug_library_spill_nothing() -> None:
     debug = {source.stem: (source, made) for source, made in build.objects(build.DEBUG).items()}
     source, made = debug["prefill_wgmma"]

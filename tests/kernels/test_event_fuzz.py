@@ -2,14 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.effort import EFFORT
 from tests.kernels.event_vectors import vectors
 from tests.kernels.fuzzing import fuzz
 
 
-@pytest.mark.timeout(1200)
 def test_hostile_events(clang: None, tmp_path: Path) -> None:
     """A fixed number of inputs, begun with what engines send."""
     seeds = {name: vector.payload for name, vector in vectors().items()}

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.effort import EFFORT
 from tests.kernels.fuzzing import fuzz
 from tests.live.hostile.corpus import refused, served
@@ -14,7 +12,6 @@ PLAIN = (
 )
 
 
-@pytest.mark.timeout(1200)
 def test_hostile_heads(clang: None, tmp_path: Path) -> None:
     """A fixed number of inputs, begun with heads of each kind."""
     requests = [PLAIN, *(data for _, data in served()), *(data for _, _, data in refused())]

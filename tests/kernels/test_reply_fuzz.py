@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-import pytest
-
 from tests.effort import EFFORT
 from tests.kernels.fuzzing import fuzz
 
@@ -24,7 +22,6 @@ SEEDS = (
 )
 
 
-@pytest.mark.timeout(1200)
 def test_hostile_replies(clang: None, tmp_path: Path) -> None:
     """A fixed number of inputs, begun with replies of each kind, cut in two ways."""
     cuts = (b"\x00", b"\x06", b"\x80", b"\x46")

@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.effort import EFFORT
 from tests.kernels.fuzzing import fuzz
 
@@ -23,7 +21,6 @@ SEEDS = (
 )
 
 
-@pytest.mark.timeout(1200)
 def test_hostile_bodies(clang: None, tmp_path: Path) -> None:
     """A fixed number of inputs, begun with bodies of each kind."""
     seeds = {}

@@ -8,8 +8,6 @@ import xxhash
 
 from tests.effort import EFFORT
 
-pytestmark = pytest.mark.timeout(1200)  # the first to come builds what it runs
-
 
 @pytest.mark.parametrize(
     ("arguments", "said"),

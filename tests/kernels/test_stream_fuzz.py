@@ -3,8 +3,6 @@
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.effort import EFFORT
 from tests.kernels.fuzzing import fuzz
 
@@ -26,7 +24,6 @@ SEEDS = (
 )
 
 
-@pytest.mark.timeout(1200)
 def test_hostile_streams(clang: None, tmp_path: Path) -> None:
     """A fixed number of inputs, begun with streams of each kind, cut in two ways."""
     cuts = (b"\x00", b"\x06", b"\x81")

@@ -23,8 +23,6 @@ if not QUICK:
 IN_CI = ("Prescott", NO_VECTORS)
 CLOSE = 1e-6  # of predicted step times, relative
 
-pytestmark = pytest.mark.timeout(600)
-
 
 @pytest.fixture(
     scope="module",
