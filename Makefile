@@ -43,7 +43,7 @@ TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-vllm run test test-live test-native environments test-engines test-all \
-  check check-lint check-types check-arrows check-tidy bench sim study figures wheel image clean
+  check check-lint check-types check-arrows check-tidy bench sim study figures wheel image chart clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -142,6 +142,9 @@ wheel: $(WHEEL_STAMP) ## a wheel of .venv's Python, and an sdist, in dist/
 
 image: wheel ## an OCI image of that wheel and Debian's Python, in build/
 	$(BIN)/python -m release.image
+
+chart: $(LIVE_STAMP) ## the Helm chart, checked and packaged, in dist/
+	$(BIN)/python -m release.chart
 
 clean: ## remove .venv, build and dist
 	rm -rf $(VENV) build dist

@@ -58,6 +58,15 @@ def installs() -> list[Object]:
     return [*found, values_of(f"helm upgrade --install warmroute {PACKAGE} {inline[1]}", {})]
 
 
+def test_make_has_the_targets_of_the_page_and_the_chart_its_name() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    wanted = set(re.findall(r"`make (\w+)`", PAGE))
+    assert {"image", "chart"} <= wanted
+    assert wanted <= set(re.findall(r"^(\w+):", makefile, re.MULTILINE))
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
+    assert f"`{PACKAGE.replace('*', about['version'])}`" in PAGE
+
+
 def test_each_installation_renders_and_is_valid() -> None:
     modes = set()
     for values in installs():
