@@ -54,9 +54,12 @@ def without_group(node_id: str) -> str:
     return name if at and "::" in name and not node_id.endswith("]") else node_id
 
 
-def run(arguments: list[str], folder: Path) -> int:
-    """Run pytest with these options in a folder; its exit code, or 0 where all is well alone."""
-    code, failed = _pytest(arguments, folder)
+def run(arguments: list[str], folder: Path, name: str = "tests") -> int:
+    """Run pytest with these options in a folder; its exit code, or 0 where all is well alone.
+
+    build/`name`.xml tells of each test how long it took.
+    """
+    code, failed = _pytest([f"--junitxml=build/{name}.xml", *arguments], folder)
     if code != pytest.ExitCode.TESTS_FAILED or not failed:
         return code
     if len(failed) > ALONE_AT_MOST:
@@ -96,7 +99,7 @@ def main() -> None:
     parser.add_argument("tier", choices=(QUICK_TIER, *TIERS, "all"))
     tier, arguments = parser.parse_known_args()
     own = [] if tier.tier == "all" else [f"--tier={tier.tier}"]
-    sys.exit(run([*own, "-q", *arguments], Path()))
+    sys.exit(run([*own, "-q", *arguments], Path(), tier.tier))
 
 
 if __name__ == "__main__":

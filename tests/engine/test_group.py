@@ -61,7 +61,9 @@ def steps() -> list[list[Piece]]:
 
 
 @pytest.mark.parametrize(
-    ("tp_size", "pp_size"), [(2, 1), (1, 2), pytest.param(2, 2, marks=pytest.mark.full)]
+    ("tp_size", "pp_size"),
+    # Stages are also those of a worker's tests below.
+    [(2, 1), *(pytest.param(*sizes, marks=pytest.mark.full) for sizes in ((1, 2), (2, 2)))],
 )
 def test_a_group_says_what_the_whole_model_does(tp_size: int, pp_size: int, tmp_path: Path) -> None:
     """Then the same once more, begun one after another before any step has ended: stages work on

@@ -86,6 +86,7 @@ def test_reports_tell_the_same(run: Run, tmp_path: Path) -> None:
     assert "<img" in page
 
 
+@pytest.mark.full  # test_sweep_replay compares the runs behind the command
 def test_processes_change_no_figure(run: Run, tmp_path: Path) -> None:
     path = trace(tmp_path)
     asked = (*FLEET, "--policy", "random", "--policy", "hybrid", "--seed", "1", "--seed", "2")

@@ -54,6 +54,7 @@ def test_fresh_processes_and_other_orders_of_sets_agree(
     assert hashed(tmp_path, PYTHONHASHSEED="4242") == first
 
 
+@pytest.mark.full  # `make test-native` compares replays under each BLAS kernel
 def test_processors_without_vector_units_agree(first: dict[str, Any], tmp_path: Path) -> None:
     assert hashed(tmp_path, **without_vectors()) == first
 
