@@ -26,6 +26,7 @@ SIM_FLAGS ?=
 STUDY_FLAGS ?=
 FIGURES_FLAGS ?=
 BENCH_FLAGS ?=
+WHEEL_FLAGS ?=
 # Tests start hundreds of Pythons: where the environment lets none keep what it compiled, each would
 # compile all of this anew, and pytest all tests.
 export PYTHONDONTWRITEBYTECODE :=
@@ -137,10 +138,12 @@ study: $(STAMP) ## the sweeps behind docs/notes/policy-study.md, resumed: make s
 figures: $(STAMP) ## what commands print in README and docs, and figures of the demo, made anew
 	$(BIN)/python -m tests.simulator.figures_in_docs $(FIGURES_FLAGS)
 
-wheel: $(WHEEL_STAMP) ## a wheel of .venv's Python, and an sdist, in dist/
-	$(BIN)/python -m release.wheels
+# Flags: WHEEL_FLAGS='--arch x86_64 --python python3.13 --no-sdist'
+wheel: $(WHEEL_STAMP) ## wheels for x86_64 and aarch64, and an sdist, in dist/
+	$(BIN)/python -m release.wheels $(WHEEL_FLAGS)
 
-image: wheel ## an OCI image of that wheel and Debian's Python, in build/
+image: $(WHEEL_STAMP) ## an OCI image of this machine's wheel and Debian's Python, in build/
+	$(BIN)/python -m release.wheels --no-sdist --arch $$(uname -m)
 	$(BIN)/python -m release.image
 
 chart: $(LIVE_STAMP) ## the Helm chart, checked and packaged, in dist/

@@ -280,12 +280,16 @@ def made_at() -> int:
     return int(told or run("git", "log", "-1", "--format=%ct"))
 
 
-def make(wheel: Path, out: Path) -> int:
-    """Make the image; bytes of its files. Raises ImageError where it cannot be made."""
+def make(wheel: Path | None, out: Path) -> int:
+    """Make the image; bytes of its files. Without `wheel`: of the newest one in dist/ that fits.
+
+    Raises ImageError where it cannot be made.
+    """
     packages = debian_packages()
     (python,) = (name for name in packages if re.fullmatch(r"python3\.\d+", name))
+    wheel = wheel or newest_wheel(python)
     _, version, tag, *_ = wheel.name.split("-")
-    if tag != f"cp{python.removeprefix('python').replace('.', '')}":
+    if not fits(wheel, python):
         raise ImageError(f"this Debian has {python}, the wheel is of {tag}")
     root, made_s = BUILD / "root", made_at()
     shutil.rmtree(BUILD, ignore_errors=True)
@@ -301,12 +305,23 @@ def make(wheel: Path, out: Path) -> int:
     return size
 
 
-def newest_wheel() -> Path:
-    """The wheel in dist/ of this machine's kind. Raises ImageError where there is none."""
+def fits(wheel: Path, python: str) -> bool:
+    """Whether a Python, as `python3.11`, can import what the wheel has: its own ABI's, or that of
+    the stable ABI since then.
+    """
+    tag, abi = wheel.name.split("-")[2:4]
+    wanted, here = int(tag.removeprefix("cp3")), int(python.rpartition(".")[2])
+    return here == wanted or (abi == "abi3" and here > wanted)
+
+
+def newest_wheel(python: str) -> Path:
+    """The wheel in dist/ of this machine's kind for this Python. Raises ImageError without any."""
     found = (ROOT / "dist").glob(f"warmroute-*_{os.uname().machine}.whl")
-    wheels = sorted(found, key=lambda path: path.stat().st_mtime)
+    wheels = sorted(
+        (path for path in found if fits(path, python)), key=lambda path: path.stat().st_mtime
+    )
     if not wheels:
-        raise ImageError(f"no wheel in {ROOT / 'dist'}: `make wheel` makes one")
+        raise ImageError(f"no wheel of {python} in {ROOT / 'dist'}: `make wheel` makes one")
     return wheels[-1]
 
 
@@ -317,7 +332,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "warmroute-image.tar")
     options = parser.parse_args()
     try:
-        size = make((options.wheel or newest_wheel()).resolve(strict=True), options.out)
+        size = make(options.wheel and options.wheel.resolve(strict=True), options.out)
     except (ImageError, FileNotFoundError) as error:
         sys.exit(f"image: {error}")
     packed = options.out.stat().st_size

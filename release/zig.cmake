@@ -5,6 +5,8 @@ set(CMAKE_SYSTEM_NAME Linux)
 string(REGEX MATCH "^[^-]+" CMAKE_SYSTEM_PROCESSOR "$ENV{ZIG_TARGET}")
 
 set(CMAKE_CXX_COMPILER "$ENV{ZIG}" c++ -target "$ENV{ZIG_TARGET}")
+# nanobind has <cstdio> from Python.h, which leaves it out where it gives the stable ABI alone.
+set(CMAKE_CXX_FLAGS_INIT "-include cstdio")
 
 # CMake takes one program, without arguments, for each of these.
 set(CMAKE_CXX_ARCHIVE_CREATE "\"$ENV{ZIG}\" ar qc <TARGET> <LINK_FLAGS> <OBJECTS>")

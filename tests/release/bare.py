@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import venv
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -108,6 +107,7 @@ def built_wheel(to: Path) -> Path:
     with (wheels.ROOT / "build" / "wheel.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-build-isolation"]
+        command += ["--config-settings", f"wheel.py-api=cp3{wheels.STABLE_MINOR}"]  # if so new
         done = subprocess.run(
             [*command, "--no-deps", "--wheel-dir", str(to), str(wheels.ROOT)],
             env={**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
@@ -121,14 +121,16 @@ def built_wheel(to: Path) -> Path:
     return made
 
 
-def installed(wheel: Path, root: Path, extras: str = "") -> Bare:
+def installed(
+    wheel: Path, root: Path, extras: str = "", python: Path = Path(sys.executable)
+) -> Bare:
     """The wheel in an environment of its own below `root`; `extras`, as `[sim]`, with it.
 
     Nothing can be compiled meanwhile: there is no program but those of the environment.
     """
     bare = Bare(root)
     bare.folder.mkdir(parents=True)
-    venv.create(bare.bin.parent, with_pip=True)
+    subprocess.run([python, "-m", "venv", bare.bin.parent], check=True, timeout=INSTALL_S)
     limits = ["-c", str(wheels.ROOT / "constraints.txt")]
     pip = [str(bare.bin / "python"), "-m", "pip", "install", "--quiet", "--no-compile", *limits]
     done = subprocess.run(

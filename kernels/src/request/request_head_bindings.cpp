@@ -62,7 +62,8 @@ nb::tuple fields(const KeptHead& kept) {
   Py_ssize_t at = 0;
   for (const kv::HeadField& field : kept.head.fields) {
     nb::tuple one = nb::make_tuple(bytes_of(field.name), bytes_of(field.value));
-    PyTuple_SET_ITEM(made.ptr(), at++, one.release().ptr());
+    // Takes the reference also where it fails, and of the stable ABI, unlike the macro.
+    if (PyTuple_SetItem(made.ptr(), at++, one.release().ptr()) != 0) throw nb::python_error();
   }
   return nb::borrow<nb::tuple>(made);
 }
