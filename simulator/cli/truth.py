@@ -39,8 +39,14 @@ from simulator.report.board import Board
 METRICS_TIMEOUT_S = 10.0
 
 
+def _need_scipy() -> None:
+    """Raise ModuleNotFoundError at once, not after minutes of measurements."""
+    import scipy.optimize  # noqa: F401  (of the extra `sim`)
+
+
 async def validate(options: argparse.Namespace, console: Console) -> bool:
     """Runs each policy live and simulated; whether they agree."""
+    _need_scipy()
     check_profile(options.profile)
     check_folder("--out", options.out)
     if options.json is not None:
@@ -81,6 +87,7 @@ async def validate(options: argparse.Namespace, console: Console) -> bool:
 
 async def calibrate(options: argparse.Namespace, console: Console) -> bool:
     """Fits the step-time model, prints the errors, writes the profile."""
+    _need_scipy()
     if options.out is not None:
         check_file("--out", options.out)
         if options.out.suffix != SUFFIX:

@@ -17,6 +17,7 @@ import msgspec
 from engine.profiles import SUFFIX as PROFILE_SUFFIX
 from policies.load import POLICY, WRAPPER, PolicyError
 from simulator.replay.setup import Setup
+from simulator.traces.files import located
 
 
 class SweepError(ValueError):
@@ -139,7 +140,7 @@ class Keys:
     def _digest(self, path: str) -> str:
         if path not in self._digests:
             try:
-                with Path(path).open("rb") as file:
+                with located(Path(path)).open("rb") as file:
                     self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
                 raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error

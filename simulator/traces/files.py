@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
+from simulator import DATA
 from simulator.traces.job import ErrorLog, TraceError
 
 MAX_WINDOW_BYTES = 128 << 20  # what a reader of an unknown file sets aside at most
@@ -195,7 +196,18 @@ def opened(path: Path) -> TraceParts:
 
     Raises `TraceError` where there is none, or it cannot be read.
     """
+    path = located(path)
     return TraceParts(path, parts_of(path) or [path])
+
+
+def located(path: Path) -> Path:
+    """The path itself; of `simulator/data/NAME`, as pages call the sample, outside the checkout the
+    installed file.
+    """
+    installed = DATA / path.name
+    if path.parent == Path("simulator", "data") and not path.exists() and installed.is_file():
+        return installed
+    return path
 
 
 def parts_of(path: Path) -> list[Path] | None:

@@ -20,8 +20,14 @@ from tests.release.bare import said_by
 WAIT_S = 240  # of what takes seconds on a quiet machine
 NEEDS = ("unshare", "nsenter", "ip", "mount", "curl")
 # Addresses and names that pages use for hosts; all of them are this one.
-ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.5")
+ADDRESSES = ("10.0.0.1", "10.0.0.2", "10.0.0.5", "10.0.0.11", "10.0.0.12", "10.0.0.16")
 NAMES = {"gpu1": "10.0.0.1", "gpu2": "10.0.0.2"}
+# Whole commands within sentences, and programs of blocks that are told by their indentation.
+SENTENCE = re.compile(
+    r"`((?:curl|warmroute keys) [^`]+)`"
+    r"|^    (?:\$ )?((?:warmroute|warmroute-sim|warmroute-engine|curl|pip|make) .*)$",
+    re.MULTILINE,
+)
 CURLRC = "fail\nsilent\nshow-error\nmax-time = 60\n"  # a status of 400 or more is a failure
 
 
@@ -35,8 +41,9 @@ class Host:
     running: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def within(self, command: str) -> list[str]:
-        """The words that run a line of shell there."""
-        return ["nsenter", f"--target={self.anchor}", "--net", "--mount", "bash", "-c", command]
+        """The words that run a line of shell there, in its folder."""
+        enter = ["nsenter", f"--target={self.anchor}", "--net", "--mount", f"--wd={self.folder}"]
+        return [*enter, "bash", "-c", command]
 
     def run(self, command: str) -> str:
         """The output of a command. Fails the test and shows the output if the command fails."""
@@ -74,12 +81,16 @@ class Host:
             assert time.monotonic() < deadline_s, said
             time.sleep(0.2)
 
-    def stop_all(self) -> None:
-        """End all programs, the last one first; each must end well."""
-        while self.running:
+    def stop(self, count: int = 1) -> None:
+        """End so many programs, the last one first; each must end well."""
+        for _ in range(count):
             process = self.running.pop()
             process.terminate()
             assert process.wait(WAIT_S) == 0
+
+    def stop_all(self) -> None:
+        """End all programs."""
+        self.stop(len(self.running))
 
 
 @contextmanager
@@ -111,19 +122,26 @@ def host(folder: Path, environ: dict[str, str]) -> Iterator[Host]:
         anchor.wait()
 
 
-def commands(page: str, *, inline: bool = False) -> list[str]:
-    """The commands of a page's text in their order: of blocks of shell, and of `curl ...` in its
-    sentences where `inline` says so. Comments and continued lines are put right.
+def commands(page: str) -> list[str]:
+    """The commands of a page's text in their order, comments and continued lines put right: the
+    lines of blocks of shell, or those after `$ ` where a block has some; what begins so in `...`
+    within sentences, or in blocks by indentation.
+
+    A block that shows something else says so by the kind behind its fence (`text`, `yaml`), or by
+    a comment before it that says of what it is the output.
     """
     found = []
     parts = re.split(r"^```(\w*)\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
     for text, kind, block in zip(parts[::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
-        if inline:
-            found += [one.replace("\n", " ") for one in re.findall(r"`(curl [^`]+)`", text)]
+        for inline, indented in SENTENCE.findall(text.replace("\\\n", " ")):
+            found.append(_without_comment(indented) or inline.replace("\n", " "))
         if kind in ("", "sh", "bash"):
             lines = block.replace("\\\n", " ").splitlines()
-            found += [line for line in (_without_comment(line) for line in lines) if line]
-    return found
+            shown = [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+            if not shown and not text.rstrip().endswith("-->"):
+                shown = lines
+            found += [line for line in map(_without_comment, shown) if line]
+    return [re.sub(r" {2,}", " ", command) for command in found]
 
 
 def _without_comment(line: str) -> str:

@@ -1,7 +1,8 @@
 """A first hour: the commands of README, quickstart, operations and guides, as they stand,
 on a host that has the wheel and nothing else of ours.
 
-Engines that need a GPU are replaced by timed ones at the same addresses.
+Engines that need a GPU are replaced by timed ones at the same addresses. Each test reads pages to
+their end (tests/release/pages.py), so a new command is run by it, or is listed there as not run.
 """
 
 from __future__ import annotations
@@ -11,39 +12,49 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from release.wheels import ROOT
-from tests.release.host import Host, commands, host, replaced
+from tests.release.host import Host, commands, host
+from tests.release.pages import (
+    CLUSTER,
+    NOT_RUN,
+    SAMPLE,
+    TIMED,
+    Page,
+    does,
+    explained,
+    pages,
+    text_of,
+    to_run,
+    workers,
+)
 
 INSTALL_S = 600
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-TIMED = "warmroute-engine --timed llama-3.1-8b-h100"
-# Names that a reader of the pages fills in, and engines and tokenizers that this host lacks.
-FILLED = (
-    (r" --tokenizer /models/MODEL", ""),
-    (r"^(VLLM_\S+ )*vllm serve .*--port (\d+).*", rf"{TIMED} --host 10.0.0.1 --port \2"),
-    (r"^python -m sglang\S* .*--port (\d+).*", rf"{TIMED} --host 10.0.0.1 --port \1"),
-    (r'"(MODEL|tiny)"', '"warmroute-timed"'),
-    (r"\.venv/bin/", ""),
-)
-SERVERS = ("warmroute serve", "warmroute-engine")
+ASK = to_run("docs/quickstart.md")[-1]
+# The pages that each test reads.
+READ = {
+    "start": ["README.md", "docs/quickstart.md"],
+    "pool": [
+        "docs/operations.md",
+        "docs/engines.md",
+        "docs/reference/admin.md",
+        "docs/reference/tokens.md",
+        "docs/kubernetes.md",
+    ],
+    "keys": ["docs/reference/keys.md", "docs/reference/configuration.md", "docs/deployment.md"],
+    "replicas": ["docs/replicas.md", "docs/reference/wire.md"],
+    "split": ["docs/disaggregation.md"],
+    "logs": ["docs/policies.md", "docs/reference/logs.md", "docs/demo.md"],
+    "simulator": ["docs/simulator.md", "docs/catalogue.md", "docs/reference/warmset.md"],
+    "grpc": ["docs/triton.md", "docs/gateway.md"],
+}
 
 pytestmark = pytest.mark.timeout(INSTALL_S + 600)
-
-
-def page(name: str) -> str:
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
-
-
-def section(text: str, title: str) -> str:
-    """The part of a page under one of its titles."""
-    return re.split(r"(?m)^## ", text.split(f"\n## {title}\n")[1])[0]
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +65,25 @@ def installed(
     folder = tmp_path_factory.mktemp("stranger")
     (folder / "dist").mkdir()
     shutil.copy2(wheel, folder / "dist")
-    (line,) = re.findall(r"(?m)^(python3 -m venv .*dist/warmroute-\*\.whl)", README)
+    line = to_run("README.md")[0]
     began_s = time.monotonic()
+    online(folder, line if sys.version_info < (3, 12) else line.replace("cp311", "cp312"))
+    environ = {"PATH": f"{folder}/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
+    return environ, time.monotonic() - began_s
+
+
+def online(folder: Path, command: str, **environ: str) -> None:
+    """Run a command that gets packages, which the host's own network cannot."""
     done = subprocess.run(
-        ["bash", "-c", line],
+        ["bash", "-c", command],
         cwd=folder,
-        env=os.environ,
+        env={**os.environ, **environ},
         timeout=INSTALL_S,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
     )
     assert done.returncode == 0, done.stdout[-3000:]
-    environ = {"PATH": f"{folder}/.venv/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8"}
-    return environ, time.monotonic() - began_s
 
 
 @pytest.fixture
@@ -76,30 +92,15 @@ def stranger(installed: tuple[dict[str, str], float], tmp_path: Path) -> Iterato
         yield made
 
 
-def does(on: Host, command: str) -> str:
-    """Do what a page says: start a program, or run a command to its end."""
-    line = replaced(command, FILLED).removesuffix("&").strip()
-    if not line.startswith(SERVERS):
-        return on.run(line)
-    on.start(line)
-    if line.startswith("warmroute serve") and " --config " not in line:
-        admin = re.search(r"--admin-port (\d+)", line)
-        port = admin[1] if admin else "8081"
-        count = line.count("--worker ")
-        on.until(f"curl http://127.0.0.1:{port}/health", f'"ready_workers":{count},')
-    return ""
-
-
-def workers(on: Host) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = json.loads(on.run("curl http://127.0.0.1:8081/workers"))["workers"]
-    return rows
-
-
-def explained(answer: str) -> dict[str, Any]:
-    """The decision that an answer's header tells of."""
-    (text,) = re.findall(r"(?im)^x-warmroute-explain: (.*?)\r?$", answer)
-    decision: dict[str, Any] = json.loads(text)
-    return decision
+def test_each_page_is_read_and_what_is_not_run_is_there() -> None:
+    assert sorted(name for names in READ.values() for name in names) == sorted(pages())
+    for name, lines in NOT_RUN.items():
+        assert set(lines) <= set(commands(text_of(name))), name
+    cluster = ("docs/kubernetes.md", "docs/deployment.md")
+    others = {name for name in pages() if name not in cluster}
+    assert not [
+        one for name in others for one in commands(text_of(name)) if one.startswith(CLUSTER)
+    ]
 
 
 def test_the_readme_has_a_request_routed_within_minutes(
@@ -107,95 +108,232 @@ def test_the_readme_has_a_request_routed_within_minutes(
 ) -> None:
     began_s = time.monotonic()
     stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")  # README starts one of two
-    for command in commands(section(README, "vLLM in five minutes")):
-        if not re.match(r"git clone|python3 -m venv", command):
-            does(stranger, command)
-    ask = commands(section(page("quickstart.md"), "vLLM"))[-1]
-    assert ask.startswith("curl ")
+    with Page("README.md", stranger) as page:
+        assert page.next().startswith("python3 -m venv")  # `installed` has run it
+        page.does(2)
+    ask = next(one for one in to_run("docs/quickstart.md") if one.startswith("curl"))
     assert explained(does(stranger, ask))["worker"] in (0, 1)
     took_s = time.monotonic() - began_s
     print(f"first routed request {installed[1]:.0f} + {took_s:.0f} s after README's first line")
 
 
-def test_the_quick_start_without_a_gpu(stranger: Host) -> None:
-    *starts, ask = commands(section(page("quickstart.md"), "Without a GPU"))
-    for command in starts:
-        does(stranger, command)
-    first, second = (explained(does(stranger, ask)) for _ in range(2))
-    assert first["worker"] == second["worker"]
-    assert (first["expected_hit_tokens"], second["expected_hit_tokens"] > 0) == (0, True)
-
-
-def test_the_quick_start_with_sglang(stranger: Host) -> None:
-    for command in commands(section(page("quickstart.md"), "SGLang")):
-        does(stranger, command)
-    assert [row["state"] for row in workers(stranger)] == ["ready"]
+def test_the_quick_start(stranger: Host) -> None:
+    """vLLM, SGLang, and timed workers."""
+    with Page("docs/quickstart.md", stranger) as page:
+        assert page.next() == Page("README.md", stranger).next()
+        stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
+        assert explained(page.does(3))["worker"] in (0, 1)
+        stranger.stop_all()
+        page.does(2)
+        assert [row["state"] for row in workers(stranger)] == ["ready"]
+        stranger.stop_all()
+        page.does(3)
+        ask = page.next()
+        first, second = (explained(does(stranger, ask)) for _ in range(2))
+        assert first["worker"] == second["worker"]
+        assert (first["expected_hit_tokens"], second["expected_hit_tokens"] > 0) == (0, True)
 
 
 def pool(on: Host, count: int = 3) -> None:
     """Timed workers on ports from 8001 on; a router before the first two."""
     for n in range(count):
         on.start(f"{TIMED} --port {8001 + n}")
-    does(on, commands(section(page("quickstart.md"), "Without a GPU"))[-2])
+    does(on, to_run("docs/quickstart.md")[-2])
+
+
+def present(on: Host, url: str) -> int:
+    """The number of the worker at a URL, which is added if it is not there."""
+    for row in workers(on):
+        if row["url"] == url:
+            return int(row["id"])
+    add = f"""curl -H 'Content-Type: application/json' -d '"{url}"'"""
+    return int(json.loads(on.run(f"{add} http://127.0.0.1:8081/workers"))["id"])
+
+
+def removed(on: Host, url: str) -> None:
+    """See to it that no worker is at a URL."""
+    number = present(on, url)
+    on.run(f"curl -X DELETE 'http://127.0.0.1:8081/workers/{number}?force=true'")
 
 
 def test_the_commands_of_an_operator(stranger: Host) -> None:
-    """Each `curl` of the page, N the newest worker, HOST:PORT one that comes and goes."""
+    """N is a worker that comes and goes, HOST:PORT its address."""
     pool(stranger)
-    other = "127.0.0.1:8003"
-    filled = (
-        (r"'?http://HOST:PORT/health'?", f"http://{other}/health"),
-        (r"HOST:PORT", other),
-        (r"http://HOST:8080", "http://127.0.0.1:8080"),
-        (r"http://(WORKER|ENGINE)/", f"http://{other}/"),
+    does(stranger, ASK)
+    operations, engines, admin, tokens, kubernetes = READ["pool"]
+    other = "http://127.0.0.1:8003"
+    with Page(operations, stranger) as page:
+        assert len(page.left) > 15
+        while page.left:
+            line = page.next(
+                (r"HOST:8080", "127.0.0.1:8080"),
+                (r"(http://)(HOST:PORT|WORKER\b|ENGINE\b)", other),
+            )
+            if "-d " in line and line.endswith("/workers"):
+                removed(stranger, other)
+            elif "/workers/N" in line:
+                line = line.replace("/workers/N", f"/workers/{present(stranger, other)}")
+            does(stranger, line)
+    with Page(engines, stranger) as page:
+        page.does()
+        page.does(1, (r"$", " --requests 20"))
+        present(stranger, other)
+        page.does(2, (r"http://10.0.0.11:8000", other))
+        stranger.until(f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone")
+        page.does(1, (r"/workers/3", f"/workers/{present(stranger, other)}"))
+    with Page(admin, stranger) as page:
+        stranger.until(f"curl http://127.0.0.1:8081/workers | grep -q {other} || echo gone", "gone")
+        number = json.loads(page.does())["id"]
+        while page.left:
+            page.does(1, (r"/workers/2\b", f"/workers/{number}"))
+    with Page(tokens, stranger) as page:
+        said = page.does(1, (r"\bM\b", '"warmroute-timed"'), ("WORKER", "http://127.0.0.1:8001"))
+        assert json.loads(said)["count"] > 0
+    with Page(kubernetes, stranger) as page:
+        while page.left:
+            page.does(1, (r"^warmroute top$", "warmroute top --once"))
+
+
+def test_keys_and_a_file(stranger: Host) -> None:
+    """A client and an operator, each with a key; the router has all it knows from a file."""
+    keys, configuration, deployment = READ["keys"]
+    stranger.start(f"{TIMED} --port 8001")
+    with Page(keys, stranger) as page:
+        new = page.next((r" NAME --tenant TENANT >> FILE", " alice --tenant team-a"))
+        for who in ("client", "admin"):
+            stranger.run(f"{new} >> {who}-keys 2> {who}-said && grep -o 'wr-.*' {who}-said > {who}")
+        hashed = stranger.run(f"{page.next()} < client").strip()
+        assert stranger.run("cat client-keys").startswith(f"{hashed} team-a name=alice")
+    (stranger.folder / "router.yaml").write_text(
+        "workers: [http://127.0.0.1:8001]\n"
+        "api_keys_file: client-keys\n"
+        "admin_keys_file: admin-keys\n"
     )
-    asked = commands(page("operations.md"), inline=True)
-    assert len(asked) > 15
-    for command in asked:
-        line = replaced(command, filled)
-        there = {row["url"]: row["id"] for row in workers(stranger)}
-        adds = "-d " in line and line.endswith("/workers")
-        if adds and f"http://{other}" in there:
-            number = there[f"http://{other}"]
-            stranger.run(f"curl -X DELETE 'http://127.0.0.1:8081/workers/{number}?force=true'")
-        elif "/workers/N" in line and f"http://{other}" not in there:
-            add = f"""curl -H 'Content-Type: application/json' -d '"http://{other}"'"""
-            number = json.loads(stranger.run(f"{add} http://127.0.0.1:8081/workers"))["id"]
-        else:
-            number = there.get(f"http://{other}", 0)
-        does(stranger, line.replace("/workers/N", f"/workers/{number}"))
-
-
-def test_the_reference_of_the_admin_port(stranger: Host) -> None:
-    pool(stranger)
-    text = page("reference/admin.md")
-    for command in commands(section(text, "Workers")):
-        does(stranger, command)
-    does(stranger, commands(section(page("quickstart.md"), "Without a GPU"))[-1])
-    for command in commands(section(text, "Why did a request go there?")):
-        does(stranger, command)
+    with Page(configuration, stranger) as page:
+        page.does()
+    with Page(deployment, stranger) as page:
+        while page.left:
+            page.does(1, (r"/etc/warmroute/", ""))
+    top = "warmroute top --once --admin-key-file admin"
+    stranger.until(top, "ready")
+    assert "401" in stranger.run(f"! {ASK} 2>&1")
+    key = stranger.run("cat client").strip()
+    asked = ASK.replace("curl -i", f"curl -i -H 'Authorization: Bearer {key}'")
+    assert explained(does(stranger, asked))["worker"] == 0
 
 
 def test_two_routers_that_share(stranger: Host) -> None:
     if shutil.which("redis-server") is None:
         pytest.skip("redis-server is not installed (Debian package: redis-server)")
+    replicas, wire = READ["replicas"]
     for n in range(2):
         stranger.start(f"{TIMED} --port {8001 + n}")
-    redis, export, *routers = commands(page("replicas.md").split("**To try it**")[1])[:4]
-    stranger.run(redis.removesuffix("&").strip() + " --daemonize yes")
-    stranger.environ["WARMROUTE_STATE"] = export.partition("WARMROUTE_STATE=")[2]
-    for command in routers:
-        does(stranger, command)
-    for port in (8081, 8091):
-        stranger.until(f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0")
+    urls = ", ".join(f"http://127.0.0.1:{8001 + n}" for n in range(2))
+    (stranger.folder / "router.yaml").write_text(f"workers: [{urls}]\n")
+    with Page(replicas, stranger) as page:
+        stranger.run(page.next().removesuffix("&").strip() + " --daemonize yes")
+        stranger.environ["WARMROUTE_STATE"] = page.next().partition("WARMROUTE_STATE=")[2]
+        page.does(2)
+        for port in (8081, 8091):
+            stranger.until(
+                f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0"
+            )
+        stranger.stop(2)
+        for name in ("a", "b"):
+            page.does(1, (r"$", f" --replicas-name {name}"))
+        for port in (8081, 8082):
+            stranger.until(
+                f"curl http://127.0.0.1:{port}/metrics", "\nwarmroute_replicas_peers 1.0"
+            )
+    stranger.environ["REDIS"] = stranger.environ["WARMROUTE_STATE"]
+    with Page(wire, stranger) as page:
+        page.does(2)
     stranger.stop_all()
     stranger.run("redis-cli shutdown nosave || true")
 
 
 def test_prefill_and_decode_apart(stranger: Host) -> None:
-    *engines, router = commands(section(page("disaggregation.md"), "Two of our engines"))[:3]
-    for command in engines:
-        stranger.start(command.replace("serve DIR", "--timed llama-3.1-8b-h100"))
-    does(stranger, router)
-    assert sorted(row["role"] for row in workers(stranger)) == ["decode", "prefill"]
-    does(stranger, commands(section(page("quickstart.md"), "Without a GPU"))[-1])
+    """Each kind of pair that the page has; where ours stand for others, what carries KV is ours."""
+    with Page("docs/disaggregation.md", stranger) as page:
+        for roles in (["decode", "prefill"], ["decode", "prefill"], ["both", "both"]):
+            page.does(3)
+            assert sorted(row["role"] for row in workers(stranger)) == roles
+            does(stranger, ASK)
+            stranger.stop_all()
+        stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
+        page.does(2, (r",transfer=\w+", ""))
+        page.does(1, (r"$", " --requests 40"))
+
+
+def test_policies_and_logs(stranger: Host) -> None:
+    policies, logs, demo = READ["logs"]
+    for n in (1, 2):
+        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    (source,) = re.findall(r"```python\n# my_policies.py\n(.*?)```", text_of(policies), re.DOTALL)
+    (stranger.folder / "my_policies.py").write_text(source)
+    with Page(policies, stranger) as page:
+        page.does(1, (r"127.0.0.1:8000", "10.0.0.1:8000"))
+        assert "my_policies:newest" in explained(does(stranger, ASK))["policy"]
+    stranger.stop()
+    parts = ((r"/var/lib/warmroute/", ""), (r"requests-\d+T", "requests-*T"))
+    with Page(logs, stranger) as page:
+        page.does(1, *parts)
+        with Page(demo, stranger) as other:
+            other.does(1, (r"conversation.jsonl.gz", SAMPLE), (r"$", " --requests 12"))
+        page.does(2, *parts)
+        stranger.stop()
+        assert "opentelemetry" in page.refused()
+
+
+def test_the_simulator(stranger: Host) -> None:
+    """Its commands on a log of ours and on the installed sample, cut to some requests."""
+    simulator, *others = READ["simulator"]
+    for n in (1, 2):
+        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    for name, text in re.findall(
+        r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", text_of(simulator), re.DOTALL
+    ):
+        (stranger.folder / name).write_text(text)
+    cut = (
+        (rf"({SAMPLE}|'gen:agentic.*?')", r"\1 --requests 24"),
+        (r"--spread 3 --rate \d", ""),
+        (r"--resamples 10", "--resamples 2"),
+        (r"(sim plan .*)", r"\1 --policy hybrid --seed 1"),
+    )
+    with Page(simulator, stranger) as page:
+        page.does(1, (r"$", " --record-facts facts.bin"))
+        does(stranger, ASK)
+        stranger.stop_all()
+        page.does(1, (r"--seconds 60", "--seconds 5"))
+        while page.left:
+            if re.search(r"warmroute-sim (calibrate|validate)", page.left[0]):
+                assert "scipy" in page.refused()
+            else:
+                page.does(1, *cut)
+    for name in others:
+        with Page(name, stranger) as page:
+            page.does(1, *cut, (r"('gen:sglang.*?')", r"\1 --requests 24"))
+
+
+def test_triton_and_a_data_plane(stranger: Host) -> None:
+    """Ports that speak gRPC, after the line that installs it."""
+    triton, gateway = READ["grpc"]
+    for n in (1, 2):
+        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    with Page(triton, stranger) as page:
+        line = page.left[0]
+        online(stranger.folder, page.refused(), PATH=stranger.environ["PATH"])
+        does(stranger, line)
+        model = (r"models/ensemble/", "models/warmroute-timed/")
+        assert "routed_by" in page.does(1, model)
+        page.does(1, (r"request=13", "last=1"))
+        page.does(1, (r"$", " --seconds 1"))
+        page.does(3)
+    stranger.stop(2)
+    with Page(gateway, stranger) as page:
+        here = ((r"10.0.0.11", "10.0.0.1"), (r"10.0.0.12", "10.0.0.2"))
+        page.does(1, *here)
+        stranger.stop()
+        page.does(2, *here)
+        stranger.stop()
+        page.does(1, *here)

@@ -83,3 +83,17 @@ def test_a_damaged_part_is_named(tmp_path: Path) -> None:
     packed.write_bytes(packed.read_bytes()[:-9])
     with pytest.raises(TraceError, match=r"requests-2.jsonl.gz, after line \d+: damaged"):
         read(spec)
+
+
+def test_the_sample_is_found_where_it_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "simulator/data/conversation_sample.jsonl.gz"
+    assert next(opened(Path(name)).lines(ErrorLog(name)))[0] == 1
+    with pytest.raises(TraceError, match=r"simulator/data/another\.jsonl: cannot be read"):
+        opened(Path("simulator/data/another.jsonl"))
+    (tmp_path / "simulator" / "data").mkdir(parents=True)
+    part(tmp_path, name, SALTED)
+    (_, line), *others = opened(Path(name)).lines(ErrorLog(name))
+    assert (json.loads(line), others) == (SALTED, [])

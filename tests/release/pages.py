@@ -1,0 +1,185 @@
+"""The pages of a first hour: their commands, what readers fill in, what is not run, and why."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from release.wheels import ROOT
+from tests.release.host import Host, commands, replaced
+
+TIMED = "warmroute-engine --timed llama-3.1-8b-h100"
+SAMPLE = "simulator/data/conversation_sample.jsonl.gz"
+Table = Sequence[tuple[str, str]]
+# Names that a reader of the pages fills in, and engines and tokenizers that this host lacks.
+FILLED: Table = (
+    (r" --tokenizer /models/MODEL", ""),
+    (r"^VLLM_NIXL\S+HOST=(\S+) .*vllm serve .*--port (\d+).*", rf"{TIMED} --host \1 --port \2"),
+    (r"^(VLLM_\S+ )*vllm serve .*--port (\d+).*", rf"{TIMED} --host 10.0.0.1 --port \2"),
+    (r"^python -m sglang.*--port (\d+) .*mode decode", rf"{TIMED} --host 10.0.0.2 --port \1"),
+    (r"^python -m sglang\S* .*--port (\d+).*", rf"{TIMED} --host 10.0.0.1 --port \1"),
+    (r"^warmroute-engine serve DIR", TIMED),
+    (r"--timed PROFILE", "--timed llama-3.1-8b-h100"),
+    (r'"(MODEL|tiny)"', '"warmroute-timed"'),
+    (r"\.venv/bin/", ""),
+)
+# Pages for those who change warmroute, and laboratory notes, whose commands are a checkout's.
+OTHERS = re.compile(r"docs/(notes/.*|engine|kernels|structure)\.md")
+# What no test of this folder has: tests/deploy reads these pages' commands, and renders the chart.
+CLUSTER = ("kubectl", "helm", "docker", "skopeo")
+_CHECKOUT = "compiles the checkout, which the wheel here is made of as well"
+_CI = "a checkout's; CI runs it"
+_EXTRA = "for a checkout; what a host with the wheel installs is what the error names"
+_TWO_HOSTS = "tests/live/test_pair_walk.py walks this way from one host to two"
+_ENVOY = "Envoy: tests/engines/test_gateway_page.py runs it"
+_TRITON = "tritonserver: tests/engines/test_triton_page.py runs it"
+NOT_RUN: dict[str, dict[str, str]] = {
+    "README.md": {
+        "git clone REPOSITORY warmroute && cd warmroute && python3 -m venv .venv && "
+        ".venv/bin/pip install .": _CHECKOUT,
+        "make demo": _CI,
+        "make test": _CI,
+    },
+    "docs/quickstart.md": {
+        "git clone REPOSITORY warmroute && cd warmroute": _CHECKOUT,
+        "python3 -m venv .venv && .venv/bin/pip install .": _CHECKOUT,
+        "export PATH=$PWD/.venv/bin:$PATH": "this host's PATH has it",
+    },
+    "docs/demo.md": {
+        "make demo": _CI,
+        "make run": _CI,
+        "make sim TRACE=conversation.jsonl.gz": _CI,
+    },
+    "docs/gateway.md": {
+        "pip install '.[grpc]'": _EXTRA,
+        "envoy -c docs/deploy/envoy/original-dst.yaml": _ENVOY,
+        "curl http://127.0.0.1:8000/v1/completions -H 'content-type: application/json' "
+        '-d \'{"model": "MODEL", "prompt": "Hello", "max_tokens": 8}\'': _ENVOY,
+    },
+    "docs/kubernetes.md": {
+        "curl -s http://127.0.0.1:8081/metrics | grep warmroute_tokenizer_exact": "a router with a "
+        "tokenizer: tests/live/test_tokens_checked.py has one",
+    },
+    "docs/reference/logs.md": {"pip install '.[otel]'": _EXTRA},
+    "docs/replicas.md": {
+        "redis-server --port 6379 --bind 0.0.0.0 --requirepass PASSWORD --save '' --appendonly no "
+        "--maxmemory 256mb --maxmemory-policy noeviction": _TWO_HOSTS,
+        "warmroute config --check /etc/warmroute/router.yaml": _TWO_HOSTS,
+        "warmroute serve --config /etc/warmroute/router.yaml": _TWO_HOSTS,
+        "curl -s http://10.0.0.1:8081/metrics | grep -E "
+        "'^warmroute_replicas_(link_up|peers|peer_in_sync)'": _TWO_HOSTS,
+        "curl -s http://10.0.0.2:8081/metrics | grep -E "
+        "'^warmroute_replicas_(link_up|peers|peer_in_sync)'": _TWO_HOSTS,
+    },
+    "docs/simulator.md": {
+        "warmroute advise requests.jsonl --profile llama-3.1-8b-h100 --prefix-wait-tokens 0": "200 "
+        "requests of a minute: tests/simulator/test_advise.py makes such logs",
+        "warmroute-sim compare w4b.results.jsonl --base lmetric": "results of a study of hours",
+    },
+    "docs/triton.md": {
+        "pip install '.[grpc]'": _EXTRA,
+        "tritonserver --model-repository docs/deploy/triton": _TRITON,
+        "curl -s http://127.0.0.1:8000/v2/models/tensorrt_llm/generate "
+        '-d \'{"text_input": "t1 t2 t3", "max_tokens": 4}\'': _TRITON,
+        "curl -sN http://127.0.0.1:8000/v2/models/tensorrt_llm/generate_stream "
+        '-d \'{"text_input": "t1 t2 t3", "max_tokens": 4, "stream": true}\'': _TRITON,
+        "curl -s http://127.0.0.1:8002/metrics | grep nv_trt_llm_request_metrics": _TRITON,
+    },
+}
+
+
+def text_of(name: str) -> str:
+    """A page's text, by its path in the checkout."""
+    return (ROOT / name).read_text(encoding="utf-8")
+
+
+def pages() -> dict[str, list[str]]:
+    """The pages of a first hour that have commands to run, with these."""
+    found = {}
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        name = str(path.relative_to(ROOT))
+        if not OTHERS.fullmatch(name) and (runnable := to_run(name)):
+            found[name] = runnable
+    return found
+
+
+def to_run(name: str) -> list[str]:
+    """A page's commands in their order, without those that are not run."""
+    return [
+        command
+        for command in commands(text_of(name))
+        if command not in NOT_RUN.get(name, {}) and command.split()[0] not in CLUSTER
+    ]
+
+
+class Page:
+    """A page that is read on a host: its commands are run in their order.
+
+    As a context manager it fails the test where one of them was left.
+    """
+
+    def __init__(self, name: str, on: Host) -> None:
+        self.name, self.on = name, on
+        self.left = to_run(name)
+
+    def __enter__(self) -> Page:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        assert kind is not None or not self.left, (
+            f"{self.name}: neither run nor listed: {self.left}"
+        )
+
+    def next(self, *table: tuple[str, str]) -> str:
+        """The next command, with what its reader fills in; who takes it runs it."""
+        return replaced(self.left.pop(0), [*table, *FILLED])
+
+    def does(self, count: int = 1, *table: tuple[str, str]) -> str:
+        """Do what the next commands say; the output of the last one."""
+        output = ""
+        for _ in range(count):
+            output = does(self.on, self.next(*table))
+        return output
+
+    def refused(self, *table: tuple[str, str]) -> str:
+        """The `pip install` line that the next command names, for it needs an extra."""
+        said = self.on.run(f"! {self.next(*table)}")
+        found = re.search(r"pip install ((?:'[^']+' ?)+)", said)
+        assert found is not None, said
+        return found[0]
+
+
+def does(on: Host, command: str) -> str:
+    """Do what a page says: start a server and wait until it is ready, or run a command."""
+    line = replaced(command, FILLED).removesuffix("&").strip()
+    server = re.search(r"^(\w+=\S+ )*(warmroute serve|warmroute-engine) ", f"{line} ")
+    if server is None:
+        return on.run(line)
+    on.start(line)
+    if server[2] == "warmroute serve" and " --config " not in line:
+        admin = re.search(r"--admin-port (\d+)", line)
+        port = admin[1] if admin else "8081"
+        count = line.count("--worker ")
+        on.until(f"curl http://127.0.0.1:{port}/health", f'"ready_workers":{count},')
+    return ""
+
+
+def workers(on: Host) -> list[dict[str, Any]]:
+    """What the router on this host says of its workers."""
+    rows: list[dict[str, Any]] = json.loads(on.run("curl http://127.0.0.1:8081/workers"))["workers"]
+    return rows
+
+
+def explained(answer: str) -> dict[str, Any]:
+    """The decision that an answer's header tells of."""
+    (text,) = re.findall(r"(?im)^x-warmroute-explain: (.*?)\r?$", answer)
+    decision: dict[str, Any] = json.loads(text)
+    return decision
