@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {
     *("pyproject.toml", "router", "engine", "kernels", "policies", "simulator", "tests"),
     *("grafana", "README.md", "LICENSE", "Makefile", "CONTRIBUTING.md", "CHANGELOG.md"),
-    *("docs", ".ci", ".gitignore", "constraints.txt", "release", ".dockerignore"),
+    *("docs", ".ci", ".github", ".gitignore", "constraints.txt", "release", ".dockerignore"),
 }
 NOT_OURS = {".git", ".venv", "build", "dist", "__pycache__"}
 CODE = {".py", ".pyi", ".cpp", ".h", ".hpp", ".cu", ".cuh"}
