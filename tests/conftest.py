@@ -30,6 +30,7 @@ settings.register_profile("effort", max_examples=examples(100), deadline=None)
 settings.load_profile("effort")
 
 LONGEST_FIRST = (
+    "release",  # one group: one wheel, one environment
     "kernels",
     "live",
     "grafana",
