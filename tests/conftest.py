@@ -42,9 +42,8 @@ LONGEST_FIRST = (
 )
 VLLM_GROUP = "vllm"  # the longest one before real engines
 TESTS = Path(__file__).parent
-BUILD_S = (
-    1800  # the first test of a kind builds, or starts, what it runs; CI lends it a part of a core
-)
+# The first test of a kind builds, or starts, what it runs; CI lends it a part of a core.
+BUILD_S = 1800
 FOLDER = pytest.StashKey[Path]()  # of this run's temporary files
 LOGS = 8  # of programs, that a failure shows
 
