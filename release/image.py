@@ -306,8 +306,8 @@ def make(wheel: Path | None, out: Path) -> int:
 
 
 def fits(wheel: Path, python: str) -> bool:
-    """Whether a Python, as `python3.11`, can import what the wheel has: its own ABI's, or that of
-    the stable ABI since then.
+    """Whether a Python, as `python3.11`, can import the modules of the wheel: the wheel is of that
+    Python's ABI, or of the stable ABI of that Python or an earlier one.
     """
     tag, abi = wheel.name.split("-")[2:4]
     wanted, here = int(tag.removeprefix("cp3")), int(python.rpartition(".")[2])

@@ -49,14 +49,13 @@ class Python(NamedTuple):
 
     @property
     def stable(self) -> bool:
-        """Whether its wheel is that of the stable ABI."""
+        """Whether this Python builds the wheel of the stable ABI."""
         return self.minor >= STABLE_MINOR
 
     @property
     def tag(self) -> str:
-        """What the names of its wheels have between the version and the platform."""
-        kind = f"cp3{STABLE_MINOR}-abi3" if self.stable else f"cp3{self.minor}-cp3{self.minor}"
-        return kind
+        """The tags of Python and ABI in the name of a wheel that this Python builds."""
+        return f"cp3{STABLE_MINOR}-abi3" if self.stable else f"cp3{self.minor}-cp3{self.minor}"
 
 
 def asked(path: Path | str) -> Python:

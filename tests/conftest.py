@@ -42,8 +42,7 @@ LONGEST_FIRST = (
 )
 VLLM_GROUP = "vllm"  # the longest one before real engines
 TESTS = Path(__file__).parent
-# The first test of a kind builds, or starts, what it runs; CI lends it a part of a core.
-BUILD_S = 1800
+BUILD_S = 1200  # the first test of a kind builds, or starts, what it runs
 FOLDER = pytest.StashKey[Path]()  # of this run's temporary files
 LOGS = 8  # of programs, that a failure shows
 
@@ -87,7 +86,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(tier)
         if tier in ("native", "engines") and "timeout" not in marks:
             item.add_marker(pytest.mark.timeout(BUILD_S))
-        # What only runs at full length is of no tier.
+        # A test that only runs at full length is of no tier.
         if wanted is None or (wanted == (tier or QUICK_TIER) and "full" not in marks):
             kept.append(((not is_alone, group != VLLM_GROUP, _place(path)), item))
         else:

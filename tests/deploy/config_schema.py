@@ -31,7 +31,7 @@ def config_schema() -> Schema:
         section, _, name = path.rpartition(".")
         place = top["properties"].setdefault(section, _mapping({})) if section else top
         place["properties"][name] = _told(msgspec.json.schema(key.kind))
-    # What a file may also say by a mapping.
+    # A file may also give a worker, and these arguments, as a mapping.
     options = "|".join(KEYS[1:])
     text = {"type": "string", "pattern": rf"^[^,]+(,\s*({options})=[^,]*)*$"}
     top["properties"]["workers"]["items"] = {"anyOf": [text, _worker()]}
@@ -40,7 +40,7 @@ def config_schema() -> Schema:
 
 
 def options_of_sources() -> Schema:
-    """What workers of a source have in common: `kind=vllm,weight=2`, or nothing."""
+    """The options that a source gives all of its workers: `kind=vllm,weight=2`, or nothing."""
     of_all = ("every", "scheme", *(key for key in KEYS if key not in _OF_ONE))
     option = rf"({'|'.join(of_all)})=[^,\s]+"
     return {"type": "string", "pattern": f"^({option}(,{option})*)?$"}
@@ -60,7 +60,7 @@ def _told(schema: Schema) -> Schema:
 
 
 def written() -> str:
-    """What the file says, with these parts as the router has them now."""
+    """The text of values.schema.json, with `config` and options as the router takes them now."""
     schema = json.loads(FILE.read_text(encoding="utf-8"))
     schema["properties"]["config"] = config_schema()
     schema["properties"]["discovery"]["properties"]["options"] = options_of_sources()

@@ -243,7 +243,7 @@ def test_the_router_reads_its_configuration(name, tmp_path) -> None:
         assert (config.picker.port, config.picker.health_port) == (9002, 9003)
 
 
-# What templates/checks.yaml keeps for the chart, by whole sections and keys.
+# Sections and keys that templates/checks.yaml refuses, for the chart sets them.
 CHARTS_OWN = re.compile(
     r"(host|port|admin_host|admin_port|hot_restart|picker\.(host|port|health_port))$"
     r"|(admin_tls|picker_tls)\."
@@ -463,7 +463,7 @@ TOKENIZERS: dict[str, tuple[Object, str]] = {
 
 @pytest.mark.parametrize("name", TOKENIZERS)
 def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
-    """What the ConfigMap names is mounted, for reading alone; of a small model it is exact."""
+    """Its folder in the ConfigMap is mounted read-only; the router encodes by it exactly."""
     values, place = TOKENIZERS[name]
     found = objects(merged(SOURCES, values))
     assert [f for one in found for f in faults(one, chart.VERSIONS[-1])] == []

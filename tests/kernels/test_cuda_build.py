@@ -168,7 +168,7 @@ def disassembled(path: Path, gpu: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=600,
+        timeout=120,
     )
     return said.stdout
 

@@ -51,7 +51,7 @@ def started(command: list[object], folder: Path, **more: str) -> subprocess.Comp
         env={"PATH": os.fspath(folder), "HOME": os.fspath(folder), **more},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=240,
     )
 
 

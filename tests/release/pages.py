@@ -28,7 +28,7 @@ FILLED: Table = (
 )
 # Pages for those who change warmroute, and laboratory notes, whose commands are a checkout's.
 OTHERS = re.compile(r"docs/(notes/.*|engine|kernels|structure)\.md")
-# What no test of this folder has: tests/deploy reads these pages' commands, and renders the chart.
+# Programs that no test of this folder runs: tests/deploy reads their commands, renders the chart.
 CLUSTER = ("kubectl", "helm", "docker", "skopeo")
 _CHECKOUT = "compiles the checkout, which the wheel here is made of as well"
 _CI = "a checkout's; CI runs it"
@@ -173,7 +173,7 @@ def does(on: Host, command: str) -> str:
 
 
 def workers(on: Host) -> list[dict[str, Any]]:
-    """What the router on this host says of its workers."""
+    """The rows of workers that the router on this host lists."""
     rows: list[dict[str, Any]] = json.loads(on.run("curl http://127.0.0.1:8081/workers"))["workers"]
     return rows
 

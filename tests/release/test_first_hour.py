@@ -286,7 +286,7 @@ def test_policies_and_logs(stranger: Host) -> None:
 
 
 def test_the_simulator(stranger: Host) -> None:
-    """Its commands on a log of ours and on the installed sample, cut to some requests."""
+    """The simulator's commands replay a short log, and some requests of the installed sample."""
     simulator, *others = READ["simulator"]
     for n in (1, 2):
         stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")

@@ -28,7 +28,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def only_in(folder: Path, minors: object) -> object:
-    """What is found, without the system's own Pythons."""
+    """Pythons that the search finds in this folder, without the system's own."""
     return (one for one in FOUND(minors) if one.path.is_relative_to(folder))
 
 
