@@ -3,17 +3,22 @@
     python -m tests.run_tier quick [options of pytest]
 
 A test that fails, and passes alone, is listed as FLAKY, here and in build/flaky.txt, which
-`.ci/run` shows at its end. A test that fails twice fails the run, and so do more than three flaky
-ones: then it is not the tests, each on its own, that are at fault.
+`.ci/run` shows at its end with the error of each. A test that fails twice fails the run, and so do
+more than three flaky ones: then it is not the tests, each on its own, that are at fault. Tests
+whose common fixture could not be set up failed once, together: they are one, and run together.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -24,16 +29,47 @@ ALONE_AT_MOST = 12  # where more fail, it is nothing that comes and goes
 FLAKY_LIST = Path("build/flaky.txt")
 
 
+MESSAGE_LENGTH = 300  # characters of an error that are kept
+FAILED_FIRST = "failed_first"  # a report's property: the test that met the same exception first
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A test that failed."""
+
+    test: str
+    first: str  # the test that met the same exception first: itself, or one of the same fixture
+    error: str  # the beginning of what was raised, in one line
+
+
 class FailedTests:
-    """Writes the name of each test that fails, in its set-up or its end, too. Lifetime: run."""
+    """Writes each test that fails, in its set-up or its end, too. Lifetime: run."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed:
+            first = dict(report.user_properties).get(FAILED_FIRST, report.nodeid)
+            crash = getattr(report.longrepr, "reprcrash", None)
+            error = " ".join(str(report.longrepr if crash is None else crash.message).split())
+            failure = Failure(
+                without_group(report.nodeid), without_group(str(first)), error[:MESSAGE_LENGTH]
+            )
             with self._path.open("a") as file:
-                print(without_group(report.nodeid), file=file)
+                print(json.dumps(asdict(failure)), file=file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Iterator[None]:
+    """Notes which test met an exception first: pytest raises that of a fixture which cannot be set
+    up again for each test that wants the fixture.
+    """
+    report = yield
+    if call.excinfo is not None and report.failed:
+        first = vars(call.excinfo.value).setdefault("_failed_first", item.nodeid)
+        report.user_properties.append((FAILED_FIRST, first))
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -59,39 +95,50 @@ def run(arguments: list[str], folder: Path, name: str = "tests") -> int:
 
     build/`name`.xml tells of each test how long it took.
     """
-    code, failed = _pytest([f"--junitxml=build/{name}.xml", *arguments], folder)
-    if code != pytest.ExitCode.TESTS_FAILED or not failed:
+    code, failures = _pytest([f"--junitxml=build/{name}.xml", *arguments], folder)
+    if code != pytest.ExitCode.TESTS_FAILED or not failures:
         return code
-    if len(failed) > ALONE_AT_MOST:
-        print(f"{len(failed)} tests failed: too many to try each alone")
+    together = dict[str, list[Failure]]()
+    for failure in failures:
+        together.setdefault(failure.first, []).append(failure)
+    if len(together) > ALONE_AT_MOST:
+        print(f"{len(together)} tests failed: too many to try each alone")
         return code
-    broken = [t for t in failed if _pytest([*arguments, "--numprocesses=0", t], folder)[0] != 0]
-    flaky = [test for test in failed if test not in broken]
-    for test in broken:
-        print(f"BROKEN, failed twice: {test}")
-    for test in flaky:
-        print(f"FLAKY, passed alone: {test}")
+    flaky = list[str]()
+    is_broken = False
+    for first, failed in together.items():
+        tests = list(dict.fromkeys(failure.test for failure in failed))
+        code_alone, failed_again = _pytest([*arguments, "--numprocesses=0", *tests], folder)
+        if code_alone != 0:
+            is_broken = True
+            for test in dict.fromkeys(failure.test for failure in failed_again) or tests:
+                print(f"BROKEN, failed twice: {test}")
+            continue
+        others = f" and {len(tests) - 1} more by the same fixture" if len(tests) > 1 else ""
+        flaky.append(f"{first}{others}: {failed[0].error}")
+    for line in flaky:
+        print(f"FLAKY, passed alone: {line}")
     if flaky:
         with (folder / FLAKY_LIST).open("a") as file:
             print(*flaky, sep="\n", file=file)
     if len(flaky) > FLAKY_AT_MOST:
         print(f"{len(flaky)} flaky tests: {FLAKY_AT_MOST} are borne")
-    return code if broken or len(flaky) > FLAKY_AT_MOST else 0
+    return code if is_broken or len(flaky) > FLAKY_AT_MOST else 0
 
 
-def _pytest(arguments: list[str], folder: Path) -> tuple[int, list[str]]:
-    """Exit code, and the names of the tests that failed, each once."""
-    path = folder / f"build/failed-{os.getpid()}.txt"
+def _pytest(arguments: list[str], folder: Path) -> tuple[int, list[Failure]]:
+    """Exit code, and what failed; a test whose body and whose end fail is there twice."""
+    path = folder / f"build/failed-{os.getpid()}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     ours = ["-p", "tests.run_tier", f"--failed-list={path.absolute()}"]
     try:
         code = subprocess.run(
             [sys.executable, "-m", "pytest", *ours, *arguments], cwd=folder
         ).returncode
-        failed = path.read_text().splitlines() if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
     finally:
         path.unlink(missing_ok=True)
-    return code, list(dict.fromkeys(failed))
+    return code, [Failure(**json.loads(line)) for line in lines]
 
 
 def main() -> None:

@@ -38,6 +38,7 @@ Route OpenAI requests to the worker whose KV cache is warm for them.
 
 A worker given by its URL alone is asked who it is: engine, model, block size, KV events.
 When the router listens it prints one line: ready http://HOST:PORT admin=http://HOST:PORT
+Scripts wait for `GET /ready` there: 200 as soon as a worker would get a request.
 SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
 """
 _ADVISE = """\

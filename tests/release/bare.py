@@ -9,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -94,6 +96,23 @@ def said_by(process: subprocess.Popen[bytes], log: IO[str], wanted: str) -> re.M
         assert process.poll() is None, text
         assert time.monotonic() < deadline_s, text
         time.sleep(0.1)
+
+
+def until_it_would_place(url: str) -> None:
+    """Returns when a router's `/ready` says that it would place requests.
+
+    Its line `ready URL` says only that it listens; it looks at its workers meanwhile.
+    """
+    deadline_s = time.monotonic() + RUN_S
+    said = ""
+    while time.monotonic() < deadline_s:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=RUN_S):
+                return
+        except urllib.error.HTTPError as error:
+            said = error.read().decode()
+        time.sleep(0.1)
+    pytest.fail(f"{url} would place no request: {said}")
 
 
 def built_wheel(to: Path) -> Path:

@@ -23,7 +23,7 @@ import pytest
 
 from release import image, wheels
 from tests.live.ports import lasting_port
-from tests.release.bare import said_by
+from tests.release.bare import said_by, until_it_would_place
 
 BUILD_S = 1_500  # of what takes three minutes on a quiet machine, where no wheel is built yet
 NEEDS = ("apt-get", "dpkg-deb", "unshare", "chroot", "mount")
@@ -179,11 +179,11 @@ def test_it_routes_a_request_and_is_healthy_meanwhile(unpacked: Unpacked, tmp_pa
         router = [*config["Entrypoint"], *config["Cmd"], "--worker", worker]
         router += ["--config", "/dev/null", "--port", port, "--admin-port", admin]
         with started(unpacked, tmp_path / "router.log", *router):
+            url = f"http://127.0.0.1:{port}"
+            until_it_would_place(url)
             body = b'{"model": "warmroute-timed", "prompt": "Once upon a time", "max_tokens": 4}'
             asked = urllib.request.Request(
-                f"http://127.0.0.1:{port}/v1/completions",
-                body,
-                {"Content-Type": "application/json"},
+                f"{url}/v1/completions", body, {"Content-Type": "application/json"}
             )
             with urllib.request.urlopen(asked, timeout=60) as reply:
                 assert b'"choices"' in reply.read()

@@ -20,6 +20,7 @@ def test_flaky(name):
         seen.touch()
         raise OSError("not yet")
 """
+NOT_YET = "OSError: not yet"
 # Of the plug-ins that are installed, no other is imported: there are many runs here.
 ONE_AT_A_TIME = ["-q", "-p", "xdist"]
 TWO_AT_A_TIME = [*ONE_AT_A_TIME, "--numprocesses=2", "--dist=loadgroup"]
@@ -53,7 +54,7 @@ def test_it_fails_by_what_fails_twice(
     assert run(ONE_AT_A_TIME, tmp_path) == code
     path = tmp_path / FLAKY_LIST
     found = path.read_text().splitlines() if path.exists() else []
-    assert found == [f"test_it.py::test_flaky[{name}]" for name in listed]
+    assert found == [f"test_it.py::test_flaky[{name}]: {NOT_YET}" for name in listed]
 
 
 def test_what_cannot_be_read_is_no_success(tmp_path: Path) -> None:
@@ -66,7 +67,45 @@ def test_a_test_that_kills_its_process_is_tried_alone(tmp_path: Path) -> None:
         flaky("a").replace('raise OSError("not yet")', "import os; os._exit(9)")
     )
     assert run(TWO_AT_A_TIME, tmp_path) == 0
-    assert (tmp_path / FLAKY_LIST).read_text() == "test_it.py::test_flaky[a]\n"
+    assert (tmp_path / FLAKY_LIST).read_text().startswith("test_it.py::test_flaky[a]: worker ")
+
+
+NO_FIXTURE_AT_FIRST = """
+import pathlib, pytest
+pytestmark = pytest.mark.xdist_group("all")
+@pytest.fixture(scope={scope!r})
+def it(request):
+    seen = pathlib.Path("seen-" + request.node.name)
+    if not seen.exists():
+        seen.touch()
+        raise OSError("not yet")
+"""
+
+
+@pytest.mark.parametrize("by", [ONE_AT_A_TIME, TWO_AT_A_TIME], ids=["one", "two"])
+def test_a_fixture_of_many_tests_fails_once(tmp_path: Path, by: list[str]) -> None:
+    tests = "".join(f"def test_{number}(it): pass\n" for number in range(13))
+    (tmp_path / "test_it.py").write_text(NO_FIXTURE_AT_FIRST.format(scope="session") + tests)
+    assert run(by, tmp_path) == 0
+    line = f"test_it.py::test_0 and 12 more by the same fixture: {NOT_YET}\n"
+    assert (tmp_path / FLAKY_LIST).read_text() == line
+
+
+def test_each_test_that_has_a_fixture_of_its_own_fails_for_itself(tmp_path: Path) -> None:
+    tests = "".join(f"def test_{number}(it): pass\n" for number in range(4))
+    (tmp_path / "test_it.py").write_text(NO_FIXTURE_AT_FIRST.format(scope="function") + tests)
+    assert run(ONE_AT_A_TIME, tmp_path) == 1
+    assert len((tmp_path / FLAKY_LIST).read_text().splitlines()) == 4
+
+
+def test_of_tests_that_fail_together_the_broken_one_is_named(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tests = "def test_well(it): pass\ndef test_broken(it): assert False\n"
+    (tmp_path / "test_it.py").write_text(NO_FIXTURE_AT_FIRST.format(scope="session") + tests)
+    assert run(ONE_AT_A_TIME, tmp_path) == 1
+    said = [line for line in capfd.readouterr().out.splitlines() if "BROKEN" in line]
+    assert said == ["BROKEN, failed twice: test_it.py::test_broken"]
 
 
 def test_the_end_of_a_test_counts(tmp_path: Path) -> None:
