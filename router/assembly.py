@@ -50,6 +50,8 @@ from router.metrics.workers import discovery_metrics, role_metrics
 from router.record.access_log import access_log_of
 from router.record.recorder import recorder_of
 from router.record.request_log import request_log_of
+from router.record.trace import Tracer, below_of
+from router.record.trace_export import exporter
 from router.replicas.redis_url import redacted
 from router.replicas.replica import Replica
 from router.request.attempts import Attempts
@@ -64,8 +66,6 @@ from router.restart.open_requests import FormerRouters, Teller
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
 from router.server.kserve_port import KservePort
-from router.tracing.export import exporter
-from router.tracing.trace import Tracer, below_of
 from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
 

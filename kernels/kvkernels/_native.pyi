@@ -181,7 +181,7 @@ class WarmsetCosts:
 
 # A client's head with its empty line: the head, its method, its target, the bytes of its body, and
 # whether the connection ends after it. None: not plain, read it in another way. Takes only heads
-# of HTTP/1.1 whose target begins with "/" that `router.server.parser` takes and does not rewrite.
+# of HTTP/1.1 whose target begins with "/" that `router.http.parser` takes and does not rewrite.
 def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None: ...
 
 # What routing needs of a plain inference request's body, or None: read it in another way. The

@@ -31,7 +31,7 @@ class RelayTimeouts:
 
 class RelayEnd:
     @property
-    def fault(self) -> str: ...  # as `router/request/errors.py` names them; "cancelled"; "": none
+    def fault(self) -> str: ...  # as `router/http/errors.py` names them; "cancelled"; "": none
     @property
     def message(self) -> str: ...
     @property

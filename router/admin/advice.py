@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from router.config.schema import Config
-from router.server.messages import Request, Response, json_response
+from router.http.messages import Request, Response, json_response
 
 log = logging.getLogger(__name__)
 

@@ -25,18 +25,18 @@ from router.config.worker_spec import ROLES, WorkerSpecError, worker_spec_of
 from router.core.roster import TableFullError
 from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError
 from router.fleet.member import Member
+from router.http.errors import ClientError
+from router.http.messages import Answer, Handler, Request, Response, error_response, json_response
 from router.keys.key_ring import KeyRing
 from router.metrics.exposition import exposition
 from router.metrics.registry import RouterMetrics
 from router.record.logs import worth_a_line
 from router.record.request_record import LatestAttempts
 from router.request.dispatcher import Dispatcher
-from router.request.errors import ClientError
 from router.request.inference import Inference
 from router.request.quotas import bearer_key
 from router.request.service import Service
 from router.server.client_port import answered, health, readiness
-from router.server.messages import Answer, Handler, Request, Response, error_response, json_response
 
 log = logging.getLogger(__name__)
 

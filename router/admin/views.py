@@ -17,14 +17,14 @@ from router.doctor.examine import MAX_SERVERS, Options, examine
 from router.doctor.report import DoctorError
 from router.events.feed import ElectedFeed
 from router.fleet.member import Member, skipped_events
+from router.http.errors import ClientError
+from router.http.messages import Request, Response, json_response
 from router.keys.key_file import KeyTerms
+from router.record.explain import everything, explanation, withheld
 from router.record.request_record import Attempt, LatestAttempts
 from router.request.dispatcher import Dispatcher
-from router.request.errors import ClientError
-from router.request.explain import everything, explanation, withheld
 from router.request.inference import Inference
 from router.request.paths import PATHS
-from router.server.messages import Request, Response, json_response
 
 _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 

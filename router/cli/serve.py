@@ -23,8 +23,8 @@ from router.fleet.upstreams import WorkerTrust
 from router.metrics.requests import server_metrics
 from router.restart.handover import added_by_hand, resume, workers_of
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
-from router.restart.sockets import cannot_listen, listening_at
 from router.server.listener import AdminListener, ClientListener, enough
+from router.server.sockets import cannot_listen, listening_at
 
 if TYPE_CHECKING:
     from router.picker.port import PickerPort

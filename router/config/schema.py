@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta, field
 
+from router.http.tls import Tls, WorkerTls
+
 
 class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
@@ -35,30 +37,6 @@ class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     body_s: Annotated[float, Meta(ge=0.1, le=3_600.0, description="for a whole body, seconds")] = (
         60.0
     )
-
-
-class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Files of one port's TLS; read anew on reload. Lifetime: until the next reload."""
-
-    cert: Annotated[
-        str | None, Meta(description="PEM file, own certificate and chain; none: no TLS")
-    ] = None
-    key: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
-    client_ca: Annotated[
-        str | None, Meta(description="PEM file; clients must show a certificate of one of these")
-    ] = None
-
-
-class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How https workers are believed. Lifetime: until the next reload."""
-
-    ca: Annotated[
-        str | None, Meta(description="PEM file, workers' authorities; none: the system's")
-    ] = None
-    cert: Annotated[
-        str | None, Meta(description="PEM file, certificate shown to workers; none: none shown")
-    ] = None
-    key: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
 
 
 class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -11,12 +11,12 @@ from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
 from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
+from router.http.reply import RelayLimits, Timeouts
 from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
 from router.request.legs import TRANSFERS, Trtllm
 from router.request.scan import ScanLimits
 from router.upstream.migration.stream import MigrationTerms
-from router.upstream.reply import RelayLimits, Timeouts
 
 log = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from msgspec import Meta
 from router.config.worker_spec import WorkerSpec, WorkerSpecError
 from router.discovery.plain_sources import FileSource, data_in
 from router.discovery.source import Report, ReportedWorker, TrtllmSpec, bounded
-from router.request.errors import ClientError
+from router.http.errors import ClientError
+from router.http.messages import Answer, Request, Response, json_response
+from router.http.parser import RequestLimits
 from router.server.client_port import answered
-from router.server.messages import Answer, Request, Response, json_response
-from router.server.parser import RequestLimits
 from router.server.server import HttpServer, ServerTerms
 
 log = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from router.events.sources import NO_OTHERS, EventHosts
 from router.fleet.engines.adapter import MAX_MODELS
 from router.fleet.pauses import Pauses
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
+from router.http.reply import RelayLimits
 from router.upstream.native import NativeRelay
-from router.upstream.reply import RelayLimits
 
 if TYPE_CHECKING:
     from router.fleet.member import Member

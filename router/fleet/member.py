@@ -41,8 +41,8 @@ from router.fleet.recognize import (
 )
 from router.fleet.upstreams import upstream_at
 from router.fleet.wanted import Leaving, NamedWorker, Turning
-from router.request.errors import out_of_files
-from router.upstream.reply import Sends
+from router.http.errors import out_of_files
+from router.http.reply import Sends
 
 log = logging.getLogger(__name__)
 

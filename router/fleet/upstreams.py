@@ -9,19 +9,18 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from router.config.schema import WorkerTls
 from router.config.worker_spec import WorkerSpec
-from router.server.tls import worker_tls
+from router.http.reply import RelayLimits, Sends
+from router.http.tls import WorkerTls, worker_tls
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from router.upstream.reply import RelayLimits, Sends
 
 
 class WorkerTrust:
     """TLS towards workers, for the relay and for all that is asked of them. Lifetime: process."""
 
     def __init__(self, files: WorkerTls | None = None) -> None:
-        """Raises `router.server.tls.TlsError`."""
+        """Raises `router.http.tls.TlsError`."""
         self._files = files or WorkerTls()
         self._options: dict[tuple[str, int], tuple[ssl.SSLContext, str | None]] = {}
         if files is not None:
@@ -68,7 +67,7 @@ def grpc_opener(
 ) -> GrpcOpener:
     """What opens gRPC to a worker's address. `files`: TLS towards workers whose URL is https.
 
-    Raises `router.server.tls.TlsError`, and ImportError without gRPC.
+    Raises `router.http.tls.TlsError`, and ImportError without gRPC.
     """
     from router.upstream.grpc_upstream import GrpcUpstream, credentials_of
 

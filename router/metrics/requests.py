@@ -15,14 +15,14 @@ from prometheus_client.utils import floatToGoString
 
 from engine.wire.memo import MemoEncoder
 from policies.facts import Arrival
+from router.http.errors import WorkerError
+from router.http.messages import GIVEN_UP, REFUSALS
+from router.http.reply import Outcome
 from router.metrics.exposition import counter, counters, gauge, gauges
 from router.record.log_files import QueuedLog
 from router.record.request_record import DEADLINE
-from router.request.errors import WorkerError
 from router.request.prompts import TokenCheck
-from router.server.messages import GIVEN_UP, REFUSALS
 from router.server.server import HttpServer
-from router.upstream.reply import Outcome
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from router.http.errors import error_body, error_type
+from router.http.reply import EVENT_STREAM, Framing, Header, ReplyHead
 from router.picker import messages
 from router.picker.messages import PLAIN, SERVED, SUBSET, TEST_SERVED, Mode
-from router.request.errors import error_body, error_type
-from router.upstream.reply import EVENT_STREAM, Framing, Header, ReplyHead
 
 PIECE_BYTES = 62_000  # of a changed body: each data plane takes as much in a message
 _MODES = frozenset(Mode)

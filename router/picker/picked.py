@@ -22,19 +22,9 @@ from policies.facts import Arrival
 from router.core.actions import Reject
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
-from router.picker.exchange import Exchange, Placement, Reply
-from router.record.request_record import Attempt
-from router.request.errors import ClientError, WorkerError, WorkerErrorKind
-from router.request.explain import Asked
-from router.request.kserve import Target
-from router.request.paths import OTHER, Path
-from router.request.prompts import Prompt
-from router.request.quotas import priority_within
-from router.request.request import InferenceRequest, Whose
-from router.request.service import Service
-from router.server.messages import Answer, Request, error_response
-from router.upstream.meter import Meter
-from router.upstream.reply import (
+from router.http.errors import ClientError, WorkerError, WorkerErrorKind
+from router.http.messages import Answer, Request, error_response
+from router.http.reply import (
     RETRYABLE_STATUSES,
     Header,
     Outcome,
@@ -45,6 +35,16 @@ from router.upstream.reply import (
     Timeouts,
     UpstreamRequest,
 )
+from router.picker.exchange import Exchange, Placement, Reply
+from router.record.explain import Asked
+from router.record.request_record import Attempt
+from router.request.kserve import Target
+from router.request.paths import OTHER, Path
+from router.request.prompts import Prompt
+from router.request.quotas import priority_within
+from router.request.request import InferenceRequest, Whose
+from router.request.service import Service
+from router.upstream.meter import Meter
 
 TOO_LATE = "decision_timeout"
 # Before a decision's time is over, who waits for a worker is told so, with how long to stay away.

@@ -19,6 +19,9 @@ import msgspec
 from grpc import aio
 
 from router.config.schema import Config
+from router.http.messages import REFUSALS, Answer, Request, Response, error_response
+from router.http.parser import Head, RefusedError, head_of
+from router.http.reply import Header
 from router.picker.exchange import Exchange
 from router.picker.messages import PROCESS, SERVICE, TEST_CHOICE, endpoints_of
 from router.picker.picked import (
@@ -37,9 +40,6 @@ from router.request.service import Service
 from router.server.client_port import ClientPort
 from router.server.grpc_listener import GrpcListener, Peer, Place, serves
 from router.server.kserve_port import KservePort
-from router.server.messages import REFUSALS, Answer, Request, Response, error_response
-from router.server.parser import Head, RefusedError, head_of
-from router.upstream.reply import Header
 
 _SERVICES = frozenset({"", SERVICE, "readiness", "inference-extension"})
 _LIVENESS = "liveness"

@@ -1,9 +1,10 @@
-"""What a running router writes down, so that it can be played again.
+"""What a running router writes down of its requests, so that it can be explained and played again.
 
-Owns: the request log (one line a request, for replays; in a file or in `parts`) and the recording
-of facts (for checks).
-Gives: `request_log.RequestLog`, `recorder.FactRecorder`; formats: `request_line`, `facts`;
+Owns: the account of a request; the access log, the request log (one line a request, for replays; in
+a file or in `parts`), the explanation of a choice, spans, and the recording of facts (for checks).
+Gives: `request_record.RequestRecord`, `request_log.RequestLog`, `explain.explanation`,
+`trace.Tracer`, `trace_export.exporter`, `recorder.FactRecorder`; formats: `request_line`, `facts`;
 `facts.Player`, which plays a recording to a fresh core and says where it decides otherwise.
-Never imports: aiohttp, zmq.
-Start reading at: `request_line.py`.
+Never imports: aiohttp, zmq; OpenTelemetry only where `trace_export.exporter` is asked for it.
+Start reading at: `request_record.py`, then `request_line.py`.
 """

@@ -25,6 +25,7 @@ from router.core.actions import regret_hit_tokens, regret_s
 from router.core.core import RouterCore
 from router.core.settings import NO_LIMIT
 from router.record.access_log import ms_since
+from router.record.explain import everything
 from router.record.log_files import (
     LineFile,
     LineSink,
@@ -44,7 +45,6 @@ from router.record.request_line import (
 )
 from router.record.request_record import CLIENT_LEFT, RequestRecord
 from router.record.salt import Salt, salt_beside
-from router.request.explain import everything
 
 _NAME, _KEY = "request log", "request_log"
 _NO_CHAIN: Hashes = np.zeros(0, dtype=np.uint64)

@@ -13,9 +13,9 @@ from typing import Literal
 
 from policies.facts import Arrival
 from router.core.actions import Decision, Dispatch, regret_hit_tokens, regret_s
-from router.request.errors import ClientError, WorkerError
-from router.tracing.trace import Trace
-from router.upstream.reply import Outcome, Usage
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Outcome, Usage
+from router.record.trace import Trace
 
 CLIENT_LEFT = 499  # the status of an answer that nobody waited for
 DEADLINE = "deadline_exceeded"  # the code of an end by the client's deadline

@@ -25,21 +25,10 @@ import msgspec
 from kvkernels import AnswerDue, body_fields
 from router.core.actions import Reject
 from router.fleet.member import Member
-from router.record.request_record import DEADLINE, Attempt
-from router.request.denials import denies_model
-from router.request.errors import ClientError, WorkerError
-from router.request.explain import EXPLAIN_HEADER
-from router.request.kserve_http import last_event, says_busy, says_unreadable
-from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
-from router.request.quotas import told_on
-from router.request.request import InferenceRequest, Whose
-from router.request.scan import LONG_BYTES, Tokens
-from router.server.messages import Answer, Response, error_response
-from router.upstream.client_reply import ClientReply, CollectedReply, Reply, upstream_request
-from router.upstream.http1 import Body, follow
-from router.upstream.migration.plan import MOVABLE
-from router.upstream.migration.stream import Migrations, Stream
-from router.upstream.reply import (
+from router.http.errors import ClientError, WorkerError
+from router.http.framing import Body, follow
+from router.http.messages import Answer, Response, error_response
+from router.http.reply import (
     HeldReply,
     Outcome,
     RelayLimits,
@@ -49,6 +38,17 @@ from router.upstream.reply import (
     Timeouts,
     UpstreamRequest,
 )
+from router.record.explain import EXPLAIN_HEADER
+from router.record.request_record import DEADLINE, Attempt
+from router.request.denials import denies_model
+from router.request.kserve_http import last_event, says_busy, says_unreadable
+from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
+from router.request.quotas import told_on
+from router.request.request import InferenceRequest, Whose
+from router.request.scan import LONG_BYTES, Tokens
+from router.upstream.client_reply import ClientReply, CollectedReply, Reply, upstream_request
+from router.upstream.migration.plan import MOVABLE
+from router.upstream.migration.stream import Migrations, Stream
 
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
 CODE = DEADLINE

@@ -9,16 +9,16 @@ from types import TracebackType
 from policies.facts import Arrival
 from router.core.actions import Dispatch
 from router.fleet.member import Member
+from router.http.messages import Request
+from router.http.reply import Header, Outcome, ReplyHead, Sends, Usage
+from router.record.explain import Asked
 from router.record.request_record import Attempt
-from router.request.explain import Asked
 from router.request.kserve_grpc import STATUS_OF, GrpcTarget, answer_usage
 from router.request.kserve_http import BROKEN, LATE
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
 from router.request.service import Service
-from router.server.messages import Request
 from router.upstream.grpc_upstream import grpc_error
-from router.upstream.reply import Header, Outcome, ReplyHead, Sends, Usage
 
 Named = tuple[str, str | None, str]  # a request: model, tenant, its client's id
 

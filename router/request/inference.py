@@ -8,10 +8,11 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from policies.facts import Arrival
+from router.http.errors import ClientError
+from router.http.messages import Answer, Request
 from router.keys.key_file import KeyTerms
+from router.record.explain import EXPLAIN_HEADER, Asked
 from router.request.attempts import Attempts, Deadlines, cohort
-from router.request.errors import ClientError
-from router.request.explain import EXPLAIN_HEADER, Asked
 from router.request.kserve import Target
 from router.request.kserve_http import target_of
 from router.request.legs import check_no_override, splits
@@ -21,7 +22,6 @@ from router.request.quotas import Tenants, check_model, priority_within, salt_of
 from router.request.request import InferenceRequest
 from router.request.scan import LONG_BYTES, ScanLimits, Scanned
 from router.request.service import Service
-from router.server.messages import Answer, Request
 
 _HEADER = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})

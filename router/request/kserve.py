@@ -22,9 +22,9 @@ import xxhash
 
 from engine.wire.events import WireError
 from engine.wire.tensors import MAX_RANK, TEXT, Buffer, Tensor, numbers, texts
+from router.http.reply import Usage
 from router.request.paths import Path
 from router.request.scan import ScanLimits, Scanned, Sequenced, Tokens
-from router.upstream.reply import Usage
 
 Parameters = Mapping[str, Any]
 

@@ -20,7 +20,8 @@ from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
 from engine.wire.tensors import MAX_RANK, Buffer, Tensor
-from router.request.errors import ClientError, WorkerError
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Usage
 from router.request.kserve import (
     MAX_INPUTS,
     MAX_KEY_CHARS,
@@ -38,7 +39,6 @@ from router.request.kserve_http import NO_SUCH_MEMORY, unknown_model
 from router.request.paths import KSERVE_GRPC
 from router.request.protobuf import message_classes
 from router.request.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
-from router.upstream.reply import Usage
 
 SERVICE = "inference.GRPCInferenceService"
 MAX_FIELDS = 4_096  # of a long message, at its top

@@ -31,7 +31,8 @@ from engine.wire.tensors import (
     json_bytes,
     listed,
 )
-from router.request.errors import ClientError
+from router.http.errors import ClientError
+from router.http.reply import Usage
 from router.request.kserve import (
     MAX_INPUTS,
     MAX_TEXT_BYTES,
@@ -48,7 +49,6 @@ from router.request.kserve import (
 )
 from router.request.paths import KSERVE
 from router.request.scan import ScanLimits, Scanned, Sequenced
-from router.upstream.reply import Usage
 
 PREFIX = "/v2"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read

@@ -11,13 +11,13 @@ from hashlib import sha256
 
 import msgspec
 
+from router.http.addresses import Network, trusts
+from router.http.errors import ClientError
+from router.http.messages import Request
+from router.http.reply import Outcome, UpstreamRequest
 from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key, KeyRing
 from router.keys.quota import Exhausted
-from router.request.errors import ClientError
-from router.server.messages import Request
-from router.server.server import Network, trusts
-from router.upstream.reply import Outcome, UpstreamRequest
 
 ANTHROPIC_HEADER = "x-api-key"  # where Anthropic's clients put a key
 

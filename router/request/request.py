@@ -14,14 +14,13 @@ from policies.facts import Arrival, Role
 from router.core.actions import Dispatch, Reject
 from router.core.retries import NO_MODEL
 from router.fleet.member import Member
+from router.http.errors import ClientError, WorkerError
+from router.http.messages import Answer, Request, Response
+from router.http.reply import Header, Outcome, Sends, Usage
 from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key
 from router.keys.quota import Grant
-from router.record.logs import about
-from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
-from router.request.dispatcher import Ticket
-from router.request.errors import ClientError, WorkerError
-from router.request.explain import (
+from router.record.explain import (
     EXPLAIN_HEADER,
     HELD_CODES,
     HELD_HEADER,
@@ -31,6 +30,9 @@ from router.request.explain import (
     explanation_line,
     refusal_line,
 )
+from router.record.logs import about
+from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
+from router.request.dispatcher import Ticket
 from router.request.kserve import Target
 from router.request.kserve_http import answer_usage
 from router.request.legs import PREFILLER, SIDECAR
@@ -38,9 +40,7 @@ from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
-from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply, Reply
-from router.upstream.reply import Header, Outcome, Sends, Usage
 
 _DRAINING = "draining"  # a rejection's code
 _TRACE = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from kvkernels import body_fields, json_items, json_text, token_ids
 from policies.contract import record
 from router.config.keys import json_words
-from router.request.errors import ClientError
+from router.http.errors import ClientError
 
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64]  # int64 where an id is beyond int32
 Message = dict[str, Any]

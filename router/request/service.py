@@ -11,18 +11,18 @@ from typing import Any
 
 from router.core.workers import HalfMissing, serves
 from router.fleet.manager import FleetManager
+from router.http.messages import Request
 from router.keys.tenant_counts import TenantCounts
 from router.metrics.registry import RouterMetrics
 from router.record.access_log import AccessLog
 from router.record.request_log import RequestLog
 from router.record.request_record import LatestAttempts, RequestRecord
+from router.record.trace import Tracer
+from router.record.trace_export import Exporter
 from router.request.dispatcher import Dispatcher
 from router.request.kserve import Roles, overridden
 from router.request.kserve_http import Sequences
 from router.request.prompts import TokenCheck
-from router.server.messages import Request
-from router.tracing.export import Exporter
-from router.tracing.trace import Tracer
 
 ID_HEADER = "x-request-id"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")

@@ -31,7 +31,7 @@ from typing import Protocol
 import msgspec
 
 from policies.facts import Role
-from router.restart.sockets import close_all
+from router.server.sockets import close_all
 
 HELLO = b"warmroute takeover 1\n"
 SERVING = b"serving\n"

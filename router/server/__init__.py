@@ -1,7 +1,7 @@
-"""The HTTP server of both ports: listening, one strict reading of requests, limits, refusals, TLS.
+"""The HTTP server of both ports: listening, limits, slow clients, and who answers which path.
 
-Owns: both ports' sockets, limits of connections, slow clients, the parser, private headers.
-Gives: `server.HttpServer`, `listener`, `client_port.ClientPort`, `messages.Request`, `Response`.
+Owns: both ports' sockets, limits of connections, slow clients, private headers.
+Gives: `server.HttpServer`, `listener`, `client_port.ClientPort`.
 Never imports: policies, router.core.
-Start reading at: `server.py`, then `parser.py`.
+Start reading at: `server.py`, then `client_port.py`.
 """

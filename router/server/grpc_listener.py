@@ -16,10 +16,10 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
-from router.config.schema import Config, Tls
+from router.config.schema import Config
+from router.http.tls import Tls, TlsError, pem, server_tls
 from router.request.protobuf import message_classes
 from router.request.service import Service
-from router.server.tls import TlsError, pem, server_tls
 
 _HEALTH = "grpc.health.v1.Health"
 _WATCH_S = 0.5  # between two looks of a health watch

@@ -20,8 +20,15 @@ import grpc
 from grpc import aio
 
 from router.config.schema import Config
+from router.http.errors import ClientError, WorkerError
+from router.http.messages import Answer, Request, Response, error_response
+from router.http.parser import Fields, Head
+from router.http.reply import (
+    Header,
+    Timeouts,
+    UpstreamRequest,
+)
 from router.record.request_record import DEADLINE
-from router.request.errors import ClientError, WorkerError
 from router.request.grpc_request import GrpcInference, GrpcReply, Named
 from router.request.inference import Inference
 from router.request.kserve_grpc import (
@@ -41,15 +48,8 @@ from router.request.service import Service
 from router.server.client_port import answered
 from router.server.grpc_listener import GrpcListener, Peer, Place, serves
 from router.server.kserve_port import KservePort
-from router.server.messages import Answer, Request, Response, error_response
-from router.server.parser import Fields, Head
 from router.upstream.client_reply import CollectedReply
 from router.upstream.grpc_upstream import STREAM
-from router.upstream.reply import (
-    Header,
-    Timeouts,
-    UpstreamRequest,
-)
 
 _AT_ONCE = 1_024  # requests of one stream that are under way; then no more of it is read
 _MESSAGE_CHARS = 4_096  # of a refusal

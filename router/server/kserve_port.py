@@ -20,12 +20,12 @@ import msgspec
 from engine.wire.events import WireError
 from router.fleet.engines.adapter import MAX_METRICS_BYTES, Reply, ask
 from router.fleet.member import Member
+from router.http.errors import ClientError
+from router.http.messages import Request, Response, json_response
 from router.keys.key_file import KeyTerms
-from router.request.errors import ClientError
 from router.request.kserve_http import PREFIX, is_kserve, unknown_model
 from router.request.quotas import Tenants, check_model
 from router.request.service import Service
-from router.server.messages import Request, Response, json_response
 
 _ASKED_S = 5.0  # a server's answer may take
 _LOAD_S = 1_800.0  # the same of a model that is loaded

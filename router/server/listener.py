@@ -11,11 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from ipaddress import ip_network
 
-from router.config.schema import Config, Tls
-from router.restart.sockets import cannot_listen
-from router.server.parser import RequestLimits
+from router.config.schema import Config
+from router.http.parser import RequestLimits
+from router.http.tls import Tls, TlsError, renew, server_tls
 from router.server.server import Application, HttpServer, ServerTerms
-from router.server.tls import TlsError, renew, server_tls
+from router.server.sockets import cannot_listen
 
 log = logging.getLogger(__name__)
 

@@ -16,15 +16,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import formatdate
 from fcntl import ioctl
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import Any, Protocol, cast
 
-from router.server.messages import REFUSALS, Answer, Request, Response
-from router.server.parser import RequestLimits, RequestReader, Whole
+from router.http.addresses import Network, counted_as, trusts
+from router.http.messages import REFUSALS, Answer, Request, Response
+from router.http.parser import RequestLimits, RequestReader, Whole
 
 log = logging.getLogger(__name__)
-
-Network = IPv4Network | IPv6Network
 
 LOOK_S = 0.5  # between two looks for who is late
 CLOSING_S = 30.0  # for a client to take the rest of the last answer
@@ -601,32 +599,6 @@ class Connection(asyncio.Protocol):
         if self._held_up and transport is not None and not transport.is_closing():
             self._held_up = False
             transport.resume_reading()
-
-
-def address_of(host: str) -> IPv4Address | IPv6Address | None:
-    """A peer's address; None for what is none, as of a Unix socket.
-
-    A socket that listens on "::" shows IPv4 peers as IPv6: those are given as IPv4.
-    """
-    try:
-        address = ip_address(host.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(address, "ipv4_mapped", None) or address
-
-
-def trusts(networks: tuple[Network, ...], host: str) -> bool:
-    """Whether the peer's address lies in one of `networks`."""
-    address = address_of(host) if networks else None
-    return address is not None and any(address in network for network in networks)
-
-
-def counted_as(host: str) -> str:
-    """What connections of one client are counted under: an IPv6 client has a /64 of addresses."""
-    address = address_of(host)
-    if isinstance(address, IPv6Address):
-        return str(IPv6Network((address, 64), strict=False))
-    return host if address is None else str(address)
 
 
 def _counted(server: HttpServer) -> type[ssl.SSLObject]:

@@ -17,10 +17,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import kvkernels
-from router.server.messages import Request
-from router.tracing.trace import TRACEPARENT, TRACESTATE
-from router.upstream.http1 import end_to_end, parse_head
-from router.upstream.reply import (
+from router.http.framing import end_to_end, parse_head
+from router.http.messages import Request
+from router.http.reply import (
     Framing,
     Header,
     HeldReply,
@@ -28,10 +27,11 @@ from router.upstream.reply import (
     ReplySink,
     UpstreamRequest,
 )
+from router.record.trace import TRACEPARENT, TRACESTATE
 
 if TYPE_CHECKING:
     from kvkernels import AnswerDue
-    from router.tracing.trace import Trace
+    from router.record.trace import Trace
 
 KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
 RANK_HEADER = b"x-data-parallel-rank"  # vLLM from 0.14, SGLang

@@ -11,11 +11,9 @@ from typing import Protocol, cast
 
 import kvkernels
 from engine.wire.tensors import LENGTH_HEADER
-from router.request.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
-from router.upstream.client_reply import CollectedReply
-from router.upstream.http1 import Body, follow, parse_head, request_head
-from router.upstream.meter import Meter
-from router.upstream.reply import (
+from router.http.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
+from router.http.framing import Body, follow, parse_head, request_head
+from router.http.reply import (
     DENIAL_STATUSES,
     RETRYABLE_STATUSES,
     Framing,
@@ -28,6 +26,8 @@ from router.upstream.reply import (
     Timeouts,
     UpstreamRequest,
 )
+from router.upstream.client_reply import CollectedReply
+from router.upstream.meter import Meter
 
 
 class Deadline:

@@ -17,12 +17,8 @@ import grpc
 import msgspec
 from grpc import aio
 
-from router.config.schema import WorkerTls
-from router.request.errors import ClientError, WorkerError, WorkerErrorKind
-from router.request.kserve_grpc import SERVICE, has_outputs, http_status, stream_failure
-from router.request.kserve_http import says_busy
-from router.server.tls import pem
-from router.upstream.reply import (
+from router.http.errors import ClientError, WorkerError, WorkerErrorKind
+from router.http.reply import (
     RETRYABLE_STATUSES,
     Framing,
     Header,
@@ -35,6 +31,9 @@ from router.upstream.reply import (
     Timeouts,
     UpstreamRequest,
 )
+from router.http.tls import WorkerTls, pem
+from router.request.kserve_grpc import SERVICE, has_outputs, http_status, stream_failure
+from router.request.kserve_http import says_busy
 
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 CODE_HEADER, MESSAGE_HEADER = b"grpc-status", b"grpc-message"

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from router.upstream.reply import Usage
+from router.http.reply import Usage
 
 # Quotes inside JSON strings are escaped, so this can only be a key; `"usage": null`, which
 # engines put on every event but the last, does not match.

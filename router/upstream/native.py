@@ -11,12 +11,9 @@ from functools import partial
 from typing import Any, Literal, cast
 
 import kvkernels
-from router.request.errors import ClientError, WorkerError, WorkerErrorKind
-from router.upstream.client_reply import ClientSocket, CollectedReply, reply_for_thread
-from router.upstream.fallback import Upstream
-from router.upstream.http1 import parse_head, request_head
-from router.upstream.meter import usage_in
-from router.upstream.reply import (
+from router.http.errors import ClientError, WorkerError, WorkerErrorKind
+from router.http.framing import parse_head, request_head
+from router.http.reply import (
     HeldReply,
     Outcome,
     RelayLimits,
@@ -24,6 +21,9 @@ from router.upstream.reply import (
     Timeouts,
     UpstreamRequest,
 )
+from router.upstream.client_reply import ClientSocket, CollectedReply, reply_for_thread
+from router.upstream.fallback import Upstream
+from router.upstream.meter import usage_in
 
 _NO_CLIENT = -1  # in place of a socket
 _KEPT_S = 10.0

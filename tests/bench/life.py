@@ -25,6 +25,9 @@ from router.cli.process import settle
 from router.core.core import RouterCore
 from router.core.settings import CoreSettings
 from router.fleet.manager import FleetManager
+from router.http.framing import request_head
+from router.http.messages import Request
+from router.http.reply import Outcome, UpstreamRequest, Usage
 from router.metrics.registry import RouterMetrics
 from router.request.dispatcher import Dispatcher
 from router.request.paths import PATHS
@@ -32,9 +35,6 @@ from router.request.prompts import PromptReader, TokenCheck
 from router.request.request import InferenceRequest
 from router.request.scan import ScanLimits
 from router.request.service import Service
-from router.server.messages import Request
-from router.upstream.http1 import request_head
-from router.upstream.reply import Outcome, UpstreamRequest, Usage
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.route import done
 

@@ -26,12 +26,12 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from router.http.messages import Answer, Request
+from router.http.reply import Timeouts
 from router.request.scan import scan
-from router.server.messages import Answer, Request
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from router.upstream.reply import Timeouts
 from tests.server.support import behind
 
 EVENT = b"data: " + b"x" * 192 + b"\n\n"

@@ -20,12 +20,12 @@ import numpy as np
 
 from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
+from router.http.reply import Outcome, Usage
 from router.record.log_files import LogFile
 from router.record.request_line import Header
 from router.record.request_log import LineMaker, RequestLog, RequestSink
 from router.record.request_record import Attempt, RequestRecord
 from router.record.salt import SALT_BYTES, Salt
-from router.upstream.reply import Outcome, Usage
 
 BLOCKS = 2_048
 SALT = Salt(bytes(SALT_BYTES))

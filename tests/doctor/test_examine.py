@@ -16,7 +16,7 @@ from router.cli.main import main
 from router.doctor.examine import Options, examine
 from router.doctor.probe import ProbeLimits, check_allowed
 from router.doctor.report import DoctorError
-from router.server.tls import server_tls
+from router.http.tls import server_tls
 from tests.doctor.pools import config
 from tests.engine.harness import eventually, running
 from tests.router.engine_pages import CUT, HANGS, Pages, engine

@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from grafana.panels_fleet import STATES
 from grafana.panels_kv import FLOW, LOST, SYNC
 from grafana.panels_slo import POLICY_FAULTS, REJECTIONS
-from router.request.errors import WorkerErrorKind
+from router.http.errors import WorkerErrorKind
 from tests.frozen import freeze
 from tests.grafana.monitoring import exposition, lively, tokenizing
 from tests.live.stack import MODEL, engine_arguments, running, until

@@ -11,7 +11,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.server.tls import server_tls
+from router.http.tls import server_tls
 from simulator.live.processes import Programs
 from tests.live.crowd import Crowd, crowding
 from tests.live.stack import engine_arguments, until

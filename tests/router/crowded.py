@@ -18,11 +18,11 @@ from router.config.schema import Config, Intervals, Limits
 from router.config.worker_spec import parse_worker_spec
 from router.core.actions import Reject
 from router.fleet.recognize import Recognized
-from router.request.errors import WorkerError
+from router.http.errors import WorkerError
+from router.http.messages import Request
+from router.http.reply import Outcome, Usage
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
-from router.server.messages import Request
-from router.upstream.reply import Outcome, Usage
 from tests.router.fleet_support import admin_port
 
 BLOCK = 16

@@ -14,8 +14,8 @@ import zmq.asyncio
 from router.assembly import Router
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager
+from router.http.reply import RelayLimits
 from router.server.listener import AdminListener
-from router.upstream.reply import RelayLimits
 
 
 @asynccontextmanager

@@ -10,13 +10,13 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from policies.facts import Arrival
+from router.http.messages import Answer, Request, Response
+from router.http.reply import Outcome, Timeouts
 from router.metrics.requests import MigrationMetrics
 from router.request.attempts import passed_on
-from router.server.messages import Answer, Request, Response
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.migration.stream import Migrations, MigrationTerms
-from router.upstream.reply import Outcome, Timeouts
 from tests.router.relay_support import Script, served, upstreams_to, worker
 
 TOTAL = 5

@@ -12,11 +12,11 @@ import msgspec
 from policies.contract import Hashes
 from policies.facts import Arrival
 from router.core.actions import Candidate, Decision, Dispatch, Stage
+from router.http.reply import Outcome, Usage
 from router.record.request_line import Header, RequestLine
 from router.record.request_log import RequestLog, request_log_file
 from router.record.request_record import Attempt, RequestRecord
 from router.record.salt import salt_beside
-from router.upstream.reply import Outcome, Usage
 from tests.router.core_world import chain_of
 
 CHAIN = chain_of([1, 2, 3])

@@ -12,12 +12,12 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 from kvkernels import AnswerDue
-from router.request.errors import WorkerError
-from router.server.messages import Answer, Handler, Request, error_response
+from router.http.errors import WorkerError
+from router.http.messages import Answer, Handler, Request, error_response
+from router.http.reply import Outcome, RelayLimits, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from router.upstream.reply import Outcome, RelayLimits, Timeouts
 from tests.router.waiting import DEADLINE_S, until
 from tests.server.support import LIMITS, behind
 

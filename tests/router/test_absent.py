@@ -9,9 +9,9 @@ import pytest
 
 from policies.facts import Failure
 from router.core.actions import Dispatch, Reject
+from router.http.reply import Framing, Outcome, ReplyHead
 from router.request.attempts import Sieve, says_absent
 from router.upstream.client_reply import CollectedReply
-from router.upstream.reply import Framing, Outcome, ReplyHead
 from tests.router.core_world import World
 
 OURS = b'{"error":{"message":"no such path: /x","type":"NotFoundError","param":null,"code":404}}'

@@ -28,7 +28,7 @@ from router.core.actions import (
 from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
 from router.core.guard import PolicyFaultError
-from router.request.explain import everything, explanation, explanation_line
+from router.record.explain import everything, explanation, explanation_line
 from tests.policies.fleet import fleet_of, request_of
 from tests.router.core_world import World
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from router.request.errors import ClientError, WorkerError, error_body, error_type
+from router.http.errors import ClientError, WorkerError, error_body, error_type
 
 
 def test_a_client_error_has_openais_shape() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.errors import ClientError, WorkerError
-from router.upstream.http1 import (
+from router.http.errors import ClientError, WorkerError
+from router.http.framing import (
     ChunkedBody,
     CloseBody,
     LengthBody,
@@ -18,7 +18,7 @@ from router.upstream.http1 import (
     parse_head,
     request_head,
 )
-from router.upstream.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
+from router.http.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
 from tests.router.property_support import cut, patient
 
 LIMITS = RelayLimits()

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.http.reply import Usage
 from router.upstream.meter import Meter
-from router.upstream.reply import Usage
 from tests.router.property_support import cut, patient
 
 CUTS = st.lists(st.integers(0, 10_000), max_size=30)

@@ -13,13 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kvkernels
-from router.request.errors import WorkerError
-from router.server.messages import Request
+from router.http.errors import WorkerError
+from router.http.messages import Request
+from router.http.reply import RelayLimits, Terms, Timeouts, Usage
 from router.upstream.client_reply import ClientReply
 from router.upstream.fallback import Connection, Exchange
 from router.upstream.meter import usage_in
 from router.upstream.native import NativeRelay, pool_of
-from router.upstream.reply import RelayLimits, Terms, Timeouts, Usage
 from tests.router.property_support import Wire, cut, patient
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")

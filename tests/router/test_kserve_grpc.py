@@ -18,8 +18,9 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import RETRYABLE_STATUSES, Usage
 from router.request import kserve_grpc
-from router.request.errors import ClientError, WorkerError
 from router.request.kserve import MAX_INPUTS, MAX_KEY_CHARS, Content, Roles, Sequenced
 from router.request.kserve_grpc import (
     MAX_READ_BYTES,
@@ -39,7 +40,6 @@ from router.request.kserve_grpc import (
 from router.request.kserve_http import infer_content as http_content
 from router.request.kserve_http import is_kserve
 from router.request.scan import LONG_BYTES, ScanLimits
-from router.upstream.reply import RETRYABLE_STATUSES, Usage
 from tests.effort import QUICK
 
 ROLES = Roles(
@@ -627,7 +627,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 # Protobuf makes up to 40 bytes of one: each is read by a process of its own, which tells its peak.
 HOSTILE = """
 import resource, sys
-from router.request.errors import ClientError
+from router.http.errors import ClientError
 from router.request.kserve import Roles
 from router.request.kserve_grpc import infer_content, target_of
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.errors import ClientError
+from router.http.errors import ClientError
 from router.request.kserve import MAX_INPUTS, Roles
 from router.request.kserve_http import (
     LENGTH_HEADER,

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.tensors import Tensor
+from router.http.reply import Usage
 from router.request.kserve import USAGE_OUTPUTS, usage_of
 from router.request.kserve_http import answer_usage
 from router.upstream.meter import Meter
-from router.upstream.reply import Usage
 from tests.effort import examples
 
 SIZE = 32

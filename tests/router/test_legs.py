@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.errors import ClientError, WorkerError
+from router.http.errors import ClientError, WorkerError
 from router.request.legs import (
     PARAMS,
     TRANSFER_FIELDS,

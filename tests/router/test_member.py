@@ -26,8 +26,8 @@ from router.fleet.engines.adapter import RankLoad, UnrecognizedError
 from router.fleet.manager import DuplicateWorkerError, FleetManager, reconcile
 from router.fleet.recognize import Recognized, with_thresholds
 from router.fleet.wanted import WantedWorker
+from router.http.reply import RelayLimits
 from router.upstream.fallback import Upstream
-from router.upstream.reply import RelayLimits
 from tests.router.waiting import until
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "admin.md"

@@ -18,8 +18,8 @@ from router.assembly import Router
 from router.config.schema import Config
 from router.config.worker_spec import parse_worker_spec
 from router.core.actions import Dispatch
-from router.request.errors import ClientError, WorkerError
-from router.upstream.reply import Outcome, Usage
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Outcome, Usage
 from tests.router.core_world import BLOCK, chain_of, stored
 
 

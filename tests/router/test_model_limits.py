@@ -12,7 +12,7 @@ from policies.facts import Failure, Finish, FirstToken, Tick, WorkerChange
 from router.core.actions import Action, Cancel, Dispatch, Hold, Reject
 from router.core.admission import ModelLimit, model_limits
 from router.core.chooser import Withheld
-from router.request.explain import withheld
+from router.record.explain import withheld
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World
 from tests.router.random_world import MODELS, RandomWorld

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from policies.facts import Finish
+from router.http.reply import Outcome, Usage
 from router.request.request import is_own_hit
-from router.upstream.reply import Outcome, Usage
 from tests.router.crowded import crowd
 
 

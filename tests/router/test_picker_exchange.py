@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.http.reply import Header
 from router.picker import messages
 from router.picker.exchange import PIECE_BYTES, Exchange, Placement
 from router.picker.messages import DESTINATION, Answer, Mode, Request
-from router.upstream.reply import Header
 from tests.effort import examples
 
 LIMIT = 1 << 20

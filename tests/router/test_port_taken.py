@@ -8,7 +8,7 @@ import socket
 import pytest
 import uvloop
 
-from router.restart.sockets import cannot_listen, listening_at
+from router.server.sockets import cannot_listen, listening_at
 
 SAYS = "address already in use: stop what listens there, or choose another port"
 

@@ -16,7 +16,7 @@ from policies.facts import Probed
 from router.config.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager
-from router.upstream.reply import RelayLimits
+from router.http.reply import RelayLimits
 from tests.router.engine_pages import HANGS, MODELS, engine
 from tests.router.waiting import until
 

@@ -18,7 +18,7 @@ from engine.wire.tokens import Chat, PromptError, WordTokenizer
 from kvkernels import EventBatch, chain_hashes, chain_seed
 from policies.facts import Stored
 from router.core.kv_events import WireEvents, chain_of
-from router.request.errors import ClientError
+from router.http.errors import ClientError
 from router.request.paths import PATHS
 from router.request.prompts import Prompt
 from router.request.scan import ScanLimits, Scanned

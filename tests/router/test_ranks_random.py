@@ -15,7 +15,7 @@ from router.config.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, FleetTerms
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
-from router.upstream.reply import RelayLimits
+from router.http.reply import RelayLimits
 from tests.effort import examples
 
 SLOTS = 64

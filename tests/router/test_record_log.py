@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from policies.facts import Arrival
+from router.http.errors import ClientError, WorkerError
 from router.record.request_line import hashes_of
 from router.record.request_log import RequestLog
-from router.request.errors import ClientError, WorkerError
 from tests.router.record_log_support import (
     CHAIN,
     SIZE,

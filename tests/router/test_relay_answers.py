@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvkernels import AnswerDue
-from router.upstream.reply import Outcome, RelayLimits, Timeouts
+from router.http.reply import Outcome, RelayLimits, Timeouts
 from tests.router.answer_bodies import (
     BAD_STREAMS,
     BAD_WHOLE,

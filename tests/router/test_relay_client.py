@@ -6,9 +6,9 @@ import asyncio
 
 import pytest
 
-from router.server.messages import Answer, Request, Response
+from router.http.messages import Answer, Request, Response
+from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply, upstream_request
-from router.upstream.reply import Framing, ReplyHead
 from tests.router.relay_support import (
     EVENT,
     STREAM,

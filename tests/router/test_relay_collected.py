@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 
+from router.http.reply import Outcome, Timeouts, UpstreamRequest, Usage
 from router.upstream.client_reply import CollectedReply
-from router.upstream.reply import Outcome, Timeouts, UpstreamRequest, Usage
 from tests.router.relay_support import WorkerCall, chunked, relay, until, worker
 
 pytestmark = pytest.mark.usefixtures("both_paths")

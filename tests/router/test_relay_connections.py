@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from router.request.errors import ClientError
+from router.http.errors import ClientError
+from router.http.reply import RelayLimits, Timeouts, UpstreamRequest
 from router.upstream.client_reply import ClientReply
 from router.upstream.fallback import Upstream
-from router.upstream.reply import RelayLimits, Timeouts, UpstreamRequest
 from tests.router.relay_support import (
     EVENT,
     OK,

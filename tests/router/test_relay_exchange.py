@@ -11,9 +11,9 @@ from typing import cast
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.errors import WorkerError
+from router.http.errors import WorkerError
+from router.http.reply import Outcome, RelayLimits, ReplyHead, ReplySink, Terms, Timeouts
 from router.upstream.fallback import Connection, Exchange
-from router.upstream.reply import Outcome, RelayLimits, ReplyHead, ReplySink, Terms, Timeouts
 from tests.router.property_support import Wire, cut, patient
 
 REPLIES = st.sampled_from(

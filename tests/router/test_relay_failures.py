@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from router.server.messages import Answer, Request
+from router.http.messages import Answer, Request
+from router.http.reply import RelayLimits, Timeouts, retry_after_s
 from router.upstream.client_reply import ClientReply, upstream_request
-from router.upstream.reply import RelayLimits, Timeouts, retry_after_s
 from tests.router.relay_support import (
     DEADLINE_S,
     EVENT,

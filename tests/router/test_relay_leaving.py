@@ -8,10 +8,10 @@ import threading
 
 import pytest
 
-from router.server.messages import Answer, Request
+from router.http.messages import Answer, Request
+from router.http.reply import Outcome, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.native import NativeRelay
-from router.upstream.reply import Outcome, Timeouts
 from tests.router import relay_support
 from tests.router.relay_support import EVENT, OK, STREAM, post, served, until, upstreams_to
 

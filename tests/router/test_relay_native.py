@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from router.server.messages import Answer, Request
+from router.http.messages import Answer, Request
+from router.http.reply import RelayLimits, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.native import NativeRelay, NativeUpstream
-from router.upstream.reply import RelayLimits, Timeouts
 from tests.router import relay_support
 from tests.router.relay_support import (
     EVENT,

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from router.upstream.reply import Outcome, RelayLimits, Timeouts, Usage
+from router.http.reply import Outcome, RelayLimits, Timeouts, Usage
 from tests.router.relay_support import (
     WorkerCall,
     ask,

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from router.request.errors import ClientError
-from router.upstream.reply import RelayLimits, ReplyHead, Timeouts, UpstreamRequest
+from router.http.errors import ClientError
+from router.http.reply import RelayLimits, ReplyHead, Timeouts, UpstreamRequest
 from tests.router.relay_support import (
     DEADLINE_S,
     STREAM,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.http.errors import ClientError
+from router.http.reply import Outcome, Timeouts, UpstreamRequest
 from router.request.attempts import ENVOY_HEADER, Deadlines, in_time, late_answer, ran_out
-from router.request.errors import ClientError
 from router.upstream.client_reply import ClientReply
-from router.upstream.reply import Outcome, Timeouts, UpstreamRequest
 
 OWN = "x-request-timeout-ms"
 

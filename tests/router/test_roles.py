@@ -26,7 +26,7 @@ from router.fleet.manager import FleetManager, RoleRefusedError, reconcile
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_role, with_thresholds
 from router.fleet.wanted import WantedWorker
-from router.upstream.reply import RelayLimits
+from router.http.reply import RelayLimits
 from tests.router.test_admin import admin
 from tests.router.waiting import until
 from tests.served_app import served_app

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.request.errors import ClientError
+from router.http.errors import ClientError
 from router.request.scan import ScanLimits, Scanned, scan
 from tests.router.property_support import patient
 

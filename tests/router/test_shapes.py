@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.request.errors import ClientError
+from router.http.errors import ClientError
 from router.request.paths import KSERVE_GRPC, OTHER, PATHS, lacking
 from router.request.scan import SHAPES, ScanLimits, Scanned
 from tests.router.property_support import patient

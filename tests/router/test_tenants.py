@@ -10,12 +10,12 @@ from typing import cast
 import pytest
 from multidict import CIMultiDict
 
+from router.http.errors import ClientError
+from router.http.messages import Request
+from router.http.reply import UpstreamRequest
 from router.keys.key_file import KeyFileError, KeyTerms, hash_of, read_keys
 from router.keys.key_ring import KeyRing
-from router.request.errors import ClientError
 from router.request.quotas import Tenants, told_on
-from router.server.messages import Request
-from router.upstream.reply import UpstreamRequest
 
 KEY = "sk-secret-of-blue"
 HASHED = f"sha256:{hash_of(KEY).hex()}"

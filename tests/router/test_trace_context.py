@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.config.schema import check_endpoint, traces_url
-from router.tracing.trace import Tracer, below_of, headers_of, read_context
+from router.record.trace import Tracer, below_of, headers_of, read_context
 from tests.effort import examples
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from router.http.messages import Answer, Handler, Request
+from router.http.parser import RequestLimits
 from router.server.client_port import ClientPort
-from router.server.messages import Answer, Handler, Request
-from router.server.parser import RequestLimits
 from router.server.server import HttpServer, ServerTerms
 
 LIMITS = RequestLimits(head_bytes=65_536, header_bytes=32_768, body_bytes=1 << 20)

@@ -8,10 +8,10 @@ import re
 
 import pytest
 
-from router.request.errors import ClientError
-from router.server.messages import Answer, Request, Response
+from router.http.errors import ClientError
+from router.http.messages import Answer, Request, Response
+from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
-from router.upstream.reply import Framing, ReplyHead
 from tests.live.hostile.corpus import BODY, coded, head, sized
 from tests.router.waiting import until
 from tests.server.support import LIMITS, behind, pieces

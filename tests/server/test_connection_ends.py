@@ -6,9 +6,9 @@ import asyncio
 import os
 from collections.abc import Awaitable, Callable
 
-from router.server.messages import Answer, Request
+from router.http.messages import Answer, Request
+from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
-from router.upstream.reply import Framing, ReplyHead
 from tests.live.hostile.corpus import BODY, sized
 from tests.router.waiting import until
 from tests.server.support import Behind, behind

@@ -7,7 +7,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from router.server.messages import Answer, Request, Response
+from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, PRIVATE, refused, served, sized
 from tests.server.support import behind, pieces
 

@@ -10,8 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvkernels import plain_head
-from router.server import parser
-from router.server.parser import PRIVATE, RefusedError
+from router.http import parser
+from router.http.parser import PRIVATE, RefusedError
 from tests.effort import examples
 from tests.live.hostile.corpus import refused, served
 

@@ -9,7 +9,7 @@ from functools import partialmethod
 
 import pytest
 
-from router.server.tls import server_tls, worker_tls
+from router.http.tls import server_tls, worker_tls
 from router.upstream.fallback import Upstream
 from tests.router import relay_support
 from tests.router.test_relay_client import *  # noqa: F403

@@ -10,7 +10,7 @@ from aiohttp.http_parser import HttpRequestParser
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.server.parser import RequestLimits, RequestReader, Whole
+from router.http.parser import RequestLimits, RequestReader, Whole
 from tests.effort import examples
 from tests.live.hostile.corpus import refused, served
 

@@ -9,7 +9,7 @@ from ipaddress import ip_network
 
 import pytest
 
-from router.server.messages import Answer, Request, Response
+from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, coded, head, sized
 from tests.router.waiting import until
 from tests.server.support import LIMITS, behind, pieces

@@ -9,7 +9,7 @@ import pytest
 
 from router.config.schema import Tls, WorkerTls
 from router.config.worker_spec import WorkerSpecError, parse_worker_spec
-from router.server.tls import TlsError, renew, server_tls, worker_tls
+from router.http.tls import TlsError, renew, server_tls, worker_tls
 from tests.server.certs import Authority
 
 

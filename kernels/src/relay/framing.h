@@ -1,5 +1,5 @@
 // Where a reply's body ends, found without copying it. No I/O; the twin is
-// `router/upstream/http1.py`.
+// `router/http/framing.py`.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
 // Heads of replies: the worker's read strictly, then written anew for the client. No I/O; the twin
-// is `router/upstream/http1.py`.
+// is `router/http/framing.py`.
 #pragma once
 
 #include <cstdint>

@@ -8,7 +8,7 @@
 
 namespace kv::relay {
 
-// The bounds of one worker's connections; `router/upstream/reply.py` says what each means.
+// The bounds of one worker's connections; `router/http/reply.py` says what each means.
 struct Limits {
   std::size_t max_connections = 4096;
   double idle_s = 30.0;
@@ -29,7 +29,7 @@ struct Timeouts {
   double client_s = 120.0;
 };
 
-// How one request failed; named as `router/request/errors.py` names it.
+// How one request failed; named as `router/http/errors.py` names it.
 enum class Fault : std::uint8_t {
   none,
   busy,

@@ -1,4 +1,4 @@
-// A client's head, read as strictly as `router/server/parser.py` does. No I/O.
+// A client's head, read as strictly as `router/http/parser.py` does. No I/O.
 #pragma once
 
 #include <cstdint>

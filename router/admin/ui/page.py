@@ -11,8 +11,8 @@ import hashlib
 from pathlib import Path
 
 from router.admin.ui.state import UiState
-from router.request.errors import ClientError
-from router.server.messages import Request, Response
+from router.http.errors import ClientError
+from router.http.messages import Request, Response
 
 _SCRIPTS = (
     "values",

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from router.request.errors import WorkerError
+from router.http.errors import WorkerError
 from router.upstream.migration.journal import (
     GIVEN_UP,
     SAYS_NOTHING,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 import kvkernels
-from router.request.errors import WorkerError
+from router.http.errors import WorkerError
 from router.upstream.migration.plan import Form, Plan
 
 

@@ -11,8 +11,9 @@ import numpy as np
 
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes, chain_seed
 from policies.facts import Arrival
+from router.http.errors import WorkerError
+from router.http.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
 from router.metrics.requests import MigrationMetrics
-from router.request.errors import WorkerError
 from router.request.scan import Tokens
 from router.request.service import Service
 from router.upstream.client_reply import ClientReply, LendingSink
@@ -28,7 +29,6 @@ from router.upstream.migration.plan import (
     to_completions,
     tokens_left,
 )
-from router.upstream.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
 
 MIGRATABLE_HEADER = b"x-warmroute-migratable"
 _MIGRATABLE_LINE = MIGRATABLE_HEADER + b": 1\r\n"

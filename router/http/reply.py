@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Protocol
 
 from kvkernels import AnswerDue
-from router.request.errors import ClientError, WorkerError, WorkerErrorKind
+from router.http.errors import ClientError, WorkerError, WorkerErrorKind
 
 Header = tuple[bytes, bytes]  # name and value as received, case kept
 

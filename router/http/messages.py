@@ -11,16 +11,31 @@ from urllib.parse import parse_qsl, unquote
 
 import msgspec
 
-from router.request.errors import ClientError, error_body, error_type
+from router.http.errors import ClientError, error_body, error_type
 
 if TYPE_CHECKING:
-    from router.server.parser import Head
-    from router.server.server import Connection
+    import asyncio
+
+    from router.http.parser import Head
 
 _REASONS = MappingProxyType({int(status): status.phrase for status in HTTPStatus})
 _BODYLESS = frozenset({204, 304})
 # What each answer of ours says, so that no browser takes it for a page.
 NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
+
+
+class Connection(Protocol):
+    """A client's connection, as the parts that answer its requests use it."""
+
+    host: str  # the peer's address; empty: it has none
+    transport: asyncio.Transport | None  # None: the client is gone
+    writing_paused: bool
+    # Asks for the socket back, while somebody else writes to it.
+    lent_to: Callable[[], object] | None
+
+    @property
+    def goes_on(self) -> bool: ...  # after the answer
+    async def drain(self) -> None: ...  # until the client has read
 
 
 class Request:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     from router.record.request_record import RequestRecord
-    from router.tracing.spans import SpanMaker
+    from router.record.spans import SpanMaker
 
 log = logging.getLogger(__name__)
 
@@ -107,7 +107,7 @@ def exporter(terms: Tracing) -> Exporter | None:
         return None
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    from router.tracing.spans import SpanMaker
+    from router.record.spans import SpanMaker
 
     url = traces_url(terms.endpoint)
     maker = SpanMaker(terms.service_name)

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable
 from typing import Protocol
 
-from router.request.errors import ClientError, WorkerError
-from router.upstream.reply import (
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import (
     EVENT_STREAM,
     Framing,
     Header,

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterable
 
 from policies.contract import record
-from router.server.messages import Request
-from router.upstream.reply import Header
+from router.http.messages import Request
+from router.http.reply import Header
 
 TRACEPARENT, TRACESTATE = b"traceparent", b"tracestate"
 SAMPLED = 1  # of the flags

@@ -4,8 +4,34 @@ from __future__ import annotations
 
 import ssl
 from pathlib import Path
+from typing import Annotated
 
-from router.config.schema import Tls, WorkerTls
+import msgspec
+from msgspec import Meta
+
+
+class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Files of one port's TLS; read anew on reload. Lifetime: until the next reload."""
+
+    cert: Annotated[
+        str | None, Meta(description="PEM file, own certificate and chain; none: no TLS")
+    ] = None
+    key: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
+    client_ca: Annotated[
+        str | None, Meta(description="PEM file; clients must show a certificate of one of these")
+    ] = None
+
+
+class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How https workers are believed. Lifetime: until the next reload."""
+
+    ca: Annotated[
+        str | None, Meta(description="PEM file, workers' authorities; none: the system's")
+    ] = None
+    cert: Annotated[
+        str | None, Meta(description="PEM file, certificate shown to workers; none: none shown")
+    ] = None
+    key: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
 
 
 class TlsError(ValueError):

@@ -23,11 +23,11 @@ from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
 from router.core.actions import regret_s
+from router.http.reply import Outcome
 from router.record.access_log import AccessLine, line_of, unix_offset_s
+from router.record.explain import HELD_CODES, explanation
 from router.record.request_record import Attempt, RequestRecord
-from router.request.explain import HELD_CODES, explanation
-from router.tracing.trace import Trace, span_id_of
-from router.upstream.reply import Outcome
+from router.record.trace import Trace, span_id_of
 
 _MAX_TRIES = 32  # shown of a request that migrates on and on: the others are counted only
 _HELD = "held"  # a decision's reason

@@ -1,0 +1,45 @@
+"""Packages stand on floors: how far that is true, which each change may only improve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tidy.floors import imports, package_graph, ringed, upward
+
+CHECKOUT = Path(__file__).parents[2]
+RINGED = {"router": 21, "engine": 2, "simulator": 3, "policies": 0}
+UPWARD = 63
+
+
+@pytest.mark.parametrize("root", RINGED)
+def test_no_more_packages_import_each_other_in_a_ring(root: str) -> None:
+    rings = ringed(package_graph(CHECKOUT, root))
+    assert len(rings) == RINGED[root], sorted(rings)
+
+
+def test_no_more_imports_run_upward() -> None:
+    found = upward(CHECKOUT)
+    assert len(found) == UPWARD, [f"{one.importer} -> {one.imported}" for one in found]
+
+
+def test_rings_and_imports_are_seen(tmp_path: Path) -> None:
+    package = tmp_path / "router"
+    for name, text in {
+        "__init__": "",
+        "a/__init__": "",
+        "a/one": "if TYPE_CHECKING:\n    from router.b.two import X",
+        "b/__init__": "",
+        "b/two": "def late():\n    import router.c.three",
+        "c/__init__": "",
+        "c/three": "from router.a import one",
+        "d": "from router.a.one import X\nfrom router.c import three",
+    }.items():
+        path = package / f"{name}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    graph = package_graph(tmp_path, "router")
+    assert ringed(graph) == {"router.a", "router.b", "router.c"}
+    assert graph["router.d"] == {"router.a", "router.c"}
+    assert len(list(imports(tmp_path, "router"))) == 5
