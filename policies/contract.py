@@ -91,7 +91,7 @@ class RequestView:
     session: str | None = None  # its tenant's: another one may use the same name
     tenant: str | None = None
     priority: int = 0  # lower is served first, as in vLLM
-    # Of its session, known by its id or by the prompt it goes on from (`router.estimators`):
+    # Of its session, known by its id or by the prompt it goes on from (`router.core.sessions`):
     # "new" where this is its first request, "cold" where no worker holds half of what was its own,
     # else "warm".
     standing: Standing = "new"
@@ -146,7 +146,7 @@ class FleetView:
     prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
     step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps
     # What the live sessions at home on it will want again, each by the chance that it returns in
-    # time to be worth its memory; without the session of this request (`router.estimators`).
+    # time to be worth its memory; without the session of this request (`router.core.sessions`).
     working_set_tokens: Floats  # private tokens, and each of their trunks once
     working_set_s: Floats  # seconds of its prefill to compute the private ones again
     holds_trunk: Bools  # a session with the trunk of this request is at home on it

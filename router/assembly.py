@@ -23,23 +23,13 @@ from router.admin.advice import Advising
 from router.admin.app import AdminApi
 from router.admin.ui.state import replicas_shown
 from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
-from router.config.load import reloadable, without
 from router.config.schema import Config
-from router.config.terms import (
-    admin_hosts,
-    attempt_terms,
-    core_settings,
-    fleet_terms,
-    inference_terms,
-    migration_terms,
-    role_terms,
-)
-from router.config.worker_spec import parse_worker_spec
 from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.upstreams import GrpcOpener, WorkerTrust, grpc_opener
+from router.fleet.worker_spec import parse_worker_spec
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.registry import RouterMetrics
@@ -52,7 +42,7 @@ from router.record.recorder import recorder_of
 from router.record.request_log import request_log_of
 from router.record.trace import Tracer, below_of
 from router.record.trace_export import exporter
-from router.replicas.redis_url import redacted
+from router.redis.url import redacted
 from router.replicas.replica import Replica
 from router.request.attempts import Attempts
 from router.request.dispatcher import Dispatcher
@@ -66,6 +56,16 @@ from router.restart.open_requests import FormerRouters, Teller
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
 from router.server.kserve_port import KservePort
+from router.settings.load import reloadable, without
+from router.settings.terms import (
+    admin_hosts,
+    attempt_terms,
+    core_settings,
+    fleet_terms,
+    inference_terms,
+    migration_terms,
+    role_terms,
+)
 from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
 

@@ -84,8 +84,8 @@ def sum_of_least(a: Column, times: float, b: Column, slots: Ids) -> float: ...
 def leading(hit_tokens: Ids) -> tuple[int, int, int]: ...
 def cheapest(costs: Column, draw: float) -> int: ...
 
-# Weighs sessions by the chance that they return; `columns`: those of
-# `router.estimators.session_rows.SessionRows` by name, which are read and written where they lie.
+# Weighs sessions by the chance that they return; `columns`: those of `SessionRows` by name
+# (`router.core.sessions.session_rows`), which are read and written where they lie.
 class SessionWeights:
     def __init__(
         self,
@@ -149,8 +149,8 @@ class Trunks:
     def replaced(self) -> int: ...
 
 # The costs of `policies.warmset`, which says what they are, over columns that are read where they
-# lie at each call. `columns`: those of `router.core.columns` and of the sessions at home, by name;
-# KeyError for one that is missing. `standing`: 0 new, 1 cold, 2 warm.
+# lie at each call. `columns`: those of `router.core.workers.columns` and of the sessions at home,
+# by name; KeyError for one that is missing. `standing`: 0 new, 1 cold, 2 warm.
 class WarmsetCosts:
     def __init__(
         self, columns: dict[str, Column | Ids], gate: float, stay: float, running: float

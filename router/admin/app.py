@@ -21,10 +21,10 @@ from router.admin.views import (
     trunks_shown,
     worker_shown,
 )
-from router.config.worker_spec import ROLES, WorkerSpecError, worker_spec_of
-from router.core.roster import TableFullError
+from router.core.placement.roster import TableFullError
 from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError
 from router.fleet.member import Member
+from router.fleet.worker_spec import ROLES, WorkerSpecError, worker_spec_of
 from router.http.errors import ClientError
 from router.http.messages import Answer, Handler, Request, Response, error_response, json_response
 from router.keys.key_ring import KeyRing

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvkernels import PrefixIndex
-from router.core.workers import Worker
+from router.core.workers.table import Worker
 
 VERSION = 2
 TIERS = ("gpu", "host", "disk")

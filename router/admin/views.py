@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kvkernels import Trunk
-from router.core.actions import Reject
-from router.core.chooser import Choice, Withheld
+from router.core.contract.actions import Reject
 from router.core.core import RouterCore
-from router.core.guard import PolicyGuard
-from router.core.workers import Worker
+from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.guard import PolicyGuard
+from router.core.workers.table import Worker
 from router.doctor.examine import MAX_SERVERS, Options, examine
 from router.doctor.report import DoctorError
 from router.events.feed import ElectedFeed

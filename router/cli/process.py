@@ -25,7 +25,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
-from router.core.guard import PolicyFaultError, PolicyGuard, Use
+from router.core.placement.guard import PolicyFaultError, PolicyGuard, Use
 from router.record.logs import worth_a_line
 
 YOUNG_OBJECTS = 20_000  # more than a few hundred requests in flight have

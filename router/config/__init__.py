@@ -1,8 +1,7 @@
-"""The configuration: what may be set, where it is read from, which of it can change in flight.
+"""The configuration's keys: what may be set, with its unit, range, default and help.
 
-Owns: every key with its unit, range and default; flags, variables and the file; the rules between
-keys; the table in docs/reference/configuration.md.
-Gives: `schema.Config`, `load`, `keys`, the command `config`.
-Never imports: the core, HTTP, the fleet.
+Owns: every key; the names of its flag, its variable and its place in the file.
+Gives: `schema.Config`, `keys`.
+Never imports: the core, the fleet.
 Start reading at: `schema.py`.
 """

@@ -451,7 +451,7 @@ class Picker(_Section, frozen=True):
 
 
 class Config(_Section, frozen=True):
-    """The whole configuration, valid by construction of `router.config.load`."""
+    """The whole configuration, valid by construction of `router.settings.load`."""
 
     host: Annotated[str, Meta(min_length=1, description="address of the client port")] = "127.0.0.1"
     port: Annotated[

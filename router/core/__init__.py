@@ -1,7 +1,7 @@
 """The decision core: facts in, actions out, no I/O.
 
-Owns: what the router believes of its workers (load ledger, KV state, health) and the hold queue.
-Gives: `RouterCore`, its `CoreSettings` and the actions it answers with (`router.core.actions`).
+Owns: the order in which a fact changes what is believed, charged and decided.
+Gives: `core.RouterCore`; its packages are floors: contract, workers, sessions, placement.
 Never imports: asyncio, sockets, clocks, logging, random; nor any part of the router that does I/O.
 Start reading at: `core.py`.
 """

@@ -33,25 +33,40 @@ from policies.facts import (
     WorkerChange,
 )
 from policies.load import LoadedPolicy, load
-from router.core.actions import Action, Cancel, Dispatch, Hold, Reject, Rejection, Resync, Stage
-from router.core.admission import DISPLACED, Admission, Drain, ModelLimits
-from router.core.chooser import Choice, Chooser, Withheld
-from router.core.columns import WorkerColumns
-from router.core.counters import CoreCounters
-from router.core.guard import FallbackError, PolicyFaultError, PolicyGuard, no_time, raising
-from router.core.health import Health
-from router.core.hold_queue import REFUSED_MAX, Pending
-from router.core.ledger import NO_LOADS, Ledger
-from router.core.leftovers import Leftovers
-from router.core.peer_requests import PeerRequests
-from router.core.retries import NO_MODEL, Retries, draw_of
-from router.core.roster import Roster
-from router.core.session_tracking import SessionTracking
-from router.core.settings import CoreSettings
-from router.core.split import Splits, beside_of, request_of, was_waited_for
-from router.core.workers import Worker, WorkerTable
-from router.estimators.arrivals import ArrivalEstimator
-from router.estimators.speed import LoadEstimator, SpeedEstimator
+from router.core.contract.actions import (
+    Action,
+    Cancel,
+    Dispatch,
+    Hold,
+    Reject,
+    Rejection,
+    Resync,
+    Stage,
+)
+from router.core.contract.counters import CoreCounters
+from router.core.contract.settings import CoreSettings
+from router.core.placement.admission import DISPLACED, Admission, Drain, ModelLimits
+from router.core.placement.chooser import Choice, Chooser, Withheld
+from router.core.placement.guard import (
+    FallbackError,
+    PolicyFaultError,
+    PolicyGuard,
+    no_time,
+    raising,
+)
+from router.core.placement.health import Health
+from router.core.placement.hold_queue import REFUSED_MAX, Pending
+from router.core.placement.leftovers import Leftovers
+from router.core.placement.peer_requests import PeerRequests
+from router.core.placement.retries import NO_MODEL, Retries, draw_of
+from router.core.placement.roster import Roster
+from router.core.placement.session_tracking import SessionTracking
+from router.core.placement.split import Splits, beside_of, request_of, was_waited_for
+from router.core.sessions.arrivals import ArrivalEstimator
+from router.core.sessions.speed import LoadEstimator, SpeedEstimator
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.ledger import NO_LOADS, Ledger
+from router.core.workers.table import Worker, WorkerTable
 
 _NOT_PASSED = Rejection(
     502,

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from router.config.schema import Config
-from router.config.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
 from router.discovery.plain_sources import DnsSource, FileSource
 from router.discovery.source import (
     DnsSpec,
@@ -30,7 +29,8 @@ from router.discovery.trtllm import TrtllmSource
 from router.events.sources import event_hosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
-from router.replicas.redis_url import RedisUrl, parse_redis_url
+from router.fleet.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
+from router.redis.url import RedisUrl, parse_redis_url
 
 FLAP_S = 60.0  # gone and back within so long: it flaps
 STEADY_S = 300.0  # in without a break for so long: it flaps no more

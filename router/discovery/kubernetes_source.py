@@ -10,13 +10,6 @@ from typing import Literal
 
 import msgspec
 
-from router.config.worker_spec import (
-    POLL,
-    WorkerSpec,
-    WorkerSpecError,
-    of_rank,
-    parse_worker_spec,
-)
 from router.discovery.kubernetes_watch import (
     Annotations,
     Collection,
@@ -35,6 +28,13 @@ from router.discovery.source import (
     Report,
     ReportedWorker,
     bounded,
+)
+from router.fleet.worker_spec import (
+    POLL,
+    WorkerSpec,
+    WorkerSpecError,
+    of_rank,
+    parse_worker_spec,
 )
 
 GROUP = "inference.networking.k8s.io"

@@ -12,8 +12,8 @@ from typing import Any
 import msgspec
 import yaml
 
-from router.config.worker_spec import WorkerSpecError, worker_spec_of
 from router.discovery.source import MAX_SEEN, DnsSpec, Report, ReportedWorker, bounded
+from router.fleet.worker_spec import WorkerSpecError, worker_spec_of
 
 LOOK_S = 0.25
 MAX_BYTES = 1 << 20

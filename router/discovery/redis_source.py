@@ -17,11 +17,11 @@ from engine.wire.announcement import (
     names_key,
 )
 from engine.wire.events import WireError
-from router.config.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_spec_of
 from router.discovery.source import MAX_SEEN, Report, ReportedWorker, bounded
 from router.events.sources import NO_OTHERS, EventHosts
-from router.replicas.redis_connection import ANSWER_S, Wire, checked, open_wire, reason_of
-from router.replicas.redis_url import RedisUrl
+from router.fleet.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_spec_of
+from router.redis.connection import ANSWER_S, Wire, checked, open_wire, reason_of
+from router.redis.url import RedisUrl
 
 LOOK_S = 0.5
 MAX_NAMES = 2 * MAX_SEEN  # of which half may have expired

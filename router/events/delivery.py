@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from engine.wire.events import WireError
 from kvkernels import EventBatch
 from policies.facts import KvEvents, KvHeard, ReplayEnd
-from router.core.kv_events import WireEvents
+from router.core.workers.kv_events import WireEvents
 from router.record.logs import worth_a_line
 
 FeedFact = KvEvents | ReplayEnd | KvHeard

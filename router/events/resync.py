@@ -3,7 +3,7 @@
 A snapshot serves a late joiner best, a replay a gap; where the first is not to be had, the other
 one is asked for; then, where several routers share what they know, a copy of one of those. The
 core keeps live batches meanwhile and puts everything in order. It alone says whether something
-is missing still (`router.core.kv_state`); this module only sees to it that whoever has a
+is missing still (`router.core.workers.kv_state`); this module only sees to it that whoever has a
 snapshot is asked for it again while the core wants one.
 """
 

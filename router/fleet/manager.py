@@ -10,11 +10,10 @@ from dataclasses import replace
 from typing import Any
 
 from policies.facts import Role, WorkerChange, WorkerFacts
-from router.config.worker_spec import WorkerSpec, WorkerSpecError, taken
 from router.core.core import RouterCore
-from router.core.roles import RoleController, RoleTerms, WorkMeter
-from router.core.roster import TableFullError
-from router.core.workers import Worker, halves_missing, serves
+from router.core.placement.roster import TableFullError
+from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
+from router.core.workers.table import Worker, halves_missing, serves
 from router.fleet.context import FleetContext
 from router.fleet.member import SWITCHES, Member
 from router.fleet.pauses import Pauses
@@ -30,6 +29,7 @@ from router.fleet.wanted import (
     same_but_thresholds,
     spec_of,
 )
+from router.fleet.worker_spec import WorkerSpec, WorkerSpecError, taken
 from router.request.kserve import USUAL, Roles
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,7 @@ import aiohttp
 
 from engine.wire.events import WireError
 from policies.facts import Probed, Role, Silence, Suspension, WorkerChange
-from router.config.worker_spec import WorkerSpec
-from router.core.workers import Worker
+from router.core.workers.table import Worker
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
@@ -41,6 +40,7 @@ from router.fleet.recognize import (
 )
 from router.fleet.upstreams import upstream_at
 from router.fleet.wanted import Leaving, NamedWorker, Turning
+from router.fleet.worker_spec import WorkerSpec
 from router.http.errors import out_of_files
 from router.http.reply import Sends
 

@@ -12,7 +12,6 @@ from types import MappingProxyType
 import aiohttp
 
 from policies.facts import Role, WorkerFacts
-from router.config.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.events.sources import (
     NO_OTHERS,
     EventHosts,
@@ -34,6 +33,7 @@ from router.fleet.engines.adapter import (
     cards,
 )
 from router.fleet.engines.trtllm import EVENTS_PATH
+from router.fleet.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.request.kserve import Roles
 from router.request.legs import TRANSFERS, Door
 from router.request.paths import lacking

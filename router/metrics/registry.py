@@ -14,8 +14,8 @@ from prometheus_client.metrics_core import Metric
 
 from policies.facts import Role
 from router.core.core import RouterCore
-from router.core.guard import FAULT_KINDS, PolicyGuard
-from router.core.kv_events import TIERS
+from router.core.placement.guard import FAULT_KINDS, PolicyGuard
+from router.core.workers.kv_events import TIERS
 from router.fleet.manager import FleetManager
 from router.metrics.exposition import Families, counter, counters, gauge, gauges
 from router.metrics.requests import (

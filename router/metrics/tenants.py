@@ -12,7 +12,7 @@ from prometheus_client.metrics_core import Metric
 from policies.contract import Standing
 from policies.facts import Arrival
 from router.core.core import RouterCore
-from router.estimators.sessions import Sessions
+from router.core.sessions.sessions import Sessions
 from router.keys.tenant_counts import OTHERS, TenantCounts
 from router.metrics.exposition import counter, counters, gauge, gauges
 

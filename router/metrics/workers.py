@@ -15,9 +15,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.samples import Sample
 
-from router.core.columns import WorkerColumns
 from router.core.core import RouterCore
-from router.core.workers import Worker
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.table import Worker
 from router.discovery.discovery import Discovery
 from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.member import Member, skipped_events

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from policies.facts import Arrival
-from router.core.actions import Reject
+from router.core.contract.actions import Reject
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind

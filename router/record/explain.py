@@ -9,8 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from policies.facts import Arrival
-from router.core.actions import Decision, Details, Reject, SeenWorker
-from router.core.chooser import Choice, Withheld
+from router.core.contract.actions import Decision, Details, Reject, SeenWorker
+from router.core.placement.chooser import Choice, Withheld
 
 _IN_A_HEADER = 3  # workers
 

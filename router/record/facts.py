@@ -39,9 +39,9 @@ import numpy as np
 from policies import facts
 from policies.contract import Hashes
 from policies.load import PolicyError, load
-from router.core.admission import model_limits
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore, take
-from router.core.settings import CoreSettings
+from router.core.placement.admission import model_limits
 
 FORMAT = "warmroute-facts"
 VERSION = 1

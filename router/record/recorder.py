@@ -24,9 +24,9 @@ from policies.facts import (
     WorkerChange,
 )
 from router.config.schema import Config
-from router.core.actions import Action, Reject
+from router.core.contract.actions import Action, Reject
 from router.core.core import RouterCore
-from router.core.kv_events import WireEvents, block_name, block_names, chain_of
+from router.core.workers.kv_events import WireEvents, block_name, block_names, chain_of
 from router.record.facts import Preamble, fields_of, framed, plain
 from router.record.log_files import Background, LogFile, opening
 from router.record.request_line import pseudonym

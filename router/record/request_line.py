@@ -90,8 +90,8 @@ class RequestLine(msgspec.Struct, frozen=True):
     e2e_ms: float  # arrival to end
     candidates: tuple[Best, ...]  # the best three, the chosen one first
     sent_ms: float | None = None  # arrival to the last dispatch: what it waited at the router
-    regret_ms: float | None = None  # `router.core.actions`; of policies that count in seconds
-    regret_hit_tokens: int | None = None  # `router.core.actions`
+    regret_ms: float | None = None  # by `contract.actions`; of policies that count in seconds
+    regret_hit_tokens: int | None = None  # by the same
     worker_prompt_tokens: int | None = None  # as the worker reported them
     explained: dict[str, Any] | None = None  # all that the decision saw, where somebody asked
 

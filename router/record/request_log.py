@@ -21,9 +21,9 @@ import numpy as np
 from policies.contract import Hashes
 from policies.facts import Arrival, WorkerFacts
 from router.config.schema import Config
-from router.core.actions import regret_hit_tokens, regret_s
+from router.core.contract.actions import regret_hit_tokens, regret_s
+from router.core.contract.settings import NO_LIMIT
 from router.core.core import RouterCore
-from router.core.settings import NO_LIMIT
 from router.record.access_log import ms_since
 from router.record.explain import everything
 from router.record.log_files import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from policies.facts import Arrival
-from router.core.actions import Decision, Dispatch, regret_hit_tokens, regret_s
+from router.core.contract.actions import Decision, Dispatch, regret_hit_tokens, regret_s
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import Outcome, Usage
 from router.record.trace import Trace
@@ -114,12 +114,12 @@ class Attempt:
 
     @property
     def regret_s(self) -> float | None:
-        """See `router.core.actions`."""
+        """See `router.core.contract.actions`."""
         return regret_s(self.decision, self.first_token_s)
 
     @property
     def regret_hit_tokens(self) -> int | None:
-        """See `router.core.actions`."""
+        """See `router.core.contract.actions`."""
         return regret_hit_tokens(self.decision, self.cached_tokens)
 
 

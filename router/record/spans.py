@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags, TraceState
 
-from router.core.actions import regret_s
+from router.core.contract.actions import regret_s
 from router.http.reply import Outcome
 from router.record.access_log import AccessLine, line_of, unix_offset_s
 from router.record.explain import HELD_CODES, explanation

@@ -21,9 +21,9 @@ from functools import partial
 from typing import NamedTuple
 
 from policies.facts import CacheSnapshot, Fact, KvCopied, KvEvents, KvHeard, ReplayEnd
-from router.core.kv_events import WireEvents
-from router.core.snapshot import FrozenCache
-from router.core.workers import Worker, WorkerTable
+from router.core.workers.kv_events import WireEvents
+from router.core.workers.snapshot import FrozenCache
+from router.core.workers.table import Worker, WorkerTable
 from router.replicas.lease import MOST_KEY_CHARS, MOST_LEASES, Election, Leases
 from router.replicas.messages import (
     UNREAD,

@@ -27,8 +27,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from router.record.logs import worth_a_line
+from router.redis.connection import Command, reason_of
 from router.replicas.membership import Keys
-from router.replicas.redis_connection import Command, reason_of
 
 log = logging.getLogger(__name__)
 

@@ -16,6 +16,8 @@ from redis.exceptions import RedisError, ResponseError
 
 from router.config.schema import Config
 from router.record.logs import worth_a_line
+from router.redis.connection import ANSWER_S, Command, Wire, checked, open_wire, reason_of
+from router.redis.url import RedisUrl, parse_redis_url
 from router.replicas.lease import Leases
 from router.replicas.membership import (
     FIELDS,
@@ -33,8 +35,6 @@ from router.replicas.membership import (
     read_identity,
     refusal,
 )
-from router.replicas.redis_connection import ANSWER_S, Command, Wire, checked, open_wire, reason_of
-from router.replicas.redis_url import RedisUrl, parse_redis_url
 from router.replicas.sharing import Sharing
 
 MAX_MESSAGE_BYTES = 256 << 10

@@ -64,7 +64,10 @@ class KvBatch(msgspec.Struct, frozen=True, array_like=True, tag="b"):
 
 
 class KvSnapshot(msgspec.Struct, frozen=True, array_like=True, tag="c"):
-    """A piece of a snapshot (`router.core.snapshot`) of a worker's cache before batch `number`."""
+    """A piece of a snapshot of a worker's cache (`router.core.workers.snapshot`).
+
+    It is of the cache before batch `number`.
+    """
 
     worker: _Name
     token: _Number

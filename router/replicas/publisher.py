@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from policies.facts import Finish
 from router.core.core import RequestListener
-from router.core.hold_queue import Pending
-from router.core.snapshot import FrozenCache
-from router.core.workers import Worker, WorkerTable
+from router.core.placement.hold_queue import Pending
+from router.core.workers.snapshot import FrozenCache
+from router.core.workers.table import Worker, WorkerTable
 from router.keys.quota import SharedUse
 from router.replicas.messages import (
     HASH_TYPE,

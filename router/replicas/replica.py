@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from policies.facts import Fact
 from router.config.schema import Config
 from router.core.core import RouterCore
-from router.core.snapshot import FrozenCache
+from router.core.workers.snapshot import FrozenCache
 from router.keys.quota import SharedUse
+from router.redis.url import parse_redis_url
 from router.replicas.membership import new_identity, terms_of
 from router.replicas.messages import VERSION
-from router.replicas.redis_url import parse_redis_url
 
 if TYPE_CHECKING:
     from router.replicas.kv_events import Borrowing, Claim

@@ -14,8 +14,8 @@ from itertools import islice
 from xxhash import xxh3_64_intdigest
 
 from policies.facts import CacheSnapshot
-from router.core.snapshot import decode_snapshot
-from router.core.workers import Worker
+from router.core.workers.snapshot import decode_snapshot
+from router.core.workers.table import Worker
 from router.replicas.messages import (
     UNREAD,
     KvAsked,

@@ -20,9 +20,9 @@ from policies.facts import (
     PeerFirstToken,
     PeerProgress,
 )
-from router.core.kv_events import WireEvents
-from router.core.snapshot import decode_snapshot
-from router.core.workers import Worker, WorkerTable
+from router.core.workers.kv_events import WireEvents
+from router.core.workers.snapshot import decode_snapshot
+from router.core.workers.table import Worker, WorkerTable
 from router.replicas.messages import (
     HASH_TYPE,
     Begun,

@@ -23,7 +23,7 @@ from typing import Any
 import msgspec
 
 from kvkernels import AnswerDue, body_fields
-from router.core.actions import Reject
+from router.core.contract.actions import Reject
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError
 from router.http.framing import Body, follow

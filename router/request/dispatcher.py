@@ -15,7 +15,7 @@ from typing import Literal
 
 from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Prefilled, Progress
 from policies.load import LoadedPolicy
-from router.core.actions import (
+from router.core.contract.actions import (
     Abandon,
     Action,
     Busied,
@@ -34,10 +34,10 @@ from router.core.actions import (
     Relieved,
     Resync,
 )
-from router.core.admission import model_limits
-from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore, take
-from router.core.health import STALLED
+from router.core.placement.admission import model_limits
+from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.health import STALLED
 from router.record.recorder import FactRecorder
 
 log = logging.getLogger(__name__)

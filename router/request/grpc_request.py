@@ -7,7 +7,7 @@ from dataclasses import replace
 from types import TracebackType
 
 from policies.facts import Arrival
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
 from router.fleet.member import Member
 from router.http.messages import Request
 from router.http.reply import Header, Outcome, ReplyHead, Sends, Usage

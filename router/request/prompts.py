@@ -20,7 +20,7 @@ from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_seed, scan_request
 from policies.contract import Hashes, record
-from router.core.kv_events import hashes_of
+from router.core.workers.kv_events import hashes_of
 from router.http.errors import ClientError
 from router.request.in_turn import InTurn
 from router.request.legs import check_no_transfer

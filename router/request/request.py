@@ -11,8 +11,8 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from policies.facts import Arrival, Role
-from router.core.actions import Dispatch, Reject
-from router.core.retries import NO_MODEL
+from router.core.contract.actions import Dispatch, Reject
+from router.core.placement.retries import NO_MODEL
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError
 from router.http.messages import Answer, Request, Response

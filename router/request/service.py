@@ -9,7 +9,7 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from router.core.workers import HalfMissing, serves
+from router.core.workers.table import HalfMissing, serves
 from router.fleet.manager import FleetManager
 from router.http.messages import Request
 from router.keys.tenant_counts import TenantCounts

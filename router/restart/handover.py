@@ -6,9 +6,9 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from router.config.worker_spec import WorkerSpecError, parse_worker_spec
-from router.core.roster import TableFullError
+from router.core.placement.roster import TableFullError
 from router.fleet.manager import DuplicateWorkerError
+from router.fleet.worker_spec import WorkerSpecError, parse_worker_spec
 from router.restart.hot_restart import Handover, Worker
 
 if TYPE_CHECKING:

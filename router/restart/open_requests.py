@@ -20,8 +20,8 @@ from contextlib import suppress
 
 from policies.facts import Finish, PeerFact
 from router.core.core import RequestListener, RouterCore
-from router.core.hold_queue import Pending
-from router.core.workers import Worker
+from router.core.placement.hold_queue import Pending
+from router.core.workers.table import Worker
 from router.keys.quota import SharedUse
 from router.replicas.messages import decoded
 from router.replicas.publisher import RequestPublisher

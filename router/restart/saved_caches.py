@@ -3,7 +3,7 @@
     "warmroute-kv", version (4 bytes, big-endian), records, the last one without a body
     record: bytes of the head (4), of the body (8), head, body, XXH3-64 of head and body (8)
     head: a msgpack map of `Head`; of the last record, of `End`
-    body: a snapshot (`router.core.snapshot`)
+    body: a snapshot (`router.core.workers.snapshot`)
 
 It is written beside its name and takes its place when it is whole, so that a router that dies
 while it writes leaves the file before.
@@ -11,7 +11,7 @@ while it writes leaves the file before.
 One worker after another is frozen, which takes the event loop a millisecond for each 100,000
 blocks; a thread makes bytes of it and writes them. A router that ends saves once more. What a file
 holds is believed of a worker of the same address, kind, models and block size, and only when the
-core has seen proof that its publisher is still the same one (`router.core.kv_state`).
+core has seen proof that its publisher is still the same one (`router.core.workers.kv_state`).
 
 Workers that are away, because they have not come yet or are down, keep their place in the file:
 for a day, and while all of them take no more than 1 GiB. One that was removed loses it.
@@ -35,8 +35,8 @@ from xxhash import xxh3_64
 
 from policies.facts import CacheSnapshot, WorkerChange, WorkerFacts
 from router.core.core import RouterCore
-from router.core.snapshot import FrozenCache, decode_snapshot, encode_snapshot
-from router.core.workers import Worker
+from router.core.workers.snapshot import FrozenCache, decode_snapshot, encode_snapshot
+from router.core.workers.table import Worker
 from router.fleet.member import Member
 
 MAGIC = b"warmroute-kv"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.facts import Role
-from router.core.settings import Disaggregation
+from router.core.contract.settings import Disaggregation
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,

@@ -15,7 +15,7 @@ from typing import Any
 import uvloop
 from rich.console import Console
 
-from router.core.guard import PolicyFaultError
+from router.core.placement.guard import PolicyFaultError
 from router.record.facts import RecordingError
 from simulator.calibrate.fit import ObservationError
 from simulator.cli import live_options as cli_live

@@ -13,7 +13,7 @@ import msgspec
 from engine.profiles import PROFILES
 from policies.facts import Role
 from policies.load import names, wrapper_names
-from router.core.settings import CoreSettings, Disaggregation
+from router.core.contract.settings import CoreSettings, Disaggregation
 from simulator.cli import usage as arguments
 from simulator.cli.usage import (
     HELP_COLUMNS,

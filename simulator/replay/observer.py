@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from policies.contract import Hashes
-from router.core.actions import Decision
+from router.core.contract.actions import Decision
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.result import Book, Samples
 from simulator.replay.station import Station

@@ -10,7 +10,7 @@ import numpy as np
 
 from policies.contract import Hashes
 from policies.facts import Arrival, Failure, Finish, FirstToken, Prefilled, Probed, Progress
-from router.core.actions import Action, Dispatch, Ejected, Probe, Reject, Resync
+from router.core.contract.actions import Action, Dispatch, Ejected, Probe, Reject, Resync
 from simulator.replay.agenda import Agenda, Rank
 from simulator.replay.arrivals import Anonymous, Arrivals, Live, Turn
 from simulator.replay.observer import Observer

@@ -11,7 +11,7 @@ from functools import partial
 from random import Random
 
 from policies import facts
-from router.core.actions import Action
+from router.core.contract.actions import Action
 from router.core.core import RouterCore, take
 from router.replicas.sharing import Sharing
 from simulator.replay.agenda import Agenda, Rank

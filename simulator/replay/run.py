@@ -16,8 +16,8 @@ import numpy as np
 
 from policies.facts import WorkerChange
 from policies.load import LoadedPolicy, PolicyError, load
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 from simulator.replay.agenda import Agenda
 from simulator.replay.arrivals import Anonymous, ClosedLoop, OpenLoop
 from simulator.replay.faults import Failing, Fault, read_faults

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from policies.facts import Role
-from router.core.settings import Disaggregation
+from router.core.contract.settings import Disaggregation
 
 
 class ReplayError(ValueError):
@@ -87,7 +87,7 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of the decision core (`router.core.settings`). None: its own default."""
+    """Settings of the decision core (`router.core.contract.settings`). None: its own default."""
 
     hold_s: float | None = None  # longest wait at the router; then the request is turned away
     hold_requests: int | None = None  # held at a time

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, TextIO
 import msgspec
 
 from policies.contract import Hashes
-from router.core.actions import Decision, regret_hit_tokens, regret_s
+from router.core.contract.actions import Decision, regret_hit_tokens, regret_s
 from simulator.replay.result import NEVER, Book, Verdict
 from simulator.replay.station import Station
 from simulator.report.figures import Aggregate, aggregate
@@ -98,8 +98,9 @@ class RequestsCsv:
     tokens` as the router saw them at the last dispatch, cost in the policy's own unit;
     `best_worker` has by its engine's true state the lowest predicted TTFT, and `loss_ms` is how
     much longer the chosen worker's is (`simulator.report.files`). `sent_ms`: from arrival to
-    the last dispatch. Regrets are against `second`, the runner-up (`router.core.actions`). Terms
-    and columns are `name=value;...` as the policy gave and saw them. What never came is empty.
+    the last dispatch. Regrets are against `second`, the runner-up
+    (`router.core.contract.actions`). Terms and columns are `name=value;...` as the policy gave and
+    saw them. Missing values are empty.
     `hindsight=False` leaves out `best_worker` and `loss_ms`, which cost a look at every worker per
     request. Requests beyond the first `most_lines` to end are not written. Lifetime: replay.
     """

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from policies.contract import Hashes
-from router.core.actions import Decision
+from router.core.contract.actions import Decision
 from simulator.replay.result import I64, NEVER, Book, HotPrefix, ReplayResult, Samples, Verdict
 from simulator.replay.station import Station
 from simulator.report.row import NS_PER_MS, ReplayRow, summarize, tpots_ns

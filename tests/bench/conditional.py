@@ -8,8 +8,8 @@ resamples of the workload - sessions drawn with replacement, their starts jitter
 for every rule, so that differences are paired. `local`: the workers that decode do all of it;
 `remote`: every request in two legs; `alike`: as many workers without roles, for comparison;
 `auto`: the router's own choice, once for each weight of those who decode beside a prefill
-(`router.core.split._OTHERS`); `tpot`: the same where it knows the time per token that clients
-accept; `2048` and `256`: thresholds of peers, uncached tokens at the worker
+(`_OTHERS` of `router.core.placement.split`); `tpot`: the same where it knows the time per token
+that clients accept; `2048` and `256`: thresholds of peers, uncached tokens at the worker
 that decodes below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
 """
 
@@ -23,9 +23,9 @@ from random import Random
 import msgspec
 import numpy as np
 
-from router.core import split as core_split
-from router.core.chooser import Choice
-from router.core.hold_queue import Pending
+from router.core.placement import split as core_split
+from router.core.placement.chooser import Choice
+from router.core.placement.hold_queue import Pending
 from simulator.capacity.pools import TPOT_MARGIN, TTFT_MARGIN, split
 from simulator.capacity.rates import Link, Shape, measure
 from simulator.replay.result import Verdict

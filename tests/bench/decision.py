@@ -42,11 +42,11 @@ from policies.facts import (
 )
 from policies.facts import KvEvents as Events
 from policies.load import load
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.eligible import Rows
-from router.core.hold_queue import Pending
-from router.core.settings import CoreSettings
+from router.core.placement.eligible import Rows
+from router.core.placement.hold_queue import Pending
 
 TOKENS = 32_768
 PROMPTS = 8

@@ -22,8 +22,8 @@ from typing import Any, cast
 from policies.facts import Arrival, WorkerChange, WorkerFacts
 from policies.load import load
 from router.cli.process import settle
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 from router.fleet.manager import FleetManager
 from router.http.framing import request_head
 from router.http.messages import Request

@@ -19,7 +19,7 @@ from policies.contract import FleetView, RequestView
 from policies.facts import Arrival, Finish, FirstToken
 from policies.load import load
 from policies.pick import pick
-from router.core.guard import Answer
+from router.core.placement.guard import Answer
 from tests.bench.decision import PROMPTS, TOKENS, prompts, warm_core
 
 WORKERS, BLOCK = 64, 64

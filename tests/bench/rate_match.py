@@ -18,7 +18,7 @@ from typing import get_args
 
 import numpy as np
 
-from router.core.settings import Disaggregation
+from router.core.contract.settings import Disaggregation
 from simulator.capacity.pools import RATE_SHARE, Pool, Trial, climb, split, trial
 from simulator.capacity.rates import Link, Mix, Shape, Targets, measure, prefill_s, step_s
 from simulator.replay.setup import WorkloadSpec

@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from policies.facts import Arrival
-from router.core.actions import Candidate, Decision, Dispatch, Stage
+from router.core.contract.actions import Candidate, Decision, Dispatch, Stage
 from router.http.reply import Outcome, Usage
 from router.record.log_files import LogFile
 from router.record.request_line import Header

@@ -24,7 +24,7 @@ import uvloop
 from router.assembly import Router
 from router.cli.process import settle
 from router.config.schema import Config
-from router.config.worker_spec import parse_worker_spec
+from router.fleet.worker_spec import parse_worker_spec
 from router.server.listener import ClientListener
 from router.server.server import Connection
 from tests.bench.dataplane.programs import engines

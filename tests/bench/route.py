@@ -21,9 +21,9 @@ import numpy as np
 from kvkernels import chain_hashes
 from policies.facts import Arrival, Finish, FirstToken, WorkerChange, WorkerFacts
 from policies.load import load
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 from router.request.paths import PATHS
 from router.request.prompts import Prompt, PromptReader, TokenCheck
 from router.request.scan import ScanLimits

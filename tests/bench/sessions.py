@@ -22,11 +22,11 @@ import numpy as np
 from policies.contract import Hashes
 from policies.facts import Arrival, Finish, FirstToken, WorkerChange, WorkerFacts
 from policies.load import load
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.eligible import Rows
-from router.core.hold_queue import Pending
-from router.core.settings import CoreSettings
-from router.estimators.sessions import Sessions
+from router.core.placement.eligible import Rows
+from router.core.placement.hold_queue import Pending
+from router.core.sessions.sessions import Sessions
 from tests.bench.measuring import Row, arguments, pinned, show
 
 SIZES = ((64, 5_000, 60.0), (1_024, 100_000, 200.0))  # workers, live sessions, bar in microseconds

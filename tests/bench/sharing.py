@@ -17,8 +17,8 @@ import numpy as np
 from kvkernels import chain_hashes
 from policies.facts import Arrival, Finish, FirstToken, Tick, WorkerChange, WorkerFacts
 from policies.load import load
+from router.core.contract.settings import CoreSettings
 from router.core.core import RequestListener, RouterCore, take
-from router.core.settings import CoreSettings
 from router.replicas.sharing import Sharing
 from tests.bench.measuring import Row, show
 

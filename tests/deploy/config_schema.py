@@ -12,8 +12,8 @@ import msgspec
 
 from grafana.make_dashboards import pretty
 from router.config.keys import keys_of
-from router.config.worker_spec import KEYS, WorkerSpec
 from router.discovery.source import _OF_ONE
+from router.fleet.worker_spec import KEYS, WorkerSpec
 from tests.deploy.parsed import DEPLOY
 
 FILE = DEPLOY / "helm" / "warmroute" / "values.schema.json"
@@ -24,7 +24,8 @@ _UNTOLD = ("title", "default")
 def config_schema() -> Schema:
     """Every key of the router with its type and range, and no other key at any depth.
 
-    Rules between keys, and what a text must say (`router.config.rules`), are the router's to check.
+    Rules between keys, and what a text must say, are the router's to check
+    (`router.settings.rules`).
     """
     top = _mapping({})
     for path, key in keys_of().items():

@@ -142,6 +142,10 @@ class TritonServer(Server):
             *("--grpc-address", "127.0.0.1", "--grpc-port", str(self.events[0])),
             *("--metrics-port", str(self.events[1]), "--metrics-interval-ms", "100"),
             *("--allow-gpu-metrics", "false"),
+            # Its Python backend draws the names of shared memory from one generator without a lock
+            # (`GenerateUUID` in pb_utils.cc): of models that load side by side, two may get the
+            # same, and the server ends with boost::interprocess::lock_exception.
+            *("--model-load-thread-count", "1"),
             *self.flags,
         ]
 

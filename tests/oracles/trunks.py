@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from policies.contract import Hashes, record
-from router.estimators.pool_pace import PoolPace
+from router.core.sessions.pool_pace import PoolPace
 
 TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them
 _LEAST_TOKENS = 256  # shorter heads are computed again before anyone notices

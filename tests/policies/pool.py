@@ -19,9 +19,9 @@ from engine.scheduler.scheduler import Output, Request, Scheduler, SchedulerSett
 from policies.contract import Hashes
 from policies.facts import Arrival, Finish, FirstToken, Progress, WorkerChange, WorkerFacts
 from policies.load import load
-from router.core.actions import Action, Dispatch
+from router.core.contract.actions import Action, Dispatch
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 
 MODEL = "m"
 ARRIVAL, STEP_END = 0, 1

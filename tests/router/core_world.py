@@ -14,8 +14,8 @@ from policies.facts import (
     WorkerFacts,
 )
 from policies.load import load
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 
 BLOCK = 4
 

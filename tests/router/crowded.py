@@ -15,9 +15,9 @@ import numpy as np
 from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config, Intervals, Limits
-from router.config.worker_spec import parse_worker_spec
-from router.core.actions import Reject
+from router.core.contract.actions import Reject
 from router.fleet.recognize import Recognized
+from router.fleet.worker_spec import parse_worker_spec
 from router.http.errors import WorkerError
 from router.http.messages import Request
 from router.http.reply import Outcome, Usage

@@ -23,7 +23,7 @@ from engine.wire.events import (
     replay_frames,
 )
 from policies.facts import KvEvents, ReplayEnd
-from router.core.actions import Resync
+from router.core.contract.actions import Resync
 from router.core.core import take
 from router.events.delivery import FeedContext, FeedFact, SharedReaders
 from router.events.feed import Feed, open_feed

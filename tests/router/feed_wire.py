@@ -22,7 +22,7 @@ import zmq
 import zmq.asyncio
 
 from policies.facts import KvEvents
-from router.core.actions import Resync
+from router.core.contract.actions import Resync
 from router.core.core import take
 from router.events.delivery import FeedContext, FeedFact, SharedReaders
 from router.events.feed import Feed, open_feed

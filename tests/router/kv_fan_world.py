@@ -9,8 +9,8 @@ import numpy as np
 from engine.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, encode_batch
 from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
-from router.core.actions import Resync
-from router.core.kv_events import WireEvents
+from router.core.contract.actions import Resync
+from router.core.workers.kv_events import WireEvents
 from router.replicas.kv_events import Claim
 from router.replicas.lease import Leases
 from router.replicas.membership import Keys

@@ -10,9 +10,9 @@ import numpy as np
 
 from kvkernels import EventBatch
 from policies.facts import CacheSnapshot, KvCopied, KvEvents, ReplayEnd
-from router.core.actions import Resync
+from router.core.contract.actions import Resync
 from router.core.core import take
-from router.core.kv_events import WireEvents
+from router.core.workers.kv_events import WireEvents
 from router.replicas.snapshots import Loan
 from tests.router.kv_fan_world import Engine
 from tests.router.replica_world import Replica, Replicas

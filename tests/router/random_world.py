@@ -29,9 +29,9 @@ from policies.facts import (
     WorkerFacts,
 )
 from policies.load import load
-from router.core.actions import Action, Cancel, Dispatch, Reject
+from router.core.contract.actions import Action, Cancel, Dispatch, Reject
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 
 SIZES = (16, 32)
 MODELS = ("alpha", "beta", "gamma")

@@ -11,7 +11,7 @@ import msgspec
 
 from policies.contract import Hashes
 from policies.facts import Arrival
-from router.core.actions import Candidate, Decision, Dispatch, Stage
+from router.core.contract.actions import Candidate, Decision, Dispatch, Stage
 from router.http.reply import Outcome, Usage
 from router.record.request_line import Header, RequestLine
 from router.record.request_log import RequestLog, request_log_file

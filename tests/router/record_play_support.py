@@ -24,8 +24,8 @@ from policies.facts import (
     WorkerFacts,
 )
 from policies.load import load
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 from router.record.facts import Player, records
 from router.record.recorder import FactRecorder
 from router.request.dispatcher import Dispatcher

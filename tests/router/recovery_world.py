@@ -11,7 +11,7 @@ from typing import Any, cast
 from engine.wire.events import AllBlocksCleared, BlockRemoved, encode_batch
 from kvkernels import EventBatch
 from policies.facts import CacheSnapshot, WorkerChange, WorkerFacts
-from router.core.actions import Resync as RouterResync
+from router.core.contract.actions import Resync as RouterResync
 from router.core.core import take
 from router.events.delivery import Delivery, FeedContext, FeedFact, SharedReaders
 from router.events.resync import Replayed, Resync

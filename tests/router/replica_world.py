@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from policies.facts import Arrival, Failure, Finish, FirstToken, Progress, Tick
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
 from router.core.core import take
 from router.replicas.messages import decoded
 from router.replicas.sharing import Sharing

@@ -9,8 +9,8 @@ import numpy as np
 
 from kvkernels import chain_hashes
 from policies.facts import Arrival
-from router.core.columns import WorkerColumns
-from router.estimators.sessions import Sessions, TrackedRequest
+from router.core.sessions.sessions import Sessions, TrackedRequest
+from router.core.workers.columns import WorkerColumns
 
 BLOCK = 16
 SLOTS = 3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from policies.facts import Failure
-from router.core.actions import Dispatch, Reject
+from router.core.contract.actions import Dispatch, Reject
 from router.http.reply import Framing, Outcome, ReplyHead
 from router.request.attempts import Sieve, says_absent
 from router.upstream.client_reply import CollectedReply

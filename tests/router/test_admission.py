@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from policies.contract import FleetView, RequestView
 from policies.facts import Failure, Finish, FirstToken, Tick
-from router.core.actions import Action, Dispatch, Hold, Reject
-from router.core.admission import Drain
+from router.core.contract.actions import Action, Dispatch, Hold, Reject
+from router.core.placement.admission import Drain
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
 

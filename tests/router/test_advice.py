@@ -13,10 +13,10 @@ import pytest
 from policies.facts import WorkerFacts
 from router.admin.advice import Advising, command_of
 from router.cli.main import main
-from router.config.rules import check_together
 from router.config.schema import Advise, Config
 from router.record.request_line import FleetPart
 from router.record.request_log import fleet_parts
+from router.settings.rules import check_together
 
 SAYS_WHAT_IT_IS = """
 import json, os, sys

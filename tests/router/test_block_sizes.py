@@ -12,9 +12,9 @@ from xxhash import xxh3_64_intdigest
 
 from kvkernels import EventBatch, chain_hashes
 from policies.facts import KvEvents, ReplayEnd
-from router.core.actions import Action, Doubted, Followed, Resync
-from router.core.block_sizes import BlockSizes
-from router.core.kv_events import WireEvents
+from router.core.contract.actions import Action, Doubted, Followed, Resync
+from router.core.workers.block_sizes import BlockSizes
+from router.core.workers.kv_events import WireEvents
 from tests.router.core_world import BLOCK, World
 from tests.router.feed_support import line, until
 

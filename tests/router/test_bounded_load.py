@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from policies.facts import Arrival, Failure, Finish, FirstToken, Tick, WorkerChange, WorkerFacts
 from policies.load import load
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.settings import CoreSettings
 from tests.effort import examples
 
 BLOCK = 16

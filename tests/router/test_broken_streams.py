@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Probed, Tick
-from router.core.actions import Action, Dispatch, Ejected, Probe
+from router.core.contract.actions import Action, Dispatch, Ejected, Probe
 from tests.effort import examples
 from tests.router.core_world import World
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Prefilled, Tick, WorkerChange
-from router.core.actions import Busied, Dispatch, Reject, Relieved
+from router.core.contract.actions import Busied, Dispatch, Reject, Relieved
 from tests.effort import examples
 from tests.router.core_world import World, stored
 

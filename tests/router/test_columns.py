@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from policies.contract import FleetView
 from policies.facts import LoadReport, WorkerFacts
-from router.core.columns import WorkerColumns
-from router.core.eligible import Rows
-from router.core.ledger import Ledger
-from router.core.live_fleet import LiveFleet
+from router.core.placement.eligible import Rows
+from router.core.placement.live_fleet import LiveFleet
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.ledger import Ledger
 from tests.router.core_world import World
 from tests.router.property_support import patient
 

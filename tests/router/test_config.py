@@ -9,9 +9,9 @@ import pytest
 
 from router.cli.config import add_config_command, add_flags, check_command, key_table
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
-from router.config.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
-from router.config.rules import FIXED, REMOVED
 from router.config.schema import Config
+from router.settings.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
+from router.settings.rules import FIXED, REMOVED
 from tests.router.config_values import WORKER, another_value, flags_beside
 
 

@@ -15,7 +15,7 @@ from policies.facts import (
     WorkerChange,
 )
 from policies.load import load
-from router.core.actions import Cancel, Dispatch, Ejected, Probe, Reject
+from router.core.contract.actions import Cancel, Dispatch, Ejected, Probe, Reject
 from tests.router.core_world import BLOCK, World, stored
 
 

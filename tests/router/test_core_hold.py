@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from policies.contract import FleetView, RequestView
 from policies.facts import Failure, Finish, FirstToken, Tick
-from router.core.actions import Action, Dispatch, Hold, Reject
-from router.core.counters import HeldTimes
+from router.core.contract.actions import Action, Dispatch, Hold, Reject
+from router.core.contract.counters import HeldTimes
 from tests.router.core_world import BLOCK, World
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from policies.facts import Failure, Finish, FirstToken, Progress, Tick, WorkerChange
-from router.core.actions import Reject
+from router.core.contract.actions import Reject
 from tests.effort import examples
 from tests.router.core_world import World
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from policies.facts import Failure, Finish
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
 from tests.router.core_world import BLOCK, World, stored
 
 

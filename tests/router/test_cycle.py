@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from router.core.columns import WorkerColumns
-from router.estimators.sessions import Cycle
+from router.core.sessions.sessions import Cycle
+from router.core.workers.columns import WorkerColumns
 
 ALL = np.arange(3)
 

@@ -8,7 +8,7 @@ import weakref
 import numpy as np
 import pytest
 
-from router.core.actions import Decision, Dispatch, Ranking, Stage
+from router.core.contract.actions import Decision, Dispatch, Ranking, Stage
 from router.record.request_record import Attempt, LatestAttempts
 from tests.router.record_log_support import arrival
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.facts import Failure
-from router.core.actions import Dispatch, Reject
+from router.core.contract.actions import Dispatch, Reject
 from router.fleet.member import Denial
 from router.request.denials import denies_model
 from tests.router.core_world import World

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.load import LoadedPolicy
-from router.core.actions import (
+from router.core.contract.actions import (
     MAX_TERMS,
     SHOWN_WORKERS,
     Candidate,
@@ -25,9 +25,9 @@ from router.core.actions import (
     regret_s,
     runner_up,
 )
-from router.core.chooser import Choice, Withheld
 from router.core.core import RouterCore
-from router.core.guard import PolicyFaultError
+from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.guard import PolicyFaultError
 from router.record.explain import everything, explanation, explanation_line
 from tests.policies.fleet import fleet_of, request_of
 from tests.router.core_world import World

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 
 from policies.facts import WorkerFacts
-from router.config.worker_spec import WorkerSpec, parse_worker_spec
 from router.discovery.discovery import Discovery
 from router.fleet import member as member_module
 from router.fleet.engines.adapter import UnrecognizedError
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_thresholds
+from router.fleet.worker_spec import WorkerSpec, parse_worker_spec
 from router.metrics.workers import discovery_metrics
 from tests.router.discovery_support import Told, world
 from tests.router.fleet_support import fleet_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.worker_spec import WorkerSpec, parse_worker_spec
 from router.discovery.discovery import LINGER_MAX_S, SourceTrust, union
 from router.discovery.source import Report, ReportedWorker, bounded
+from router.fleet.worker_spec import WorkerSpec, parse_worker_spec
 
 GRACE_S = 30.0
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.config.worker_spec import WorkerSpec
 from router.discovery import kubernetes_watch
 from router.discovery.discovery import SourceTrust
 from router.discovery.kubernetes_source import (
@@ -32,6 +31,7 @@ from router.discovery.kubernetes_source import (
 )
 from router.discovery.kubernetes_watch import Objects, TooOldError, WatchError
 from router.discovery.source import InferencePoolSpec, Report, parse_source
+from router.fleet.worker_spec import WorkerSpec
 from tests.router.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
 from tests.router.kubernetes_server import hosts
 

@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.keys import keys_of
-from router.config.rules import check_value
 from router.discovery.source import Report, SourceSpecError, TrtllmSpec, parse_source
 from router.discovery.trtllm import ClusterStore, StoreFullError, TrtllmSource, joined, read_pool
+from router.settings.rules import check_value
 
 URLS = "context_servers: {num_instances: 2, urls: ['h1:8001', 'h2:8002']}\n"
 GEN = "generation_servers: {num_instances: 1, urls: ['h3:8003'], router: {type: round_robin}}\n"

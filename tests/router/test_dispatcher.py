@@ -11,9 +11,9 @@ import pytest
 
 from policies.facts import KvEvents, Tick, WorkerChange
 from policies.load import LoadedPolicy
-from router.core.actions import Dispatch, Reject
+from router.core.contract.actions import Dispatch, Reject
 from router.core.core import RouterCore
-from router.core.guard import PolicyFaultError
+from router.core.placement.guard import PolicyFaultError
 from router.request.dispatcher import Dispatcher, Ticket
 from tests.router.core_world import World
 

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from policies.contract import FleetView
 from policies.facts import Failure, LoadReport, Probed, Tick, WorkerChange
-from router.core.actions import Decision, Dispatch, Probe, Reject
-from router.core.eligible import Eligibility, Rows
-from router.core.hold_queue import Pending
-from router.core.live_fleet import LiveFleet
+from router.core.contract.actions import Decision, Dispatch, Probe, Reject
+from router.core.placement.eligible import Eligibility, Rows
+from router.core.placement.hold_queue import Pending
+from router.core.placement.live_fleet import LiveFleet
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, chain_of
 

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import FirstToken, Progress
-from router.core.columns import WorkerColumns
-from router.core.ledger import Charge, Ledger, PrefillPeriod
-from router.estimators.arrivals import ArrivalEstimator
-from router.estimators.speed import SpeedEstimator
+from router.core.sessions.arrivals import ArrivalEstimator
+from router.core.sessions.speed import SpeedEstimator
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.ledger import Charge, Ledger, PrefillPeriod
 from tests.router.core_world import World
 from tests.router.property_support import patient
 

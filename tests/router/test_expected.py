@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Cleared, Fact, Failure, Finish, FirstToken, Tick, WorkerChange
 from router.core.core import take
-from router.core.mirror import Expectation, ExpectedBlocks
+from router.core.workers.mirror import Expectation, ExpectedBlocks
 from tests.router.core_world import BLOCK, World, chain_of, names_of, removed, stored
 from tests.router.property_support import patient
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Arrival
-from router.core.hold_queue import FairQueue, HoldQueue, Pending
+from router.core.placement.hold_queue import FairQueue, HoldQueue, Pending
 from tests.router.property_support import patient
 
 

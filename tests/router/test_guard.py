@@ -10,9 +10,9 @@ import pytest
 
 from policies.facts import FirstToken, Tick
 from policies.load import LoadedPolicy
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
 from router.core.core import RouterCore
-from router.core.guard import PolicyFaultError
+from router.core.placement.guard import PolicyFaultError
 from tests.router.core_world import World
 from tests.router.test_policy_failures import fails
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from policies.facts import Failure, Finish, FirstToken, Probed, Progress, Tick
-from router.core.actions import Action, Dispatch, Ejected, Probe, Reinstated
+from router.core.contract.actions import Action, Dispatch, Ejected, Probe, Reinstated
 from tests.router.core_world import World
 
 

@@ -23,9 +23,9 @@ from policies.facts import (
     Stored,
     WorkerChange,
 )
-from router.core.actions import Action, Confirmed, Dispatch, Doubted, Resync
-from router.core.chooser import Choice
-from router.core.mirror import ANSWERS
+from router.core.contract.actions import Action, Confirmed, Dispatch, Doubted, Resync
+from router.core.placement.chooser import Choice
+from router.core.workers.mirror import ANSWERS
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, names_of, stored, tokens_of
 from tests.router.record_play_support import Desk

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.contract import Standing
 from policies.facts import Arrival
-from router.core.hold_queue import HoldQueue, Pending
+from router.core.placement.hold_queue import HoldQueue, Pending
 from tests.router.property_support import patient
 
 WAITING = st.lists(

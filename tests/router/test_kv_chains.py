@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from engine.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, encode_batch
 from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, chain_hashes, chain_seed
 from policies.facts import Cleared, Removed, ReplayEnd, Stored
-from router.core.actions import Resync
-from router.core.kv_events import Applied, WireEvents, apply_events, block_names
-from router.core.kv_events import chain_of as chain_of_event
+from router.core.contract.actions import Resync
+from router.core.workers.kv_events import Applied, WireEvents, apply_events, block_names
+from router.core.workers.kv_events import chain_of as chain_of_event
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, chain_of, removed, stored
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from policies.facts import CacheSnapshot
-from router.core.snapshot import encode_snapshot
+from router.core.workers.snapshot import encode_snapshot
 from router.replicas.messages import PIECE_BYTES, UNREAD, KvAsked, KvNone, KvSnapshot
 from router.replicas.publisher import SnapshotBudget
 from router.replicas.snapshots import SnapshotBorrower, SnapshotLender

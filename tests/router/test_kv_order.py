@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from policies.facts import Cleared, KvEvents, ReplayEnd, WorkerChange
-from router.core.actions import Resync
+from router.core.contract.actions import Resync
 from tests.router.core_world import World, removed, stored
 
 

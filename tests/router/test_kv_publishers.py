@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Cleared, KvEvents, ReplayEnd
-from router.core.actions import Resync
+from router.core.contract.actions import Resync
 from tests.effort import examples
 from tests.router.core_world import World, removed, stored
 

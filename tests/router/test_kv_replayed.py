@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from policies.facts import CacheSnapshot, KvEvents, ReplayEnd, Tick, WorkerChange, WorkerFacts
-from router.core.actions import Resync
+from router.core.contract.actions import Resync
 from tests.router.core_world import BLOCK, World, stored
 
 A_BATCH = 20  # blocks

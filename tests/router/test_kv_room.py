@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from kvkernels import EventBatch
 from policies.facts import Finish, FirstToken, KvEvents, LoadReport, WorkerChange
-from router.core.actions import Action, Doubted, Followed, Others
-from router.core.kv_events import WireEvents, gpu_blocks_in
-from router.core.kv_state import ROOM_SLACK, USELESS_EVENTS, KvState
-from router.core.mirror import BLOCKS_UNTOLD
-from router.core.workers import Worker
+from router.core.contract.actions import Action, Doubted, Followed, Others
+from router.core.workers.kv_events import WireEvents, gpu_blocks_in
+from router.core.workers.kv_state import ROOM_SLACK, USELESS_EVENTS, KvState
+from router.core.workers.mirror import BLOCKS_UNTOLD
+from router.core.workers.table import Worker
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
 from tests.router.crowded import crowd

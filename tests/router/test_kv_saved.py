@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import CacheSnapshot
-from router.core.snapshot import decode_snapshot, encode_snapshot
+from router.core.workers.snapshot import decode_snapshot, encode_snapshot
 from router.restart.saved_caches import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
 from tests.effort import EFFORT
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Cleared, KvEvents, LoadReport, ReplayEnd, WorkerChange
-from router.core import kv_state as backlog_module
-from router.core.actions import Resync
-from router.core.kv_events import WireEvents
+from router.core.contract.actions import Resync
+from router.core.workers.kv_events import WireEvents
+from router.core.workers.table import kv_state as backlog_module
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, LoadReport, Progress, Tick, WorkerChange
-from router.core.actions import Cancel, Dispatch
+from router.core.contract.actions import Cancel, Dispatch
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from engine.block_pool import BlockPool
 from kvkernels import chain_hashes
-from router.core.mirror import Found, Mirrors, Prediction
+from router.core.workers.mirror import Found, Mirrors, Prediction
 from tests.effort import EFFORT
 from tests.router.property_support import patient
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Tick, WorkerChange
-from router.core.actions import Action, Cancel, Dispatch, Hold, Reject
-from router.core.admission import ModelLimit, model_limits
-from router.core.chooser import Withheld
+from router.core.contract.actions import Action, Cancel, Dispatch, Hold, Reject
+from router.core.placement.admission import ModelLimit, model_limits
+from router.core.placement.chooser import Withheld
 from router.record.explain import withheld
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World

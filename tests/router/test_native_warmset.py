@@ -15,9 +15,9 @@ from policies.contract import FleetView, Floats, RequestView, Standing
 from policies.facts import Arrival, WorkerChange, WorkerFacts
 from policies.load import load
 from policies.warmset import Warmset
+from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.live_fleet import NativeWarmset, native_costs
-from router.core.settings import CoreSettings
+from router.core.placement.live_fleet import NativeWarmset, native_costs
 from tests.effort import EFFORT
 from tests.router.random_world import RandomWorld
 

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from policies.facts import Failure, Finish, Probed, Tick, WorkerChange
-from router.core.actions import Action, Dispatch, Ejected, Probe, Reinstated
+from router.core.contract.actions import Action, Dispatch, Ejected, Probe, Reinstated
 from tests.effort import examples
 from tests.router.core_world import World
 

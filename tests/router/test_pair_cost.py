@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.columns import PairCost, WorkerColumns
-from router.core.ledger import Charge, PrefillPeriod
-from router.estimators.speed import SpeedEstimator
+from router.core.sessions.speed import SpeedEstimator
+from router.core.workers.columns import PairCost, WorkerColumns
+from router.core.workers.ledger import Charge, PrefillPeriod
 from tests.router.property_support import patient
 
 SPEEDS = (15_000.0, 7_000.0, 30_000.0, 2_000.0)  # tokens a second without attention

@@ -10,9 +10,9 @@ import pytest
 
 from policies.facts import Arrival, Finish, Tick
 from policies.load import LoadedPolicy, PolicyError
-from router.core.actions import Dispatch, Hold
+from router.core.contract.actions import Dispatch, Hold
 from router.core.core import RouterCore
-from router.core.guard import PolicyFaultError
+from router.core.placement.guard import PolicyFaultError
 from tests.router.core_world import World
 
 

@@ -17,7 +17,7 @@ from engine.wire.events import BlockStored, encode_batch
 from engine.wire.tokens import Chat, PromptError, WordTokenizer
 from kvkernels import EventBatch, chain_hashes, chain_seed
 from policies.facts import Stored
-from router.core.kv_events import WireEvents, chain_of
+from router.core.workers.kv_events import WireEvents, chain_of
 from router.http.errors import ClientError
 from router.request.paths import PATHS
 from router.request.prompts import Prompt

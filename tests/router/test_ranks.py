@@ -16,15 +16,15 @@ import pytest
 
 from router.assembly import Router
 from router.config.keys import keys_of
-from router.config.rules import BadItemsError, check_value
 from router.config.schema import Config, Intervals, Limits
-from router.config.worker_spec import parse_worker_spec
-from router.core.roster import TableFullError
-from router.core.workers import Worker
+from router.core.placement.roster import TableFullError
+from router.core.workers.table import Worker
 from router.fleet.manager import DuplicateWorkerError, reconcile
 from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker
+from router.fleet.worker_spec import parse_worker_spec
 from router.server.listener import ClientListener
+from router.settings.rules import BadItemsError, check_value
 from tests.router.fleet_support import admin_port
 from tests.router.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.waiting import DEADLINE_S, until

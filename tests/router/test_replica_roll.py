@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from redis import exceptions as redis
 
 from router.config.schema import Config, TenantRules
+from router.redis.connection import reason_of
 from router.replicas.membership import (
     MOST_PEERS,
     VERSION,
@@ -28,7 +29,6 @@ from router.replicas.membership import (
     refusal,
     terms_of,
 )
-from router.replicas.redis_connection import reason_of
 
 LEASE_S = 3.0
 ME = "me@0000000000000000"

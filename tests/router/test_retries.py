@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, WorkerChange
-from router.core.actions import Dispatch, Reject
+from router.core.contract.actions import Dispatch, Reject
 from tests.router.core_world import World
 
 PLENTY = {"retries_per_s": 1e6}

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.estimators import return_hazard
-from router.estimators.return_hazard import EDGES_S, ReturnHazard, bins_of
+from router.core.sessions import return_hazard
+from router.core.sessions.return_hazard import EDGES_S, ReturnHazard, bins_of
 from tests.router.property_support import patient
 
 PERIODS = st.lists(st.tuples(st.floats(0.0, 2_000.0), st.booleans()), max_size=60)

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Role
-from router.core.columns import WorkerColumns
-from router.core.roles import RoleController, RoleTerms, WorkMeter
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
 from tests.router.core_world import World
 
 DRAIN_S = 10.0

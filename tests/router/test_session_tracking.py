@@ -11,8 +11,8 @@ from kvkernels import chain_hashes
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Failure, Finish, FirstToken, LoadReport, Tick, WorkerChange
 from policies.load import load
-from router.core.actions import Dispatch, Hold, Reject
-from router.core.chooser import Choice, Withheld
+from router.core.contract.actions import Dispatch, Hold, Reject
+from router.core.placement.chooser import Choice, Withheld
 from tests.effort import EFFORT
 from tests.router.core_world import BLOCK, World, chain_of, stored
 from tests.router.random_world import RandomWorld

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from kvkernels import SessionWeights
 from policies.contract import Floats, Ints
-from router.estimators.return_hazard import EDGES_S, ReturnHazard, bins_of
+from router.core.sessions.return_hazard import EDGES_S, ReturnHazard, bins_of
 from tests.router.property_support import patient
 
 SLOTS = 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.estimators.sessions import Sessions
+from router.core.sessions.sessions import Sessions
 from tests.effort import EFFORT
 from tests.router.property_support import patient
 from tests.router.session_history import BLOCK, SLOTS, History, arrival, columns, come, prompt

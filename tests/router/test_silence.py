@@ -7,8 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Probed, Silence, Tick, WorkerChange
-from router.core.actions import Abandon, Action, Dispatch, Ejected, Hold, Panic, Probe, Reject
-from router.core.chooser import Withheld
+from router.core.contract.actions import (
+    Abandon,
+    Action,
+    Dispatch,
+    Ejected,
+    Hold,
+    Panic,
+    Probe,
+    Reject,
+)
+from router.core.placement.chooser import Withheld
 from tests.router.core_world import World, stored
 
 

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import WorkerChange, WorkerFacts
-from router.core.actions import Dispatch
-from router.core.eligible import Rows
-from router.core.health import SlowStart
+from router.core.contract.actions import Dispatch
+from router.core.placement.eligible import Rows
+from router.core.placement.health import SlowStart
 from tests.router.core_world import BLOCK, World
 
 RAMP_S = 10.0

@@ -16,7 +16,7 @@ from policies.facts import (
     Tick,
     WorkerChange,
 )
-from router.core.actions import Action, Dispatch, Hold, Reject
+from router.core.contract.actions import Action, Dispatch, Hold, Reject
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
 

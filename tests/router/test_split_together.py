@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Prefilled, WorkerChange
-from router.core.actions import Action, Cancel, Dispatch, Reject
+from router.core.contract.actions import Action, Cancel, Dispatch, Reject
 from router.core.core import RequestListener
-from router.core.hold_queue import Pending
-from router.core.split import PairFaults
-from router.core.workers import Worker
+from router.core.placement.hold_queue import Pending
+from router.core.placement.split import PairFaults
+from router.core.workers.table import Worker
 from tests.router.core_world import BLOCK, World
 from tests.router.property_support import patient
 from tests.router.record_play_support import Desk, arrival

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from router.core.health import StallDetection
+from router.core.placement.health import StallDetection
 
 
 def test_a_worker_is_asked_once_in_a_while_as_long_as_all_its_streams_are_silent() -> None:

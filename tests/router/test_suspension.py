@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.guard import BACKOFF_MAX_S, BACKOFF_S, TRIAL_DECISIONS, Suspension
+from router.core.placement.guard import BACKOFF_MAX_S, BACKOFF_S, TRIAL_DECISIONS, Suspension
 
 
 class Plain:

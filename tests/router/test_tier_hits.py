@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from policies.contract import HOST_SPEED, FleetView, Floats, RequestView
 from policies.facts import Finish, FirstToken, ReplayEnd
-from router.core.actions import Dispatch
-from router.core.chooser import Choice
-from router.core.columns import WorkerColumns
-from router.core.ledger import Charge, Loads, PrefillPeriod
-from router.estimators.speed import LoadEstimator
+from router.core.contract.actions import Dispatch
+from router.core.placement.chooser import Choice
+from router.core.sessions.speed import LoadEstimator
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.ledger import Charge, Loads, PrefillPeriod
 from tests.effort import examples
 from tests.policies.fleet import fleet_of
 from tests.router.core_world import BLOCK, World, chain_of, removed, stored

@@ -14,7 +14,7 @@ from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Arrival, Finish, FirstToken, WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
 from router.core.core import RouterCore
 from tests.policies.pool import Job, Pool, shared_prompt
 from tests.router.core_world import BLOCK, World, chain_of

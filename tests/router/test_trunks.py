@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels import PrefixOwners, Trunk, Trunks
-from router.estimators.pool_pace import PoolPace
+from router.core.sessions.pool_pace import PoolPace
 from tests.effort import examples
 from tests.oracles import trunks as trunks_twin
 from tests.oracles.trunks import TRUNKS_MAX

@@ -7,7 +7,7 @@ import pytest
 
 from policies.facts import Cleared, Finish, FirstToken, KvEvents, ReplayEnd, Tick, WorkerChange
 from policies.load import load
-from router.estimators.return_hazard import ReturnHazard, UnownedBlocks
+from router.core.sessions.return_hazard import ReturnHazard, UnownedBlocks
 from tests.router.core_world import BLOCK, World, stored
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.counters import Window
+from router.core.contract.counters import Window
 
 SPAN_S = 5.0
 STEP_S = SPAN_S / 10

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.estimators import working_sets
-from router.estimators.working_sets import WorkingSets
+from router.core.sessions import working_sets
+from router.core.sessions.working_sets import WorkingSets
 from tests.router.property_support import patient
 
 SLOTS = 4

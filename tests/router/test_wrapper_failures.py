@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from policies.load import load
-from router.core.actions import Dispatch
+from router.core.contract.actions import Dispatch
 from router.core.core import RouterCore
-from router.core.guard import PolicyFaultError
+from router.core.placement.guard import PolicyFaultError
 from tests.router.core_world import World
 
 WRAPPERS = "tests.policies.test_wrappers"

@@ -10,7 +10,7 @@ import msgspec
 
 from policies.contract import Hashes
 from policies.load import load
-from router.core.actions import Decision
+from router.core.contract.actions import Decision
 from router.record.request_line import (
     Best,
     FleetPart,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from router.core.guard import PolicyFaultError
+from router.core.placement.guard import PolicyFaultError
 from simulator.cli import main
 from tests.simulator.replays import pool, run, setup_of, steady
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from policies.contract import FleetView, Floats, Hashes, RequestView
-from router.core.actions import Decision
+from router.core.contract.actions import Decision
 from simulator.replay.observer import ROWS_MAX
 from simulator.replay.result import NEVER, Book, Verdict
 from simulator.replay.run import ReplayProgress, replay

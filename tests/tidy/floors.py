@@ -19,10 +19,10 @@ ROOTS = ("router", "engine", "simulator", "policies")
 # The packages of the router from the ground up. Those of one line are on one floor, and none of
 # them imports another.
 ROUTER_FLOORS = (
-    ("http", "keys"),
-    ("estimators",),
+    ("http", "keys", "redis"),
+    ("config",),
     ("core",),
-    ("config", "record"),
+    ("record",),
     ("events",),
     ("upstream",),
     ("fleet",),
@@ -30,6 +30,7 @@ ROUTER_FLOORS = (
     ("metrics",),
     ("server",),
     ("admin", "discovery", "doctor", "picker", "replicas", "restart"),
+    ("settings",),
     ("assembly",),
     ("cli",),
     ("__main__",),

@@ -19,7 +19,6 @@ FACE_FIELDS = ("Owns:", "Gives:", "Never imports:", "Start reading at:")
 PURE = (
     "policies/",
     "router/core/",
-    "router/estimators/",
     "engine/scheduler",
     "engine/block_pool",
     "engine/step_time",

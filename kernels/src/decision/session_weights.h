@@ -1,5 +1,5 @@
 // What each idle session counts at home: the chance that it returns soon enough for its memory to
-// pay (router/estimators/sessions.py and return_hazard.py say why; tests hold this to numpy).
+// pay (router/core/sessions/sessions.py and return_hazard.py say why; tests hold this to numpy).
 #pragma once
 
 #include "decision/columns.h"

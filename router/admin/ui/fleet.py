@@ -13,8 +13,8 @@ import numpy as np
 from policies.contract import Floats, Ints
 from router.admin.views import trunk_shown
 from router.core.core import RouterCore
-from router.core.health import SlowStart
-from router.core.workers import Worker
+from router.core.placement.health import SlowStart
+from router.core.workers.table import Worker
 from router.fleet.member import Member
 from router.record.request_record import LatestAttempts
 

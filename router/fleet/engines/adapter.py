@@ -16,8 +16,8 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
-from router.config.worker_spec import WorkerSpec
 from router.events.sources import EventSource
+from router.fleet.worker_spec import WorkerSpec
 from router.request.kserve import Roles
 from router.request.legs import Door
 

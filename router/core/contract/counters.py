@@ -1,0 +1,119 @@
+"""What the core counts, in total and over the last seconds."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from policies.contract import Standing
+from policies.facts import Role
+from router.core.contract.actions import Decision
+
+_STEPS = 10
+
+
+class Window:
+    """What was counted within `span_s`. Lifetime: its owner's."""
+
+    __slots__ = ("_both", "_step_s", "_steps")
+
+    def __init__(self, span_s: float) -> None:
+        self._step_s = span_s / _STEPS
+        self._steps: deque[list[int]] = deque()  # [number of the step, first, second]
+        self._both = [0, 0]
+
+    def add(self, now_s: float, first: int, second: int) -> None:
+        """Count; times must not go backwards."""
+        step = int(now_s // self._step_s)
+        if not self._steps or self._steps[-1][0] != step:
+            self._forget(step)
+            self._steps.append([step, 0, 0])
+        last, both = self._steps[-1], self._both
+        last[1] += first
+        last[2] += second
+        both[0] += first
+        both[1] += second
+
+    def take_back(self, then_s: float) -> None:
+        """Count one of the first kind less, which was counted at `then_s`; what is forgotten stays
+        so.
+        """
+        number = int(then_s // self._step_s)
+        for step in self._steps:
+            if step[0] == number and step[1]:
+                step[1] -= 1
+                self._both[0] -= 1
+
+    def sums(self, now_s: float) -> tuple[int, int]:
+        """Both counts of the present step and the nine before it."""
+        self._forget(int(now_s // self._step_s))
+        return self._both[0], self._both[1]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._steps.clear()
+        self._both = [0, 0]
+
+    def _forget(self, step: int) -> None:
+        steps, both = self._steps, self._both
+        while steps and steps[0][0] <= step - _STEPS:
+            _, first, second = steps.popleft()
+            both[0] -= first
+            both[1] -= second
+
+
+HELD_SECONDS = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)
+
+
+@dataclass(slots=True)
+class HeldTimes:
+    """How long requests of one standing waited at the router. Lifetime: process."""
+
+    sum_s: float = 0.0
+    # Waits up to each of HELD_SECONDS and above the one before, then those above all.
+    counts: list[int] = field(default_factory=lambda: [0] * (len(HELD_SECONDS) + 1))
+
+    def add(self, wait_s: float) -> None:
+        """One wait is over."""
+        wait_s = max(wait_s, 0.0)
+        self.sum_s += wait_s
+        self.counts[bisect_left(HELD_SECONDS, wait_s)] += 1
+
+    def buckets(self) -> list[tuple[str, int]]:
+        """(upper bound, waits up to it), as Prometheus has them."""
+        names = (*(f"{bound:g}" for bound in HELD_SECONDS), "+Inf")
+        return list(zip(names, accumulate(self.counts), strict=True))
+
+
+@dataclass(slots=True)
+class CoreCounters:
+    """Lifetime: process. Only ever grow."""
+
+    decisions: Counter[tuple[str, str]] = field(default_factory=Counter)  # (policy, reason)
+    legs: Counter[Role] = field(default_factory=Counter)  # what workers were to do of requests
+    rejections: Counter[str] = field(default_factory=Counter)  # by code
+    expected_hit_tokens: int = 0
+    prompt_tokens: int = 0  # of dispatched requests
+    holds: int = 0
+    retries: int = 0
+    retries_refused: int = 0  # for want of a budget
+    ejections: int = 0
+    ejections_withheld: int = 0  # too much of the pool was ejected already
+    held: dict[Standing, HeldTimes] = field(
+        default_factory=lambda: {"new": HeldTimes(), "cold": HeldTimes(), "warm": HeldTimes()}
+    )
+
+    def dispatched(self, decision: Decision, leg: Role) -> None:
+        """A request, or a leg of it, was sent."""
+        self.decisions[decision.policy, decision.reason] += 1
+        self.legs[leg] += 1
+        if leg == "decode":  # its prompt counted with the other leg
+            return
+        self.expected_hit_tokens += decision.hit_tokens + decision.loaded_tokens
+        self.prompt_tokens += decision.prompt_tokens
+
+    def rejected(self, code: str) -> None:
+        """A request was turned away."""
+        self.rejections[code] += 1

@@ -1,0 +1,323 @@
+"""Which requests are admitted, held or rejected, and what rejected ones are told of the wait."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from math import exp, inf
+from typing import Generic, TypeVar
+
+from policies.facts import Arrival
+from router.core.contract.actions import Reject, Rejection
+from router.core.contract.counters import CoreCounters
+from router.core.contract.settings import CoreSettings
+from router.core.placement.hold_queue import HoldQueue, Pending, Watcher, most_s
+
+K = TypeVar("K")
+_MEMORY_S = 10.0  # what is older than this counts for little
+_LET_IN_MEMORY_S = 60.0  # the same of waiting requests, of which few are let in at a time
+_LEAST_BUSY_S = 0.5  # of watching, before a rate is believed
+_MODELS_MAX = 1_024
+
+
+@dataclass(slots=True)
+class _Pool:
+    """One model's. Time passes for it only while it has something to compute."""
+
+    at_s: float
+    queued_tokens: int = 0
+    computed_tokens: float = 0.0  # lately
+    busy_s: float = 0.0  # lately
+
+    def advance(self, now_s: float, memory_s: float) -> None:
+        passed_s = now_s - self.at_s
+        self.at_s = max(now_s, self.at_s)
+        if passed_s > 0 and self.queued_tokens:
+            kept = exp(-passed_s / memory_s)
+            self.computed_tokens *= kept
+            self.busy_s = self.busy_s * kept + memory_s * (1 - kept)
+
+
+class Drain(Generic[K]):
+    """How much is queued, and at which rate that is done, by model or finer. Lifetime: process."""
+
+    def __init__(self, memory_s: float = _MEMORY_S) -> None:
+        self._memory_s = memory_s
+        self._pools: dict[K, _Pool] = {}
+        self.queued_tokens = 0  # dispatched, to be computed; of all models
+
+    def sent(self, of: K, tokens: int, now_s: float) -> None:
+        """So many tokens are to be computed."""
+        pool = self._pools.get(of)
+        if pool is None:
+            if len(self._pools) >= _MODELS_MAX:
+                self._pools = {m: p for m, p in self._pools.items() if p.queued_tokens}
+            pool = self._pools[of] = _Pool(now_s)
+        pool.advance(now_s, self._memory_s)
+        pool.queued_tokens += tokens
+        self.queued_tokens += tokens
+
+    def over(self, of: K, tokens: int, computed: bool, now_s: float) -> None:
+        """They are `computed`, or nobody wants them any more."""
+        pool = self._pools[of]
+        pool.advance(now_s, self._memory_s)
+        pool.queued_tokens -= tokens
+        self.queued_tokens -= tokens
+        if computed:
+            pool.computed_tokens += tokens
+
+    def queued_of(self, of: K) -> int:
+        """Tokens that a pool has yet to compute."""
+        pool = self._pools.get(of)
+        return 0 if pool is None else pool.queued_tokens
+
+    def rate(self, of: K, now_s: float) -> float | None:
+        """Tokens that a pool computes in a second when it has to; None: not known."""
+        pool = self._pools.get(of)
+        if pool is None:
+            return None
+        pool.advance(now_s, self._memory_s)
+        if pool.busy_s < _LEAST_BUSY_S or pool.computed_tokens < 1.0:
+            return None
+        return pool.computed_tokens / pool.busy_s
+
+
+_MOST = 1 << 50  # of a limit
+_LIMITS = ("max_requests", "max_queued_tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimit:
+    """What a model's workers may have of it at once, all together. Lifetime: until a reload."""
+
+    max_requests: float = inf  # unfinished
+    max_queued_tokens: float = inf  # of prompts, sent and not known to be computed
+
+
+def model_limits(lines: Iterable[str]) -> dict[str, ModelLimit]:
+    """By model, each line as `MODEL:KEY=NUMBER,...`. Raises ValueError."""
+    found: dict[str, ModelLimit] = {}
+    for line in lines:
+        model, colon, rest = line.rpartition(":")
+        if not (model and colon and rest):
+            raise ValueError(f"{line[:200]!r} is not MODEL:KEY=NUMBER,...; keys: {_KEYS}")
+        given = {}
+        for pair in rest.split(","):
+            key, _, number = pair.strip().partition("=")
+            if key not in _LIMITS or key in given:
+                raise ValueError(f"{line[:200]!r}: {pair[:64]!r}; keys, each once: {_KEYS}")
+            whole = number.isascii() and number.isdigit() and len(number) <= 16
+            if not (whole and 1 <= int(number) <= _MOST):
+                raise ValueError(f"{line[:200]!r}: {key} must be 1..{_MOST}, is {number[:20]!r}")
+            given[key] = float(number)
+        if model in found:
+            raise ValueError(f"the model {model[:200]!r} is given twice")
+        found[model] = replace(ModelLimit(), **given)
+    return found
+
+
+_KEYS = ", ".join(_LIMITS)
+
+
+class ModelLimits:
+    """Which models are at their limits, by what this router sent. Lifetime: process."""
+
+    def __init__(self, drain: Drain[str]) -> None:
+        self.limits: Mapping[str, ModelLimit] = {}  # replaced on reload
+        self._drain = drain
+        self._requests: Counter[str] = Counter()
+
+    def requests(self, model: str) -> int:
+        """Those of a model that workers have."""
+        return self._requests[model]
+
+    def sent(self, pending: Pending) -> None:
+        """A worker gets it; of two legs the second changes nothing."""
+        if pending.counted is None:
+            pending.counted = pending.arrival.model
+            self._requests[pending.counted] += 1
+
+    def over(self, pending: Pending) -> None:
+        """No worker has it any more; a second call changes nothing."""
+        model, pending.counted = pending.counted, None
+        if model is not None:
+            self._requests[model] -= 1
+            if not self._requests[model]:
+                del self._requests[model]
+
+    def reached(self, pending: Pending) -> str:
+        """Which limit of its model keeps it from being sent now, for people; "": none does."""
+        model = pending.arrival.model
+        limit = self.limits.get(model) if self.limits else None
+        if limit is None or pending.counted is not None:
+            return ""
+        requests, tokens = self._requests[model], self._drain.queued_of(model)
+        if requests >= limit.max_requests:
+            return f"the model's limit of {limit.max_requests:.0f} requests is reached"
+        if tokens >= limit.max_queued_tokens:
+            return f"the model's limit of {limit.max_queued_tokens:.0f} queued tokens is reached"
+        return ""
+
+
+_FIRST_OUTPUT_TOKENS = 128.0  # of an answer, before one has ended
+_SMOOTHING = 0.02  # weight of the latest answer's length
+_RETRY_MAX_S = 600.0  # the longest Retry-After
+
+DISPLACED = Rejection(503, "displaced", "others that go first need the place of this request")
+
+
+class Admission:
+    """Admits, holds or refuses requests; owns the hold queue. Lifetime: process.
+
+    `modelled_rate` gives the tokens a second that a model's workers should prefill, for as long as
+    nobody knows what they really do.
+    """
+
+    def __init__(
+        self,
+        settings: CoreSettings,
+        counters: CoreCounters,
+        modelled_rate: Callable[[str], float],
+        watcher: Watcher | None = None,
+        drain: Drain[str] | None = None,
+    ) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._modelled_rate = modelled_rate
+        self.held = HoldQueue(settings.hold_requests, watcher)
+        self.drain = drain or Drain()
+        self._let_in: Drain[tuple[str, bool]] = Drain(_LET_IN_MEMORY_S)  # by `_kind`
+        self._output_tokens = _FIRST_OUTPUT_TOKENS
+
+    def admit(
+        self, arrival: Arrival, inflight_requests: int
+    ) -> tuple[Rejection | None, Pending | None]:
+        """Why a request cannot come in, if so; and who must leave so that it can, if so."""
+        settings = self._settings
+        if inflight_requests >= settings.inflight_requests:
+            rejection = Rejection(503, "router_full", "the router is at its request limit")
+        elif (queued := self.drain.queued_tokens + self.held.tokens) >= settings.queued_tokens:
+            rejection = Rejection(
+                503, "router_full", f"{queued} tokens of prompts wait to be computed"
+            )
+        else:
+            return None, None
+        victim = self.held.victim(arrival)
+        if victim is None or victim.arrival.priority <= arrival.priority:
+            return rejection, None
+        return None, victim
+
+    def hold(
+        self, pending: Pending, missing_tokens: int, now_s: float
+    ) -> tuple[Rejection | None, Pending | None]:
+        """Let a request wait that does not wait yet; like `admit` where there is no room.
+
+        `missing_tokens`: of its prompt, that even the best worker would have to compute. Who must
+        leave does so before the other is held.
+        """
+        pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
+        pending.waiting_tokens = max(round(pending.work_tokens), 1)
+        if self.held.full:
+            victim = self.held.victim(pending.arrival)
+            if victim is None:
+                why = f"{len(self.held)} requests wait for a worker already"
+                return Rejection(503, "hold_queue_full", why), None
+            return None, victim
+        pending.queued_tokens = missing_tokens
+        self.held.add(pending)
+        self._let_in.sent(_kind(pending), pending.waiting_tokens, now_s)
+        self._counters.holds += 1
+        return None, None
+
+    def waited_too_long(self, pending: Pending, now_s: float, why: str = "") -> Rejection:
+        """For one of `HoldQueue.expired`. `why`: the limit that it met last."""
+        deadline_s = pending.arrival.deadline_s
+        if deadline_s is not None and now_s >= deadline_s:
+            return Rejection(
+                504, "deadline_exceeded", "no worker could take the request in its client's time"
+            )
+        within = f"within {most_s(pending.arrival, self._settings.hold_s):g} s"
+        because = f": {why}" if why else ""
+        return Rejection(503, "hold_timeout", f"no worker could take the request {within}{because}")
+
+    def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
+        """A request goes to a worker that must compute so much of it."""
+        if self.held.size:  # else nobody waits
+            pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
+            self.held.served(pending)
+            self.wait_over(pending, now_s, True)
+        pending.queued_tokens = uncached_tokens
+        self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
+
+    def prefill_over(self, pending: Pending, computed: bool, now_s: float) -> None:
+        """Its prompt is `computed`, or will not be; a second call changes nothing."""
+        if pending.queued_tokens and not pending.held:
+            self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)
+            pending.queued_tokens = 0
+
+    @property
+    def output_tokens(self) -> float:
+        """Tokens of an answer as answers were lately."""
+        return self._output_tokens
+
+    def answered(self, output_tokens: int | None) -> None:
+        """An answer had so many tokens: the next one will be like those before."""
+        if output_tokens is not None:
+            self._output_tokens += _SMOOTHING * (output_tokens - self._output_tokens)
+
+    def wait_over(self, pending: Pending, now_s: float, let_in: bool = False) -> None:
+        """A request that may have waited does so no more, however that ended."""
+        if pending.held:
+            self._let_in.over(_kind(pending), pending.waiting_tokens, let_in, now_s)
+            self.held.remove(pending)
+            pending.queued_tokens = 0
+            self._counters.held[pending.standing].add(now_s - pending.arrival.now_s)
+
+    def wait_s(
+        self, arrival: Arrival, now_s: float, begun: bool = False, own_tokens: float = 0.0
+    ) -> float:
+        """How long `arrival` would wait, were it the last of those that wait. `begun`: its session.
+
+        By Little's law: the work of its kind that waits before it, and its own, over the rate at
+        which such work is let in. Where none was, yet: until a worker would compute it. What is
+        dispatched of its model is computed first, then what waits before it, at the rate at which
+        the pool really computes prompts.
+        """
+        before = self.held.work_before(arrival, begun)
+        let_in = self._let_in.rate((arrival.model, begun), now_s)
+        if let_in and before + own_tokens:
+            return (before + own_tokens) / let_in
+        ahead = self.drain.queued_of(arrival.model) + before
+        rate = self.drain.rate(arrival.model, now_s) or self._modelled_rate(arrival.model)
+        return ahead / rate if rate > 0 else 0.0
+
+    def refuse(
+        self,
+        arrival: Arrival,
+        now_s: float,
+        rejection: Rejection,
+        pending: Pending | None = None,
+    ) -> Reject:
+        """The answer to a request that is turned away. `pending`: where it had come in."""
+        status, code, message = rejection
+        self._counters.rejected(code)
+        retry_after_s = None
+        if status in (429, 503):
+            # Whoever came back sooner would only wait here, or be turned away again.
+            begun, own = False, 0
+            if pending is not None:
+                begun, own = pending.standing != "new", pending.waiting_tokens
+            wait_s = self.wait_s(arrival, now_s, begun, own)
+            retry_after_s = min(max(wait_s, self._settings.retry_after_s), _RETRY_MAX_S)
+        return Reject(arrival.request_id, status, code, message, retry_after_s)
+
+    def _answer_tokens(self, arrival: Arrival) -> float:
+        most = arrival.max_output_tokens
+        expected = self._output_tokens
+        return max(expected if most is None else min(expected, most), 0.0)
+
+
+def _kind(pending: Pending) -> tuple[str, bool]:
+    """Its model, and whether its session has begun: such requests wait in lines of their own."""
+    return pending.arrival.model, not pending.turn[0]

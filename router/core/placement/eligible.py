@@ -1,0 +1,289 @@
+"""Who may take a request: the workers of its model's pool, one row each, or why none may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import isnan
+
+import numpy as np
+
+from policies.contract import Ints
+from policies.facts import Arrival, Role
+from router.core.contract.actions import Reject
+from router.core.placement.hold_queue import Pending
+from router.core.workers.silence import most_silent
+from router.core.workers.table import Worker, WorkerTable
+
+_MODELS_NAMED = 8  # models listed in an error
+_LEGS: tuple[Role, Role] = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The workers of one decision, in the order of their ids."""
+
+    workers: tuple[Worker, ...]
+    worker_ids: tuple[int, ...]
+    slots: slice | Ints  # where their columns lie; a slice, where they lie side by side
+    slot_ids: Ints  # the same for native code, which takes no slice
+    block_sizes: tuple[int, ...]  # each row's
+    distinct_block_sizes: tuple[int, ...]  # ascending
+    have_thresholds: bool  # any of them, of its own
+    have_kv_thresholds: bool  # any of them, of its own, for its KV in use
+
+    @staticmethod
+    def of(workers: Iterable[Worker]) -> Rows:
+        """One row for each of these workers."""
+        rows = tuple(workers)
+        slots = [w.slot for w in rows]
+        slot_ids = np.array(slots, np.int64)
+        beside = bool(slots) and slots == list(range(slots[0], slots[0] + len(slots)))
+        return Rows(
+            workers=rows,
+            worker_ids=tuple(w.worker_id for w in rows),
+            slots=slice(slots[0], slots[0] + len(slots)) if beside else slot_ids,
+            slot_ids=slot_ids,
+            block_sizes=(sizes := tuple(w.facts.block_size for w in rows)),
+            distinct_block_sizes=tuple(sorted(set(sizes))),
+            have_thresholds=any(map(_has_threshold, rows)),
+            have_kv_thresholds=not all(isnan(w.facts.max_kv_fraction) for w in rows),
+        )
+
+    def __len__(self) -> int:
+        return len(self.workers)
+
+
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """The workers that could take a request, most of which are silent, and no other one can: it
+    waits until one of them answers.
+    """
+
+    rows: Rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Open:
+    """A pool's workers that take requests, and what a request must be so that all of them may.
+
+    True until a worker changes: nearly every request is like that, and asking each worker anew
+    would make a decision cost what it costs to look at the whole pool.
+    """
+
+    rows: Rows
+    block_sizes: frozenset[int]
+    prompt_tokens_end: float  # a prompt must be shorter
+    all_in: bool  # none of them is ejected or on trial
+
+    @staticmethod
+    def of(pool: Iterable[Worker], model: str, leg: Role, group: str | None) -> _Open:
+        ready = [w for w in pool if w.state == "ready"]
+        able = with_partners([w for w in ready if does(w, leg, group)], ready, leg)
+        paired = with_partners(able, without_busy(ready), leg)
+        rows = Rows.of(without_busy(with_model(paired, model)))
+        limits = [w.facts.max_model_tokens for w in rows.workers]
+        return _Open(
+            rows=rows,
+            block_sizes=frozenset(rows.distinct_block_sizes),
+            prompt_tokens_end=min((n for n in limits if n is not None), default=float("inf")),
+            all_in=len(rows) > 0 and all(w.is_in for w in able),
+        )
+
+    def to(self, pending: Pending) -> bool:
+        """Whether each of them may take this request now."""
+        arrival = pending.arrival
+        return (
+            self.all_in
+            and arrival.needs is None
+            and arrival.only is None
+            and arrival.among is None
+            and not pending.tried
+            and self.block_sizes <= arrival.chains.keys()
+            and (arrival.approximate or _longest(arrival) < self.prompt_tokens_end)
+        )
+
+
+def does(worker: Worker, leg: Role, group: str | None) -> bool:
+    """Whether it is there for all of a request, or for one leg of it. `group`: of the other leg's
+    worker; None: whichever has one.
+    """
+    facts = worker.facts
+    if leg == "both":
+        return facts.role == "both" or (facts.role == "decode" and facts.serves_alone)
+    if facts.role not in ("both", leg) or facts.group is None:
+        return False
+    return group is None or facts.group == group
+
+
+def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> list[Worker]:
+    """Without those that decode only what others prefill, where nobody of their group is `ready`
+    to do that: in a rollout one version may have one half. All, where nobody would be left.
+    """
+    if leg != "decode" or all(w.facts.serves_alone for w in able):
+        return able
+    groups = {w.facts.group for w in ready if does(w, "prefill", None)}
+    return [w for w in able if w.facts.serves_alone or w.facts.group in groups] or able
+
+
+def without_busy(able: list[Worker]) -> list[Worker]:
+    """Without those that say that they are busy; all, where everybody does."""
+    return [w for w in able if not w.busy] or able
+
+
+def with_model(able: list[Worker], model: str) -> list[Worker]:
+    """Without those that say that they have not got the model; all, where everybody does."""
+    return [w for w in able if model not in w.facts.denied] or able
+
+
+class Eligibility:
+    """Lifetime: process. What it keeps of a pool is as old as the table's last change at most."""
+
+    def __init__(self, workers: WorkerTable, panic_share: float = 0.5) -> None:
+        """`panic_share`: as of `CoreSettings`."""
+        self._workers = workers
+        self._panic_share = panic_share
+        self._version = -1
+        # By model, leg and group; of models that are served only.
+        self._open: dict[tuple[str, Role, str | None], _Open] = {}
+
+    def rows(self, pending: Pending) -> Rows | Reject | Unheard:
+        """The workers that may take the request, at least one; or why none may, or none yet."""
+        if self._version != self._workers.version:
+            self._version = self._workers.version
+            self._open.clear()
+        model = pending.arrival.model
+        key = model, pending.leg, pending.group
+        known = self._open.get(key)
+        if known is None:
+            pool = self._workers.serving(model)
+            if not pool:
+                return self._no_pool(pending.arrival)
+            known = self._open[key] = _Open.of(pool, model, pending.leg, pending.group)
+        return known.rows if known.to(pending) else self.ask_each(pending)
+
+    def ask_each(self, pending: Pending) -> Rows | Reject | Unheard:
+        """The same by looking at every worker: the rule that `rows` takes its short cut through."""
+        arrival = pending.arrival
+        pool = self._workers.serving(arrival.model)
+        if not pool:
+            return self._no_pool(arrival)
+        if arrival.needs is not None:
+            pool = [w for w in pool if arrival.needs not in w.facts.lacks]
+            if not pool:
+                why = f"no worker of model {arrival.model!r} has {arrival.needs}"
+                return _reject(arrival, 404, "path_not_served", why)
+        if arrival.only is not None:
+            pool = [w for w in pool if w.worker_id == arrival.only]
+            if not pool:
+                why = f"the worker {arrival.only} that has its sequence is gone"
+                return _reject(arrival, 503, "sequence_lost", why)
+        if arrival.among is not None:
+            among = frozenset(arrival.among)
+            pool = [w for w in pool if w.worker_id in among]
+            if not pool:
+                why = f"none of the endpoints that it may go to serves model {arrival.model!r}"
+                return _reject(arrival, 503, "no_endpoint_in_subset", why)
+        ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
+        heard = [w for w in ready if w.silent is None]
+        answer = self._of(pending, pool, heard)
+        if len(heard) == len(ready) or isinstance(answer, Rows):
+            return answer
+        able = [w for w in ready if does(w, pending.leg, pending.group)]
+        rows = self._of(pending, pool, ready)
+        if isinstance(rows, Rows) and most_silent(able, self._panic_share):
+            return Unheard(rows)
+        return answer
+
+    def _of(self, pending: Pending, pool: list[Worker], ready: list[Worker]) -> Rows | Reject:
+        """Those of a pool that may take the request, where these are ready; or why none may."""
+        arrival = pending.arrival
+        able = [w for w in ready if does(w, pending.leg, pending.group)]
+        untried = [w for w in ready if w.worker_id not in pending.tried]
+        able = with_partners(able, untried, pending.leg)
+        able = with_partners(able, without_busy(untried), pending.leg)
+        if not able and pending.leg == "both":  # better than nobody
+            able = [w for w in ready if w.facts.serves_alone]
+        if ready and not able:
+            why = _one_role_only(arrival.model, ready)
+            return _reject(arrival, 503, "no_worker_available", why)
+        # With everybody ejected, or everybody else tried, one that failed lately is a better bet
+        # than a sure refusal.
+        ready = [w for w in able if w.takes_requests] or able
+        if not ready:
+            states = sorted({w.shown_state for w in pool})
+            why = f"all {len(pool)} workers of model {arrival.model!r} are {' or '.join(states)}"
+            return _reject(arrival, 503, "no_worker_available", why)
+        untried = [w for w in ready if w.worker_id not in pending.tried] or [
+            w for w in able if w.worker_id not in pending.tried
+        ]
+        if not untried:
+            why = f"every available worker failed this request ({len(pending.tried)} tried)"
+            return _reject(arrival, 502, "worker_error", why)
+        fitting = [w for w in untried if _fits(arrival, w)]
+        if not fitting:
+            longest = max(w.facts.max_model_tokens or 0 for w in untried)
+            why = f"the prompt has {_longest(arrival)} tokens, the model takes {longest}"
+            return _reject(arrival, 400, "context_length_exceeded", why)
+        return Rows.of(without_busy(with_model(fitting, arrival.model)))
+
+    def has_room(self, pending: Pending) -> bool:
+        """Whether a worker that is not busy may take the request, or this leg of it."""
+        rows = self.rows(pending)
+        return isinstance(rows, Rows) and not rows.workers[0].busy
+
+    def may_have_model(self, pending: Pending) -> bool:
+        """True if a worker that has the model may take the request."""
+        rows = self.rows(pending)
+        return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
+
+    def _no_pool(self, arrival: Arrival) -> Reject:
+        models = self._workers.models()
+        if not models:
+            return _reject(arrival, 503, "no_worker_available", "no worker has been recognized yet")
+        named = ", ".join(models[:_MODELS_NAMED]) + (", ..." if len(models) > _MODELS_NAMED else "")
+        why = f"the model {arrival.model!r} does not exist; this router serves: {named}"
+        return _reject(arrival, 404, "model_not_found", why)
+
+
+def _fits(arrival: Arrival, worker: Worker) -> bool:
+    """Whether the prompt leaves room for an answer. A guessed length proves nothing."""
+    limit = worker.facts.max_model_tokens
+    return limit is None or arrival.approximate or _longest(arrival) < limit
+
+
+def _has_threshold(worker: Worker) -> bool:
+    facts = worker.facts
+    limits = (facts.max_requests, facts.max_queued_tokens, facts.max_kv_fraction)
+    return not all(map(isnan, limits))
+
+
+def _longest(arrival: Arrival) -> int:
+    """Tokens of its longest prompt: a model's limit holds for each one."""
+    longest = arrival.longest_prompt_tokens
+    return arrival.prompt_tokens if longest is None else longest
+
+
+def _one_role_only(model: str, ready: list[Worker]) -> str:
+    """Why workers that are ready can do nothing for a request."""
+    roles = {w.facts.role for w in ready}
+    missing = "decodes" if roles == {"prefill"} else "prefills"
+    if {"prefill", "decode"} <= roles and _meet(ready):
+        return (
+            f"no worker of model {model!r} does all of a request, and this one is not for two: "
+            "those with n, echo, media or log probabilities of the prompt are not split"
+        )
+    if len(roles) > 1:
+        groups = ", ".join(sorted({w.facts.group or "none" for w in ready}))
+        return f"no worker of model {model!r} takes KV from another: their groups are {groups}"
+    return f"no worker of model {model!r} {missing}: all {len(ready)} that are ready have one role"
+
+
+def _meet(ready: list[Worker]) -> bool:
+    """Whether one that prefills and one that decodes have a group in common."""
+    groups = {leg: {w.facts.group for w in ready if w.facts.role == leg} for leg in _LEGS}
+    return bool(groups["prefill"] & groups["decode"] - {None})
+
+
+def _reject(arrival: Arrival, status: int, code: str, message: str) -> Reject:
+    return Reject(arrival.request_id, status, code, message)

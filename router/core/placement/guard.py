@@ -1,0 +1,324 @@
+"""Runs a policy, which may be anybody's code, and suspends it while it keeps failing."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal, Protocol, get_args
+
+from kvkernels import cheapest
+from policies.contract import FleetView, Floats, RequestView
+from policies.facts import Fact
+from policies.load import RAISABLE, LoadedPolicy, NotACostError, PolicyError, WrapperFailedError
+from policies.pick import pick
+from router.core.contract.actions import checked_terms
+from router.core.placement.live_fleet import native_costs
+
+BACKOFF_S = 10.0  # the first suspension
+BACKOFF_MAX_S = 600.0  # it doubles up to here
+TRIAL_DECISIONS = 20  # after a suspension: one fault is too many; without one all is forgiven
+_IN_A_ROW = 0b11111  # faulty decisions that are too many
+_RECENT = (1 << 20) - 1
+_RECENT_FAULTS = 10  # more of the recent ones are too many
+
+
+class Suspension:
+    """One policy's record of faulty decisions. Lifetime: until another policy is set.
+
+    Five in a row, or more than half of the last twenty, suspend it. After that it is tried again,
+    where one fault suspends it for twice as long. Several faults between two decisions are one.
+    """
+
+    def __init__(self) -> None:
+        self.active = False
+        self.until_s = -math.inf  # of the latest suspension
+        self.backoff_s = BACKOFF_S  # of the latest suspension, or of the next one
+        self._recent = 0  # a bit for each decision, the latest lowest: 1 is faulty
+        self._trial = 0  # decisions left of it, and one more: it is over when that one comes
+
+    def decided(self) -> None:
+        """A decision begins, good until `fault`."""
+        self._recent = self._recent << 1 & _RECENT
+        if self._trial:
+            self._trial -= 1
+            if not self._trial:
+                self.backoff_s = BACKOFF_S
+
+    def fault(self, now_s: float) -> bool:
+        """The latest decision is faulty, or what followed on it; True when that suspends."""
+        if self.active:
+            return False
+        self._recent |= 1
+        in_a_row = self._recent & _IN_A_ROW == _IN_A_ROW
+        if not (self._trial or in_a_row or self._recent.bit_count() > _RECENT_FAULTS):
+            return False
+        if self._trial:
+            self.backoff_s = min(self.backoff_s * 2, BACKOFF_MAX_S)
+        self.active = True
+        self.until_s = now_s + self.backoff_s
+        return True
+
+    def end(self, now_s: float) -> bool:
+        """End the suspension where its time is over: the trial begins. False: it goes on."""
+        if now_s < self.until_s:
+            return False
+        self.active = False
+        self._recent, self._trial = 0, TRIAL_DECISIONS + 1
+        return True
+
+
+FaultKind = Literal["raised", "nan", "shape", "slow", "terms"]
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+
+class Use(Protocol):
+    """What a thread has used, as `resource.getrusage` tells it."""
+
+    @property
+    def ru_utime(self) -> float: ...  # CPU seconds
+    @property
+    def ru_stime(self) -> float: ...
+    @property
+    def ru_nvcsw(self) -> int: ...  # switches to other threads of its own accord
+
+
+Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pick.HOLD: nobody)
+
+_COUNTED_POLICIES = 64  # by name: each reload may bring another
+_TEXT_CHARS = 500  # of an error's own text
+
+
+class PolicyFaultError(PolicyError):
+    """What a policy did wrong. `str` names the policy and says what was expected."""
+
+    def __init__(self, policy: str, kind: FaultKind, text: str) -> None:
+        super().__init__(f"policy {policy} {text}")
+        self.policy = policy
+        self.kind = kind
+        self._text = text
+        self.suspended_s = 0.0  # the policy is put aside for so long because of this one
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Replays of a sweep end in other processes."""
+        return PolicyFaultError, (self.policy, self.kind, self._text)
+
+
+class FallbackError(RuntimeError):
+    """The built-in that stands in for a policy failed as well: a defect of ours."""
+
+
+def raising(fault: PolicyFaultError) -> None:
+    """For whoever wants a policy's failure to end all: a replay must not go on by another rule."""
+    raise fault
+
+
+def no_time() -> float:
+    """The clock of those for whom no policy is ever slow: on virtual time it takes none."""
+    return 0.0
+
+
+class PolicyGuard:
+    """The policy in use, its memory and its faults. Lifetime: process.
+
+    `report` is told of every fault; where it returns, the fallback decides. `clock` measures what
+    a call of the policy takes, in seconds; `slow_s` is too long.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedPolicy,
+        fallback: LoadedPolicy,
+        report: Callable[[PolicyFaultError], None] = raising,
+        clock: Callable[[], float] = no_time,
+        slow_s: float = math.inf,
+    ) -> None:
+        self.fallback = fallback
+        self.faults: Counter[tuple[str, str]] = Counter()  # (policy, kind); of 64 policies at most
+        self.last_fault: PolicyFaultError | None = None  # of the policy in use
+        self.since_s = math.inf  # when the call under way began, on `clock`; +inf: there is none
+        self.use: Callable[[], Use] | None = (
+            None  # of the thread; None: all of a call's time counts
+        )
+        self.overdue_s = 0.0  # the slowest call since `settle_slow`; 0: none was too slow
+        self._times: array[float] | None = None  # of all calls; None: nobody wants them
+        self._bears_s = slow_s
+        self._report = report
+        self._clock = clock
+        self._slow_s = slow_s
+        self.set_policy(policy)
+
+    def measure(self, times: array[float]) -> None:
+        """Append to `times` how long each call of the policy takes; from now on none is slow."""
+        self._times, self._bears_s, self._slow_s = times, self._slow_s, 0.0
+
+    def set_policy(self, policy: LoadedPolicy) -> None:
+        """Decide by `policy` from now on. Raises PolicyError; the one before stays then."""
+        try:
+            state: Any = policy.initial_state()
+        except RAISABLE as error:
+            raise PolicyFaultError(policy.name, "raised", _raised(error)) from error
+        self.policy = policy
+        self._native = native_costs(policy)
+        self.remembers = policy.remembers
+        self._state = state
+        self.unit = None if policy.wrappers else getattr(policy.policy, "unit", None)
+        self.last_fault = None
+        self.suspension = Suspension()  # while active, the fallback decides
+
+    # --- the policy's code --------------------------------------------------------------------
+
+    def decide(self, request: RequestView, fleet: FleetView) -> Answer:
+        """One decision, by the policy or the fallback. Raises FallbackError where that failed."""
+        if self.suspension.active and not self._woken(request.now_s):
+            return self._by_fallback(request, fleet)
+        self.suspension.decided()
+        answer = self._ask(request, fleet)
+        return self._by_fallback(request, fleet) if answer is None else answer
+
+    def consult(self, request: RequestView, fleet: FleetView) -> Answer:
+        """The same for somebody who only wants to know: faults count, and suspend nobody."""
+        answer = None if self.suspension.active else self._ask(request, fleet, counts=False)
+        return self._by_fallback(request, fleet) if answer is None else answer
+
+    def observe(self, fact: Fact) -> None:
+        """Let a policy with memory see a fact; where its code fails, its memory stays."""
+        if not self.remembers or self.suspension.active:
+            return
+        try:
+            used = self.use and self.use()
+            self.since_s = began_s = self._clock()
+            self._state = self.policy.observe(fact, self._state)
+            if (took_s := self._clock() - began_s) > self._slow_s:
+                self._late(took_s, used)
+        except RAISABLE as error:
+            self._failed("raised", _raised(error), fact.now_s, error)
+        finally:
+            self.since_s = math.inf
+
+    def terms(self, request: RequestView, fleet: FleetView) -> dict[str, Floats]:
+        """The policy's terms, float64[rows] each; empty where it has none, fails or is suspended.
+
+        Terms that fail are told of, and held against no decision.
+        """
+        if self.suspension.active:
+            return {}
+        try:
+            self.since_s = self._clock()
+            return checked_terms(self.policy.terms(request, fleet, self._state), len(fleet))
+        except RAISABLE as error:
+            self._failed("terms", _raised(error), request.now_s, error, counts=False)
+            return {}
+        finally:
+            self.since_s = math.inf
+
+    def settle_slow(self, now_s: float, took_s: float) -> None:
+        """Count a call that took `took_s` as a fault. Apart, so that a recording can repeat it."""
+        self.overdue_s = 0.0
+        limit_ms = self._slow_s * 1e3
+        text = f"took {took_s * 1e3:.1f} ms for one call; more than {limit_ms:g} ms is slow"
+        self._failed("slow", text, now_s)
+
+    def _ask(self, request: RequestView, fleet: FleetView, counts: bool = True) -> Answer | None:
+        policy, costs = self.policy, None
+        try:
+            used = self.use and self.use()
+            self.since_s = began_s = self._clock()
+            native = self._native.costs(request, fleet) if self._native is not None else None
+            costs = policy.costs(request, fleet, self._state) if native is None else native
+            row = _row(costs, request.draw, policy.temperature)
+            if (took_s := self._clock() - began_s) > self._slow_s:
+                self._late(took_s, used)
+            return policy, costs, row
+        except RAISABLE as error:
+            if costs is not None or isinstance(error, NotACostError):
+                self._failed("nan", _raised(error), request.now_s, error, counts)
+            elif isinstance(error, PolicyError) and not isinstance(error, WrapperFailedError):
+                self._failed("shape", _raised(error), request.now_s, error, counts)
+            else:
+                self._failed("raised", _raised(error), request.now_s, error, counts)
+            return None
+        finally:
+            self.since_s = math.inf
+
+    def _by_fallback(self, request: RequestView, fleet: FleetView) -> Answer:
+        policy = self.fallback
+        try:
+            costs = policy.costs(request, fleet, None)
+            return policy, costs, pick(costs, request.draw, policy.temperature)
+        except Exception as error:
+            fault = PolicyFaultError(policy.name, "raised", _raised(error))
+            self._count(fault)
+            self._report(fault)
+            raise FallbackError(str(fault)) from error
+
+    # --- its faults ---------------------------------------------------------------------------
+
+    def _late(self, took_s: float, used: Use | None) -> None:
+        """A call took longer than it may. Where others had the processor meanwhile (preemption, a
+        machine that is paused) that is none of its doing; what it waited for by itself is."""
+        if self._times is not None and took_s <= self._bears_s:
+            self._times.append(took_s)
+            return
+        if self.use is not None and used is not None:
+            now = self.use()
+            if now.ru_nvcsw == used.ru_nvcsw:
+                took_s = now.ru_utime + now.ru_stime - used.ru_utime - used.ru_stime
+        if self._times is not None:
+            self._times.append(took_s)
+        elif took_s > self._slow_s:
+            self.overdue_s = max(self.overdue_s, took_s)
+
+    def _failed(
+        self,
+        kind: FaultKind,
+        text: str,
+        now_s: float,
+        cause: BaseException | None = None,
+        counts: bool = True,
+    ) -> None:
+        fault = self.last_fault = PolicyFaultError(self.policy.name, kind, text)
+        fault.__cause__ = cause
+        self._count(fault)
+        if counts and self.suspension.fault(now_s):
+            fault.suspended_s = self.suspension.backoff_s
+        self._report(fault)
+
+    def _count(self, fault: PolicyFaultError) -> None:
+        key = (fault.policy, fault.kind)
+        if key not in self.faults and len({name for name, _ in self.faults}) >= _COUNTED_POLICIES:
+            key = ("other", fault.kind)
+        self.faults[key] += 1
+
+    def _woken(self, now_s: float) -> bool:
+        """Try a suspended policy again, its memory begun anew, where its time is over."""
+        if not self.suspension.end(now_s):
+            return False
+        try:
+            self.since_s = self._clock()
+            self._state = self.policy.initial_state()
+        except RAISABLE as error:
+            self._failed("raised", _raised(error), now_s, error)
+        finally:
+            self.since_s = math.inf
+        return not self.suspension.active
+
+
+def _row(costs: Floats, draw: float, temperature: float) -> int:
+    """As `policies.pick.pick`, which says what is wrong with costs that have no lowest."""
+    if temperature == 0.0:
+        try:
+            return cheapest(costs, draw)
+        except (TypeError, ValueError):
+            pass
+    return pick(costs, draw, temperature)
+
+
+def _raised(error: BaseException) -> str:
+    try:
+        text = str(error)[:_TEXT_CHARS]
+    except Exception:  # noqa: BLE001 - its own `__str__` is somebody's code, too
+        text = "(an error without a text)"
+    kind = "" if isinstance(error, PolicyError) else f"{type(error).__name__}: "
+    return f"failed: {kind}{text}"

@@ -1,0 +1,422 @@
+"""Health of workers; ejection of failing ones, probes, reinstatement, slow start of new ones,
+and those that are busy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from policies.contract import Ints
+from policies.facts import Failure, Finish, Probed, Silence
+from router.core.contract.actions import Action, Ejected, Probe, Reinstated
+from router.core.contract.counters import CoreCounters
+from router.core.contract.settings import CoreSettings
+from router.core.placement.eligible import Rows
+from router.core.placement.hold_queue import Pending
+from router.core.workers.busy import BusyWorkers
+from router.core.workers.silence import Silences
+from router.core.workers.table import Worker, WorkerTable
+
+
+class StallDetection:
+    """When workers with running streams were last heard. Lifetime: process.
+
+    `stall_s`: silence of all streams of a worker that makes it suspect.
+    """
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._streams: dict[int, set[int]] = {}  # worker -> requests past their first token
+        self._heard_s: dict[int, float] = {}  # worker -> the latest byte, or probe
+        self._probed_s: dict[int, float] = {}  # worker -> when it was probed, until it is heard
+
+    def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
+        """A stream of this worker began or grew."""
+        streams = self._streams.get(worker_id)
+        if streams is None:
+            streams = self._streams[worker_id] = set()
+        streams.add(request_id)
+        self._heard_s[worker_id] = now_s
+        self._probed_s.pop(worker_id, None)
+
+    def over(self, worker_id: int, request_id: int) -> None:
+        """A request left this worker."""
+        streams = self._streams.get(worker_id)
+        if streams is not None:
+            streams.discard(request_id)
+            if not streams:
+                del self._streams[worker_id], self._heard_s[worker_id]
+                self._probed_s.pop(worker_id, None)
+
+    def suspects(self, now_s: float) -> list[int]:
+        """Workers to probe now; each once in `stall_s` for as long as it stays silent."""
+        limit_s = now_s - self._stall_s
+        suspects = [worker_id for worker_id, at_s in self._heard_s.items() if at_s <= limit_s]
+        for worker_id in suspects:
+            self._heard_s[worker_id] = self._probed_s[worker_id] = now_s
+        return suspects
+
+    def answered(self, worker_id: int) -> None:
+        """It answered the probe, so it lives, though its streams are silent."""
+        self._probed_s.pop(worker_id, None)
+
+    def still(self, worker_id: int) -> bool:
+        """Whether nothing was heard of it since it was probed, though streams run there."""
+        return worker_id in self._probed_s
+
+
+STALLED = "stalled"  # the cause: all its streams stand still, and a probe goes unanswered
+_BACKOFF_MAX = 16.0  # an ejection lasts at most this many times `recover_s`
+_PROBE_AGAIN_S = 5.0  # where nobody told a probe's answer
+# Of an answer that breaks off, what one that begins makes good, and one that ends: a cumulative
+# sum (Page, "Continuous Inspection Schemes", 1954). It stays near 0 where one in twenty breaks off,
+# also while none has ended yet, or none begins any more; beyond one in seven it grows.
+_MADE_GOOD = 1 / 12
+
+
+class OutlierDetection:
+    """Whom to leave alone for a while. Lifetime: process.
+
+    Only what comes of a request that was sent since a worker was put aside says anything new of
+    it: those from before fail by the dozen when a worker dies.
+    """
+
+    def __init__(
+        self, settings: CoreSettings, workers: WorkerTable, counters: CoreCounters
+    ) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._counters = counters
+        self._ejected: set[int] = set()  # those that are not "healthy"
+
+    def dispatched(self, worker: Worker, request_id: int) -> None:
+        """A request is sent there; while it is on trial, no other is until this one's end."""
+        health = worker.health
+        if health.state == "trial" and health.trial is None:
+            health.trial = request_id
+            self._workers.changed()
+
+    def released(self, worker: Worker, request_id: int) -> None:
+        """A request is there no more, however it ended: another may be tried."""
+        worker.health.running.pop(request_id, None)
+        if worker.health.trial == request_id:
+            worker.health.trial = None
+            self._workers.changed()
+
+    def begun(self, worker: Worker, pending: Pending, now_s: float) -> list[Action]:
+        """It began to answer a request. So much went well, whatever becomes of the rest: a long
+        answer ends late, and those that break off would otherwise be heard of first.
+        """
+        health = worker.health
+        pending.begun_by, pending.begun_s = worker.worker_id, now_s
+        pending.begun_failed = health.running[pending.arrival.request_id] = health.failed
+        if health.state != "healthy":
+            return [] if pending.sent_s < health.since_s else self._reinstate(worker, now_s)
+        health.recent.add(now_s, 1, 0)
+        if health.broken:
+            health.broken = max(health.broken - _MADE_GOOD, 0.0)
+        return []
+
+    def given_up(self, worker: Worker, pending: Pending) -> None:
+        """Its client left: what it has of the answer had gone well."""
+        if pending.begun_by == worker.worker_id:
+            worker.health.well_at = max(worker.health.well_at, pending.begun_failed)
+
+    def succeeded(self, worker: Worker, pending: Pending, now_s: float) -> list[Action]:
+        """It answered a request."""
+        health = worker.health
+        if pending.begun_by is None:
+            health.recent.add(now_s, 1, 0)
+        elif health.broken:
+            health.broken = max(health.broken - _MADE_GOOD, 0.0)
+        if health.state == "healthy":
+            health.end_row()
+            if health.ejections and now_s >= health.until_s:
+                health.ejections = 0  # it has served well for a while: all is forgiven
+            return []
+        if pending.sent_s < health.since_s:
+            return []
+        return self._reinstate(worker, now_s)
+
+    def failed(self, worker: Worker, pending: Pending, cause: str, now_s: float) -> list[Action]:
+        """It failed a request."""
+        health, settings = worker.health, self._settings
+        health.count_failure(cause)
+        if worker.silent is not None:  # nothing new goes there, and it may be well
+            return []
+        if health.state != "healthy":
+            on_trial = health.state == "trial" and pending.sent_s >= health.since_s
+            return self._eject(worker, cause, now_s) if on_trial else []
+        health.failed += 1
+        health.recent.add(now_s, 0, 1)
+        broke_off = pending.begun_by == worker.worker_id
+        if broke_off:
+            health.recent.take_back(pending.begun_s)
+            health.broken = min(health.broken + 1.0, float(settings.ejection_breaks))
+        if (
+            health.failures < settings.ejection_failures + broke_off  # it had begun well, after all
+            and health.broken < settings.ejection_breaks
+            and not self._too_often(worker, now_s)
+        ):
+            return []
+        return self._eject(worker, cause, now_s)
+
+    def silent(self, worker: Worker, now_s: float) -> list[Action]:
+        """All its streams stand still, and it does not answer a probe."""
+        worker.health.count_failure(STALLED)
+        if worker.health.state != "healthy":
+            return []
+        ejected = self._eject(worker, STALLED, now_s)
+        worker.health.stalled = bool(ejected)
+        return ejected
+
+    def answers(self, worker: Worker, now_s: float) -> list[Action]:
+        """It was silent, and answers probes again: to have stood still is forgiven."""
+        return self._reinstate(worker, now_s) if worker.health.stalled else []
+
+    def due(self, now_s: float) -> list[Action]:
+        """Probes of workers whose ejection is over; reinstatement of those nobody has tried.
+
+        A policy may send every request to where its prefix is cached. Who answered a probe and is
+        given nothing to be tried with would be on trial for ever.
+        """
+        actions: list[Action] = []
+        for worker_id in sorted(self._ejected):
+            worker = self._workers.get(worker_id)
+            if worker is None or worker.health.state == "healthy":  # gone, or back from being down
+                self._ejected.discard(worker_id)
+                continue
+            health = worker.health
+            if worker.state != "ready" or now_s < health.until_s:
+                continue
+            if health.state == "trial":
+                if health.trial is None:
+                    actions += self._reinstate(worker, now_s)
+            else:
+                health.state = "probed"
+                health.until_s = now_s + _PROBE_AGAIN_S
+                actions.append(Probe(worker_id))
+        return actions
+
+    def probed(self, worker: Worker, well: bool, now_s: float) -> list[Action]:
+        """The answer to the probe of a worker whose ejection was over."""
+        if worker.health.state != "probed":
+            return []
+        if not well:
+            worker.health.count_failure("probe")
+            return self._eject(worker, "probe", now_s)
+        worker.health.state = "trial"
+        worker.health.until_s = now_s + self._settings.recover_s
+        self._workers.changed()
+        return []
+
+    def _too_often(self, worker: Worker, now_s: float) -> bool:
+        answers, failures = worker.health.recent.sums(now_s)
+        both = answers + failures
+        least = self._settings.ejection_requests
+        return both >= least and failures >= self._settings.ejection_rate * both
+
+    def _eject(self, worker: Worker, cause: str, now_s: float) -> list[Action]:
+        health = worker.health
+        if health.state == "healthy":
+            if not self._may_eject(worker):
+                self._counters.ejections_withheld += 1
+                return []
+            self._counters.ejections += 1
+            self._ejected.add(worker.worker_id)
+        ejected_s = self._settings.recover_s * min(2.0**health.ejections, _BACKOFF_MAX)
+        health.state = "ejected"
+        health.ejections += 1
+        health.stalled = False
+        health.end_row()
+        # Its next answer to break off shows that nothing has changed.
+        health.broken = max(health.broken - 1.0, 0.0)
+        health.since_s = now_s
+        health.until_s = now_s + ejected_s
+        health.trial = None
+        health.recent.clear()
+        self._workers.changed()
+        return [Ejected(worker.worker_id, ejected_s, cause)]
+
+    def _may_eject(self, worker: Worker) -> bool:
+        """Whether enough of its pool takes requests without it."""
+        pool = [w for w in self._workers.serving(worker.facts.models[0]) if w.state == "ready"]
+        away = sum(w.health.state != "healthy" for w in pool if w is not worker)
+        most = max(int(self._settings.ejection_max_share * len(pool)), 1)
+        return away + 1 <= most and away + 1 < len(pool)
+
+    def _reinstate(self, worker: Worker, now_s: float) -> list[Action]:
+        health = worker.health
+        health.state = "healthy"
+        health.stalled = False
+        health.until_s = now_s + self._settings.ejection_window_s
+        health.end_row()
+        health.trial = None
+        health.recent.clear()
+        self._ejected.discard(worker.worker_id)
+        self._workers.changed()
+        return [Reinstated(worker.worker_id)]
+
+
+_GOLDEN = 0.6180339887498949  # of two requests in a row, the places are as far apart as can be
+_BETWEEN = 0.7548776662466927  # of two workers: they are not left out by the same requests
+_KNOWN_MAX = 64
+
+
+class SlowStart:
+    """Lifetime: process."""
+
+    def __init__(self, slow_start_s: float) -> None:
+        self._slow_start_s = slow_start_s
+        self._since: dict[int, float] = {}  # by worker: when it joined
+        self._rows: Rows | None = None  # whose selections are known
+        self._known: dict[tuple[int, ...], Rows] = {}  # by those left out
+
+    def __len__(self) -> int:
+        """How many start slowly, but for those whose end was not noticed yet."""
+        return len(self._since)
+
+    def joined(self, worker: Worker, others: Iterable[Worker], now_s: float) -> None:
+        """It starts slowly where its pool has had a serving worker for as long as that takes."""
+        models = set(worker.facts.models)
+        settled_s = now_s - self._slow_start_s
+        if self._slow_start_s > 0.0 and any(
+            one.is_in and one.joined_s <= settled_s and models.intersection(one.facts.models)
+            for one in others
+        ):
+            self._since[worker.worker_id] = now_s
+
+    def left(self, worker_id: int) -> None:
+        """It is gone."""
+        self._since.pop(worker_id, None)
+
+    def share(self, worker_id: int, now_s: float) -> float:
+        """Of new work that may go there, 0..1; 1 for one that does not start slowly."""
+        since_s = self._since.get(worker_id)
+        return (
+            1.0 if since_s is None else min(max((now_s - since_s) / self._slow_start_s, 0.0), 1.0)
+        )
+
+    def rows(self, serial: int, rows: Rows, hits: Ints, now_s: float) -> Rows:
+        """`rows` without those whose share this request is not of; `hits`: int64[rows], its own.
+
+        `rows` itself where nobody is left out, or nobody would be left.
+        """
+        starting = [(row, w) for row, w in enumerate(rows.worker_ids) if w in self._since]
+        if not starting or len(starting) == len(rows):
+            return rows
+        out: list[int] = []
+        inside = {row for row, _ in starting}
+        best = max(int(hits[row]) for row in range(len(rows)) if row not in inside)
+        for row, worker_id in starting:
+            share = self.share(worker_id, now_s)
+            if share >= 1.0:
+                del self._since[worker_id]
+            elif (serial * _GOLDEN + worker_id * _BETWEEN) % 1.0 >= share and hits[row] <= best:
+                out.append(row)
+        return self._without(rows, tuple(out)) if out else rows
+
+    def _without(self, rows: Rows, out: tuple[int, ...]) -> Rows:
+        if self._rows is not rows or len(self._known) >= _KNOWN_MAX:
+            self._rows = rows
+            self._known.clear()
+        known = self._known.get(out)
+        if known is None:
+            left = [worker for row, worker in enumerate(rows.workers) if row not in out]
+            known = self._known[out] = Rows.of(left)
+        return known
+
+
+class Health:
+    """Follows the requests at each worker, in the order of time. Lifetime: process."""
+
+    def __init__(
+        self, settings: CoreSettings, workers: WorkerTable, counters: CoreCounters
+    ) -> None:
+        self._workers = workers
+        self._outliers = OutlierDetection(settings, workers, counters)
+        self.busy = BusyWorkers(settings, workers)
+        self._stalls = StallDetection(settings.stall_s)
+        self._stall_s = settings.stall_s
+        self.silences = Silences(settings, workers, self._stalls.still)
+
+    def sent(self, worker: Worker, pending: Pending, now_s: float) -> None:
+        """A request was charged to a worker."""
+        pending.sent_s, pending.begun_by = now_s, None
+        self._outliers.dispatched(worker, pending.arrival.request_id)
+
+    def begun(self, worker_id: int, pending: Pending, now_s: float) -> list[Action]:
+        """Its answer began, so the worker works."""
+        self.grew(worker_id, pending.arrival.request_id, now_s)
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return []
+        if worker.spell.times:
+            self.busy.answered(worker, pending.sent_s)
+        return self._outliers.begun(worker, pending, now_s)
+
+    def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
+        """Its answer grew."""
+        self._stalls.heard(worker_id, request_id, now_s)
+
+    def left(self, worker_id: int, request_id: int) -> None:
+        """It left this worker, whatever the reason."""
+        self._stalls.over(worker_id, request_id)
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            self._outliers.released(worker, request_id)
+
+    def given_up(self, worker: Worker | None, pending: Pending) -> None:
+        """Its client left."""
+        if worker is not None:
+            self._outliers.given_up(worker, pending)
+
+    def answered(self, worker: Worker | None, pending: Pending, fact: Finish) -> list[Action]:
+        """Its answer is complete; `worker` is None where that one has left since."""
+        if worker is None or fact.refused:
+            return []
+        if worker.spell.times:
+            self.busy.answered(worker, pending.sent_s)
+        return self._outliers.succeeded(worker, pending, fact.now_s)
+
+    def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
+        """It failed: the worker is to blame, or is busy, or neither."""
+        if fact.busy_s is not None:
+            return self.busy.said(worker, pending.sent_s, fact.busy_s, fact.now_s)
+        if fact.blame != "worker":
+            return []
+        return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Workers to probe now, and what became of busy and of silent ones."""
+        actions = [*self.silences.look(), *self.busy.tick(now_s), *self._outliers.due(now_s)]
+        for worker_id in self._stalls.suspects(now_s):
+            worker = self._workers.get(worker_id)
+            if worker is not None and worker.is_in:
+                actions.append(Probe(worker_id, self._stall_s))
+        return actions
+
+    def silence(self, fact: Silence) -> list[Action]:
+        """A worker leaves probes unanswered, or answers again."""
+        worker = self._workers.get(fact.worker_id)
+        actions = self.silences.told(fact)
+        if worker is not None and not fact.probes:
+            self._stalls.answered(fact.worker_id)
+            actions += self._outliers.answers(worker, fact.now_s)
+        return actions
+
+    def probed(self, fact: Probed) -> list[Action]:
+        """The answer to a probe."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None or worker.state != "ready":
+            return []
+        if worker.health.state == "healthy":
+            if fact.well:
+                self._stalls.answered(fact.worker_id)
+                return []
+            # Where others stand still with it, the next probe tells more.
+            known = worker.silent is not None or not self._stalls.still(fact.worker_id)
+            if known or not self.silences.alone(worker):
+                return []
+            return self._outliers.silent(worker, fact.now_s)
+        return self._outliers.probed(worker, fact.well, fact.now_s)

@@ -1,0 +1,353 @@
+"""Requests held until a worker should take them, in the order of a fair queue over tenants."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from typing import Generic, Protocol, TypeVar
+
+from policies.contract import Standing
+from policies.facts import Arrival, Role
+from router.core.sessions.sessions import TrackedRequest
+from router.core.workers.mirror import Expectation, Prediction, Promise
+
+_OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
+
+
+class Member(Protocol):
+    """Something that waits. Its turn is unique among all members of its queue."""
+
+    @property
+    def turn(self) -> tuple[bool, int]:
+        """Its place within its tenant's line."""
+
+    @property
+    def fair_work(self) -> float:
+        """Its predicted work over its tenant's weight, above 0."""
+
+
+M = TypeVar("M", bound=Member)
+
+
+@dataclass(slots=True, eq=False)
+class Flow(Generic[M]):
+    """One tenant's line, never empty. Lifetime: as long as something of it waits."""
+
+    start: float
+    members: list[M] = field(default_factory=list)  # by their turns
+
+
+class FairQueue(Generic[M]):
+    """Lifetime: as long as anything waits."""
+
+    def __init__(self) -> None:
+        self._flows: dict[str | None, Flow[M]] = {}
+        self._owed: dict[str | None, float] = {}  # tags of tenants with nothing waiting
+        self._now = 0.0  # the start tag of who was served last
+
+    def __bool__(self) -> bool:
+        return bool(self._flows)
+
+    def __iter__(self) -> Iterator[M]:
+        for flow in self._flows.values():
+            yield from flow.members
+
+    def flow(self, tenant: str | None) -> Flow[M] | None:
+        """A tenant's line."""
+        return self._flows.get(tenant)
+
+    def flows(self) -> Iterator[Flow[M]]:
+        """Every tenant's line."""
+        return iter(self._flows.values())
+
+    def add(self, tenant: str | None, member: M) -> None:
+        """Something begins to wait."""
+        flow = self._flows.get(tenant)
+        if flow is None:
+            start = max(self._now, self._owed.pop(tenant, 0.0))
+            flow = self._flows[tenant] = Flow(start)
+        insort(flow.members, member, key=_turn)
+
+    def remove(self, tenant: str | None, member: M) -> None:
+        """It waits no more, whatever became of it."""
+        flow = self._flows[tenant]
+        place = bisect_left(flow.members, member.turn, key=_turn)
+        assert flow.members[place] is member, "not where its turn says"
+        del flow.members[place]
+        if not flow.members:
+            del self._flows[tenant]
+            self._owe(tenant, flow.start)
+
+    def served(self, tenant: str | None, fair_work: float, waited: bool) -> None:
+        """Something of this tenant is done; what waited is removed only after this."""
+        flow = self._flows.get(tenant)
+        if flow is None:
+            self._owe(tenant, max(self._now, self._owed.get(tenant, 0.0)) + fair_work)
+            return
+        if waited:  # whoever did not wait says nothing of how far the others are
+            self._now = max(self._now, flow.start)
+        flow.start += fair_work
+
+    def in_turn(self, gone: Callable[[M], bool]) -> Iterator[M]:
+        """All members in the order of their turns, as if each were served, or is meanwhile.
+
+        Those of whom `gone` is true when their turn comes are left out.
+        """
+        heap = [(flow.start, flow.members[0].turn, _Line(flow)) for flow in self._flows.values()]
+        heapify(heap)
+        while heap:
+            _, _, line = heappop(heap)
+            member = line.members[line.asked]
+            line.asked += 1
+            if not gone(member):
+                before = line.flow.start
+                yield member
+                if line.flow.start == before:
+                    line.ahead += member.fair_work
+            if line.asked < len(line.members):
+                start = line.flow.start + line.ahead
+                heappush(heap, (start, line.members[line.asked].turn, line))
+
+    def _owe(self, tenant: str | None, tag: float) -> None:
+        if tag > self._now:
+            self._owed[tenant] = tag
+        if len(self._owed) > _OWED_MAX:
+            self._owed = {t: tag for t, tag in self._owed.items() if tag > self._now}
+            while len(self._owed) > _OWED_MAX:  # the least is the least injustice
+                del self._owed[min(self._owed, key=lambda t: self._owed[t])]
+
+
+class _Line(Generic[M]):
+    """A tenant's line while it is gone through. Lifetime: one pass."""
+
+    def __init__(self, flow: Flow[M]) -> None:
+        self.flow = flow
+        self.members = tuple(flow.members)
+        self.asked = 0
+        self.ahead = 0.0  # work of those asked that stay
+
+
+def _turn(member: Member) -> tuple[bool, int]:
+    return member.turn
+
+
+REFUSED_MAX = 8  # of one model in one sweep
+PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones any more
+
+
+@dataclass(slots=True, eq=False)
+class Pending:
+    """A request the core has accepted and not finished. Lifetime: request."""
+
+    arrival: Arrival
+    serial: int
+    draw: float
+    tried: set[int] = field(default_factory=set)  # workers that failed it
+    attempts: int = 0  # of these, those that were reached
+    not_before_s: float = float("-inf")  # when it may be sent again
+    sent_s: float = float("-inf")  # when it was dispatched
+    begun_by: int | None = None  # the worker whose answer has begun
+    begun_s: float = float("-inf")  # when it began
+    begun_failed: int = 0  # failures of that worker until then
+    worker_id: int | None = None  # where it is dispatched
+    counted: str | None = None  # the model against whose limit it counts, while a worker has it
+    leg: Role = "both"  # what of it is dispatched, or looked for a worker for
+    group: str | None = None  # of the worker that will decode it, while it looks for another one
+    whole: bool = False  # one worker does all of it, or nobody: its KV did not pass in time
+    # Of a request whose legs were begun at once: its prefill, which has a number and a charge of
+    # its own, until that is over; and the worker of it, until the request leaves both.
+    beside: Pending | None = None
+    beside_id: int | None = None
+    held: bool = False
+    tracked: TrackedRequest | None = None  # to its session, where these are followed
+    standing: Standing = "new"  # of its session, when it was last decided about
+    # Of its worker's cache: what it finds, where that is mirrored; else what it leaves there.
+    prediction: Prediction | Expectation | None = None
+    promise: Promise | None = None  # of its worker's KV events, where these tell of its prompt
+    work_tokens: float = 1.0  # predicted: what it must compute, and its answer
+    queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
+    waiting_tokens: int = 0  # of work, as was predicted when it had to wait
+    turn: tuple[bool, int] = (True, 0)  # its place in its tenant's line, since it began to wait
+
+    @property
+    def fair_work(self) -> float:
+        """Work as its tenant's weight makes it count."""
+        return self.work_tokens / self.arrival.weight
+
+
+class Watcher(Protocol):
+    """Hears which requests wait and which pass them (`reservations.Reservations`)."""
+
+    def waits(self, pending: Pending) -> None:
+        """It begins to wait."""
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """It does so no more, however that ended."""
+
+    def sent(self, pending: Pending) -> None:
+        """A request is sent, whether it waited or not."""
+
+
+class HoldQueue:
+    """Bounded in number. Lifetime: process."""
+
+    def __init__(self, limit: int, watcher: Watcher | None = None) -> None:
+        self._limit = limit
+        self._watcher = watcher
+        self.size = 0
+        self._classes: dict[int, FairQueue[Pending]] = {}  # by priority, those that wait in it
+        self._models: Counter[str] = Counter()
+        self.tokens = 0  # of prompts that wait, as far as these must be computed
+
+    def __len__(self) -> int:
+        return self.size
+
+    def __iter__(self) -> Iterator[Pending]:
+        """Those who wait, in the order of their turns if nothing changes."""
+        for priority in sorted(self._classes):
+            yield from self._classes[priority].in_turn(lambda pending: False)
+
+    def sweep(self, now_s: float, refused_max: int = REFUSED_MAX) -> Iterator[Pending]:
+        """The requests to ask again: most urgent first, of each model until a few were refused.
+
+        One that is still held when the next one is wanted counts as refused; one that has waited
+        for long is not passed any more. Another model's requests must not wait behind them: its
+        pool may well have room.
+        """
+        refused: Counter[str] = Counter()
+        done = 0  # models of which nobody is asked any more
+
+        def gone(pending: Pending) -> bool:
+            return not pending.held
+
+        for priority in sorted(self._classes):
+            turns = self._classes.get(priority)
+            for pending in () if turns is None else turns.in_turn(gone):
+                model = pending.arrival.model
+                if refused[model] >= refused_max:
+                    continue
+                yield pending
+                if pending.held:
+                    long = now_s - pending.arrival.now_s > PASSED_S
+                    refused[model] += refused_max if long else 1
+                    done += refused[model] >= refused_max
+                if done >= len(self._models):
+                    return
+
+    def requests(self) -> list[int]:
+        """The numbers of those who wait, in the order of their turns."""
+        return [pending.arrival.request_id for pending in self]
+
+    def standings(self) -> Counter[Standing]:
+        """How many wait, by the standing of their session."""
+        return Counter(pending.standing for pending in self)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return self.size >= self._limit
+
+    def add(self, pending: Pending) -> None:
+        """Hold a request. The queue must not be full."""
+        assert not self.full, "asked to hold beyond the limit"
+        pending.held = True
+        pending.turn = (pending.standing == "new", pending.serial)
+        arrival = pending.arrival
+        turns = self._classes.get(arrival.priority)
+        if turns is None:
+            turns = self._classes[arrival.priority] = FairQueue()
+        turns.add(arrival.tenant, pending)
+        self.size += 1
+        self._models[arrival.model] += 1
+        self.tokens += pending.queued_tokens
+        if self._watcher is not None:
+            self._watcher.waits(pending)
+
+    def remove(self, pending: Pending) -> None:
+        """Stop holding a request (dispatched, expired, displaced, or its client left)."""
+        arrival = pending.arrival
+        turns = self._classes[arrival.priority]
+        turns.remove(arrival.tenant, pending)
+        if not turns:  # what was owed in this rush is forgotten with it
+            del self._classes[arrival.priority]
+        pending.held = False
+        self.size -= 1
+        self._models[arrival.model] -= 1
+        if not self._models[arrival.model]:
+            del self._models[arrival.model]
+        self.tokens -= pending.queued_tokens
+        if self._watcher is not None:
+            self._watcher.waits_no_more(pending)
+
+    def served(self, pending: Pending) -> None:
+        """A request is sent, whether it waited or not: its tenant's next turn comes later."""
+        if self._watcher is not None:
+            self._watcher.sent(pending)
+        turns = self._classes.get(pending.arrival.priority)
+        if turns is not None:
+            turns.served(pending.arrival.tenant, pending.fair_work, pending.held)
+
+    def victim(self, arrival: Arrival) -> Pending | None:
+        """Who should give way to `arrival` where there is no room for both; None: nobody.
+
+        The newest of the least important ones: of a lower priority; or of the tenant that has the
+        most for its weight, where that is more than the newcomer's would have then.
+        """
+        if not self._classes:
+            return None
+        lowest = max(self._classes)
+        if lowest < arrival.priority:
+            return None
+        turns = self._classes[lowest]
+        flow = max(turns.flows(), key=_crowd)
+        if lowest == arrival.priority:
+            own = turns.flow(arrival.tenant)
+            after = (1 if own is None else len(own.members) + 1) / arrival.weight
+            if flow is own or _crowd(flow) <= after:
+                return None
+        return flow.members[-1]
+
+    def work_before(self, arrival: Arrival, begun: bool) -> float:
+        """Tokens of work of its model and kind that would be done before `arrival`, were it last
+        of its tenant's line. `begun`: its session has.
+
+        Of its own priority no more than its tenant's share makes it wait for.
+        """
+
+        def work(waiting: Iterable[Pending]) -> float:
+            model, new = arrival.model, not begun
+            return sum(
+                p.work_tokens for p in waiting if p.turn[0] is new and p.arrival.model == model
+            )
+
+        more_urgent = (turns for p, turns in self._classes.items() if p < arrival.priority)
+        before = sum(work(turns) for turns in more_urgent)
+        same = self._classes.get(arrival.priority)
+        if same is None:
+            return before
+        own = same.flow(arrival.tenant)
+        mine = 0.0 if own is None else work(own.members)
+        weights = sum(f.members[0].arrival.weight for f in same.flows() if f is not own)
+        return before + min(work(same), mine * (1 + weights / arrival.weight))
+
+    def expired(self, now_s: float, hold_s: float) -> list[Pending]:
+        """Those that waited `hold_s` or longer, or as long as they want, or past their deadline."""
+        return [
+            p
+            for p in self
+            if now_s - p.arrival.now_s >= most_s(p.arrival, hold_s)
+            or (p.arrival.deadline_s is not None and now_s >= p.arrival.deadline_s)
+        ]
+
+
+def most_s(arrival: Arrival, hold_s: float) -> float:
+    """How long it may wait at the most where others may `hold_s`."""
+    return hold_s if arrival.hold_s is None else min(arrival.hold_s, hold_s)
+
+
+def _crowd(flow: Flow[Pending]) -> float:
+    """How many of a tenant wait, for its weight."""
+    return len(flow.members) / flow.members[0].arrival.weight

@@ -1,0 +1,145 @@
+"""Requests that peer routers sent to shared workers, charged here as our own; peers end them.
+
+Each costs its worker what ours do, will leave its blocks there, and belongs to a session and to a
+tenant. So whoever decides here sees one pool, whichever router a request came through. How fast
+and how well a worker answers is learned from our own requests alone: news of others come late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import count
+
+from policies import facts
+from router.core.placement.admission import Admission
+from router.core.placement.guard import PolicyGuard
+from router.core.placement.hold_queue import Pending
+from router.core.placement.roster import Roster
+from router.core.placement.session_tracking import SessionTracking
+from router.core.sessions.arrivals import ArrivalEstimator
+from router.core.workers.ledger import Ledger
+from router.core.workers.table import WorkerTable
+
+
+class PeerRequests:
+    """Lifetime: process. Their numbers are below zero, so none is one of ours.
+
+    A policy with a memory is told of them, by `guard`, what it is told of our own requests.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerTable,
+        ledger: Ledger,
+        roster: Roster,
+        arrivals: ArrivalEstimator,
+        session_tracking: SessionTracking,
+        admission: Admission,
+        guard: PolicyGuard,
+        most: int,
+    ) -> None:
+        """`most`: of all peers together."""
+        self._workers, self._ledger, self._roster = workers, ledger, roster
+        self._arrivals, self._session_tracking, self._admission = (
+            arrivals,
+            session_tracking,
+            admission,
+        )
+        self._guard = guard
+        self._most = most
+        self._pending: dict[int, Pending] = {}
+        self.numbers = count(-1, -1)  # for requests that are heard of, whoever hears of them
+
+    def room(self) -> bool:
+        """Whether one more may be kept."""
+        return len(self._pending) < self._most
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    def pending(self) -> Iterable[Pending]:
+        """Those that have not ended, oldest first."""
+        return self._pending.values()
+
+    def take(self, fact: facts.PeerFact) -> None:
+        """One of these facts, whatever its kind."""
+        if isinstance(fact, facts.PeerDispatched):
+            self.dispatched(fact)
+        elif isinstance(fact, facts.PeerEnded):
+            self.ended(fact)
+        elif isinstance(fact, facts.PeerFirstToken):
+            self.first_token(fact)
+        else:
+            self.progress(fact)
+
+    def dispatched(self, fact: facts.PeerDispatched) -> None:
+        """A peer charged a request to a worker; one that is not known here is left alone."""
+        arrival, now_s = fact.arrival, fact.now_s
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return
+        request_id, prompt, uncached = (
+            arrival.request_id,
+            arrival.prompt_tokens,
+            fact.uncached_tokens,
+        )
+        assert request_id not in self._pending, f"request {request_id} of a peer came twice"
+        self._ledger.advance(now_s)
+        pending = Pending(arrival, serial=-1, draw=0.0, standing=fact.standing)
+        pending.worker_id = worker.worker_id
+        self._pending[request_id] = pending
+        self._admission.sent(pending, uncached, now_s)
+        # One that another worker prefills meanwhile has its room already.
+        at_once = worker.facts.concurrent and worker.facts.role == "decode" and uncached == 1
+        self._ledger.reserve(
+            *(request_id, worker.slot, prompt, uncached, arrival.stream, now_s),
+            room_tokens=prompt if at_once else 0,
+        )
+        if fact.late:
+            self._roster.is_a_peers(worker)
+        chain = arrival.chains.get(worker.facts.block_size)
+        if chain is None or not worker.facts.keeps_prefixes:
+            return
+        guard = self._guard
+        guard.observe(arrival)
+        self._arrivals.arrival(arrival.session, now_s, arrival.tenant)
+        self._session_tracking.arrived(pending)
+        pending.prediction = self._roster.expect(worker, arrival, now_s)
+        self._session_tracking.dispatched(pending, worker.slot)
+        if guard.remembers:
+            sent = (request_id, worker.worker_id, prompt - uncached, uncached)
+            guard.observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
+
+    def first_token(self, fact: facts.PeerFirstToken) -> None:
+        """Its prefill is over."""
+        charge = self._ledger.first_token(fact.request_id, fact.now_s)
+        if charge is not None:
+            if self._guard.remembers:
+                self._guard.observe(facts.FirstToken(fact.now_s, fact.request_id))
+            pending = self._pending[fact.request_id]
+            self._admission.prefill_over(pending, True, fact.now_s)
+
+    def progress(self, fact: facts.PeerProgress) -> None:
+        """Its answer grew."""
+        self._ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
+
+    def ended(self, fact: facts.PeerEnded) -> None:
+        """It is at its worker no more; told again, nothing changes."""
+        pending = self._pending.pop(fact.request_id, None)
+        if pending is None:
+            return
+        finish, now_s = fact.finish, fact.now_s
+        self._roster.ended(pending, self._ledger.get(fact.request_id), finish)
+        output_tokens = self._ledger.output_tokens(pending.arrival, finish) if finish else None
+        self._ledger.release(fact.request_id)
+        self._admission.prefill_over(pending, finish is not None, now_s)
+        refused = finish is not None and finish.refused
+        self._session_tracking.ended(pending, now_s, output_tokens, refused=refused)
+        if self._guard.remembers:
+            self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
+
+    def forget(self, request_id: int, now_s: float) -> bool:
+        """Take its charge off a worker that is gone; False where it is none of these."""
+        known = request_id in self._pending
+        self.ended(facts.PeerEnded(now_s, request_id))
+        return known

@@ -1,0 +1,136 @@
+"""A worker reserved for the request that has waited longest, where others keep passing it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from policies.contract import Ints
+from router.core.placement.eligible import Rows
+from router.core.placement.hold_queue import PASSED_S, Pending
+from router.core.workers.columns import WorkerColumns
+
+PASSES = 8  # of one request; with fewer, room may just have been elsewhere
+
+_Line = dict[int, "_Wait"]  # by serial, in the order in which they began to wait
+
+
+@dataclass(slots=True)
+class _Wait:
+    """One request that waits. Lifetime: as long as it does."""
+
+    pending: Pending
+    passed: int = 0  # requests sent since that were not ahead of it, while it was first
+    barren: set[int] = field(default_factory=set)  # workers that were empty and not taken
+    worker_id: int | None = None  # reserved for it
+
+
+class Reservations:
+    """At most one worker of a model is reserved at a time. Lifetime: process."""
+
+    def __init__(self, columns: WorkerColumns) -> None:
+        self.begun = 0  # times that a worker was reserved
+        self._columns = columns
+        self._lines: dict[tuple[str, int], _Line] = {}  # by model and priority
+        self.models: dict[str, _Wait] = {}  # requests that a worker is reserved for
+        self._without: tuple[Rows, int, Rows | None] | None = None  # the latest answer of `rows`
+
+    # Called by the hold queue.
+
+    def waits(self, pending: Pending) -> None:
+        """It begins to wait."""
+        key = pending.arrival.model, pending.arrival.priority
+        self._lines.setdefault(key, {})[pending.serial] = _Wait(pending)
+
+    def waits_no_more(self, pending: Pending) -> None:
+        """It was sent, turned away, or its client left."""
+        model = pending.arrival.model
+        key = model, pending.arrival.priority
+        line = self._lines[key]
+        wait = line.pop(pending.serial)
+        if not line:
+            del self._lines[key]
+        if self.models.get(model) is wait:
+            del self.models[model]
+
+    def sent(self, pending: Pending) -> None:
+        """A request is sent, whether it waited or not."""
+        model = pending.arrival.model
+        for (name, _), line in self._lines.items():
+            first = next(iter(line.values()))
+            if name == model and first.pending is not pending and not _ahead(pending, first):
+                first.passed += 1
+
+    # Called by the chooser.
+
+    def rows(self, pending: Pending, rows: Rows) -> Rows | None:
+        """`rows` without a worker that is reserved for a request which this one is not ahead of.
+
+        None: no other one is left.
+        """
+        wait = self.models.get(pending.arrival.model)
+        if wait is None or wait.pending is pending or _ahead(pending, wait):
+            return rows
+        worker_id = wait.worker_id
+        if worker_id is None or worker_id not in rows.worker_ids:
+            return rows
+        known = self._without
+        if known is None or known[0] is not rows or known[1] != worker_id:
+            rest = [worker for worker in rows.workers if worker.worker_id != worker_id]
+            known = self._without = rows, worker_id, Rows.of(rest) if rest else None
+        return known[2]
+
+    def refused(self, pending: Pending, rows: Rows, hits: Ints, now_s: float) -> None:
+        """No worker of `rows` takes it: reserve one if it was passed often. `hits`: of each row."""
+        model, priority = pending.arrival.model, pending.arrival.priority
+        if not pending.held or now_s - pending.arrival.now_s <= PASSED_S:
+            return
+        first = next(iter(self._lines[model, priority].values()))
+        if first.pending is not pending or first.passed < PASSES:
+            return
+        holder = self.models.get(model)
+        if (
+            holder is not None
+            and holder is not first
+            and holder.pending.arrival.priority <= priority
+        ):
+            return
+        self._barren(first, rows)
+        if first.worker_id in rows.worker_ids:
+            return
+        first.worker_id = self._best(first, rows, hits)
+        if first.worker_id is None:
+            if holder is first:
+                del self.models[model]
+        else:
+            self.models[model] = first
+            self.begun += 1
+
+    def _barren(self, wait: _Wait, rows: Rows) -> None:
+        """Give up the reserved worker where it is idle and still not taken."""
+        if wait.worker_id not in rows.worker_ids:
+            wait.worker_id = None
+            return
+        slot = rows.slot_ids[rows.worker_ids.index(wait.worker_id)]
+        columns = self._columns
+        others = columns.foreign_running[slot] + columns.foreign_waiting[slot]
+        if not columns.requests[slot] and not others:
+            wait.barren.add(wait.worker_id)
+            wait.worker_id = None
+
+    def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
+        """Of those not barren the largest, then with most of its prompt, then the least busy."""
+        columns, slots = self._columns, rows.slot_ids
+        large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)
+        order = np.lexsort((columns.requests[slots], -hits, -large))  # stable: then by worker id
+        ids = (rows.worker_ids[place] for place in order.tolist())
+        return next((worker_id for worker_id in ids if worker_id not in wait.barren), None)
+
+
+def _ahead(pending: Pending, wait: _Wait) -> bool:
+    """Whether the hold queue would put it before the other one, however long that has waited."""
+    priority, other = pending.arrival.priority, wait.pending
+    if priority != other.arrival.priority:
+        return priority < other.arrival.priority
+    return pending.standing != "new" and other.turn[0]

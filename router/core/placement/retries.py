@@ -1,0 +1,102 @@
+"""Whether a failed request goes to another worker, and how long it waits before.
+
+Retries are bounded by a share of the requests (budgets as in Finagle's `RetryBudget`), so that a
+pool that cannot keep up is not given its work three times over. Leaving a worker that is not
+there any more is no such burden: its requests are moved, and nobody counts them. Nor is leaving
+a worker that is busy for one that is not.
+"""
+
+from __future__ import annotations
+
+import xxhash
+
+from router.core.contract.actions import Rejection
+from router.core.contract.counters import CoreCounters, Window
+from router.core.contract.settings import CoreSettings
+from router.core.placement.hold_queue import Pending
+from router.core.workers.table import Worker
+
+_BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
+NO_MODEL = "no_model"  # the cause where a worker says that it has not got the model
+MOVED = "moved"  # the cause where a request is at another worker than was chosen
+# Causes after which waiting helps nobody, the first time.
+_AT_ONCE = ("connect", "early_close", "no_answer")
+
+
+def draw_of(seed: int, serial: int) -> float:
+    """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
+    bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
+    return (bits >> 11) * 2.0**-53
+
+
+class Retries:
+    """Lifetime: process. Chance comes from the request's own draw and its number of attempts."""
+
+    def __init__(self, settings: CoreSettings, counters: CoreCounters, seed: int) -> None:
+        self._settings = settings
+        self._counters = counters
+        self._seed = seed
+        self._recent = Window(_BUDGET_S)  # (requests, retries)
+
+    def arrived(self, now_s: float) -> None:
+        """A request came: it pays for a share of a retry."""
+        self._recent.add(now_s, 1, 0)
+
+    def again(
+        self,
+        pending: Pending,
+        worker: Worker | None,
+        cause: str,
+        now_s: float,
+        spared: bool = False,
+    ) -> Rejection | None:
+        """Let a failed request go to another worker, not before `pending.not_before_s`; or not.
+
+        `worker` failed it; None: it is gone. `spared`: it is busy, and another worker is not; or it
+        has not got the model, and another one may have.
+        """
+        if cause == NO_MODEL and not spared:
+            return Rejection(404, "model_not_found", "no worker that was asked has the model")
+        if cause == "out_of_files":  # nor could this router connect to any other worker
+            return Rejection(503, cause, "the router can open no more files just now; try again")
+        settings = self._settings
+        # Nobody has had it, or knows its path; or a data plane has it at another one already.
+        silent = worker is not None and worker.silent is not None
+        unheard = spared or silent or cause in ("connect", "absent", MOVED)
+        pending.attempts += not unheard
+        if pending.attempts >= settings.max_attempts:
+            tried = f"{len(pending.tried)} workers failed this request, last: {cause}"
+            return Rejection(502, "worker_error", tried)
+        wait_s = 0.0 if spared else self._wait_s(pending, cause)
+        deadline_s = pending.arrival.deadline_s
+        if deadline_s is not None and now_s + wait_s >= deadline_s:
+            return Rejection(
+                504, "deadline_exceeded", f"no time is left to try again after {cause}"
+            )
+        moves = unheard or worker is None or not worker.is_in
+        if not moves and not self._pay(now_s):
+            self._counters.retries_refused += 1
+            why = f"a worker failed this request ({cause}), and too many are tried again already"
+            return Rejection(503, "retry_budget_exhausted", why)
+        self._counters.retries += 1
+        pending.not_before_s = now_s + wait_s
+        return None
+
+    def _pay(self, now_s: float) -> bool:
+        requests, retries = self._recent.sums(now_s)
+        settings = self._settings
+        may = settings.retry_share * requests + settings.retries_per_s * _BUDGET_S
+        if retries + 1 > may:
+            return False
+        self._recent.add(now_s, 0, 1)
+        return True
+
+    def _wait_s(self, pending: Pending, cause: str) -> float:
+        """Exponential, with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015)."""
+        times = len(pending.tried) - 1
+        if cause in ("absent", MOVED):
+            return 0.0
+        if times <= 0 and cause in _AT_ONCE:
+            return 0.0
+        most_s = min(self._settings.retry_base_s * 2.0 ** max(times, 0), self._settings.retry_max_s)
+        return most_s * draw_of(self._seed ^ len(pending.tried), pending.serial)

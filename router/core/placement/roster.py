@@ -1,0 +1,510 @@
+"""The workers and what each of them holds: membership, load reports, KV events, expectations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+
+from kvkernels import PrefixIndex, hit_tokens
+from policies.contract import Bools, Hashes, Ints
+from policies.facts import (
+    Arrival,
+    Finish,
+    KvCopied,
+    KvEvents,
+    KvHeard,
+    LoadReport,
+    ReplayEnd,
+    Suspension,
+    WorkerChange,
+    WorkerFacts,
+)
+from router.core.contract.actions import Action, Confirmed, Doubted, Followed, Others
+from router.core.contract.counters import Window
+from router.core.contract.settings import CoreSettings
+from router.core.placement.eligible import Rows
+from router.core.placement.health import SlowStart
+from router.core.placement.hold_queue import Pending
+from router.core.workers.columns import Cells, WorkerColumns
+from router.core.workers.kv_state import Guess, KvState
+from router.core.workers.ledger import Charge, Ledger
+from router.core.workers.mirror import (
+    Blocks,
+    Expectation,
+    ExpectedBlocks,
+    HitConfidence,
+    Mirrors,
+    Prediction,
+    Promise,
+    answer_blocks,
+    found_by,
+)
+from router.core.workers.table import BusySpell, Worker, WorkerHealth, WorkerTable
+
+
+class TableFullError(Exception):
+    """No worker slot is free; `max_workers` is the bound to raise."""
+
+
+_WINDOW_S = 60.0
+_OTHERS, _OURS = 0.1, 0.05  # share of others' requests above, and below which it is told
+
+
+class OthersShare:
+    """How many of the requests that workers report are not ours. Lifetime: process.
+
+    Who else sends to these workers fills their caches, and our costs know nothing of it.
+    """
+
+    def __init__(self) -> None:
+        self.told = False  # that there are many
+        self._since_s = -math.inf
+        self._all = self._others = 0
+
+    def reported(self, requests: int, others: int, now_s: float) -> float | None:
+        """A report of so many requests; the latest window's share where that is news, 0..1."""
+        share = None
+        if now_s - self._since_s >= _WINDOW_S:
+            seen = self._others / max(self._all, 1)
+            if seen > _OTHERS if not self.told else seen < _OURS:
+                share, self.told = seen, not self.told
+            self._since_s, self._all, self._others = now_s, 0, 0
+        self._all += requests
+        self._others += others
+        return share
+
+
+class Roster:
+    """Lifetime: process."""
+
+    def __init__(
+        self, settings: CoreSettings, columns: WorkerColumns, workers: WorkerTable
+    ) -> None:
+        self._settings = settings
+        self._columns = columns
+        self._cells = Cells(columns)
+        self._workers = workers
+        slots, entries = settings.max_workers, settings.speculative_entries
+        self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
+        self._evicted_blocks = 0  # by the index, as of the latest tick
+        self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
+        self.slow_start = SlowStart(settings.slow_start_s)
+        self.others_s = -math.inf  # when a worker last reported load that we did not send it
+        self._others = OthersShare()
+        # Blocks that no events will ever tell of: text blocks, and workers without events.
+        self.mirrors = Mirrors(slots, settings.mirrored_blocks)
+        self.confidence = HitConfidence(columns.hit_confidence)
+        self._news: list[Action] = []
+        # The chain that was looked up last, and its leading blocks by events alone.
+        self._by_events: tuple[Hashes | None, Blocks] = (None, np.zeros(0, dtype=np.int32))
+
+    # --- workers ----------------------------------------------------------------------------
+
+    def change(self, fact: WorkerChange) -> list[Action]:
+        """Enter, change or remove a worker. Raises TableFullError for one too many."""
+        worker = self._workers.get(fact.worker_id)
+        self._workers.changed()
+        if fact.state == "gone":
+            if worker is not None:
+                self._close(worker)
+            return []
+        if worker is None:
+            if fact.spec is not None:
+                self._open(fact, fact.spec)
+            return []
+        if fact.spec is not None and fact.spec != (worker.told or worker.facts):
+            self._describe(worker, self._as_followed(worker, fact.spec))
+        if fact.state == "down":
+            self._forget(worker, fact.suspended)
+        elif worker.state == "down":
+            worker.health.forgive()
+            worker.spell = BusySpell()
+        worker.state = fact.state
+        return []
+
+    def _open(self, fact: WorkerChange, facts: WorkerFacts) -> None:
+        slot = self._workers.take_slot()
+        if slot is None:
+            raise TableFullError(f"all {self._settings.max_workers} worker slots are taken")
+        self._columns.open(slot, fact.worker_id)
+        self._columns.describe(slot, facts, calibrate=True)
+        kv = self._kv_state(slot, facts)
+        if fact.saved is not None and facts.has_events:
+            kv.take_saved(fact.saved)
+        health = WorkerHealth(Window(self._settings.ejection_window_s))
+        state, now_s = fact.state, fact.now_s
+        worker = Worker(fact.worker_id, slot, facts, kv, health, state, now_s)
+        self.slow_start.joined(worker, self._workers, now_s)
+        self._workers.add(worker)
+        self._show_cache(worker)
+
+    def _show_cache(self, worker: Worker) -> None:
+        """Write how much of its cache is known, and how well."""
+        columns, slot, facts = self._columns, worker.slot, worker.facts
+        kv, tells = worker.kv, worker.tells
+        if math.isnan(facts.kv_capacity_tokens):
+            learned = kv.learned_blocks if tells else self.mirrors.learned_blocks(slot)
+            columns.kv_capacity_tokens[slot] = learned * facts.block_size
+        columns.hits_unknown[slot] = tells and not kv.known
+        columns.cached_tokens[slot] = kv.gpu_blocks * facts.block_size if tells else math.nan
+        if self.index.tiers > 1:
+            columns.host_cached_tokens[slot] = self.index.held(slot, 1) * facts.block_size
+            columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
+
+    def _as_followed(self, worker: Worker, told: WorkerFacts) -> WorkerFacts:
+        """What it says, in blocks of the size of its events, where it says no other size now."""
+        learned = worker.told is not None and worker.told.block_size == told.block_size
+        worker.told = told if learned and told.has_events else None
+        return told if worker.told is None else replace(told, block_size=worker.facts.block_size)
+
+    def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
+        """It was recognized anew, perhaps as another engine, or its thresholds were changed."""
+        speeds = (worker.facts.prefill_tokens_per_s, worker.facts.step_s, worker.facts.weight)
+        calibrate = speeds != (facts.prefill_tokens_per_s, facts.step_s, facts.weight)
+        self._columns.describe(worker.slot, facts, calibrate)
+        another_cache = _cache_of(facts) != _cache_of(worker.facts)
+        worker.facts = facts
+        worker.kv.resize(_capacity_blocks(facts))
+        if another_cache:
+            worker.kv = self._kv_state(worker.slot, facts)
+            self._forget(worker)
+        self._show_cache(worker)
+
+    def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
+        """The cache we knew may be gone, perhaps with its engine: expect nothing until it tells."""
+        if suspended is None:
+            worker.kv.reset()
+        else:
+            worker.kv.suspend(emptied=suspended == "asleep")
+        self.confidence.forgive(worker.slot)
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        self._show_cache(worker)
+
+    def _empty(self, worker: Worker) -> None:
+        """It emptied its cache, and its events do not tell so yet."""
+        worker.kv.empty()
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        self._show_cache(worker)
+
+    def _close(self, worker: Worker) -> None:
+        worker.kv.close()
+        self.confidence.forget(worker.slot)
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        self._columns.open(worker.slot, -1)
+        self.slow_start.left(worker.worker_id)
+        self._workers.remove(worker.worker_id)
+
+    def _kv_state(self, slot: int, facts: WorkerFacts) -> KvState:
+        return KvState(
+            self.index,
+            slot,
+            facts.block_size,
+            facts.models[0],
+            _capacity_blocks(facts),
+            self._settings.parked_blocks,
+            self._settings.backlog_batches,
+            self._settings.index_entries,
+            facts.keeps_copies,
+            partial(self.speculative.gone, slot),
+        )
+
+    # --- what workers tell ------------------------------------------------------------------
+
+    def report(self, fact: LoadReport, ledger: Ledger) -> None:
+        """A load report: what goes beyond our own requests is others' load."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return
+        columns, slot = self._columns, worker.slot
+        own_waiting = self._cells.waiting[slot]
+        own_running = self._cells.requests[slot] - own_waiting
+        # A request of ours may stand in the other state there: compare the totals first.
+        foreign = max(fact.running + fact.waiting - own_running - own_waiting, 0)
+        foreign_waiting = min(max(fact.waiting - own_waiting, 0), foreign)
+        columns.foreign_waiting[slot] = foreign_waiting
+        columns.foreign_running[slot] = foreign - foreign_waiting
+        columns.report_s[slot] = fact.now_s
+        if foreign:
+            self.others_s = max(self.others_s, fact.now_s)
+        share = self._others.reported(fact.running + fact.waiting, foreign, fact.now_s)
+        if share is not None:
+            self._news.append(Others(share, self._others.told))
+        idle = not (fact.running or fact.waiting)
+        if worker.kv.was_emptied(fact.emptied) and idle:  # else its next step tells what became
+            self._empty(worker)
+        was_severed = worker.kv.severed
+        worker.kv.reported(fact.started_s)
+        if worker.kv.severed != was_severed:
+            self._show_cache(worker)
+        columns.kv_reported_tokens[slot] = fact.kv_used_tokens
+        promised = columns.promised_tokens[slot]  # it does not know of them yet
+        columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - promised
+
+    def is_a_peers(self, worker: Worker) -> None:
+        """One of the requests that its latest report has beyond ours is charged here from now on;
+        until the next report it would count twice.
+        """
+        columns, slot = self._columns, worker.slot
+        if columns.foreign_running[slot] > 0:
+            columns.foreign_running[slot] -= 1
+        elif columns.foreign_waiting[slot] > 0:
+            columns.foreign_waiting[slot] -= 1
+
+    def kv_events(self, fact: KvEvents) -> int | None:
+        """KV events: the sequence number to replay from when some were missed."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return None
+        kv = worker.kv
+        emptied, current, overflows, guessed = kv.emptied, kv.current, kv.overflows, kv.guessed
+        from_seq = kv.take(fact)
+        if kv.sizes.agreed_other:
+            from_seq = self._follow(worker, fact)
+        if kv.overflows > overflows and kv.overflows.bit_count() == 1:  # the 1st, 2nd, 4th ...
+            self._news.append(self._doubted(worker, "overflow"))
+        if kv.guessed != guessed:
+            self._guess(worker, kv.guessed)
+        self._columns.event_s[worker.slot] = fact.now_s
+        self._settle(worker, emptied, current, fact.source == "snapshot")
+        return from_seq
+
+    def _follow(self, worker: Worker, fact: KvEvents) -> int | None:
+        """Its events agree on another block size than was followed: begin anew with that one. The
+        sequence number to replay from, if any batch is missing.
+        """
+        kv, told = worker.kv, worker.told or worker.facts
+        size = kv.sizes.agreed
+        worker.told = None if size == told.block_size else told
+        worker.facts = replace(worker.facts, block_size=size)
+        self._workers.changed()
+        kv.follow(size)
+        kv.resize(_capacity_blocks(worker.facts))
+        self.confidence.forgive(worker.slot)
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        self._news.append(Followed(worker.worker_id, size, told.block_size))
+        from_seq = kv.take(fact)
+        if from_seq is None and fact.source == "replay" and fact.seq >= kv.next_seq:
+            return kv.ask_anew()
+        return from_seq
+
+    def _guess(self, worker: Worker, why: Guess | None) -> None:
+        """From now on its cache is guessed, or no longer."""
+        self.speculative.clear_worker(worker.slot)
+        self.mirrors.clear_worker(worker.slot)
+        if why is not None:
+            self._news.append(self._doubted(worker, why))
+        elif worker.kv.sizes.size == worker.told_block_size:
+            size = worker.facts.block_size
+            self._news.append(Followed(worker.worker_id, size, size))
+
+    def _settle(self, worker: Worker, emptied: int, current: bool, told_anew: bool = False) -> None:
+        """Its cache is known otherwise now. Before, it had begun anew `emptied` times, and was
+        `current` or not; `told_anew`: all of it was told.
+        """
+        kv, slot = worker.kv, worker.slot
+        if kv.emptied > emptied:  # it began anew: nothing is on its way
+            self.speculative.clear_worker(slot)
+        if kv.emptied > emptied or told_anew or (kv.current and not current):
+            self.confidence.forgive(slot)
+        self._show_cache(worker)
+
+    def _doubted(
+        self, worker: Worker, reason: Literal["overflow", "refuted", "useless", "sizes"]
+    ) -> Doubted:
+        share = float(self._columns.hit_confidence[worker.slot])
+        return Doubted(worker.worker_id, reason, share)
+
+    def news(self) -> list[Action]:
+        """What people should be told since this was asked last."""
+        if not self._news:
+            return []
+        news, self._news = self._news, []
+        return news
+
+    def first_question(self, worker_id: int) -> int:
+        """Number of the first batch that a new feed of this worker must ask for."""
+        worker = self._workers.get(worker_id)
+        return 0 if worker is None else worker.kv.first_question
+
+    def wants_snapshot(self, worker_id: int) -> bool:
+        """Whether it takes a snapshot to know this worker's cache."""
+        worker = self._workers.get(worker_id)
+        return worker is not None and worker.kv.wants_snapshot
+
+    def replay_end(self, fact: ReplayEnd) -> int | None:
+        """A replay is over, complete or not: the sequence number to go on from, if any."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return None
+        emptied, current = worker.kv.emptied, worker.kv.current
+        from_seq = worker.kv.end_replay(fact.answered, fact.began_anew)
+        self._settle(worker, emptied, current)
+        return from_seq
+
+    def kv_copied(self, fact: KvCopied) -> int | None:
+        """A peer's account of a cache: the sequence number to replay from, if any is missing."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None:
+            return None
+        from_seq = worker.kv.take_copy(fact.snapshot)
+        self.confidence.forgive(worker.slot)
+        self._columns.event_s[worker.slot] = fact.now_s
+        self._show_cache(worker)
+        return from_seq
+
+    def kv_heard(self, fact: KvHeard) -> None:
+        """Whether a worker's events reach us."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is not None:
+            if fact.severed:
+                worker.kv.sever()
+            else:
+                worker.kv.unheard = not fact.heard
+            self._show_cache(worker)
+
+    # --- what they hold ---------------------------------------------------------------------
+
+    def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | Expectation:
+        """A dispatch will leave these blocks there; of a mirrored worker, what it will find."""
+        facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
+        if worker.tells and not arrival.approximate:
+            return self.speculative.expect(worker.slot, chain, now_s)
+        told_blocks = facts.kv_capacity_tokens / facts.block_size
+        return self.mirrors.expect(worker.slot, chain, told_blocks)
+
+    def promise(self, worker: Worker, arrival: Arrival, alone: bool) -> Promise | None:
+        """What its KV events tell of a prompt that is being sent there; None: nothing to hold to.
+
+        `alone`: none of the requests that we know of waits there.
+        """
+        facts, kv, slot = worker.facts, worker.kv, worker.slot
+        if not worker.tells or arrival.approximate or not kv.current:
+            return None
+        chain, size = arrival.chains[facts.block_size], facts.block_size
+        looked_up, blocks = self._by_events
+        told = blocks if looked_up is chain else self.index.longest_prefix(chain)
+        most = max(arrival.prompt_tokens - 1, 0) // size
+        promised = min(int(told[slot]), most)
+        if promised < 2:  # an answer may find one fewer, whoever told the truth
+            return None
+        alone = alone and not self._columns.foreign_waiting[slot]
+        removed = kv.blocks.removed_blocks
+        life = self.confidence.life(slot)
+        return Promise(worker.worker_id, chain, promised, life, removed, alone)
+
+    def answered(self, pending: Pending, finish: Finish) -> None:
+        """Hold what an answer found against what the worker's KV events had promised."""
+        promise, pending.promise = pending.promise, None
+        worker = None if promise is None else self._workers.get(promise.worker_id)
+        if promise is None or worker is None:
+            return
+        kv, size = worker.kv, worker.facts.block_size
+        if self.confidence.life(worker.slot) != promise.life or not kv.current:
+            return
+        found = found_by(pending.arrival, finish, size, promise.chain)
+        if found is None:
+            return
+        promised = promise.blocks
+        if found.blocks + found.slack < promised:  # but what it told to be gone is no lie
+            promised = promise.kept_blocks(kv.blocks.removed_blocks)
+            if found.blocks + found.slack >= promised:
+                return
+            if kv.severed and 2 * (found.blocks + found.slack) < promised:
+                kv.disprove()  # another life: nobody could tell
+                self._settle(worker, kv.emptied, current=False)
+                return
+        if not self.confidence.answered(worker.slot, promised, found):
+            return
+        doubted = self._columns.hit_confidence[worker.slot] < 1.0
+        news = self._doubted(worker, "refuted") if doubted else Confirmed(worker.worker_id)
+        self._news.append(news)
+
+    def ended(self, pending: Pending, charge: Charge | None, finish: Finish | None) -> None:
+        """A dispatch is over, with an answer where there is a `finish`."""
+        prediction, pending.prediction = pending.prediction, None
+        worker = None if charge is None else self._workers.get(charge.worker_id)
+        if prediction is None or charge is None or worker is None:
+            return
+        refused = finish is not None and finish.refused
+        if isinstance(prediction, Expectation):
+            # What does not stream shows no first token: its failure is taken for one before it.
+            unseen = finish is None and (charge.waiting or not pending.arrival.stream)
+            self.speculative.ended(prediction, refused or unseen)
+            return
+        counted = finish is not None and finish.prompt_tokens is not None
+        given_up = finish is None and charge.waiting  # before its prefill ended
+        if (given_up or refused) and not counted:
+            self.mirrors.failed(prediction)
+            return
+        found, answered, size = None, 0, worker.facts.block_size
+        if finish is not None:
+            found = found_by(pending.arrival, finish, size, prediction.chain)
+            answered = answer_blocks(pending.arrival, finish, size)
+        self.mirrors.answered(prediction, found, answered)
+        self._show_cache(worker)
+
+    def expire(self, now_s: float) -> None:
+        """Forget expectations nobody confirmed; see whose blocks the index forgot at its bound."""
+        self.speculative.expire(now_s)
+        if (evicted := self.index.evicted) != self._evicted_blocks:
+            self._evicted_blocks = evicted
+            for worker in self._workers:
+                self._show_cache(worker)
+
+    def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
+        """int64[rows]: prompt tokens each holds or will soon; at least one is left."""
+        sizes = rows.distinct_block_sizes
+        most = max(prompt_tokens - 1, 0)
+        if len(sizes) == 1:
+            blocks = self._hit_blocks(chains[sizes[0]])
+            return self._counted(rows, hit_tokens(blocks, rows.slot_ids, sizes[0], most))
+        hits = np.zeros(len(rows), dtype=np.int64)
+        own_sizes = np.array(rows.block_sizes)
+        for size in sizes:
+            blocks = self._hit_blocks(chains[size])[rows.slots]
+            np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
+        return self._counted(rows, np.minimum(hits, most, out=hits))
+
+    def _counted(self, rows: Rows, hits: Ints) -> Ints:
+        """As much of the hits as is believed."""
+        if not self.confidence.discounted:
+            return hits
+        counted: Ints = (hits * self._columns.hit_confidence[rows.slots]).astype(np.int64)
+        return counted
+
+    def copies(self, last_hash: int) -> int:
+        """How many workers hold a block, or soon will, and with it all before it."""
+        return int(np.count_nonzero(self.holders(last_hash)))
+
+    def holders(self, last_hash: int) -> Bools:
+        """bool[slots]: whether the worker of a slot holds a block, or soon will."""
+        return self._hit_blocks(np.array([last_hash], dtype=np.uint64)) > 0
+
+    def _hit_blocks(self, chain: Hashes) -> Blocks:
+        """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""
+        blocks = self.index.longest_prefix(chain)
+        self._by_events = chain, blocks.copy()
+        self.speculative.raise_prefix(blocks, chain)
+        self.mirrors.raise_prefix(blocks, chain)
+        return blocks
+
+
+def _capacity_blocks(facts: WorkerFacts) -> float:
+    known = not math.isnan(facts.kv_capacity_tokens)
+    return facts.kv_capacity_tokens / facts.block_size if known else math.inf
+
+
+def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:
+    """What tells one engine's cache from another's."""
+    capacity = facts.kv_capacity_tokens
+    known = None if math.isnan(capacity) else capacity
+    return facts.models, facts.block_size, facts.has_events, known

@@ -1,0 +1,226 @@
+"""The table of sessions, one row of numpy columns each, and which of them a request belongs to."""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+from kvkernels import PrefixOwners
+from policies.contract import Floats, Hashes, Ints
+from policies.facts import Arrival
+from router.core.workers.columns import float_cells, int_cells
+
+# Tenant and model, then the id that the client gave, or where it gave none the row's serial.
+Key = tuple[str | None, str, str | int]
+
+_FORGOTTEN_AT_ONCE = 256  # this part of a full table makes room: rarely, and no long pause
+
+
+class SessionRows:
+    """Lifetime: process. All memory is taken at once; `cells` stay where they are."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_key: dict[Key, int] = {}
+        self._by_serial: dict[int, int] = {}
+        self._keys: dict[int, Key] = {}  # by row
+        self._free: list[int] = []
+        self._next_serial = 1
+        self.used = 0  # rows ever taken: those beyond are spare
+        self.serial = np.zeros(limit, dtype=np.int64)  # 0: nobody's
+        self.home = np.full(limit, -1, dtype=np.int64)  # worker slot
+        self.inflight = np.zeros(limit, dtype=np.int64)  # requests, held ones too
+        # How its next prompt begins: so many blocks of its last one, which end in this hash.
+        self.tip_blocks = np.zeros(limit, dtype=np.int64)
+        self.tip: Hashes = np.zeros(limit, dtype=np.uint64)
+        self.private_tokens = np.zeros(limit)  # of its last prompt and answer
+        self.cold_work = np.zeros(limit)  # to compute these again, in tokens of linear work
+        self.trunk: Hashes = np.zeros(limit, dtype=np.uint64)  # its name; 0: none
+        self.idle_s = np.zeros(limit)  # when its last answer ended
+        self.bin = np.full(limit, -1, dtype=np.int64)  # of idle time, as told to the hazard
+        self.weight = np.zeros(limit)  # as it counts at home, 0..1
+        self.cells = RowCells(self)
+
+    def named(self) -> dict[str, Ints | Floats]:
+        """The columns that native code weighs sessions by, where they lie."""
+        return {
+            "serial": self.serial,
+            "inflight": self.inflight,
+            "home": self.home,
+            "bin": self.bin,
+            "idle_s": self.idle_s,
+            "private_tokens": self.private_tokens,
+            "cold_work": self.cold_work,
+            "weight": self.weight,
+        }
+
+    def __len__(self) -> int:
+        return len(self._by_serial)
+
+    @property
+    def full(self) -> bool:
+        """Whether the limit is reached."""
+        return len(self) >= self._limit
+
+    def find(self, key: Key) -> int:
+        """The row of a session; -1: not known."""
+        return self._by_key.get(key, -1)
+
+    def row_of(self, serial: int) -> int:
+        """The row of a live session by its serial, else -1."""
+        return self._by_serial.get(serial, -1)
+
+    def key(self, row: int) -> Key:
+        """What it is found by."""
+        return self._keys[row]
+
+    def take(self, tenant: str | None, model: str, session: str | None, serial: int = -1) -> int:
+        """A row for a new session, which takes over `serial`, where a session before it had that.
+
+        The table must not be full, nor may that one be alive.
+        """
+        assert not self.full, "asked to follow more sessions than the limit"
+        row = self._free.pop() if self._free else self.used
+        self.used = max(self.used, row + 1)
+        if serial < 0:
+            serial, self._next_serial = self._next_serial, self._next_serial + 1
+        assert serial not in self._by_serial, f"session {serial} is alive"
+        self._by_serial[serial] = row
+        self._call(row, (tenant, model, serial if session is None else session))
+        cells = self.cells
+        cells.serial[row] = serial
+        cells.home[row] = cells.bin[row] = -1
+        cells.inflight[row] = cells.tip_blocks[row] = cells.tip[row] = cells.trunk[row] = 0
+        cells.private_tokens[row] = cells.cold_work[row] = cells.weight[row] = 0.0
+        cells.idle_s[row] = 0.0
+        return row
+
+    def rename(self, row: int, key: Key) -> None:
+        """A session is found by this from now on."""
+        del self._by_key[self._keys[row]]
+        self._call(row, key)
+
+    def _call(self, row: int, key: Key) -> None:
+        assert key not in self._by_key, f"{key} has a row"
+        self._by_key[key] = row
+        self._keys[row] = key
+
+    def give_back(self, row: int) -> None:
+        """Forget a session that is at home nowhere."""
+        cells = self.cells
+        del self._by_key[self._keys.pop(row)]
+        del self._by_serial[cells.serial[row]]
+        cells.serial[row] = 0
+        cells.weight[row] = 0.0
+        self._free.append(row)
+
+    def idle(self) -> Ints:
+        """Rows of sessions without a request in flight."""
+        n = self.used
+        rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.inflight[:n] == 0))
+        return rows
+
+    def at_home(self, slot: int) -> Ints:
+        """Rows of sessions at home on a worker."""
+        n = self.used
+        rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.home[:n] == slot))
+        return rows
+
+    def longest_idle(self) -> Ints:
+        """Rows of a small part that has been idle for longest; none, if all are in flight."""
+        idle = self.idle()
+        if not len(idle):
+            return idle
+        count = max(len(idle) // _FORGOTTEN_AT_ONCE, 1)
+        idle_s = self.idle_s[idle]
+        last_s = np.partition(idle_s, count - 1)[count - 1]
+        rows: Ints = idle[idle_s <= last_s][:count]
+        return rows
+
+
+class RowCells:
+    """Single cells of the table as plain Python numbers; the same memory. Lifetime: process."""
+
+    def __init__(self, rows: SessionRows) -> None:
+        self.serial = int_cells(rows.serial)
+        self.home = int_cells(rows.home)
+        self.inflight = int_cells(rows.inflight)
+        self.tip_blocks = int_cells(rows.tip_blocks)
+        self.tip = _hash_cells(rows.tip)
+        self.private_tokens = float_cells(rows.private_tokens)
+        self.cold_work = float_cells(rows.cold_work)
+        self.trunk = _hash_cells(rows.trunk)
+        self.idle_s = float_cells(rows.idle_s)
+        self.bin = int_cells(rows.bin)
+        self.weight = float_cells(rows.weight)
+
+
+def _hash_cells(column: Hashes) -> memoryview[int]:
+    return column.data.cast("B").cast("Q")
+
+
+_ID_CHARS = 64  # of an id that is kept as it is
+_ENDING_TOKENS = 16  # such as what asks for an answer or opens a thought
+
+
+class SessionFinder:
+    """Lifetime: process. `owners` may know sessions that are forgotten."""
+
+    def __init__(self, rows: SessionRows, entries: int) -> None:
+        self._rows = rows
+        self.owners = PrefixOwners(entries)
+
+    def row(self, fact: Arrival, chain: Hashes, owner: int) -> int:
+        """The session of a request whose deepest known block is `owner`'s; -1: not known."""
+        rows = self._rows
+        if fact.session is not None:
+            row = rows.find((fact.tenant, fact.model, _short(fact.session)))
+            if row >= 0:
+                return row
+        row = rows.row_of(owner)
+        if row < 0 or not self._goes_on(row, chain):
+            return -1
+        tenant, model, name = rows.key(row)
+        if (tenant, model) != (fact.tenant, fact.model):
+            return -1
+        # One that has an id is not another id's; one without has perhaps been given one now.
+        return -1 if fact.session is not None and isinstance(name, str) else row
+
+    def name(self, row: int, fact: Arrival) -> None:
+        """Its request came with an id: from now on it is found by that."""
+        if fact.session is not None and isinstance(self._rows.key(row)[2], int):
+            self._rows.rename(row, (fact.tenant, fact.model, _short(fact.session)))
+
+    def new(self, fact: Arrival, owner: int) -> int:
+        """A row for a session not known before; the table must not be full.
+
+        The blocks of an owner that is no more are its heir's, with the serial: or a session that
+        was forgotten and comes back would share its past with itself.
+        """
+        heir = owner if owner >= 0 and self._rows.row_of(owner) < 0 else -1
+        session = None if fact.session is None else _short(fact.session)
+        return self._rows.take(fact.tenant, fact.model, session, heir)
+
+    def keep_tip(self, row: int, chain: Hashes, block_size: int, prompt_tokens: int) -> None:
+        """Remember how the next prompt of this session begins."""
+        cells, blocks = self._rows.cells, len(chain)
+        whole = max(min((prompt_tokens - _ENDING_TOKENS) // block_size, blocks), min(blocks, 1))
+        cells.tip_blocks[row] = whole
+        cells.tip[row] = int(chain[whole - 1]) if whole else 0
+
+    def _goes_on(self, row: int, chain: Hashes) -> bool:
+        cells = self._rows.cells
+        blocks = cells.tip_blocks[row]
+        return (
+            cells.inflight[row] == 0
+            and 0 < blocks <= len(chain)
+            and int(chain[blocks - 1]) == cells.tip[row]
+        )
+
+
+def _short(session: str) -> str:
+    """An id, or what stands for a long one: the table keeps very many."""
+    if len(session) <= _ID_CHARS:
+        return session
+    return hashlib.blake2b(session.encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()

@@ -1,0 +1,8 @@
+"""What the core knows of workers: who they are, what they hold, what they have to do.
+
+Owns: the table of workers, the ledger of charges, KV state by their events or by a mirror, which
+workers are busy or silent, the roles that a pool wants.
+Gives: `table.WorkerTable`, `ledger.Ledger`, `kv_state`, `columns`, `mirror`.
+Never imports: router.core.sessions, router.core.placement.
+Start reading at: `table.py`, then `ledger.py`.
+"""

@@ -1,0 +1,90 @@
+"""Workers that say that they are busy (429, 529, 503 with a time): others go first for a while.
+
+A refusal for want of room is no illness, so nobody is ejected for it. But a worker that refuses at
+once looks idle, and would draw all the work of those that compute.
+"""
+
+from __future__ import annotations
+
+from math import inf
+
+from router.core.contract.actions import Action, Busied, Relieved
+from router.core.contract.settings import CoreSettings
+from router.core.workers.table import Worker, WorkerTable
+
+_DOUBLED_MAX = 16  # times: the longest spell is reached long before
+
+
+class BusyWorkers:
+    """Begins and ends the spells for which workers are spared. Lifetime: process.
+
+    A spell lasts as long as its worker says. Each that follows another one, without an answer
+    between, lasts twice as many times that; `busy_max_s` bounds all of them. 0: nobody is spared.
+    """
+
+    def __init__(self, settings: CoreSettings, workers: WorkerTable) -> None:
+        self._settings = settings
+        self._workers = workers
+        self._since_s: dict[int, float] = {}  # by worker that said so lately: when it began
+        self.next_s = inf  # when the next spell is over
+
+    def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
+        """It refused a request sent at `sent_s`: it is busy, for `told_s` seconds; 0: for a time
+        that it does not name.
+        """
+        spell, most_s = worker.spell, self._settings.busy_max_s
+        if most_s <= 0.0:
+            return []
+        if now_s < spell.until_s:  # one refusal of many, or everybody is busy
+            spell.until_s = max(spell.until_s, now_s + min(told_s, most_s))
+            return []
+        if sent_s >= spell.until_s:  # it was asked again, and still is
+            spell.times += 1
+        spell.times = max(spell.times, 1)
+        doubled = 2.0 ** min(spell.times - 1, _DOUBLED_MAX)
+        busy_s = min((told_s or self._settings.busy_s) * doubled, most_s)
+        spell.asked_s, spell.until_s = spell.until_s, now_s + busy_s
+        spell.on = True
+        self.next_s = min(self.next_s, spell.until_s)
+        self._workers.changed()
+        if worker.worker_id in self._since_s:
+            return []
+        self._since_s[worker.worker_id] = now_s
+        return [Busied(worker.worker_id, busy_s)]
+
+    def answered(self, worker: Worker, sent_s: float) -> None:
+        """It answered a request sent at `sent_s`: the next spell is a first one, if it was asked
+        since the spell before this one. This one lasts as long as it said.
+        """
+        if sent_s >= worker.spell.asked_s:
+            worker.spell.times = 0
+
+    def expire(self, now_s: float) -> None:
+        """End the spells that are over."""
+        self.next_s = inf
+        for worker_id in self._since_s:
+            worker = self._workers.get(worker_id)
+            if worker is None or not worker.spell.on:
+                continue
+            if now_s >= worker.spell.until_s:
+                worker.spell.on = False
+                self._workers.changed()
+            else:
+                self.next_s = min(self.next_s, worker.spell.until_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """End spells that are over; report workers that have not said they are busy for long."""
+        if not self._since_s:
+            return []
+        self.expire(now_s)
+        actions: list[Action] = []
+        for worker_id, since_s in list(self._since_s.items()):
+            worker = self._workers.get(worker_id)
+            until_s = -inf if worker is None else worker.spell.until_s
+            if now_s < until_s + self._settings.busy_max_s:
+                continue
+            del self._since_s[worker_id]
+            if worker is not None and until_s > since_s:
+                worker.spell.times = 0
+                actions.append(Relieved(worker_id, until_s - since_s))
+        return actions

@@ -1,0 +1,825 @@
+"""One worker's KV events in order, what is missing of them, and how well its cache is known.
+
+The stream of a worker is numbered from 0. Only `KvState` decides what is missing of it; a feed
+carries out what is asked, and asks for a snapshot while one is wanted:
+
+- *exact*: all before `next_seq` was seen, and nothing that is known to exist lies behind it.
+- *asked* (`resyncing`), on a gap: the missed batches are asked for again, later ones wait. A
+  replay that brought some of them is followed by another one; else a snapshot is wanted.
+- *half told*, while a replay goes on beyond all that was heard of: more may follow until it ends.
+- *lower bound*, when the answers ended and the gap did not: all that was known is dropped and
+  rebuilt from what follows. A snapshot, the stream's batch 0 or a cleared cache makes it exact.
+- the same, with all that was known kept, when a replay brought a batch that cannot be read.
+- *turned over*, when as many blocks were stored since as it holds: known, not exact.
+- *crowded*, when the index forgot blocks of it at its bound: a lower bound until it is told anew or
+  has turned over.
+
+A number identifies a batch only within one life of its publisher; the payload's digest
+identifies it for good. A replay is therefore asked for from one batch before the first missing
+one: where that comes with another digest, the publisher restarted unseen. Where digests are not
+given, the numbers alone decide.
+
+Where the connection was lost and nobody can tell what was missed, all is a lower bound, though the
+numbers may go on: another life may have published as many batches. The life is proven by a snapshot
+or a copy, or by its process's start time; disproved by an answer that finds nothing of what was
+promised (*severed*).
+
+Where another router reads the events, a copy of what it knows comes first, and then the batches
+that it applied, in order (`router.replicas.kv_events`). While these do not arrive it is *unheard*.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal
+
+from kvkernels import PrefixIndex, WorkerBlocks
+from policies.contract import Hashes
+from policies.facts import CacheSnapshot, KvEvents
+from router.core.workers.block_sizes import BlockSizes
+from router.core.workers.kv_events import Applied, WireEvents, apply_events, gpu_blocks_in
+from router.core.workers.snapshot import FrozenCache
+
+
+@dataclass(slots=True)
+class KvCounters:
+    """What happened to a worker's events, for metrics. Lifetime: worker."""
+
+    batches: int = 0
+    stored_blocks: int = 0  # on the GPU
+    removed_blocks: int = 0
+    clears: int = 0
+    gaps: int = 0
+    restarts: int = 0
+    duplicates: int = 0
+    orphans: int = 0  # stored blocks that waited for their parent
+    dropped_batches: int = 0  # beyond the backlog while a gap was open
+    overflows: int = 0  # more blocks stored than fit: evictions were missed, or it tells lies
+    refused_copies: int = 0  # of a peer's account of the cache: damaged, or of another model
+    skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
+
+    def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
+        """These, with what the record of the worker's blocks counts itself."""
+        self.stored_blocks = blocks.stored_blocks
+        self.removed_blocks = blocks.removed_blocks
+        self.orphans = blocks.orphans
+        self.skipped_events = skipped_facts + blocks.skipped_events
+        return self
+
+
+class Turnover:
+    """Counts what one worker stored since its cache was known last. Lifetime: worker.
+
+    What was missed is gone by then, but for blocks that hits kept alive all along.
+    """
+
+    def __init__(self, capacity_blocks: float) -> None:
+        self.over = False
+        self._capacity_blocks = capacity_blocks
+        self._stored_at_loss = 0
+
+    def resize(self, capacity_blocks: float) -> None:
+        """It holds so many blocks."""
+        self._capacity_blocks = capacity_blocks
+
+    def has_room(self, blocks: int) -> bool:
+        """Whether so many fit into it."""
+        return blocks <= self._capacity_blocks
+
+    def begin(self, stored_blocks: int, over: bool = False) -> None:
+        """Nothing is known from now on, unless it is `over`; so many blocks were ever stored."""
+        self.over = over
+        self._stored_at_loss = stored_blocks
+
+    def stored(self, stored_blocks: int) -> None:
+        """So many blocks were ever stored."""
+        self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
+
+
+_PROOF = 1 / 16  # of what it held must have been pushed out before that is its capacity
+
+
+class LearnedCapacity:
+    """How much a worker holds, by what it held whenever it pushed blocks out: it is full then.
+
+    A lower bound, short by the blocks that are not full yet. Lifetime: a life of its publisher.
+    """
+
+    def __init__(self) -> None:
+        self._most_blocks = 0
+        self._pushed_out = 0
+
+    def pushed_out(self, blocks: int, held: int) -> None:
+        """So many left the GPU at once, where `held` were before or after."""
+        self._pushed_out += blocks
+        self._most_blocks = max(self._most_blocks, held)
+
+    @property
+    def blocks(self) -> float:
+        """NaN until enough were pushed out."""
+        proven = self._pushed_out > 0 and self._pushed_out >= self._most_blocks * _PROOF
+        return float(self._most_blocks) if proven else math.nan
+
+
+_DIGESTS = 512  # of the latest batches
+
+
+class Publisher:
+    """What a worker's stream has shown of its publisher. Lifetime: worker."""
+
+    def __init__(self) -> None:
+        self._digests: dict[int, int] = {}  # by number, of the latest batches applied, oldest first
+        self.live_seq = -1  # the highest number of this life that came live
+        self.last_seq = -1  # ... or any other way
+        self._replayed_seq = -1  # of the replay that is being told
+        self._outdated_seq = -1  # a publisher that is gone had replayed up to here
+
+    def heard(self, batch: KvEvents) -> None:
+        """A batch of this life came, or a snapshot."""
+        self.last_seq = max(self.last_seq, batch.seq)
+        if batch.source == "live":
+            self.live_seq = max(self.live_seq, batch.seq)
+        elif batch.source == "replay":
+            self._replayed_seq = batch.seq
+
+    def applied(self, seq: int, digest: int) -> None:
+        """This batch is behind us; 0: its digest is not known."""
+        if not digest:
+            return
+        if len(self._digests) >= _DIGESTS:
+            del self._digests[next(iter(self._digests))]
+        self._digests[seq] = digest
+
+    def digest(self, seq: int) -> int:
+        """Of a batch that was applied lately; 0 where it is not known."""
+        return self._digests.get(seq, 0)
+
+    def is_known(self, batch: KvEvents) -> bool:
+        """Whether this very batch was applied."""
+        return 0 != self.digest(batch.seq) == batch.digest
+
+    def began_anew(self, batch: KvEvents, kept: bool) -> bool:
+        """Whether a batch can only be of another life; `kept`: it came before and waits."""
+        if batch.source == "live" and batch.seq <= self.live_seq:
+            return not (kept or self.is_known(batch))
+        return bool(self.digest(batch.seq) and batch.digest) and not self.is_known(batch)
+
+    def is_outdated(self, seq: int) -> bool:
+        """Whether a replayed batch is of a life that is over.
+
+        A restart seen live does not end a replay that the predecessor gave: what follows in it
+        has higher numbers, until another one begins lower.
+        """
+        if seq > self._outdated_seq >= 0:
+            self._outdated_seq = seq
+            return True
+        self._outdated_seq = -1
+        return False
+
+    def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
+        """As somebody else heard it, with `next_seq` to come; -1, or live up to `waiting_seq`
+        came to us, too.
+        """
+        self.begin_anew()
+        self.live_seq = max(live_seq, waiting_seq)
+        self.last_seq = max(next_seq - 1, waiting_seq)
+        self.applied(next_seq - 1, digest)
+
+    def disown(self) -> None:
+        """What was applied may be of another life: its digests prove nothing."""
+        self._digests.clear()
+
+    def replay_ended(self) -> None:
+        """No more comes of the replay that was told."""
+        self._replayed_seq = self._outdated_seq = -1
+
+    def begin_anew(self, batch: KvEvents | None = None) -> None:
+        """Another life begins, with `batch` where that showed it."""
+        seen_live = batch is not None and batch.source == "live"
+        self._outdated_seq = self._replayed_seq if seen_live else -1
+        self.live_seq = self.last_seq = self._replayed_seq = -1
+        self._digests.clear()
+
+
+MAX_BYTES = 64 << 20  # on the wire; as much as our engine keeps for replays
+
+
+class Backlog:
+    """At most `limit` batches of one worker, and `MAX_BYTES`, by number. Lifetime: worker."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        self.batches: dict[int, KvEvents] = {}  # by number; changed only here
+        self._seqs: list[int] = []  # a heap of their numbers, and of some that were taken out
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    @property
+    def first_seq(self) -> int:
+        """The lowest number; there must be one."""
+        while self._seqs[0] not in self.batches:
+            heappop(self._seqs)
+        return self._seqs[0]
+
+    @property
+    def last_seq(self) -> int:
+        """The highest number; -1: there is none."""
+        return max(self.batches, default=-1)
+
+    def keep(self, batch: KvEvents) -> int:
+        """Keep a batch; returns how many were dropped for want of room: the oldest go first."""
+        before = self.batches.get(batch.seq)
+        if before is None:
+            heappush(self._seqs, batch.seq)
+        else:
+            self._bytes -= _size_bytes(before)
+        self.batches[batch.seq] = batch
+        self._bytes += _size_bytes(batch)
+        dropped = 0
+        while len(self) > self._limit or (self._bytes > MAX_BYTES and len(self) > 1):
+            self.pop(self.first_seq)
+            dropped += 1
+        return dropped
+
+    def has(self, batch: KvEvents) -> bool:
+        """Whether this very batch is kept, by its number and its digest."""
+        kept = self.batches.get(batch.seq)
+        return kept is not None and 0 != kept.digest == batch.digest
+
+    def digest(self, seq: int) -> int:
+        """Of this batch; 0 where it is not kept, or not known."""
+        kept = self.batches.get(seq)
+        return 0 if kept is None else kept.digest
+
+    def pop(self, seq: int) -> KvEvents | None:
+        """Take this batch out, if it is there."""
+        batch = self.batches.pop(seq, None)
+        if batch is not None:
+            self._bytes -= _size_bytes(batch)
+        while self._seqs and self._seqs[0] not in self.batches:
+            heappop(self._seqs)
+        return batch
+
+    def drop_before(self, seq: int) -> None:
+        """Forget all below this number."""
+        while self.batches and self.first_seq < seq:
+            self.pop(self.first_seq)
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._bytes = 0
+        self.batches.clear()
+        self._seqs.clear()
+
+
+def _size_bytes(batch: KvEvents) -> int:
+    return batch.events.size_bytes if isinstance(batch.events, WireEvents) else 0
+
+
+_PROVING_REPORTS = 2  # of the same process, after a connection was lost
+USELESS_EVENTS = 16  # that could not be used, and none that could
+Guess = Literal["sizes", "useless"]  # blocks of several sizes; nothing that can be used
+ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
+
+
+class KvState:
+    """One worker's event stream. Lifetime: worker."""
+
+    def __init__(
+        self,
+        index: PrefixIndex,
+        slot: int,
+        block_size: int,
+        model: str,
+        capacity_blocks: float,
+        parked_blocks: int,
+        backlog_batches: int,
+        resident_blocks: int,
+        keeps_copies: bool = False,
+        on_left: Callable[[Hashes], None] = lambda hashes: None,
+    ) -> None:
+        """`on_left` is told the chain hashes of blocks that left the GPU, as its events say."""
+        self._on_left = on_left
+        self._terms = model, parked_blocks, keeps_copies
+        self.blocks = WorkerBlocks(index, slot, block_size, *self._terms)
+        self.sizes = BlockSizes(block_size)
+        self._sizes_seen: dict[int, tuple[int, int]] = {}  # of `blocks`, of other sizes
+        self._own_seen = self._skipped_seen = 0
+        self._unusable = 0  # events of this life that could not be used
+        self._stored_before = 0  # this life
+        # Why its events are of no use, so that its cache is guessed; empty where they are.
+        self.guessed: Guess | None = None
+        self._index, self._slot = index, slot
+        self._block_size = block_size
+        self._resident_blocks_max = resident_blocks
+        self._gpu_blocks_max = resident_blocks
+        self._counters = KvCounters()
+        self.resyncing = False  # a replay was asked for and has not ended
+        self._exact = False  # all before `next_seq` was seen
+        self._turnover = Turnover(capacity_blocks)  # since it was not, or was crowded
+        self._evicted_blocks = 0  # by the index, as of the latest batch
+        self._learned = LearnedCapacity()
+        self._doubtful = False  # what we hold was saved by another router, and is unproven
+        self._overflowed = False  # it holds more than we may keep of one worker
+        self.unheard = False  # what a peer reads for us does not reach us; set from outside
+        # The connection was lost, and nothing shows yet that it is the same life.
+        self.severed = False
+        self._started_s = math.nan  # its process, by its load reports before that
+        self._reports = 0  # since then, of the same start time
+        self.next_seq = 0  # number of the batch that continues what was applied
+        # Blocks that it held as of the latest replay, snapshot or copy told to its end, with those
+        # that were stored while nobody followed it. 0: nothing was told but live.
+        self.told_blocks = 0
+        self._replayed = False  # some came by the replay that is being told
+        self._beyond = False  # a replay brought more than was heard of, and has not ended
+        self._progressed = False  # the replay brought something new
+        self._skips: Counter[str] = Counter()  # facts that could not be used, by why
+        self._emptied: int | None = None  # how often it was, by the engine's latest load report
+        self._clears_at = (0, 0)  # how often by its events, at the two latest reports
+        self._backlog = Backlog(backlog_batches)
+        self._publisher = Publisher()
+        self.resize(capacity_blocks)
+
+    def resize(self, capacity_blocks: float) -> None:
+        """The worker has room for so many blocks on the GPU; infinity: nobody knows."""
+        self._turnover.resize(capacity_blocks)
+        most = self._resident_blocks_max
+        self._gpu_blocks_max = math.ceil(min(capacity_blocks * ROOM_SLACK, most))
+
+    @property
+    def known(self) -> bool:
+        """Whether the index tells all that this worker holds; else it tells a lower bound."""
+        if self.guessed is not None:
+            return False
+        evicted = self._index.evicted_of(self._slot)
+        if evicted != self._evicted_blocks:  # for others' sake: none of its own batches came since
+            return False
+        known = (self._exact and not evicted) or self._turnover.over
+        incomplete = self.resyncing or (self._beyond and self._half_told) or self._lacking
+        return known and not (incomplete or self.unheard or self.severed)
+
+    @property
+    def exact(self) -> bool:
+        """Known from events alone, not because as much was stored as the worker holds.
+
+        Such a turnover takes for gone what was missed; what hits kept alive all along is not.
+        """
+        return self._exact and self.known and not self.evicted_blocks
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether it takes a snapshot to make it exact, for all that was replayed until now."""
+        gap = self._lacking and not self._progressed
+        lacks = gap or self._doubtful or self.severed or not self._exact
+        return lacks and not self._overflowed
+
+    @property
+    def _lacking(self) -> bool:
+        """Whether batches that are known to exist were not applied."""
+        return self.next_seq <= self._publisher.last_seq or bool(self._backlog.batches)
+
+    @property
+    def _half_told(self) -> bool:
+        """True if the replay that is `_beyond` brought the latest batch that was applied: the
+        publisher may have more, which no live batch has shown.
+        """
+        return self._publisher.live_seq < self.next_seq - 1
+
+    @property
+    def counters(self) -> KvCounters:
+        """What happened until now."""
+        return self._counters.with_blocks(self.blocks, self._skips.total())
+
+    def skips(self) -> Counter[str]:
+        """Events that could be read and changed nothing, by why."""
+        return self._skips + Counter(self.blocks.skips())
+
+    @property
+    def overflows(self) -> int:
+        """How often it told to hold more than it has room for."""
+        return self._counters.overflows
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is asked for, waits or is in doubt: the batch `next_seq` is the next one."""
+        if self.resyncing or self._doubtful or (self._beyond and self._half_told):
+            return False
+        return not self._lacking
+
+    @property
+    def current(self) -> bool:
+        """Whether all that is known to have been published was applied."""
+        return self.settled and not self.unheard
+
+    @property
+    def emptied(self) -> int:
+        """How often the worker's cache began anew."""
+        return self._counters.restarts + self._counters.clears
+
+    @property
+    def resident_blocks(self) -> int:
+        """Blocks the worker is known to hold, in any tier."""
+        return len(self.blocks)
+
+    @property
+    def evicted_blocks(self) -> int:
+        """Of those that it holds, blocks that the index forgot at its bound since it was told."""
+        return self._index.evicted_of(self._slot)
+
+    @property
+    def gpu_blocks(self) -> int:
+        """Of these, on the GPU."""
+        return self._index.held(self._slot)
+
+    @property
+    def learned_blocks(self) -> float:
+        """Blocks the GPU holds at least, by what it pushed out; NaN: nothing was learned."""
+        return self._learned.blocks
+
+    @property
+    def parked_blocks(self) -> int:
+        """Blocks waiting for their parent."""
+        return self.blocks.parked
+
+    @property
+    def backlog_batches(self) -> int:
+        """Batches that wait for the ones missing before them."""
+        return len(self._backlog)
+
+    def chains(self, tier: int = 0) -> Hashes:
+        """Chain hashes of the blocks it is known to hold in a tier, in no order."""
+        return self.blocks.chains(tier)
+
+    def mark(self) -> tuple[int, ...]:
+        """`next_seq` first, `settled` last; another one after all that changes what is known, but
+        for a batch that only brings one block for another, or a snapshot.
+        """
+        counters, blocks = self._counters, self.blocks
+        counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
+        how = self._exact, self._turnover.over, self._doubtful, self.severed
+        return (*counts, *how, self.settled)
+
+    def frozen(self) -> FrozenCache | None:
+        """What is known as of now; None while what another router saved is unproven."""
+        if self._doubtful:
+            return None
+        next_seq, publisher = self.next_seq, self._publisher
+        digest, live_seq = publisher.digest(next_seq - 1), max(publisher.live_seq, -1)
+        exact, over = self._exact, self._turnover.over
+        if self.severed:
+            exact = over = False
+        return FrozenCache(next_seq, live_seq, digest, exact, over, self.blocks.frozen())
+
+    @property
+    def first_question(self) -> int:
+        """Number to ask from when a feed begins; 0, a snapshot first, where it is not exact."""
+        return self._from_seq() if self._doubtful and self._exact else 0
+
+    # --- what it tells ----------------------------------------------------------------------
+
+    def take(self, batch: KvEvents) -> int | None:
+        """Apply a batch. Returns the sequence number to replay from when some are missing."""
+        self._counters.batches += 1
+        if batch.source == "snapshot":
+            return self._take_snapshot(batch)
+        is_replay = batch.source == "replay"
+        if is_replay and self._publisher.is_outdated(batch.seq):
+            self._counters.duplicates += 1
+            return None
+        kept = bool(self._backlog.batches) and self._backlog.has(batch)
+        anew = self._publisher.began_anew(batch, kept)
+        if anew:
+            self._restart(batch)
+        self._replayed |= is_replay
+        is_beyond = is_replay and batch.seq > self._publisher.last_seq
+        self._publisher.heard(batch)
+        if batch.seq < self.next_seq or kept:
+            self._counters.duplicates += 1
+            self._believe(batch)
+            return None
+        if batch.seq == self.next_seq and not self._doubtful:
+            self._progressed |= is_replay
+            self._beyond |= is_beyond
+            self._apply(batch)
+            self._catch_up()
+            return None
+        self._counters.dropped_batches += self._backlog.keep(batch)
+        if self.resyncing or (is_replay and not anew):
+            return None
+        self._counters.gaps += 1
+        return self._ask()
+
+    def end_replay(self, answered: bool, began_anew: bool = False) -> int | None:
+        """No more of the missing batches will come: go on from what there is.
+
+        `answered`: the publisher served the replay, so an empty one means that it never
+        published, and the worker holds nothing. `began_anew`: it lacks what it had published.
+        Returns the sequence number to replay from where it is worth asking once more.
+        """
+        self._publisher.replay_ended()
+        if began_anew:
+            self._restart()
+            return self._ask()
+        self._beyond &= not answered
+        if self._doubtful:  # nobody has the batch that would prove it
+            self._disown()
+            if answered:
+                return self._ask()
+        if self._lacking and self._progressed:
+            return self._ask()
+        self.resyncing = self._progressed = False
+        if answered and not self._backlog:
+            self._exact |= self.next_seq == 0
+            self.unheard = False
+        while self._backlog:  # the hole stays: what lies behind it is all there is to build on
+            self._forget()
+            self._exact = False
+            self.next_seq = self._backlog.first_seq
+            self._catch_up()
+            if answered and self._backlog:  # the next hole may be a better one
+                return self._ask()
+        if answered and self._replayed:
+            self._replayed, self.told_blocks = False, len(self.blocks)
+        return None
+
+    def close(self) -> None:
+        """The worker left: it holds nothing any more."""
+        self._forget()
+        self._backlog.clear()
+
+    def reset(self) -> None:
+        """The worker came back from the dead: trust nothing, expect its stream from 0."""
+        self._empty()
+        self._publisher.begin_anew()
+
+    def suspend(self, emptied: bool) -> None:
+        """Its engine takes no requests for now; later its stream goes on from here, and nothing
+        that it told before counts. `emptied`: its cache is empty; else nobody knows what it has.
+        """
+        last = max(self.next_seq - 1, self._publisher.last_seq, self._backlog.last_seq)
+        digest = self._backlog.digest(last) or self._publisher.digest(last)
+        self.reset()
+        if digest:  # that batch proves, when the engine is back, that it is still the same one
+            self.next_seq = last + 1
+            self._publisher.applied(last, digest)
+            self._exact = emptied
+            self._doubtful = self.resyncing = True
+
+    def was_emptied(self, times: int) -> bool:
+        """Whether its engine emptied its cache, and no event has told so. `times`: how often it
+        did, by its own count.
+        """
+        clears, (before, grown) = self._counters.clears, (self._emptied, times)
+        told = clears > self._clears_at[0]
+        self._emptied, self._clears_at = times, (self._clears_at[1], clears)
+        return before is not None and grown > before and not told
+
+    def sever(self) -> None:
+        """The connection was lost and is back, and nobody can tell what was missed."""
+        self.unheard = self.severed = True
+        self._reports = 0
+        self._turnover.begin(self.blocks.stored_blocks)
+
+    def reported(self, started_s: float) -> None:
+        """Its engine's process began then, by a load report; NaN: nobody knows.
+
+        The first one after a loss may have been asked for before it.
+        """
+        if not self.severed:
+            self._started_s = started_s
+        elif started_s == self._started_s:
+            self._reports += 1
+            self.severed = self._reports < _PROVING_REPORTS
+
+    def disprove(self) -> None:
+        """It holds nothing of what was known of it before the connection was lost."""
+        self._forget()
+        self._exact = False
+
+    def empty(self) -> None:
+        """It holds nothing that we know of, until an event tells that it was cleared."""
+        self._forget()
+        self._exact = False
+
+    # --- from one router to the next --------------------------------------------------------
+
+    def take_saved(self, saved: CacheSnapshot) -> bool:
+        """Go on from what a router before this one saved, once its last batch is replayed.
+
+        Until then it is a lower bound, and what comes live waits. False for damaged blocks.
+        """
+        self.reset()
+        try:
+            self.blocks.load(saved.blocks)
+        except ValueError:
+            return False
+        self.next_seq = saved.next_seq
+        self._publisher.applied(saved.next_seq - 1, saved.digest)
+        self._exact = saved.exact
+        self._doubtful = self.resyncing = True
+        self._turnover.begin(self.blocks.stored_blocks, saved.turned_over)
+        self.told_blocks = len(self.blocks)
+        return True
+
+    def goes_on_from(self, next_seq: int, digest: int) -> bool:
+        """Whether a peer's copy before that batch, after one of `digest`, is of this life of the
+        publisher and not behind what we applied: proven by that batch, if any came to us live.
+        """
+        ours = self._backlog.digest(next_seq - 1) or self._publisher.digest(next_seq - 1)
+        is_first = not self._backlog and self._publisher.live_seq < 0
+        return next_seq >= self.next_seq and (ours == digest if ours else is_first)
+
+    def take_copy(self, copy: CacheSnapshot) -> int | None:
+        """Go on from what a peer knows; batches that came meanwhile are in the backlog.
+
+        Damaged blocks change nothing. Returns the sequence number to replay from, as `take`.
+        """
+        try:
+            self.blocks.load(copy.blocks)
+        except ValueError:
+            self._counters.refused_copies += 1
+            return None
+        self._backlog.drop_before(copy.next_seq)
+        waiting_seq = self._backlog.last_seq
+        self._publisher.go_on(copy.next_seq, copy.live_seq, copy.digest, waiting_seq)
+        self.next_seq, self._exact = copy.next_seq, copy.exact
+        self._turnover.begin(self.blocks.stored_blocks, copy.turned_over)
+        self._doubtful = self._overflowed = self.resyncing = self._progressed = self.unheard = False
+        self._beyond = self.severed = False
+        self._catch_up()
+        self.told_blocks = len(self.blocks)
+        return self._ask() if self._lacking else None
+
+    def _believe(self, batch: KvEvents) -> None:
+        """The batch before the first missing one came once more, and is the same."""
+        if self._doubtful and batch.seq == self.next_seq - 1 and self._publisher.is_known(batch):
+            self._doubtful = False
+            self._progressed = True
+            self._catch_up()
+
+    def _disown(self) -> None:
+        self._doubtful = self._exact = False
+        self._forget()
+        self.next_seq = 0
+        self._publisher.begin_anew()
+
+    # --- order ------------------------------------------------------------------------------
+
+    def _restart(self, batch: KvEvents | None = None) -> None:
+        """Its publisher began anew, so its cache did too."""
+        self._counters.restarts += 1
+        self._empty()
+        self._publisher.begin_anew(batch)
+
+    def _ask(self) -> int:
+        self.resyncing = True
+        self._progressed = False
+        return self._from_seq()
+
+    def _from_seq(self) -> int:
+        """One batch before the first missing one, where we would know it again."""
+        last = self.next_seq - 1
+        return last if self._publisher.digest(last) else self.next_seq
+
+    def _take_snapshot(self, batch: KvEvents) -> int | None:
+        if self._exact and not self._doubtful and batch.seq + 1 < self.next_seq:
+            self._counters.duplicates += 1  # taken before what we already applied
+            return self._ask() if self._lacking else None
+        if self._doubtful:
+            self._publisher.disown()
+        self._doubtful = self._progressed = self._beyond = self.unheard = False
+        self._publisher.heard(batch)
+        self._forget()
+        self.next_seq = batch.seq + 1
+        self._exact = True
+        self._apply_events(batch)
+        self._backlog.drop_before(self.next_seq)
+        self.resyncing = False
+        self._catch_up()
+        self.told_blocks = len(self.blocks)
+        return self._ask() if self._lacking else None  # what came between is in a replay
+
+    def _catch_up(self) -> None:
+        backlog = self._backlog
+        while backlog.batches and (batch := backlog.pop(self.next_seq)) is not None:
+            self._apply(batch)
+        if not backlog.batches:
+            self.resyncing = False
+
+    def _apply(self, batch: KvEvents) -> None:
+        if batch.unreadable:  # what it told is missing for good
+            self._exact = False
+            self._turnover.begin(self.blocks.stored_blocks)
+        elif batch.seq == 0:
+            self._exact = True  # seen from its first batch on: nothing was missed
+        self.next_seq = batch.seq + 1
+        self._publisher.applied(batch.seq, batch.digest)
+        self.unheard = False  # it goes on where we were
+        self._apply_events(batch)
+
+    def _apply_events(self, batch: KvEvents) -> None:
+        blocks, most = self.blocks, self._gpu_blocks_max
+        if gpu_blocks_in(batch.events, most) > most:  # others' blocks would make room for them
+            self._overflow()
+            return
+        held = self._index.held(self._slot)
+        applied = apply_events(batch.events, blocks, self._block_size)
+        skipped = blocks.skipped_events
+        if skipped != self._skipped_seen or applied.skips or applied.unreadable or self.guessed:
+            self._judge(applied, skipped)
+        for hashes in applied.left:
+            self._on_left(hashes)
+            self._learned.pushed_out(len(hashes), max(held, self.gpu_blocks))
+        if applied.clears:
+            self._counters.clears += applied.clears
+            self._exact = True
+            self._overflowed = self.severed = False
+        if len(blocks) > self._resident_blocks_max or self._index.held(self._slot) > most:
+            self._overflow()
+        elif (evicted := self._index.evicted_of(self._slot)) != self._evicted_blocks:
+            self._evicted_blocks = evicted
+            self._turnover.begin(blocks.stored_blocks)
+        elif (evicted or self.severed or not self._exact) and not self.resyncing:
+            self._turnover.stored(blocks.stored_blocks)
+            if self.severed and self._turnover.over:
+                self._outlive()
+
+    def _outlive(self) -> None:
+        """As much was stored since the connection was lost as it holds. What is beyond that is of a
+        life before it, for no event of this one says that it is gone.
+        """
+        self.severed = self._exact = False
+        if not self._turnover.has_room(self.gpu_blocks):
+            self._forget()
+
+    def _judge(self, applied: Applied, skipped: int) -> None:
+        """Some of its events could not be used: whether they are in other blocks, or none can."""
+        blocks = self.blocks
+        self._skips.update(applied.skips)
+        self._unusable += skipped - self._skipped_seen + applied.unreadable
+        self._unusable += sum(applied.skips.values())
+        self._skipped_seen = skipped
+        others = list(applied.other_sizes)
+        for size, whole, partial in blocks.other_sizes():
+            before = self._sizes_seen.get(size, (0, 0))
+            if before != (whole, partial):
+                others.append((size, whole - before[0], partial - before[1]))
+                self._sizes_seen[size] = whole, partial
+        own, self._own_seen = blocks.own_size - self._own_seen, blocks.own_size
+        self.sizes.note(own + applied.own_size, others)
+        useless = self._unusable >= USELESS_EVENTS and blocks.stored_blocks == self._stored_before
+        self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
+
+    def follow(self, block_size: int) -> None:
+        """Its blocks have so many tokens: forget all, and expect its stream from 0."""
+        self._forget()
+        self._backlog.clear()
+        self.sizes.follow(block_size)
+        self.blocks = WorkerBlocks(self._index, self._slot, block_size, *self._terms)
+        self._block_size = block_size
+        self._sizes_seen.clear()
+        self._own_seen = self._skipped_seen = self._unusable = self._stored_before = 0
+        self.guessed = None
+        self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self._beyond = self._replayed = self.severed = False
+        self._turnover.begin(0)
+        self._publisher.begin_anew()
+        self.next_seq = 0
+
+    def ask_anew(self) -> int:
+        """The sequence number to replay from where the batch in hand does not show a gap."""
+        return self._ask()
+
+    def _overflow(self) -> None:
+        """It tells to hold more than it can: which of it is not there, nobody knows."""
+        self._counters.overflows += 1
+        self._forget()
+        self._exact = False
+        self._overflowed = True
+
+    def _empty(self) -> None:
+        self.close()
+        self._learned = LearnedCapacity()
+        self.sizes.begin_anew()
+        self.guessed, self._unusable = None, 0
+        self._stored_before = self.blocks.stored_blocks
+        self._own_seen = self.blocks.own_size
+        self._skipped_seen = self.blocks.skipped_events
+        self.unheard = False
+        self._exact = self._doubtful = self.resyncing = self._progressed = self._overflowed = False
+        self._beyond = self._replayed = False
+        self._started_s = math.nan
+        self._emptied = None
+        self.next_seq = 0
+
+    def _forget(self) -> None:
+        self.blocks.clear()
+        self.severed = False
+        self.told_blocks = self._evicted_blocks = 0
+        self._turnover.begin(self.blocks.stored_blocks)

@@ -1,0 +1,150 @@
+"""How many workers prefill and how many decode: a controller that follows the mix of requests.
+
+Both halves of a pool work on the same requests, so that the work of each, in workers, is the ratio
+that the pool should have, whichever half holds the other up: n_P : n_D = E[S] : E[o - 1] t(B) / B
+(rate matching, as in DistServe, Zhong et al., OSDI 2024, section 4). A change pays where the better
+split carries so much more that it outweighs what changes cost, and a way back costs more each time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from policies.facts import Role
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.table import Worker
+
+_KV_SHARE = 0.95  # of its KV, with which a worker that decodes is full
+_FULL_REQUESTS = 64  # the same of one whose KV capacity nobody knows
+_CAUTION_MAX = 16.0
+
+
+@dataclass(frozen=True, slots=True)
+class RoleTerms:
+    """When a worker takes the other role. Lifetime: process."""
+
+    window_s: float = 30.0  # over which work is averaged
+    settle_s: float = 30.0  # for so long a change must seem to pay
+    gain: float = 0.05  # least, of what the pool can carry, to begin with
+    busy: float = 0.6  # share of a half's workers at work below which nothing is changed
+
+
+@dataclass(frozen=True, slots=True)
+class RoleChange:
+    """One worker should have `role`, and why."""
+
+    role: Role
+    prefill_work: float  # of these, in workers
+    decode_work: float
+    prefill_workers: int  # that there should be in the end
+    gain: float
+
+    def __str__(self) -> str:
+        """For people."""
+        return (
+            f"work of {self.prefill_work:.2f} workers to prefill and {self.decode_work:.2f} to "
+            f"decode: with {self.prefill_workers} that prefill {self.gain:.0%} more can be carried"
+        )
+
+
+class RoleController:
+    """Of one group of workers. Pure: time is passed in. Lifetime: as long as the group."""
+
+    def __init__(self, terms: RoleTerms) -> None:
+        self.prefill_work = self.decode_work = 0.0  # in workers, averaged over the window
+        self._terms = terms
+        self._seen_s: float | None = None
+        self._began_s = 0.0
+        self._wish: tuple[Role, float] | None = None  # which role pays, and since when
+        self._last: Role | None = None  # of the latest change
+        self._underway = False  # and it is not all that pays
+        self._caution = 1.0  # times `settle_s` that a way back must wait
+        self._calm_s = 0.0  # since when nothing made it more cautious
+
+    def observe(self, now_s: float, prefill_work: float, decode_work: float) -> None:
+        """So many workers' work is done now, in each role."""
+        if self._seen_s is None:
+            self._seen_s = self._began_s = self._calm_s = now_s
+            return
+        part = -math.expm1((self._seen_s - now_s) / self._terms.window_s)
+        self._seen_s = now_s
+        self.prefill_work += part * (prefill_work - self.prefill_work)
+        self.decode_work += part * (decode_work - self.decode_work)
+
+    def decide(self, now_s: float, prefill: int, decode: int) -> RoleChange | None:
+        """With so many workers of each role: which one should be one more; None: leave it."""
+        change = self._better(prefill, decode)
+        role = None if change is None else change.role
+        if self._wish is not None and self._wish[0] != role:  # it did not last
+            self._wish, self._calm_s = None, now_s
+        if change is None or now_s - self._began_s < self._terms.window_s:
+            self._underway &= change is not None
+            return None
+        if self._wish is None:
+            self._wish = change.role, now_s
+        settle_s = self._terms.settle_s
+        if now_s - self._calm_s > 2 * _CAUTION_MAX * settle_s:
+            self._caution, self._calm_s = max(self._caution / 2, 1.0), now_s
+        back = self._last is not None and self._last != change.role
+        if not back and self._underway:  # the rest of what has begun
+            settle_s = 0.0
+        if now_s - self._wish[1] < settle_s * (self._caution if back else 1.0):
+            return None
+        if back:
+            self._caution, self._calm_s = min(self._caution * 2, _CAUTION_MAX), now_s
+        self._last, self._wish, self._underway = change.role, None, True
+        return change
+
+    def refused(self, now_s: float) -> None:
+        """The change was not made: try no other one for a while."""
+        self._wish, self._underway = None, False
+        self._began_s = now_s + _CAUTION_MAX * self._terms.settle_s
+
+    def _better(self, prefill: int, decode: int) -> RoleChange | None:
+        """The change that pays by the work of now."""
+        p, d, count = self.prefill_work, self.decode_work, prefill + decode
+        if min(prefill, decode) < 1 or count < 3 or p <= 0.0 or d <= 0.0:
+            return None
+        if max(p / prefill, d / decode) < self._terms.busy:
+            return None
+        carried = min(prefill / p, decode / d)
+        best = max(range(1, count), key=lambda n: (min(n / p, (count - n) / d), -abs(n - prefill)))
+        gain = min(best / p, (count - best) / d) / carried - 1
+        role: Role = "prefill" if best > prefill else "decode"
+        goes_on = self._underway and role == self._last
+        if best == prefill or gain < self._terms.gain * (0.5 if goes_on else 1.0):
+            return None
+        return RoleChange(role, p, d, best, gain)
+
+
+class WorkMeter:
+    """The work of the halves of one group, from the columns. Lifetime: as long as the group."""
+
+    def __init__(self) -> None:
+        self._seen_s: float | None = None
+        self._drained: dict[int, float] = {}  # work done so far, by worker
+
+    def read(
+        self, now_s: float, columns: WorkerColumns, prefill: Sequence[Worker], decode: list[Worker]
+    ) -> tuple[float, float]:
+        """In workers: what was prefilled since it was read last, and the KV decoded with."""
+        elapsed_s = 0.0 if self._seen_s is None else now_s - self._seen_s
+        done = {w.worker_id: float(columns.drained_work[w.slot]) for w in prefill}
+        work_s = 0.0
+        for worker in prefill:
+            before = self._drained.get(worker.worker_id)
+            if before is not None:
+                tokens = max(done[worker.worker_id] - before, 0.0)
+                work_s += tokens / float(columns.prefill_tokens_per_s[worker.slot])
+        self._seen_s, self._drained = now_s, done
+        slots = np.array([w.slot for w in decode], dtype=np.int64)
+        capacity = columns.kv_capacity_tokens[slots] * _KV_SHARE
+        held = columns.context_tokens[slots]
+        full = np.where(
+            np.isfinite(capacity), held / capacity, columns.requests[slots] / _FULL_REQUESTS
+        )
+        return (work_s / elapsed_s if elapsed_s > 0 else 0.0), float(full.sum())

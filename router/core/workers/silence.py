@@ -1,0 +1,92 @@
+"""Workers that leave the router's probes unanswered: slow, stopped, or dead without a word.
+
+One among well ones gets nothing new, and what waits there for a first byte goes elsewhere. Where
+most of a model's are silent together, the cause is likely the host, the network or the router
+itself: nothing moves, and new requests wait until somebody answers (a panic threshold, as Envoy's).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from policies.facts import Silence
+from router.core.contract.actions import Abandon, Action, Panic
+from router.core.contract.settings import CoreSettings
+from router.core.workers.table import Silent, Worker, WorkerTable
+
+
+def most_silent(workers: Iterable[Worker], share: float) -> bool:
+    """Whether more than this share of these workers is silent."""
+    together = list(workers)
+    return sum(w.silent is not None for w in together) > share * len(together)
+
+
+class Silences:
+    """Lifetime: process."""
+
+    def __init__(
+        self, settings: CoreSettings, workers: WorkerTable, stands_still: Callable[[int], bool]
+    ) -> None:
+        """`stands_still`: whether a worker's streams do, and a probe of it is unanswered."""
+        self._share = settings.panic_share
+        self._workers = workers
+        self._stands_still = stands_still
+        self._silent: set[int] = set()
+        self._allowed = 2  # unanswered probes of one that is silent alone, as told last
+        self.panics: set[str] = set()  # base models most of whose workers are silent
+
+    def told(self, fact: Silence) -> list[Action]:
+        """A worker left another probe unanswered, or answers again."""
+        worker = self._workers.get(fact.worker_id)
+        if worker is None or worker.state == "down":
+            return []
+        if not fact.probes:
+            self.heard(worker)
+        elif worker.silent is None:
+            worker.silent = Silent(fact.now_s, fact.probes)
+            self._silent.add(worker.worker_id)
+            self._workers.changed()
+        else:
+            worker.silent.probes = fact.probes
+        self._allowed = max(fact.allowed, 1)
+        return self.look()
+
+    def heard(self, worker: Worker) -> None:
+        """It is not silent any more: it answers, or is known to be dead."""
+        if worker.silent is not None:
+            worker.silent = None
+            self._silent.discard(worker.worker_id)
+            self._workers.changed()
+
+    def look(self) -> list[Action]:
+        """Whose requests are to move, and of which models most workers are silent, or no more."""
+        if not self._silent and not self.panics:
+            return []
+        actions: list[Action] = []
+        silent = [w for w in map(self._workers.get, sorted(self._silent)) if w is not None]
+        self._silent = {w.worker_id for w in silent}
+        models = {w.facts.models[0] for w in silent}
+        panics = {model for model in models if most_silent(self._pool(model), self._share)}
+        for model in sorted(panics ^ self.panics):
+            pool = self._pool(model)
+            count = sum(w.silent is not None for w in pool)
+            actions.append(Panic(model, count, len(pool), model in panics))
+        self.panics = panics
+        for worker in silent:
+            state = worker.silent
+            assert state is not None
+            if worker.facts.models[0] in panics:  # when others answer again, so may it, a bit later
+                state.excused = state.probes
+            elif state.probes - state.excused >= self._allowed and not state.moved:
+                state.moved = True
+                actions.append(Abandon(worker.worker_id))
+        return actions
+
+    def alone(self, worker: Worker) -> bool:
+        """Whether not most of its pool, this one included, is silent or stands still with it."""
+        pool = self._pool(worker.facts.models[0])
+        quiet = sum(w.silent is not None or self._stands_still(w.worker_id) for w in pool)
+        return quiet <= self._share * len(pool)
+
+    def _pool(self, model: str) -> list[Worker]:
+        return [w for w in self._workers.serving(model) if w.state == "ready"]

@@ -1,0 +1,279 @@
+"""The table of workers; identity, slot, state, health."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from types import MappingProxyType
+from typing import Literal
+
+from policies.facts import Role, WorkerFacts
+from router.core.contract.counters import Window
+from router.core.workers.kv_state import KvState
+
+_CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
+
+# "healthy" takes requests; "ejected" gets none, nor "probed", until its answer; "trial" takes
+# one request at a time, until one was answered.
+HealthState = Literal["healthy", "ejected", "probed", "trial"]
+
+
+@dataclass(slots=True)
+class WorkerHealth:
+    """Lifetime: worker. Only `health.OutlierDetection` changes it."""
+
+    recent: Window  # (answers, failures); an answer counts when it begins
+    state: HealthState = "healthy"
+    failed: int = 0  # all failures
+    well_at: int = 0  # so many of these came before the latest answer that went well
+    running: dict[int, int] = field(default_factory=dict)  # begun answers, oldest first: the same
+    broken: float = 0.0  # answers that broke off, less what those that did not make good
+    ejections: int = 0  # in a row, each longer than the one before
+    since_s: float = field(default=float("-inf"))  # when it was ejected
+    until_s: float = field(
+        default=float("-inf")
+    )  # until it is probed (again), or is tried no longer; healthy: until ejections are forgotten
+    trial: int | None = None  # the one request it has on trial
+    stalled: bool = False  # it was ejected for standing still
+    causes: Counter[str] = field(default_factory=Counter)  # all failures ever, by cause
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it may be given another request."""
+        return self.state == "healthy" or (self.state == "trial" and self.trial is None)
+
+    @property
+    def failures(self) -> int:
+        """In a row: since the latest answer that ended well, or began and still runs."""
+        well_at = self.well_at
+        if self.running:
+            well_at = max(well_at, next(reversed(self.running.values())))
+        return self.failed - well_at
+
+    def end_row(self) -> None:
+        """The next failure is the first in a row."""
+        self.well_at = self.failed
+
+    def count_failure(self, cause: str) -> None:
+        """Count a failure by its cause."""
+        known = cause in self.causes or len(self.causes) < _CAUSES
+        self.causes[cause if known else "other"] += 1
+
+    def forgive(self) -> None:
+        """Treat it as a new one; counts stay."""
+        self.state = "healthy"
+        self.ejections = 0
+        self.broken = 0.0
+        self.stalled = False
+        self.trial = None
+        self.recent.clear()
+        self.end_row()
+
+
+@dataclass(slots=True)
+class BusySpell:
+    """A time for which a worker wants nothing new, by its own word. Only `busy.BusyWorkers`
+    changes it. Lifetime: worker.
+    """
+
+    on: bool = False
+    times: int = 0  # spells one after the other, without an answer between
+    until_s: float = -inf  # of this one, or the latest
+    asked_s: float = -inf  # end of the one before: since then it was asked again
+
+
+@dataclass(slots=True)
+class Silent:
+    """That a worker leaves probes unanswered. Lifetime: until it answers, or is down."""
+
+    since_s: float
+    probes: int  # in a row
+    excused: int = 0  # of these, those up to when most of its model's workers were silent last
+    moved: bool = False  # what waits there for a first byte was told to go elsewhere
+
+
+@dataclass(slots=True)
+class Worker:
+    """Lifetime: worker. `state` is what the shell said last; `health` is what we observed."""
+
+    worker_id: int
+    slot: int
+    facts: WorkerFacts
+    kv: KvState
+    health: WorkerHealth
+    state: str = "ready"
+    joined_s: float = -inf
+    spell: BusySpell = field(default_factory=BusySpell)
+    silent: Silent | None = None
+    told: WorkerFacts | None = None  # what it says itself, where its events say another block size
+
+    @property
+    def tells(self) -> bool:
+        """Whether its KV events tell of its cache, which is guessed else."""
+        return self.facts.has_events and self.kv.guessed is None
+
+    @property
+    def told_block_size(self) -> int:
+        """Tokens a block, by its own word."""
+        return (self.told or self.facts).block_size
+
+    @property
+    def busy(self) -> bool:
+        """Whether it asked to be spared: others go first."""
+        return self.spell.on
+
+    @property
+    def is_in(self) -> bool:
+        """Whether it is ready, healthy, and answers."""
+        return self.state == "ready" and self.health.state == "healthy" and self.silent is None
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether it may be given new requests now."""
+        return self.state == "ready" and self.health.takes_requests and self.silent is None
+
+    @property
+    def shown_state(self) -> str:
+        """The state as people see it."""
+        if self.state == "ready" and self.silent is not None:
+            return "down" if self.silent.moved else "silent"
+        if self.state == "ready" and self.health.state != "healthy":
+            return "trial" if self.health.state == "trial" else "ejected"
+        return "busy" if self.state == "ready" and self.spell.on else self.state
+
+
+@dataclass(frozen=True, slots=True)
+class HalfMissing:
+    """Workers of one role, none of whose group has the other one. Lifetime: while it is so."""
+
+    group: str | None  # None: these have none, and nobody can take KV from them
+    role: Role  # that they have
+    workers: int
+
+    @property
+    def missing(self) -> str:
+        """What nobody of the group does."""
+        return "decodes" if self.role == "prefill" else "prefills"
+
+    def __str__(self) -> str:
+        """For people."""
+        group = "without a group" if self.group is None else f"of the group {self.group!r}"
+        return f"nobody {group} {self.missing}: {self.workers} have the role {self.role}"
+
+
+def halves_missing(facts: Iterable[WorkerFacts]) -> list[HalfMissing]:
+    """Which groups of a model's workers have one role only; those that do all of a request
+    count as either.
+    """
+    roles: dict[str | None, Counter[Role]] = {}
+    for one in facts:
+        roles.setdefault(one.group, Counter())[one.role] += 1
+    found = []
+    for group, counts in roles.items():
+        for role, other in _OTHER.items():
+            if counts[role] and (group is None or not (counts[other] or counts["both"])):
+                found.append(HalfMissing(group, role, counts[role]))
+    return found
+
+
+_OTHER: Mapping[Role, Role] = MappingProxyType({"prefill": "decode", "decode": "prefill"})
+
+
+def serves(facts: Sequence[WorkerFacts]) -> bool:
+    """Whether a request finds what it needs among a model's workers: one for all, or a pair."""
+    if any(one.role == "both" or one.serves_alone for one in facts):
+        return True
+    groups = {one.group for one in facts if one.role == "prefill"} - {None}
+    return any(one.role == "decode" and one.group in groups for one in facts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """What is the same for all requests to one model. Lifetime: until a worker changes."""
+
+    identity: tuple[str, str | None]
+    block_sizes: frozenset[int]
+    splits: bool  # some of its workers prefill for others of it
+
+
+class WorkerTable:
+    """All workers, by id; slots are reused, ids never. Lifetime: process."""
+
+    def __init__(self, slots: int) -> None:
+        self._free = list(range(slots - 1, -1, -1))
+        self._workers: dict[int, Worker] = {}
+        self.version = 0  # of what is said of the workers: what was made of it before is stale
+        self._pools: dict[str, _Pool] = {}  # of models that are served; as old as `version`
+
+    def __iter__(self) -> Iterator[Worker]:
+        return iter(self._workers.values())
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def get(self, worker_id: int) -> Worker | None:
+        """The worker, or None when it is gone."""
+        return self._workers.get(worker_id)
+
+    def changed(self) -> None:
+        """Say that a worker came, left, or is not what it was (state, facts, health)."""
+        self.version += 1
+        self._pools.clear()
+
+    def take_slot(self) -> int | None:
+        """A free slot, or None when the table is full."""
+        return self._free.pop() if self._free else None
+
+    def add(self, worker: Worker) -> None:
+        """Enter a worker that was given a slot."""
+        self._workers[worker.worker_id] = worker
+        self.changed()
+
+    def remove(self, worker_id: int) -> None:
+        """Forget a worker; its slot may be given to the next one."""
+        worker = self._workers.pop(worker_id)
+        self.changed()
+        self._free.append(worker.slot)
+
+    def models(self) -> list[str]:
+        """Names of all models served, sorted."""
+        return sorted({model for worker in self for model in worker.facts.models})
+
+    def identity(self, model: str) -> tuple[str, str | None]:
+        """(base model, LoRA adapter or None) behind a model's name; its own where unknown.
+
+        A worker's first model is its base; further names are aliases of it or its adapters.
+        """
+        pool = self._pool(model)
+        return (model, None) if pool is None else pool.identity
+
+    def block_sizes(self, model: str) -> frozenset[int]:
+        """Block sizes of a model's pool; none where it is not served."""
+        pool = self._pool(model)
+        return frozenset() if pool is None else pool.block_sizes
+
+    def splits(self, model: str) -> bool:
+        """Whether a request to it may be prefilled by one worker and decoded by another."""
+        pool = self._pool(model)
+        return pool is not None and pool.splits
+
+    def _pool(self, model: str) -> _Pool | None:
+        """What every request to `model` asks, without a look at each worker; None: not served."""
+        pool = self._pools.get(model)
+        if pool is None and (serving := self.serving(model)):
+            first = serving[0].facts
+            adapter = model if model in first.adapters else None
+            sizes = frozenset(w.facts.block_size for w in serving)
+            splits = any(w.facts.role != "both" for w in serving)
+            pool = self._pools[model] = _Pool((first.models[0], adapter), sizes, splits)
+        return pool
+
+    def halves_missing(self, model: str) -> list[HalfMissing]:
+        """Roles that do nothing for `model` now, since nobody ready has the other one."""
+        return halves_missing(w.facts for w in self.serving(model) if w.state == "ready")
+
+    def serving(self, model: str) -> list[Worker]:
+        """Workers of a model's pool, whatever their state, in the order of their ids."""
+        return [w for w in self if model in w.facts.models]

@@ -1,0 +1,191 @@
+"""One connection to the Redis server that has a fleet's keys, and its errors in words for people.
+
+All keys of a fleet are in one slot of a cluster, and so on one server, whatever the URL: sentinels
+and cluster nodes are asked only where that is. Where it moves, calls fail, and whoever connects
+anew finds it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from redis import exceptions as redis
+from redis.asyncio.cluster import ClusterNode, RedisCluster
+from redis.asyncio.connection import Connection, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.asyncio.sentinel import Sentinel
+from redis.backoff import NoBackoff
+from redis.exceptions import ClusterDownError, RedisClusterException, ResponseError
+
+from router.redis.url import Address, RedisUrl, redacted
+
+_MOST_CHARS = 200
+_MOVING = "moves our keys to another node"
+
+# A part of an error's text, and what it means.
+_TEXTS = MappingProxyType(
+    {
+        "Authentication required": "asks for a password: give it in `state`",
+        "without any password": "has no password, and one is given: take it out of `state`",
+        "WRONGTYPE": "has something else under a key of this fleet: delete it, or choose another "
+        "`replicas.fleet`",
+        "MISCONF": "refuses writes, for it cannot save to its disk",
+        "NOREPLICAS": "refuses writes, for it has too few replicas",
+        "unknown command": "does not know a command that is needed: it must be Redis 6.2 or later",
+        "DB index is out of range": "has no such database: correct `state`",
+        "max number of clients": "has no room for another client",
+        "No master found": "is unknown: no sentinel names a master of this service",
+        "onnection refused": "cannot be reached: the connection is refused",
+        "Connect call failed": "cannot be reached: the connection is refused",
+        "CERTIFICATE_VERIFY_FAILED": "shows a certificate that is not believed",
+        "Name or service not known": "cannot be found: its name has no address",
+        "closed by server": "has closed the connection",
+        "imeout": "does not answer",
+    }
+)
+# And what classes of errors mean: redis-py takes the reply's code off their texts.
+_CLASSES = (
+    (TimeoutError, "does not answer"),
+    (redis.TimeoutError, "does not answer"),
+    (redis.AuthenticationError, "refuses the user or password: correct `state`"),
+    (
+        redis.NoPermissionError,
+        "lets this user not do what is needed (docs/reference/wire.md)",
+    ),
+    (redis.ReadOnlyError, "is a read-only replica: name the master, or use redis+sentinel://"),
+    (redis.OutOfMemoryError, "is out of memory (maxmemory): it needs more, or not to be shared"),
+    (redis.BusyLoadingError, "is loading its data"),
+    (redis.MovedError, "is one node of a cluster: use redis+cluster://"),
+    (redis.AskError, _MOVING),
+    (redis.TryAgainError, _MOVING),
+    (redis.MasterDownError, "is a replica without its master"),
+    (redis.ClusterDownError, "is a cluster that is down"),
+)
+
+
+def reason_of(error: BaseException) -> str:
+    """What to say of Redis, as in `redis://HOST:6379 ...`."""
+    text = redacted(" ".join(str(error).split()))
+    for part, meaning in _TEXTS.items():
+        if part in text:
+            return meaning
+    for kind, meaning in _CLASSES:
+        if isinstance(error, kind):
+            return meaning
+    return f"fails: {type(error).__name__}: {text[:_MOST_CHARS]}"
+
+
+Command = tuple[Any, ...]
+
+ANSWER_S = 0.8  # beyond it Redis counts as away
+_ASKED_S = 0.4  # each sentinel or node
+_COMMON: Mapping[str, Any] = MappingProxyType({"protocol": 2})
+
+
+class Wire:
+    """Commands out, replies back, in turn. Lifetime: until a call fails; to be closed."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def call(self, commands: Sequence[Command], within_s: float) -> list[Any]:
+        """The reply to each: bytes, int, list or None; an error reply as `ResponseError`.
+
+        Raises TimeoutError, redis-py's errors and OSError; then nothing more can be called.
+        """
+        connection, replies = self._connection, []
+        async with asyncio.timeout(within_s):
+            await connection.send_packed_command(connection.pack_commands(commands), False)
+            for _ in commands:
+                try:
+                    replies.append(await connection.read_response())
+                except ResponseError as error:
+                    replies.append(error)
+        return replies
+
+    async def aclose(self) -> None:
+        """At once, without a word."""
+        await self._connection.disconnect(nowait=True)
+
+
+async def open_wire(url: RedisUrl, key: str, within_s: float) -> Wire:
+    """A connection to the server that has `key`.
+
+    Raises TimeoutError, redis-py's errors and OSError.
+    """
+    async with asyncio.timeout(within_s):
+        host, port = await _address(url, key)
+        kind = SSLConnection if url.tls else Connection
+        options = dict(url.options)
+        connection = kind(
+            host=host,
+            port=port,
+            db=url.database,
+            socket_timeout=None,
+            socket_connect_timeout=within_s,
+            **_COMMON,
+            **options,
+        )
+        try:
+            await connection.connect()  # type: ignore[no-untyped-call]
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+    return Wire(connection)
+
+
+def checked(replies: list[Any]) -> list[Any]:
+    """Raises the first that is an error."""
+    for reply in replies:
+        if isinstance(reply, ResponseError):
+            raise reply
+    return replies
+
+
+async def _address(url: RedisUrl, key: str) -> Address:
+    if url.kind == "sentinel":
+        return await _master(url)
+    if url.kind == "cluster":
+        return await _owner(url, key)
+    return url.hosts[0]
+
+
+async def _master(url: RedisUrl) -> Address:
+    options = {**_asking(), **url.sentinel_options}
+    if url.tls:
+        options["ssl"] = True
+    sentinel = Sentinel(url.hosts, sentinel_kwargs=options)  # type: ignore[no-untyped-call]
+    try:
+        host, port = await sentinel.discover_master(url.service)
+    finally:
+        await sentinel.aclose()
+    return host, int(port)
+
+
+async def _owner(url: RedisUrl, key: str) -> Address:
+    options = {**_asking(), **url.options}
+    cluster = RedisCluster(
+        startup_nodes=[ClusterNode(host, port) for host, port in url.hosts],
+        require_full_coverage=False,
+        ssl=url.tls,
+        **options,
+    )
+    try:
+        await cluster.initialize()
+        node = cluster.get_node_from_key(key)
+        if node is None:
+            raise ClusterDownError("no node has the slot of this fleet")
+        return str(node.host), int(node.port)
+    except RedisClusterException as error:  # not one of RedisError
+        raise ConnectionError(str(error)) from error
+    finally:
+        await cluster.aclose()
+
+
+def _asking() -> dict[str, Any]:
+    """Arguments of clients that ask one question and never twice."""
+    timeouts = {"socket_timeout": _ASKED_S, "socket_connect_timeout": _ASKED_S}
+    return {**_COMMON, **timeouts, "retry": Retry(NoBackoff(), 0)}

@@ -1,0 +1,303 @@
+"""One configuration out of flags, environment and the YAML file, each value checked and traced."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import yaml
+
+from router.config.keys import (
+    FILE_VARIABLE,
+    PREFIX,
+    Key,
+    attribute_of,
+    flag_of,
+    keys_of,
+    value_at,
+    variable_of,
+)
+from router.config.schema import Config
+from router.redis.url import redacted
+from router.settings.rules import (
+    FIXED,
+    REMOVED,
+    STANDING,
+    BadItemsError,
+    check_together,
+    check_value,
+)
+
+MAX_FILE_BYTES = 1 << 20
+_NULL = "tag:yaml.org,2002:null"
+
+
+class ConfigError(ValueError):
+    """The configuration cannot be used. `problems` has a line for each thing that is wrong."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("\n".join(problems))
+        self.problems = problems
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as somebody gave it. Lifetime: one reading of the configuration."""
+
+    value: Any
+    source: str  # "file:line", "flag --port", "WARMROUTE_PORT" or "default"
+    item_sources: tuple[str, ...] = ()  # of a file's list: where each of its items begins
+
+    def source_of(self, item: int) -> str:
+        """Where item number `item` of a list was given."""
+        return self.item_sources[item] if item < len(self.item_sources) else self.source
+
+
+def read_file(path: Path) -> dict[str, Given]:
+    """Key path -> what the file gives for it, in the file's order.
+
+    Keys are not checked here, except for repetition.
+
+    Sections are opened one level deep, nothing else is walked: an alias cannot blow up.
+    Raises ConfigError for a file that cannot be read, is too large, or is not YAML of that shape.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
+    loader = None
+    try:
+        loader = yaml.SafeLoader(data)
+        root = loader.get_single_node()
+        if root is None or root.tag == _NULL:
+            return {}
+        return _Walk(path, loader).open(root)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise ConfigError([f"{place}: not YAML: {error.problem}"]) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise ConfigError([f"{path}: not YAML: {' '.join(why.split())}"]) from error
+    finally:
+        if loader is not None:
+            loader.dispose()
+
+
+class _Walk:
+    """One file on its way to key paths. Lifetime: one reading."""
+
+    def __init__(self, path: Path, loader: yaml.SafeLoader) -> None:
+        self._path = path
+        self._loader = loader
+        self._found: dict[str, Given] = {}
+        self._problems: list[str] = []
+
+    def open(self, root: yaml.Node) -> dict[str, Given]:
+        self._mapping(root, "")
+        if self._problems:
+            raise ConfigError(self._problems)
+        return self._found
+
+    def _mapping(self, node: yaml.Node, prefix: str) -> None:
+        if not isinstance(node, yaml.MappingNode):
+            what = f"{prefix[:-1]} must be" if prefix else "the file must be"
+            self._problems.append(f"{self._place(node)}: {what} a mapping of keys to values")
+            return
+        seen: set[str] = set()
+        for key_node, value_node in node.value:
+            name = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+            if name is None or name in seen:
+                what = "a key must be text" if name is None else f"{prefix}{name} is given twice"
+                self._problems.append(f"{self._place(key_node)}: {what}")
+                continue
+            seen.add(name)
+            if not prefix and (name in SECTIONS or name in _OLD_SECTIONS):
+                if value_node.tag != _NULL:  # a section without any key
+                    self._mapping(value_node, f"{name}.")
+                continue
+            try:
+                value = self._loader.construct_object(value_node, deep=True)
+            except ValueError as error:  # such as a date in a thirteenth month
+                self._problems.append(f"{self._place(key_node)}: {prefix}{name}: {error}")
+                continue
+            items = value_node.value if isinstance(value_node, yaml.SequenceNode) else ()
+            places = tuple(self._place(item) for item in items)
+            self._found[f"{prefix}{name}"] = Given(value, self._place(key_node), places)
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self._path}:{node.start_mark.line + 1}"
+
+
+SECTIONS = frozenset(
+    field.name
+    for field in msgspec.structs.fields(Config)
+    if field.default_factory is not msgspec.NODEFAULT
+)
+_OLD_SECTIONS = frozenset(path.partition(".")[0] for path in REMOVED if "." in path)
+
+
+# Kubernetes gives every container such variables for a service called "warmroute".
+_SERVICE_LINK = re.compile(r"WARMROUTE_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
+_SERVICE_LINK_PORT = re.compile(r"(tcp|udp|sctp)://")
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A configuration and where each of its values comes from. Lifetime: until a reload."""
+
+    config: Config
+    sources: Mapping[str, str]  # key path -> "default", "file:line", "flag --x" or a variable
+
+
+def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
+    """Flags of `add_flags` over environment over file (`--config`) over defaults.
+
+    Raises ConfigError with every problem found: unknown keys, values out of range, values that
+    contradict each other; each with the key's path, its source and what is allowed.
+    """
+    keys = keys_of()
+    file = getattr(args, "config", None) or environ.get(FILE_VARIABLE)
+    problems: list[str] = []
+    given = {path: Given(key.default, "default") for path, key in keys.items()}
+    from_file = read_file(Path(file)) if file else {}
+    layers = (from_file, _from_environment(keys, environ), _from_flags(keys, args))
+    for layer in layers:
+        given |= {path: one for path, one in layer.items() if path in keys}
+    values = {path: one.value for path, one in given.items()}
+    for layer in layers:
+        for path, one in layer.items():
+            if path not in keys:
+                problems.append(f"{one.source}: {_unknown(path, one.source, keys)}")
+            elif given[path] is one:  # not what a nearer layer replaces
+                values[path] = _checked(keys[path], one, problems)
+    if problems:
+        raise ConfigError(problems)
+    config = _assemble(values)
+    if contradictions := check_together(config):
+        raise ConfigError(contradictions)
+    return Loaded(config, {path: one.source for path, one in given.items()})
+
+
+def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
+    """What differs: paths that can change while running; and those that cannot, with why."""
+    changed = [path for path in keys_of() if value_at(old, path) != value_at(new, path)]
+    refused = {path: FIXED[path] for path in changed if path in FIXED}
+    for path, why in STANDING.items():
+        if path in changed and None in (value_at(old, path), value_at(new, path)):
+            refused[path] = why
+    return [path for path in changed if path not in refused], refused
+
+
+def without(refused: Iterable[str], new: Config, old: Config) -> Config:
+    """`new` with the values of `old` for the keys refused, which stay in force."""
+    for path in refused:
+        section, dot, name = path.rpartition(".")
+        kept = {name: value_at(old, path)}
+        if dot:
+            kept = {section: msgspec.structs.replace(getattr(new, section), **kept)}
+        new = msgspec.structs.replace(new, **kept)
+    return new
+
+
+def _checked(key: Key, given: Given, problems: list[str]) -> Any:
+    """The value in the key's type; None when it cannot be used, which `problems` then tells."""
+    try:
+        if key.is_list and not isinstance(given.value, (list, tuple)):
+            raise ValueError(f"must be a list, got {type(given.value).__name__}")
+        return check_value(key, given.value)
+    except BadItemsError as error:
+        for item, text in error.problems.items():
+            problems.append(f"{given.source_of(item)}: {key.path}[{item}]: {text}")
+    except ValueError as error:
+        problems.append(f"{given.source}: {key.path}: {error}")
+    return None
+
+
+def _from_environment(keys: Mapping[str, Key], environ: Mapping[str, str]) -> dict[str, Given]:
+    """Key path -> what a variable gives for it; one of no key stands under its own name."""
+    by_variable = {key.variable: key for key in keys.values()}
+    found: dict[str, Given] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable == FILE_VARIABLE or _is_link(variable, text):
+            continue
+        key = by_variable.get(variable)
+        if key is None:
+            found[variable] = Given(text, variable)
+        else:
+            found[key.path] = Given(text.split() if key.is_list else text, variable)
+    return found
+
+
+def _from_flags(keys: Mapping[str, Key], args: argparse.Namespace) -> dict[str, Given]:
+    return {
+        path: Given(value, f"flag {keys[path].flag if path in keys else flag_of(path)}")
+        for path in (*keys, *REMOVED)
+        if (value := getattr(args, attribute_of(path), None)) is not None
+    }
+
+
+def _assemble(values: Mapping[str, Any]) -> Config:
+    nested: dict[str, Any] = {section: {} for section in SECTIONS}
+    for path, value in values.items():
+        section, dot, name = path.rpartition(".")
+        (nested[section] if dot else nested)[name] = value
+    return msgspec.convert(nested, Config)
+
+
+def _is_link(variable: str, text: str) -> bool:
+    if variable == f"{PREFIX}PORT":
+        return _SERVICE_LINK_PORT.match(text) is not None
+    return _SERVICE_LINK.fullmatch(variable) is not None
+
+
+def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
+    for removed, instead in REMOVED.items():
+        if path in (removed, variable_of(removed)):
+            return f"{removed}: {instead}"
+    if path == source:  # a variable
+        close = difflib.get_close_matches(path, [key.variable for key in keys.values()], n=1)
+        return f"no such key; did you mean {close[0]}?" if close else "no such key"
+    section, _, name = path.rpartition(".")
+    split = {other: other.rpartition(".") for other in keys}
+    known = {parts[2]: other for other, parts in split.items()}
+    siblings = {parts[2]: other for other, parts in split.items() if parts[0] == section}
+    if not section:
+        siblings |= {name: name for name in sorted(SECTIONS)}
+    for names in (siblings, known):
+        # The right name in another section is nearer than a similar one in this.
+        near = [name] if name in known else difflib.get_close_matches(name, names, n=1)
+        if near:
+            return f"unknown key {path}; did you mean {(known | names)[near[0]]}?"
+    of_section = f" of {section}" if section in SECTIONS else ""
+    return f"unknown key {path}; keys{of_section}: {', '.join(siblings)}"
+
+
+def effective_yaml(loaded: Loaded) -> str:
+    """The whole configuration as a file, each line with its source.
+
+    It loads as the same, but for the password in `state`, which stands there as `***`.
+    """
+    lines: list[str] = []
+    section = ""
+    for path in keys_of():
+        where, _, name = path.rpartition(".")
+        if where != section:
+            lines.append(f"{where}:")
+            section = where
+        value = value_at(loaded.config, path)
+        if path == "state" and value is not None:
+            value = redacted(value)
+        shown = msgspec.json.encode(value).decode()
+        indent = "  " if where else ""
+        lines.append(f"{indent}{name}: {shown}  # {loaded.sources[path]}")
+    return "\n".join(lines) + "\n"

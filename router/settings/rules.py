@@ -1,0 +1,405 @@
+"""What a type and a range cannot say: rules of single keys, rules between keys, what is fixed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from importlib.util import find_spec
+from ipaddress import ip_address, ip_network
+from itertools import combinations
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import msgspec
+
+from policies import POLICIES
+from policies.load import load
+from router.config.keys import Key
+from router.config.schema import Config, check_endpoint
+from router.core.placement.admission import model_limits
+from router.discovery.source import TrtllmSpec, parse_source
+from router.discovery.trtllm import read_pool
+from router.events.sources import event_hosts
+from router.fleet.worker_spec import WorkerSpecError, taken, worker_spec_of
+from router.record.access_log import STDOUT
+from router.redis.url import parse_redis_url
+from router.request.kserve import given_roles
+from router.request.quotas import objectives_of
+
+_HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
+_BOUND = "the socket is bound at start; restart the router"
+_SIZED = "sized at start; restart the router"
+_BUILT = "read once at start; restart the router"
+
+# Keys a reload cannot change, and why. Every other one takes effect with the next request.
+FIXED = MappingProxyType(
+    {
+        **dict.fromkeys(
+            (
+                *("host", "port", "admin_host", "admin_port", "grpc_port", "reuse_port"),
+                *("picker.host", "picker.port", "picker.health_port"),
+            ),
+            _BOUND,
+        ),
+        **dict.fromkeys(
+            (
+                "limits.workers",
+                "limits.index_entries",
+                "limits.index_bytes",
+                "limits.speculative_entries",
+                "limits.mirrored_blocks",
+                "limits.sessions",
+                "limits.session_blocks",
+                "limits.token_memo_bytes",
+            ),
+            _SIZED,
+        ),
+        **dict.fromkeys(
+            (
+                *("tls.cert", "tls.key", "tls.client_ca", "server.head_bytes"),
+                *("admin_tls.cert", "admin_tls.key", "admin_tls.client_ca"),
+                *("workers_tls.ca", "workers_tls.cert", "workers_tls.key"),
+                *("picker_tls.cert", "picker_tls.key", "picker_tls.client_ca"),
+                *("relay", "seed", "unknown_paths"),
+                *("disaggregation", "disaggregation_tpot_ms"),
+                "policy_fallback",
+                "policy_slow_ms",
+                "policy_hang_s",
+                "slow_start_s",
+                "tokenizer",
+                "chat_content_format",
+                "chat_template_kwargs",
+                "chat_drops_unused_tools",
+                "tenant_header",
+                "trusted_peers",
+                "api_keys_file",
+                "admin_keys_file",
+                "log_format",
+                "request_log",
+                "request_log_bytes",
+                *("record", "recording.part_bytes", "recording.part_s", "recording.parts"),
+                *("advise.every_s", "advise.budget_s", "advise.memory_mb", "advise.options"),
+                *("recording.total_bytes", "tracing.endpoint", "tracing.service_name"),
+                "access_log",
+                "access_log_bytes",
+                "record_facts",
+                "record_facts_bytes",
+                "kv_state",
+                "hot_restart",
+                *("replicas.name", "replicas.fleet", "replicas.flush_s", "replicas.lease_s"),
+                *("limits.body_bytes", "limits.tokenized_chars"),
+                "limits.header_bytes",
+                "limits.inflight_requests",
+                *("limits.worker_requests", "limits.worker_queued_tokens"),
+                "limits.hold_requests",
+                "limits.queued_tokens",
+                "limits.hold_s",
+                "timeouts.keep_alive_s",
+                "timeouts.shutdown_s",
+                "timeouts.speculative_s",
+                "timeouts.stall_s",
+                *("ejection.failures", "ejection.rate", "ejection.requests", "ejection.window_s"),
+                *("ejection.max_share", "ejection.recover_s", "ejection.breaks"),
+                "health.panic_share",
+                *("retries.attempts", "retries.backoff_s", "retries.backoff_max_s"),
+                *("retries.budget_share", "retries.budget_per_s"),
+                *("retries.busy_s", "retries.busy_max_s"),
+                *("roles.follow", "roles.gain", "roles.settle_s", "roles.window_s"),
+            ),
+            _BUILT,
+        ),
+    }
+)
+
+
+NO_GRPC = (
+    "gRPC is not installed: pip install 'grpcio>=1.80,<2' 'protobuf>=6.33' "
+    "(or '.[grpc]' in the checkout)"
+)
+
+# Keys of earlier versions, and what to write in their place.
+REMOVED = MappingProxyType(
+    {
+        "processes": "removed; run several routers that share the port (SO_REUSEPORT: "
+        "`reuse_port: true`) and state (`state: redis://...`)",
+        "takeover": "renamed; write `hot_restart`",
+        "ramp_s": "renamed; write `slow_start_s`",
+        **{
+            f"door.{name}": f"renamed; write `server.{name}`"
+            for name in (
+                *("connections", "connections_per_address", "head_bytes", "arriving_bytes"),
+                *("head_s", "body_s"),
+            )
+        },
+        "front": "removed; one server serves all paths of the client port",
+        "intervals.gather_s": "removed; each event is passed on at once, as with 0, its default",
+    }
+)
+
+# Can change, but neither from none nor to none: what goes with it is there from the start, or not.
+STANDING = MappingProxyType(
+    {"state": "whether there is one is read once at start; restart the router"}
+)
+
+Item = TypeVar("Item")
+
+
+class BadItemsError(ValueError):
+    """Items of a list that cannot be used; `problems` has one for each, by the item's number."""
+
+    def __init__(self, problems: dict[int, str]) -> None:
+        super().__init__("; ".join(f"[{number}]: {text}" for number, text in problems.items()))
+        self.problems = problems
+
+
+def check_value(key: Key, value: Any) -> Any:
+    """The value in the key's type, checked by its range and by its own rule.
+
+    Raises ValueError that says what is allowed; for items of a list, BadItemsError.
+    """
+    if key.path == "workers":
+        return _workers(value)
+    if key.path == "discovery":
+        return _sources(value)
+    if key.path == "chat_template_kwargs" and isinstance(value, dict):  # written out in a file
+        value = msgspec.json.encode(value).decode()
+    read = key.read(value)
+    if key.path == "policy":
+        load(read)
+    if key.path == "triton_inputs":
+        given_roles(read)
+    elif key.path == "model_limits":
+        model_limits(read)
+    elif key.path == "picker.objectives":
+        objectives_of(read)
+    elif key.path == "policy_fallback":
+        _check_fallback(read)
+    elif key.path == "trusted_peers":
+        _each(read, _check_peer)
+    elif key.path == "admin_allowed_hosts":
+        return _each(read, _host_name)
+    elif key.path == "event_hosts":
+        _each(read, lambda host: event_hosts((host,)))
+    elif key.path in ("session_header", "tenant_header", "deadline_header") and read.startswith(
+        "x-warmroute-"
+    ):
+        raise ValueError("x-warmroute-... is the router's own")
+    elif key.path == "tokenizer" and read is not None:
+        if not (Path(read) / "tokenizer.json").is_file():
+            raise ValueError(f"{read} is not a folder with a tokenizer.json")
+    elif key.path == "state" and read is not None:
+        parse_redis_url(read)
+    elif key.path == "chat_template_kwargs":
+        _check_object(read)
+    elif "tls." in key.path and read is not None and not Path(read).is_file():
+        raise ValueError(f"{read} is not a file")
+    elif key.path in ("api_keys_file", "admin_keys_file"):
+        if read is not None and not Path(read).is_file():
+            raise ValueError(f"{read} is not a file")
+    elif key.path == "tracing.endpoint" and read is not None:
+        check_endpoint(read)
+    elif key.path == "record" and read is not None:
+        _check_folder(Path(read))
+    elif key.path == "access_log" and read == STDOUT:
+        pass
+    elif (
+        key.path in ("request_log", "access_log", "record_facts", "kv_state", "hot_restart")
+        and read is not None
+    ):
+        _check_place(Path(read))
+    return read
+
+
+def _check_grpc(config: Config) -> list[str]:
+    if config.grpc_port < 0:
+        return []
+    problems = []
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        problems.append(f"grpc_port: {NO_GRPC}")
+    if config.grpc_port == config.port != 0:
+        problems.append(f"port and grpc_port are both {config.port}; they must differ")
+    if config.grpc_port == config.admin_port != 0 and config.host == config.admin_host:
+        problems.append(f"admin_port and grpc_port are both {config.admin_port}; they must differ")
+    if not config.grpc_port and (config.reuse_port or config.hot_restart is not None):
+        problems.append("grpc_port is 0: name the port, which another router is to share")
+    return problems
+
+
+def _check_picker(config: Config) -> list[str]:
+    picker = config.picker
+    if picker.port < 0:
+        return []
+    problems = []
+    if find_spec("grpc") is None or find_spec("google.protobuf") is None:
+        problems.append(f"picker.port: {NO_GRPC}")
+    ports = {
+        "port": (config.host, config.port),
+        "admin_port": (config.admin_host, config.admin_port),
+        "grpc_port": (config.host, config.grpc_port),
+        "picker.port": (picker.host, picker.port),
+        "picker.health_port": (picker.host, picker.health_port),
+    }
+    for one, other in combinations(ports, 2):
+        if "picker." in other and ports[one] == ports[other] and ports[one][1] > 0:
+            problems.append(f"{one} and {other} are both {ports[one][1]}; they must differ")
+    if not picker.port and (config.reuse_port or config.hot_restart is not None):
+        problems.append("picker.port is 0: name the port, which another router is to share")
+    return problems
+
+
+def check_together(config: Config) -> list[str]:
+    """What is wrong between keys that are right each by itself; empty when nothing is."""
+    problems = []
+    if config.port == config.admin_port != 0 and config.host == config.admin_host:
+        problems.append(f"port and admin_port are both {config.port}; they must differ")
+    problems += _check_grpc(config)
+    problems += _check_picker(config)
+    if config.reuse_port and not config.port:
+        problems.append("reuse_port is true and port is 0: name the port that is to be shared")
+    if not (config.admin_open or config.admin_keys_file or is_loopback(config.admin_host)):
+        problems.append(
+            f"admin_host {config.admin_host} is beyond loopback, where whoever reaches the admin "
+            "port controls the router: give admin_keys_file, or admin_open: true where a network "
+            "policy guards it"
+        )
+    if config.triton_admin != "off" and config.api_keys_file is None:
+        problems.append(
+            f"triton_admin is {config.triton_admin}, and whoever reaches the client port could "
+            "load and unload models: give api_keys_file"
+        )
+    if sum(source.startswith("trtllm:") for source in config.discovery) > 1:
+        problems.append("discovery has more than one trtllm:, whose keys would differ: merge them")
+    if "redis" in config.discovery and config.state is None:
+        problems.append("discovery has redis, which needs `state`: the redis:// URL to look at")
+    if len(config.workers) > config.limits.workers:
+        count = len(config.workers)
+        problems.append(f"workers: {count} given, limits.workers is {config.limits.workers}")
+    written = {"request_log": config.request_log, "record_facts": config.record_facts}
+    written |= {
+        "access_log": config.access_log,
+        "kv_state": config.kv_state,
+        "hot_restart": config.hot_restart,
+    }
+    for one, other in combinations(written, 2):
+        if written[one] is not None and written[one] == written[other]:
+            problems.append(f"{one} and {other} are both {written[one]}")
+    if config.record is not None and config.request_log is not None:
+        problems.append("record and request_log are both given: they hold the same lines")
+    if config.advise.every_s and config.request_log is None and config.record is None:
+        problems.append("advise.every_s needs a log to read: give request_log or record")
+    strange = [one for one in config.advise.options if one.startswith("-")]
+    if strange:
+        problems.append(f"advise.options has {strange[0]!r}: write each as NAME=VALUE, without --")
+    if config.recording.part_bytes * 2 > config.recording.total_bytes:
+        problems.append(
+            f"recording.part_bytes {config.recording.part_bytes} is more than half of "
+            f"recording.total_bytes {config.recording.total_bytes}"
+        )
+    if config.session_header == config.tenant_header:
+        problems.append(f"session_header and tenant_header are both {config.session_header}")
+    return problems
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _workers(value: Any) -> tuple[str, ...]:
+    """Canonical texts of the workers given."""
+    seen: dict[str, set[int | None]] = {}
+    seats: dict[tuple[str, str], str] = {}
+
+    def text_of(one: object) -> str:
+        spec = worker_spec_of(one)
+        ranks = seen.setdefault(spec.url, set())
+        if ranks and (spec.rank in ranks or None in ranks or spec.rank is None):
+            raise WorkerSpecError(f"{spec.name} is given twice")
+        if spec.seat is not None:
+            other = seats.setdefault(spec.seat, spec.name)
+            if other != spec.name:
+                raise WorkerSpecError(f"{other} {taken(spec)}")
+        ranks.add(spec.rank)
+        return str(spec)
+
+    return _each(value, text_of)
+
+
+def _sources(value: Any) -> tuple[str, ...]:
+    """Canonical texts of the sources given."""
+    seen: set[str] = set()
+
+    def text_of(one: object) -> str:
+        if not isinstance(one, str):
+            raise ValueError(f"a source is text such as file:PATH; got {type(one).__name__}")
+        text = str(spec := parse_source(one))
+        if text in seen:
+            raise ValueError(f"{text} is given twice")
+        seen.add(text)
+        if isinstance(spec, TrtllmSpec):
+            try:
+                read_pool(spec)
+            except ValueError as error:
+                raise ValueError(f"{spec.path}: {error}") from error
+        return text
+
+    return _each(value, text_of)
+
+
+def _check_fallback(spec: str) -> None:
+    policy = load(spec)
+    if policy.name not in POLICIES or policy.remembers:
+        raise ValueError(f"{policy.name} must be a built-in without memory, as least_requests is")
+
+
+def _check_place(path: Path) -> None:
+    if path.is_dir() or not path.name:
+        raise ValueError(f"{path} is a folder; name a file in it")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; create it first")
+
+
+def _check_folder(path: Path) -> None:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file; name a folder")
+    if not path.parent.is_dir():
+        raise ValueError(f"{path.parent} is not a folder; create it first")
+
+
+def _check_object(text: str) -> None:
+    try:
+        msgspec.json.decode(text, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise ValueError(f"{error}; give a JSON object such as {{}}") from error
+
+
+def _check_peer(peer: str) -> None:
+    try:
+        ip_network(peer)
+    except ValueError as error:
+        raise ValueError(f"{error}; give a CIDR such as 10.0.0.0/8") from error
+
+
+def _host_name(text: str) -> str:
+    name = text.lower().removesuffix(".")
+    if not _HOST_NAME.fullmatch(name):
+        raise ValueError(f"{text!r} is no host name; give one such as router-1, without a port")
+    return name
+
+
+def _each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:
+    """`check` of every item. Raises BadItemsError for all those that it refuses."""
+    checked: list[Item] = []
+    problems: dict[int, str] = {}
+    for number, item in enumerate(items):
+        try:
+            checked.append(check(item))
+        except ValueError as error:
+            problems[number] = str(error)
+    if problems:
+        raise BadItemsError(problems)
+    return tuple(checked)

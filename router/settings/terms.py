@@ -1,0 +1,166 @@
+"""A configuration, cut into what each part of the router needs of it."""
+
+from __future__ import annotations
+
+import logging
+
+from router.config.schema import Config
+from router.core.contract.settings import CoreSettings
+from router.core.workers.roles import RoleTerms
+from router.discovery.source import TrtllmSpec, parse_source
+from router.discovery.trtllm import read_pool
+from router.events.sources import event_hosts
+from router.fleet.context import FleetTerms
+from router.http.reply import RelayLimits, Timeouts
+from router.request.attempts import AttemptTerms, Deadlines
+from router.request.inference import InferenceTerms
+from router.request.legs import TRANSFERS, Trtllm
+from router.request.scan import ScanLimits
+from router.upstream.migration.stream import MigrationTerms
+
+log = logging.getLogger(__name__)
+
+_PROGRESS_S = 0.25  # between two reports of an answer's growth; as replays have it
+# Two of them and the wait for others' reports are less: a stream that goes on is never silent.
+_PROGRESS_OF_STALL = 0.4
+
+
+def core_settings(config: Config) -> CoreSettings:
+    """The core's part of a configuration."""
+    limits, timeouts = config.limits, config.timeouts
+    return CoreSettings(
+        max_workers=limits.workers,
+        index_entries=limits.index_entries,
+        index_bytes=limits.index_bytes,
+        speculative_entries=limits.speculative_entries,
+        mirrored_blocks=limits.mirrored_blocks,
+        inflight_requests=limits.inflight_requests,
+        hold_requests=limits.hold_requests,
+        queued_tokens=limits.queued_tokens,
+        worker_requests=limits.worker_requests,
+        worker_queued_tokens=limits.worker_queued_tokens,
+        hold_s=limits.hold_s,
+        sessions=limits.sessions,
+        session_blocks=limits.session_blocks,
+        speculative_s=timeouts.speculative_s,
+        max_attempts=config.retries.attempts,
+        retry_base_s=config.retries.backoff_s,
+        retry_max_s=config.retries.backoff_max_s,
+        retry_share=config.retries.budget_share,
+        retries_per_s=config.retries.budget_per_s,
+        busy_s=config.retries.busy_s,
+        busy_max_s=config.retries.busy_max_s,
+        ejection_failures=config.ejection.failures,
+        ejection_breaks=config.ejection.breaks,
+        ejection_rate=config.ejection.rate,
+        ejection_requests=config.ejection.requests,
+        ejection_window_s=config.ejection.window_s,
+        ejection_max_share=config.ejection.max_share,
+        recover_s=config.ejection.recover_s,
+        panic_share=config.health.panic_share,
+        stall_s=timeouts.stall_s,
+        slow_start_s=config.slow_start_s,
+        disaggregation=config.disaggregation,
+        tpot_s=config.disaggregation_tpot_ms / 1e3,
+        policy_fallback=config.policy_fallback,
+        policy_slow_s=config.policy_slow_ms / 1e3,
+        backlog_batches=limits.events_backlog_batches,
+    )
+
+
+def fleet_terms(config: Config) -> FleetTerms:
+    """The fleet's part of a configuration."""
+    return FleetTerms(
+        probe_s=config.timeouts.probe_s,
+        load_report_s=config.intervals.load_report_s,
+        health_s=config.intervals.health_s,
+        backlog_batches=config.limits.events_backlog_batches,
+        drain_s=config.drain_s,
+        probes=config.health.probes,
+        silent_s=config.health.silent_s,
+        ranks=config.limits.ranks,
+        models=config.limits.models,
+        event_hosts=event_hosts(config.event_hosts),
+        relay=RelayLimits(
+            header_bytes=config.limits.header_bytes,
+            progress_s=min(_PROGRESS_S, config.timeouts.stall_s * _PROGRESS_OF_STALL),
+        ),
+    )
+
+
+def deadlines(config: Config) -> Deadlines:
+    """How long requests may take."""
+    return Deadlines(
+        deadline_header=config.deadline_header,
+        ms_per_token=config.timeouts.first_byte_ms_per_token,
+        whole_answer_s=config.timeouts.whole_answer_s,
+        total_s=config.timeouts.total_s,
+    )
+
+
+def inference_terms(config: Config) -> InferenceTerms:
+    """What reading a request is bound by."""
+    return InferenceTerms(
+        scan=ScanLimits(
+            max_messages=config.limits.messages,
+            max_values=config.limits.body_values,
+            max_text_bytes=config.limits.message_text_bytes,
+        ),
+        session_header=config.session_header,
+        explain=config.explain,
+        explain_every=config.explain_every,
+        deadlines=deadlines(config),
+        isolate=config.tenants.isolate,
+    )
+
+
+def attempt_terms(config: Config) -> AttemptTerms:
+    """What carrying a request to its worker is bound by."""
+    timeouts = config.timeouts
+    return AttemptTerms(
+        timeouts=Timeouts(
+            connect_s=timeouts.connect_s,
+            send_s=timeouts.send_s,
+            first_byte_s=timeouts.first_byte_s,
+            between_s=timeouts.between_bytes_s,
+            client_s=timeouts.between_bytes_s,
+        ),
+        deadlines=deadlines(config),
+        client_buffer_bytes=config.limits.client_buffer_bytes,
+        tenant_header=config.tenant_header,
+        forward_token_ids=config.forward_token_ids,
+        transfers={**TRANSFERS, "trtllm": _trtllm(config)},
+    )
+
+
+def _trtllm(config: Config) -> Trtllm:
+    """With what is secret, and the router's number, in the disaggregation YAML. The file was read
+    before: where it has become unreadable, as good as it can be.
+    """
+    for source in config.discovery:
+        spec = parse_source(source)
+        if isinstance(spec, TrtllmSpec):
+            try:
+                pool = read_pool(spec)
+            except ValueError as error:
+                log.error("%s: its key and number are not known: %s", spec, error)
+                continue
+            return Trtllm(pool.node_id, pool.auth_key)
+    return Trtllm()
+
+
+def role_terms(config: Config) -> RoleTerms:
+    """When workers take the other role by themselves."""
+    roles = config.roles
+    return RoleTerms(roles.window_s, roles.settle_s, roles.gain)
+
+
+def admin_hosts(config: Config) -> tuple[str, ...]:
+    """Names by which the admin port may be asked, besides localhost and addresses."""
+    return (config.admin_host.lower(), *config.admin_allowed_hosts)
+
+
+def migration_terms(config: Config) -> MigrationTerms:
+    """What streams that go on at another worker are bound by."""
+    migration = config.migration
+    return MigrationTerms(migration.moves, migration.stream_tokens, migration.tokens)
