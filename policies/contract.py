@@ -140,10 +140,10 @@ class FleetView:
     cached_tokens: Floats  # on the GPU, in use or not, by its KV events; NaN without them
     host_cached_tokens: Floats  # in host memory, by its KV events; 0 without them
     disk_cached_tokens: Floats
-    # KV that it loads from there, by its first tokens (estimators.speed); NaN: not known yet.
+    # KV that it loads from there, by its first tokens (`sessions.speed`); NaN: not known yet.
     host_tokens_per_s: Floats
     disk_tokens_per_s: Floats
-    prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (estimators.speed)
+    prefill_tokens_per_s: Floats  # calibrated on this worker's own first tokens (`sessions.speed`)
     step_s: Floats  # seconds of one decode step, calibrated on inter-token gaps
     # What the live sessions at home on it will want again, each by the chance that it returns in
     # time to be worth its memory; without the session of this request (`router.core.sessions`).

@@ -21,38 +21,40 @@ from policies.facts import Tick, WorkerChange
 from policies.load import load
 from router.admin.advice import Advising
 from router.admin.app import AdminApi
-from router.admin.ui.state import replicas_shown
-from router.cli.process import THREAD_USE, HangWatch, PolicyTrouble
+from router.body.kserve import given_roles
+from router.collectors.core import router_metrics
+from router.collectors.replicas import former_metrics, replica_metrics
+from router.collectors.shells import log_metrics, picker_metrics, tracing_metrics
+from router.collectors.tenants import held_metrics, tenant_metrics
+from router.collectors.workers import discovery_metrics, role_metrics
 from router.config.schema import Config
 from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
+from router.doctor.page import DoctorPages
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.upstreams import GrpcOpener, WorkerTrust, grpc_opener
-from router.fleet.worker_spec import parse_worker_spec
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
-from router.metrics.registry import RouterMetrics
-from router.metrics.replicas import former_metrics, replica_metrics
-from router.metrics.requests import log_metrics, picker_metrics, tracing_metrics
-from router.metrics.tenants import held_metrics, tenant_metrics
-from router.metrics.workers import discovery_metrics, role_metrics
+from router.metrics.exposition import exposition
+from router.process import THREAD_USE, HangWatch, PolicyTrouble
 from router.record.access_log import access_log_of
 from router.record.recorder import recorder_of
 from router.record.request_log import request_log_of
 from router.record.trace import Tracer, below_of
 from router.record.trace_export import exporter
 from router.redis.url import redacted
+from router.replicas.former import FormerRouters, Teller
 from router.replicas.replica import Replica
+from router.replicas.shown import replicas_shown
 from router.request.attempts import Attempts
 from router.request.dispatcher import Dispatcher
 from router.request.inference import Inference
-from router.request.kserve import given_roles
 from router.request.prompts import PromptReader
 from router.request.quotas import Tenants
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
-from router.restart.open_requests import FormerRouters, Teller
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
 from router.server.kserve_port import KservePort
@@ -123,7 +125,7 @@ class Router:
         self.tokenizing = Tokenizing(lambda: self.config, self._threads, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
-        self.metrics = RouterMetrics(core, self.fleet, prompts, lines, check, self._keeper)
+        self.metrics = router_metrics(core, self.fleet, prompts, lines, check, self._keeper)
         self.service = service = Service(self.dispatcher, self.fleet, self.metrics, lines, check)
         service.refuses = lambda: self.config.drain_refuses
         service.access = self.access = access_log_of(config)
@@ -139,8 +141,7 @@ class Router:
         self.former = FormerRouters(core, self.dispatcher.tell, time.monotonic, shares)
         self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core)
-        admin = (self.dispatcher, service, self.fleet, self.inference, service.latest, self.metrics)
-        self.admin = AdminApi(*admin, self._rings.get("admin_keys_file"), Advising(config))
+        self.admin = self._admin_api(config)
         self.admin.hosts = admin_hosts(config)
         self.admin.sources = self.discovery.shown
         self.admin.ui.replicas = partial(replicas_shown, self.replica)
@@ -158,6 +159,14 @@ class Router:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         self.replica.start()
+
+    def _admin_api(self, config: Config) -> AdminApi:
+        members = self.fleet.members
+        doctor = DoctorPages(self.dispatcher, members, lambda: exposition(self.metrics))
+        parts = (self.dispatcher, self.service, self.fleet, self.inference, self.service.latest)
+        keys = self._rings.get("admin_keys_file")
+        pages = {"/doctor": {"GET": doctor.examine}}
+        return AdminApi(*parts, self.metrics, keys, Advising(config), pages)
 
     def _connect(self) -> None:
         """What the core asks of the fleet."""

@@ -16,8 +16,8 @@ from engine.model.batch import FlatBatch, Planner, flat_batch, is_cuda
 from engine.model.kernel_choice import TORCH, FellBack, Int8Choice, device_lost
 from engine.model.kv_cache import Moves
 from engine.runner.graphs import DecodeGraphs, GraphUse
+from engine.runner.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
 from engine.runner.work import BlockRows, LaidOut, TokenPool, Work, work_of
-from engine.sampling.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs
 from engine.scheduler.request import Request
 from engine.scheduler.types import Step
 

@@ -41,7 +41,7 @@ from engine.runner.group import Group
 from engine.runner.needs import PLAIN_STEPS, LoadSettings, Needs, StepSettings, needs_of
 from engine.runner.ranks import RankSpec
 from engine.runner.runner import RealRunner
-from engine.sampling.torch_sampler import Sampler
+from engine.runner.torch_sampler import Sampler
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Output, SchedulerSettings, Step

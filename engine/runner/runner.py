@@ -23,8 +23,8 @@ from typing import Protocol
 
 from engine.model.kv_cache import Moves
 from engine.runner.compute import Chosen
+from engine.runner.torch_sampler import TokenLogprobs
 from engine.runner.work import LaidOut
-from engine.sampling.torch_sampler import TokenLogprobs
 from engine.scheduler.request import Request, State
 from engine.scheduler.scheduler import Scheduler
 from engine.scheduler.types import Output, Read, Step, StepSplit

@@ -187,7 +187,7 @@ def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None: ...
 # What routing needs of a plain inference request's body, or None: read it in another way. The
 # numbers are the most that are allowed of messages, prompts, `n`, and bytes in the name of a model,
 # session or salt. None for what is malformed, over a limit, or rare: media, lists of lists, numbers
-# that are no integers within a chat. What it takes, `router.request.scan` reads the same.
+# that are no integers within a chat. What it takes, `router.body.scan` reads the same.
 def scan_request(
     body: bytes, messages: int, prompts: int, choices: int, key_bytes: int
 ) -> tuple[PromptText, RequestFields] | None: ...

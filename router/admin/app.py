@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from ipaddress import ip_address
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -13,8 +14,7 @@ from router.admin.advice import Advising
 from router.admin.kv_view import encode_kv_view, kv_view
 from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
-from router.admin.views import (
-    DoctorPages,
+from router.admin.views.rows import (
     ExplainPages,
     policy_shown,
     shown_count,
@@ -22,9 +22,9 @@ from router.admin.views import (
     worker_shown,
 )
 from router.core.placement.roster import TableFullError
+from router.engines.worker_spec import ROLES, WorkerSpecError, worker_spec_of
 from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError
 from router.fleet.member import Member
-from router.fleet.worker_spec import ROLES, WorkerSpecError, worker_spec_of
 from router.http.errors import ClientError
 from router.http.messages import Answer, Handler, Request, Response, error_response, json_response
 from router.keys.key_ring import KeyRing
@@ -45,6 +45,7 @@ _OPEN = (*_PROBES, PAGE)  # without a key: probes have none, and the page has no
 _BY_URL = ("/workers", "/workers/drain", "/workers/undrain", "/workers/role")
 _OF_PAGES = ("Origin", "Sec-Fetch-Site")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
+_NO_PAGES: Mapping[str, Mapping[str, Handler]] = MappingProxyType({})
 _NAME_CHARS = 200  # shown of a name
 _REQUEST = "admin request"  # who asked for a change, in the log
 
@@ -62,8 +63,12 @@ class AdminApi:
         metrics: RouterMetrics,
         keys: KeyRing | None = None,
         advising: Advising | None = None,
+        pages: Mapping[str, Mapping[str, Handler]] = _NO_PAGES,
     ) -> None:
-        """`keys`: one of which every request needs, but for `/health`; None: nobody needs any."""
+        """`keys`: one of which every request needs, but for `/health`; None: nobody needs any.
+
+        `pages`: what other parts of the router show here; handlers by path and method.
+        """
         self._dispatcher = dispatcher
         self._service = service
         self._fleet = fleet
@@ -73,18 +78,16 @@ class AdminApi:
         self.ui = UiState(dispatcher, service, fleet, decisions, metrics)
         self._keys = keys
         self.advising = advising
+        self._pages = pages
         self.hosts: tuple[str, ...] = ()  # names by which it may be asked, replaced on reload
         self.sources: Callable[[], list[dict[str, Any]]] = list  # those that name workers
         self._strange_hosts = 0  # requests that asked by another name
         self._routes = self._all_routes()
 
-    def _all_routes(self) -> dict[str, dict[str, Handler]]:
+    def _all_routes(self) -> dict[str, Mapping[str, Handler]]:
         """Handlers by path and method. `{id}` stands for one segment."""
         explain = ExplainPages(self._dispatcher, self._inference, self._decisions)
         pages = UiPages(self.ui)
-        doctor = DoctorPages(
-            self._dispatcher, self._fleet.members, lambda: exposition(self._metrics)
-        )
         return {
             "/workers": {
                 "GET": self.list_workers,
@@ -102,7 +105,7 @@ class AdminApi:
             "/undrain": {"POST": self.undrain},
             "/kv": {"GET": self.kv},
             "/explain": {"GET": explain.look, "POST": explain.attempt},
-            "/doctor": {"GET": doctor.examine},
+            **self._pages,
             **({} if self.advising is None else {"/advice": {"GET": self.advising.show}}),
             "/policy": {"GET": self.policy},
             "/trunks": {"GET": self.trunks},
@@ -338,7 +341,7 @@ def _id_in(request: Request) -> str | None:
     return None if request.path in _BY_URL else request.path.split("/")[2]
 
 
-def _not_allowed(request: Request, methods: dict[str, Handler]) -> Response:
+def _not_allowed(request: Request, methods: Mapping[str, Handler]) -> Response:
     allowed = sorted({*methods, "HEAD"} if "GET" in methods else methods)
     said = f"{request.path} takes {', '.join(allowed)}, not {request.method}"
     answer = error_response(405, said)

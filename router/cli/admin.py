@@ -11,7 +11,7 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
-ROLES = ("both", "prefill", "decode")  # as in `router.fleet.worker_spec`, not imported for them
+ROLES = ("both", "prefill", "decode")  # as in `router.engines.worker_spec`, not imported for them
 _MAX_KEY_CHARS = 4_096
 _SHOWN_BYTES = 2_000  # of an answer that is an error
 _MOST_BYTES = 64 << 20

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.assembly import Router
-from router.cli.process import Pulse, notify, notify_ready, release, reloading, settle
+from router.cli.handover import added_by_hand, resume, workers_of
+from router.collectors.shells import server_metrics
 from router.config.schema import Config
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
-from router.fleet.worker_spec import parse_worker_spec
-from router.metrics.requests import server_metrics
-from router.restart.handover import added_by_hand, resume, workers_of
+from router.process import Pulse, notify, notify_ready, release, reloading, settle
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.server.listener import AdminListener, ClientListener, enough
 from router.server.sockets import cannot_listen, listening_at

@@ -26,10 +26,10 @@ from router.discovery.source import (
     parse_source,
 )
 from router.discovery.trtllm import TrtllmSource
+from router.engines.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
 from router.events.sources import event_hosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
-from router.fleet.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
 from router.redis.url import RedisUrl, parse_redis_url
 
 FLAP_S = 60.0  # gone and back within so long: it flaps

@@ -29,7 +29,7 @@ from router.discovery.source import (
     ReportedWorker,
     bounded,
 )
-from router.fleet.worker_spec import (
+from router.engines.worker_spec import (
     POLL,
     WorkerSpec,
     WorkerSpecError,

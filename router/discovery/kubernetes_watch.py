@@ -18,7 +18,7 @@ from typing import Any, Generic, Literal, NoReturn, Protocol, TypeVar
 import aiohttp
 import msgspec
 
-from router.fleet.worker_spec import MAX_SPEC_CHARACTERS
+from router.engines.worker_spec import MAX_SPEC_CHARACTERS
 
 _MAX_PORTS_CHARACTERS = 1_000
 OLD = 410  # "Gone": the version asked for is too old, all is to be listed anew

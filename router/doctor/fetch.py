@@ -30,7 +30,7 @@ from router.doctor.readings import (
     parse_stats,
 )
 from router.doctor.report import DoctorError
-from router.fleet.engines.adapter import (
+from router.engines.adapter import (
     MAX_METRICS_BYTES,
     MAX_REPLY_BYTES,
     Reply,

@@ -22,7 +22,7 @@ from router.doctor.clients import counted
 from router.doctor.evidence import SizeTime, sizes_between
 from router.doctor.readings import Config, Reading, Server, Tensor
 from router.doctor.report import DoctorError
-from router.fleet.engines.adapter import ask
+from router.engines.adapter import ask
 
 MAX_ANSWER_BYTES = 16 << 20
 WARM_UP = 2  # requests that are not measured: a Python model's first take ten times as long

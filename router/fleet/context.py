@@ -13,9 +13,9 @@ import aiohttp
 import zmq.asyncio
 
 from policies.facts import LoadReport, Probed, Silence, WorkerChange
+from router.engines.adapter import MAX_MODELS
 from router.events.delivery import Borrow, Claim, FeedFact, SharedReaders
 from router.events.sources import NO_OTHERS, EventHosts
-from router.fleet.engines.adapter import MAX_MODELS
 from router.fleet.pauses import Pauses
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.http.reply import RelayLimits

@@ -11,8 +11,8 @@ import aiohttp
 
 from engine.wire.events import WireError
 from policies.facts import LoadReport
+from router.engines.adapter import RankLoad, total
 from router.fleet.context import FRESH, End, FleetContext, refused
-from router.fleet.engines.adapter import RankLoad, total
 from router.fleet.recognize import Recognized
 
 log = logging.getLogger(__name__)

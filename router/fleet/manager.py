@@ -10,10 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from policies.facts import Role, WorkerChange, WorkerFacts
+from router.body.kserve import USUAL, Roles
 from router.core.core import RouterCore
 from router.core.placement.roster import TableFullError
 from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
 from router.core.workers.table import Worker, halves_missing, serves
+from router.engines.worker_spec import WorkerSpec, WorkerSpecError, taken
 from router.fleet.context import FleetContext
 from router.fleet.member import SWITCHES, Member
 from router.fleet.pauses import Pauses
@@ -29,8 +31,6 @@ from router.fleet.wanted import (
     same_but_thresholds,
     spec_of,
 )
-from router.fleet.worker_spec import WorkerSpec, WorkerSpecError, taken
-from router.request.kserve import USUAL, Roles
 
 log = logging.getLogger(__name__)
 

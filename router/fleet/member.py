@@ -17,10 +17,7 @@ import aiohttp
 from engine.wire.events import WireError
 from policies.facts import Probed, Role, Silence, Suspension, WorkerChange
 from router.core.workers.table import Worker
-from router.events.delivery import FeedContext
-from router.events.feed import Feed, open_feed
-from router.fleet.context import FRESH, End, FleetContext, refused
-from router.fleet.engines.adapter import (
+from router.engines.adapter import (
     KvTransfers,
     RankLoad,
     Reply,
@@ -29,6 +26,10 @@ from router.fleet.engines.adapter import (
     is_paused,
     trouble_with,
 )
+from router.engines.worker_spec import WorkerSpec
+from router.events.delivery import FeedContext
+from router.events.feed import Feed, open_feed
+from router.fleet.context import FRESH, End, FleetContext, refused
 from router.fleet.load_reports import SeenFigures, report_loads
 from router.fleet.recognize import (
     NoSuchRankError,
@@ -40,7 +41,6 @@ from router.fleet.recognize import (
 )
 from router.fleet.upstreams import upstream_at
 from router.fleet.wanted import Leaving, NamedWorker, Turning
-from router.fleet.worker_spec import WorkerSpec
 from router.http.errors import out_of_files
 from router.http.reply import Sends
 
@@ -155,7 +155,7 @@ class Member:
 
     @property
     def transfer(self) -> str:
-        """How KV passes to it and from it, of `router.request.legs.TRANSFERS`."""
+        """How KV passes to it and from it, of `router.body.legs.TRANSFERS`."""
         return "" if self.recognized is None else self.recognized.transfer
 
     async def run(self) -> None:

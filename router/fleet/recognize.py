@@ -12,15 +12,11 @@ from types import MappingProxyType
 import aiohttp
 
 from policies.facts import Role, WorkerFacts
-from router.events.sources import (
-    NO_OTHERS,
-    EventHosts,
-    EventSource,
-    PollSource,
-    ZmqSource,
-)
-from router.fleet.engines import sglang, triton, trtllm, vllm
-from router.fleet.engines.adapter import (
+from router.body.kserve import Roles
+from router.body.legs import TRANSFERS, Door
+from router.body.paths import lacking
+from router.engines import sglang, triton, trtllm, vllm
+from router.engines.adapter import (
     HEALTH,
     MAX_MODELS,
     Adapter,
@@ -32,11 +28,15 @@ from router.fleet.engines.adapter import (
     UnrecognizedError,
     cards,
 )
-from router.fleet.engines.trtllm import EVENTS_PATH
-from router.fleet.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
-from router.request.kserve import Roles
-from router.request.legs import TRANSFERS, Door
-from router.request.paths import lacking
+from router.engines.trtllm import EVENTS_PATH
+from router.engines.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
+from router.events.sources import (
+    NO_OTHERS,
+    EventHosts,
+    EventSource,
+    PollSource,
+    ZmqSource,
+)
 
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 _GUESSED_BLOCK = 64  # tokens, at least, of blocks that no events tell of
@@ -80,7 +80,7 @@ class Recognized:
     pause_url: str | None = None  # tells whether it is paused; None: it cannot be
     own_group: str | None = None  # whose KV it could take, by engine and version
     own_role: Role = "both"  # that it was started for
-    transfer: str = ""  # how KV passes to it and from it, of `router.request.legs.TRANSFERS`
+    transfer: str = ""  # how KV passes to it and from it, of `router.body.legs.TRANSFERS`
     door: Door | None = None  # where those that decode meet it, where both legs begin at once
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model

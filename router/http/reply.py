@@ -20,6 +20,7 @@ RETRYABLE_STATUSES = frozenset({429, 500, 502, 503, 504, 529})
 # A worker may say with these that it has not got the model: by 404, SGLang and Triton by 400 too.
 DENIAL_STATUSES = frozenset({400, 404})
 _BUSY_STATUSES = frozenset({429, 529})  # 529: Anthropic's API, and Dynamo
+RANK_HEADER = b"x-data-parallel-rank"  # vLLM from 0.14, SGLang
 EVENT_STREAM = b"text/event-stream"
 
 

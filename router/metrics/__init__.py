@@ -1,7 +1,7 @@
-"""What the router tells Prometheus.
+"""Metrics that are recorded as things happen, and the registry that Prometheus scrapes.
 
-Owns: every metric's name, text and labels.
-Gives: `registry.RouterMetrics`; `requests.RequestMetrics` to whoever serves requests.
-Never imports: the dispatcher, the command line.
+Owns: counters and histograms of requests and of migrated streams; the text of a scrape.
+Gives: `registry.RouterMetrics`, `exposition`.
+Never imports: router.fleet, router.request.
 Start reading at: `registry.py`.
 """

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter as Counted
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily
@@ -13,16 +12,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from engine.wire.memo import MemoEncoder
 from policies.facts import Arrival
 from router.http.errors import WorkerError
-from router.http.messages import GIVEN_UP, REFUSALS
 from router.http.reply import Outcome
-from router.metrics.exposition import counter, counters, gauge, gauges
-from router.record.log_files import QueuedLog
+from router.metrics.exposition import counter, counters
 from router.record.request_record import DEADLINE
-from router.request.prompts import TokenCheck
-from router.server.server import HttpServer
 
 Replies = dict[int, Counted[tuple[str, str]]]  # worker -> (status, kind of error) -> replies
 
@@ -183,143 +177,3 @@ class RequestMetrics(Collector):
         )
         for plain in (self.ttft, self._prefill, self._gap, self._e2e):
             yield from plain.collect()
-
-
-def server_metrics(server: HttpServer) -> Iterator[Metric]:
-    """The client port's own counts."""
-    yield counters(
-        "warmroute_server_refusals",
-        "Requests and connections turned away before they were read, by reason",
-        "reason",
-        {reason: server.refusals[reason] for reason in (*REFUSALS, *GIVEN_UP)},
-    )
-    yield counter(
-        "warmroute_server_deferred",
-        "Connections of addresses whose requests keep being refused, read after others",
-        server.deferred,
-    )
-    yield gauge("warmroute_server_connections", "Open connections of clients", server.connections)
-    yield gauge(
-        "warmroute_server_arriving_bytes",
-        "Memory of requests that have not arrived in whole",
-        server.held_bytes,
-    )
-
-
-_MIGRATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
-
-
-_RESULTS = {(result, "early_close"): 0 for result in ("moved", "closed", "unfit", "refused")}
-
-
-class MigrationMetrics:
-    """Counts for `router.upstream.migration`. Lifetime: process."""
-
-    def __init__(self) -> None:
-        self.ended: Counted[tuple[str, str]] = Counted()  # (result, kind of failure)
-        self.unfit: Counted[str] = Counted()  # by reason
-        self.recomputed_tokens = 0
-        self.kept_tokens: Callable[[], int] = int  # token ids of streams under way
-        self.gap = PlainHistogram(
-            "warmroute_migration_gap_seconds",
-            "From the last byte of a lost worker to the first event of the next one",
-            _MIGRATION_SECONDS,
-        )
-
-    def collect(self) -> Iterator[Metric]:
-        """All families, as of now."""
-        yield counters(
-            "warmroute_migrations",
-            "Streams whose worker failed after they had begun, by result and kind of failure",
-            "result reason",
-            _RESULTS | self.ended,  # shown from the beginning
-        )
-        yield counters(
-            "warmroute_migration_unfit",
-            "Streams that could not have gone on elsewhere, by reason, if any had to or not",
-            "reason",
-            {"moves": 0} | self.unfit,
-        )
-        yield counter(
-            "warmroute_migration_recomputed_tokens",
-            "Tokens of prompts and answers that were expected to be computed again to go on",
-            self.recomputed_tokens,
-        )
-        name = "warmroute_migration_kept_tokens"
-        yield gauge(
-            name, "Token ids kept of streams under way, four bytes each", self.kept_tokens()
-        )
-        yield from self.gap.collect()
-
-
-def token_metrics(check: TokenCheck, memo: MemoEncoder | None) -> Iterator[Metric]:
-    """The check's own counts, with a series for each model that was checked, and the memo's."""
-    exact = dict(check.exact())
-    yield counters(
-        "warmroute_tokenizer_mismatch",
-        "Prompts and probes whose tokens differ from the worker's, by model",
-        "model",
-        {model: check.mismatches[model] for model in exact},
-    )
-    yield gauges(
-        "warmroute_tokenizer_exact",
-        "1 while prompts of a model are placed by their tokens, 0 while by text",
-        "model",
-        {model: 1 if trusted else 0 for model, trusted in exact.items()},
-    )
-    yield counters(
-        "warmroute_tokenized_characters",
-        "Characters of prompts that became ids, by encoding or from the memo",
-        "result",
-        {
-            "encoded": 0 if memo is None else memo.encoded_chars,
-            "reused": 0 if memo is None else memo.reused_chars,
-        },
-    )
-    held = 0 if memo is None else memo.bytes
-    yield gauge("warmroute_token_memo_bytes", "Memory of the memo", held)
-
-
-def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
-    """A log's lines; zero where there is none."""
-    yield counters(
-        f"warmroute_{of}_log_lines",
-        f"Lines of the {of} log, written or lost for want of room",
-        "result",
-        _written(log, "written"),
-    )
-
-
-_PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
-
-
-def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
-    """What data planes asked the endpoint picker, and what became of it; zero where it is off."""
-    text = "Requests that a data plane has asked about and not told the end of"
-    yield gauge("warmroute_picker_streams", text, counts.get("open", 0))
-    yield counters(
-        "warmroute_picker_requests",
-        "Requests that data planes asked about, by what became of them",
-        "end",
-        {end: counts.get(end, 0) for end in _PICKER_ENDS},
-    )
-    yield counters(
-        "warmroute_picker_elsewhere",
-        "Requests that a data plane sent elsewhere than told: to another worker, or to none",
-        "to",
-        {to: counts.get(to, 0) for to in ("moved", "stranger")},
-    )
-
-
-def tracing_metrics(exporter: QueuedLog[Any] | None) -> Iterator[Metric]:
-    """The exporter's traces; zero where tracing is off."""
-    yield counters(
-        "warmroute_traces",
-        "Sampled requests whose spans the collector took, or that were lost",
-        "result",
-        _written(exporter, "exported"),
-    )
-
-
-def _written(log: QueuedLog[Any] | None, name: str) -> dict[str, float]:
-    return {name: 0, "lost": 0} if log is None else {name: log.written, "lost": log.lost}

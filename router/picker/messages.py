@@ -13,8 +13,8 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
+from router.body.protobuf import message_classes
 from router.http.reply import Header
-from router.request.protobuf import message_classes
 
 PROCESS = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"

@@ -19,6 +19,8 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from policies.facts import Arrival
+from router.body.kserve import Target
+from router.body.paths import OTHER, Path
 from router.core.contract.actions import Reject
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
@@ -38,8 +40,6 @@ from router.http.reply import (
 from router.picker.exchange import Exchange, Placement, Reply
 from router.record.explain import Asked
 from router.record.request_record import Attempt
-from router.request.kserve import Target
-from router.request.paths import OTHER, Path
 from router.request.prompts import Prompt
 from router.request.quotas import priority_within
 from router.request.request import InferenceRequest, Whose

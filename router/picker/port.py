@@ -18,6 +18,7 @@ import grpc
 import msgspec
 from grpc import aio
 
+from router.body.kserve_http import target_of
 from router.config.schema import Config
 from router.http.messages import REFUSALS, Answer, Request, Response, error_response
 from router.http.parser import Head, RefusedError, head_of
@@ -34,7 +35,6 @@ from router.picker.picked import (
 )
 from router.record.request_record import DEADLINE
 from router.request.inference import Inference
-from router.request.kserve_http import target_of
 from router.request.quotas import objectives_of
 from router.request.service import Service
 from router.server.client_port import ClientPort
@@ -72,7 +72,7 @@ class PickerPort:
         counts: Counter[str],
         found: Callable[[str], int | None],
     ) -> None:
-        """`counts`: by word, of what becomes of requests (`metrics.requests.picker_metrics`).
+        """`counts`: by word, of what becomes of requests (`collectors.shells.picker_metrics`).
 
         `found`: the priority of an objective by discovery; None: nobody knows it.
         """

@@ -23,6 +23,9 @@ from typing import Any
 import msgspec
 
 from kvkernels import AnswerDue, body_fields
+from router.body.kserve_http import last_event, says_busy, says_unreadable
+from router.body.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
+from router.body.scan import LONG_BYTES, Tokens
 from router.core.contract.actions import Reject
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError
@@ -41,11 +44,8 @@ from router.http.reply import (
 from router.record.explain import EXPLAIN_HEADER
 from router.record.request_record import DEADLINE, Attempt
 from router.request.denials import denies_model
-from router.request.kserve_http import last_event, says_busy, says_unreadable
-from router.request.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
-from router.request.scan import LONG_BYTES, Tokens
 from router.upstream.client_reply import ClientReply, CollectedReply, Reply, upstream_request
 from router.upstream.migration.plan import MOVABLE
 from router.upstream.migration.stream import Migrations, Stream

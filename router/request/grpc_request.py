@@ -7,14 +7,14 @@ from dataclasses import replace
 from types import TracebackType
 
 from policies.facts import Arrival
+from router.body.kserve_grpc import STATUS_OF, GrpcTarget, answer_usage
+from router.body.kserve_http import BROKEN, LATE
 from router.core.contract.actions import Dispatch
 from router.fleet.member import Member
 from router.http.messages import Request
 from router.http.reply import Header, Outcome, ReplyHead, Sends, Usage
 from router.record.explain import Asked
 from router.record.request_record import Attempt
-from router.request.kserve_grpc import STATUS_OF, GrpcTarget, answer_usage
-from router.request.kserve_http import BROKEN, LATE
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
 from router.request.service import Service

@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from policies.facts import Arrival
+from router.body.kserve import Target
+from router.body.kserve_http import target_of
+from router.body.legs import check_no_override, splits
+from router.body.paths import OTHER, Path
+from router.body.scan import LONG_BYTES, ScanLimits, Scanned
 from router.http.errors import ClientError
 from router.http.messages import Answer, Request
 from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
 from router.request.attempts import Attempts, Deadlines, cohort
-from router.request.kserve import Target
-from router.request.kserve_http import target_of
-from router.request.legs import check_no_override, splits
-from router.request.paths import OTHER, Path
 from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
 from router.request.request import InferenceRequest
-from router.request.scan import LONG_BYTES, ScanLimits, Scanned
 from router.request.service import Service
 
 _HEADER = "content-encoding"

@@ -20,12 +20,9 @@ from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_seed, scan_request
 from policies.contract import Hashes, record
-from router.core.workers.kv_events import hashes_of
-from router.http.errors import ClientError
-from router.request.in_turn import InTurn
-from router.request.legs import check_no_transfer
-from router.request.paths import Path
-from router.request.scan import (
+from router.body.legs import check_no_transfer
+from router.body.paths import Path
+from router.body.scan import (
     LONG_BYTES,
     SHAPES,
     Message,
@@ -35,6 +32,9 @@ from router.request.scan import (
     Tokens,
     scan,
 )
+from router.core.workers.kv_events import hashes_of
+from router.http.errors import ClientError
+from router.request.in_turn import InTurn
 
 # Parts whose content is text (vLLM 0.33 and OpenAI's API).
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})

@@ -11,6 +11,10 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from policies.facts import Arrival, Role
+from router.body.kserve import Target
+from router.body.kserve_http import answer_usage
+from router.body.legs import PREFILLER, SIDECAR
+from router.body.paths import OTHER, PATHS, Path
 from router.core.contract.actions import Dispatch, Reject
 from router.core.placement.retries import NO_MODEL
 from router.fleet.member import Member
@@ -33,10 +37,6 @@ from router.record.explain import (
 from router.record.logs import about
 from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
 from router.request.dispatcher import Ticket
-from router.request.kserve import Target
-from router.request.kserve_http import answer_usage
-from router.request.legs import PREFILLER, SIDECAR
-from router.request.paths import OTHER, PATHS, Path
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service

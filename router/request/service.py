@@ -9,6 +9,8 @@ import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from router.body.kserve import Roles, overridden
+from router.body.kserve_http import Sequences
 from router.core.workers.table import HalfMissing, serves
 from router.fleet.manager import FleetManager
 from router.http.messages import Request
@@ -20,8 +22,6 @@ from router.record.request_record import LatestAttempts, RequestRecord
 from router.record.trace import Tracer
 from router.record.trace_export import Exporter
 from router.request.dispatcher import Dispatcher
-from router.request.kserve import Roles, overridden
-from router.request.kserve_http import Sequences
 from router.request.prompts import TokenCheck
 
 ID_HEADER = "x-request-id"

@@ -19,12 +19,12 @@ import numpy as np
 from engine.wire.events import WireError
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
+from router.body.scan import Tokens
 from router.config.schema import Config
-from router.fleet.engines.adapter import ask, decoded
+from router.engines.adapter import ask, decoded
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
 from router.request.prompts import PromptReader, TokenCheck
-from router.request.scan import Tokens
 
 log = logging.getLogger(__name__)
 

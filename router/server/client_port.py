@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from router.body.kserve_http import is_kserve, target_of, tritons_error
+from router.body.paths import PATHS
 from router.http.errors import ClientError
 from router.http.messages import (
     Answer,
@@ -17,8 +19,6 @@ from router.http.messages import (
     json_response,
     refused,
 )
-from router.request.kserve_http import is_kserve, target_of, tritons_error
-from router.request.paths import PATHS
 
 if TYPE_CHECKING:
     from router.request.service import Service

@@ -16,9 +16,9 @@ import grpc
 from google.protobuf.message import DecodeError
 from grpc import aio
 
+from router.body.protobuf import message_classes
 from router.config.schema import Config
 from router.http.tls import Tls, TlsError, pem, server_tls
-from router.request.protobuf import message_classes
 from router.request.service import Service
 
 _HEALTH = "grpc.health.v1.Health"

@@ -19,6 +19,19 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from router.body.kserve_grpc import (
+    RPCS,
+    SERVICE,
+    STATUS_OF,
+    GrpcTarget,
+    asked,
+    model_of,
+    stream_error,
+    target_of,
+)
+from router.body.kserve_grpc import answered as grpc_answer
+from router.body.kserve_http import code_in, error_in, tritons_error
+from router.body.paths import KSERVE_GRPC
 from router.config.schema import Config
 from router.http.errors import ClientError, WorkerError
 from router.http.messages import Answer, Request, Response, error_response
@@ -31,19 +44,6 @@ from router.http.reply import (
 from router.record.request_record import DEADLINE
 from router.request.grpc_request import GrpcInference, GrpcReply, Named
 from router.request.inference import Inference
-from router.request.kserve_grpc import (
-    RPCS,
-    SERVICE,
-    STATUS_OF,
-    GrpcTarget,
-    asked,
-    model_of,
-    stream_error,
-    target_of,
-)
-from router.request.kserve_grpc import answered as grpc_answer
-from router.request.kserve_http import code_in, error_in, tritons_error
-from router.request.paths import KSERVE_GRPC
 from router.request.service import Service
 from router.server.client_port import answered
 from router.server.grpc_listener import GrpcListener, Peer, Place, serves

@@ -18,12 +18,12 @@ import aiohttp
 import msgspec
 
 from engine.wire.events import WireError
-from router.fleet.engines.adapter import MAX_METRICS_BYTES, Reply, ask
+from router.body.kserve_http import PREFIX, is_kserve, unknown_model
+from router.engines.adapter import MAX_METRICS_BYTES, Reply, ask
 from router.fleet.member import Member
 from router.http.errors import ClientError
 from router.http.messages import Request, Response, json_response
 from router.keys.key_file import KeyTerms
-from router.request.kserve_http import PREFIX, is_kserve, unknown_model
 from router.request.quotas import Tenants, check_model
 from router.request.service import Service
 

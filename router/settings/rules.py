@@ -15,16 +15,16 @@ import msgspec
 
 from policies import POLICIES
 from policies.load import load
+from router.body.kserve import given_roles
 from router.config.keys import Key
 from router.config.schema import Config, check_endpoint
 from router.core.placement.admission import model_limits
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
+from router.engines.worker_spec import WorkerSpecError, taken, worker_spec_of
 from router.events.sources import event_hosts
-from router.fleet.worker_spec import WorkerSpecError, taken, worker_spec_of
 from router.record.access_log import STDOUT
 from router.redis.url import parse_redis_url
-from router.request.kserve import given_roles
 from router.request.quotas import objectives_of
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")

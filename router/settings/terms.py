@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from router.body.legs import TRANSFERS, Trtllm
+from router.body.scan import ScanLimits
 from router.config.schema import Config
 from router.core.contract.settings import CoreSettings
 from router.core.workers.roles import RoleTerms
@@ -14,8 +16,6 @@ from router.fleet.context import FleetTerms
 from router.http.reply import RelayLimits, Timeouts
 from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
-from router.request.legs import TRANSFERS, Trtllm
-from router.request.scan import ScanLimits
 from router.upstream.migration.stream import MigrationTerms
 
 log = logging.getLogger(__name__)

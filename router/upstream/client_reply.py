@@ -20,6 +20,7 @@ import kvkernels
 from router.http.framing import end_to_end, parse_head
 from router.http.messages import Request
 from router.http.reply import (
+    RANK_HEADER,
     Framing,
     Header,
     HeldReply,
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from router.record.trace import Trace
 
 KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
-RANK_HEADER = b"x-data-parallel-rank"  # vLLM from 0.14, SGLang
 _OF_TRACES = frozenset({TRACEPARENT, TRACESTATE})
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 

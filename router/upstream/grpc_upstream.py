@@ -17,6 +17,8 @@ import grpc
 import msgspec
 from grpc import aio
 
+from router.body.kserve_grpc import SERVICE, has_outputs, http_status, stream_failure
+from router.body.kserve_http import says_busy
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind
 from router.http.reply import (
     RETRYABLE_STATUSES,
@@ -32,8 +34,6 @@ from router.http.reply import (
     UpstreamRequest,
 )
 from router.http.tls import WorkerTls, pem
-from router.request.kserve_grpc import SERVICE, has_outputs, http_status, stream_failure
-from router.request.kserve_http import says_busy
 
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 CODE_HEADER, MESSAGE_HEADER = b"grpc-status", b"grpc-message"

@@ -19,8 +19,9 @@ from simulator.live.outcome import Outcome, ResultRow, Verdict
 from simulator.live.stack import RunResult, StackSettings, run_scenario
 from simulator.replay.result import I64, NEVER, ReplayResult, RequestTable
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.row import ReplayRow, summarize
+from simulator.traces.spec import WorkloadSpec
 
 NS_PER_MS = 1_000_000
 Unit = Literal["points", "%", ""]

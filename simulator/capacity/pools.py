@@ -27,7 +27,8 @@ from simulator.capacity.rates import (
 )
 from simulator.replay.result import Verdict
 from simulator.replay.run import replay
-from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, World
+from simulator.traces.spec import WorkloadSpec
 
 MAX_GPUS = 4096
 SPLIT, ALIKE = "prefill + decode", "all workers alike"

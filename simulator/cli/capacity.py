@@ -40,7 +40,7 @@ from simulator.capacity.rates import Link, Measured, MixError, Shape, Targets, m
 from simulator.cli.replay_options import GENERATED, GENERATED_BLOCK, PROFILE, workload_of
 from simulator.cli.usage import UsageError, check_files
 from simulator.report.console import say_trace_errors
-from simulator.traces.open import open_jobs
+from simulator.workloads.open import open_jobs
 
 CACHES = 4  # where no number of GPUs says how many workers prefill
 KINDS = {"split": SPLIT, "alone": ALIKE, "mixed": "both kinds"}

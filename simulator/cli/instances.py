@@ -30,10 +30,10 @@ from simulator.capacity.instances import (
     load_of,
 )
 from simulator.cli.usage import UsageError, check_files
-from simulator.replay.setup import WorkloadSpec
 from simulator.report.console import say_trace_errors
 from simulator.report.page import Table
-from simulator.traces.open import open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 
 GIVEN_BATCH = 8  # the largest batch of a line that was given
 HEAD = (

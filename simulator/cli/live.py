@@ -27,7 +27,7 @@ from simulator.live.stack import (
     running_stack,
     wait_until_routable,
 )
-from simulator.replay.setup import WorkloadSpec
+from simulator.traces.spec import WorkloadSpec
 
 EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
 

@@ -31,10 +31,10 @@ from simulator.replay.setup import (
     RouterSettings,
     Setup,
     WorkerGroup,
-    WorkloadSpec,
     World,
 )
 from simulator.traces.formats import FORMATS
+from simulator.traces.spec import WorkloadSpec
 
 T = TypeVar("T")
 

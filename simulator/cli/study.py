@@ -30,7 +30,7 @@ from simulator.limits.hits import hits as hit_rows
 from simulator.limits.report import bound as bounded
 from simulator.limits.show import bound_tables, hits_table
 from simulator.replay.fleet import check_setup
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.board import Board
 from simulator.report.console import say_trace_errors
 from simulator.runs.advice import Advice, keep, read_kept, state_path, told
@@ -44,8 +44,9 @@ from simulator.runs.study import Asked, run_study
 from simulator.runs.sweep import run_plan, run_sweep
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
-from simulator.traces.open import help_lines, open_jobs
 from simulator.traces.request_log import Recorded, read_recorded
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import help_lines, open_jobs
 
 
 def study(options: argparse.Namespace, console: Console) -> bool:

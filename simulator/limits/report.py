@@ -15,7 +15,7 @@ from simulator.replay.result import ReplayResult
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow, summarize
-from simulator.traces.open import Chainer, JobStream, open_jobs
+from simulator.workloads.open import Chainer, JobStream, open_jobs
 
 
 class HitLosses(msgspec.Struct, frozen=True):

@@ -24,12 +24,13 @@ from simulator.live.scrape import WorkerCounters
 from simulator.live.stack import RunResult, StackSettings, run_scenario
 from simulator.replay.result import NEVER, ReplayResult, RequestTable
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.figures import NOTHING, seconds
 from simulator.report.page import Claim, Picture, Section
 from simulator.report.plots import DRAWS, MISSING
 from simulator.report.row import new_ones
-from simulator.traces.open import open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 
 SAMPLE_PATH = DATA / "conversation_sample.jsonl.gz"
 PROFILE = "qwen3-32b-h100-tp2"

@@ -11,10 +11,10 @@ from time import perf_counter
 
 from simulator.live.client import Sender, Target
 from simulator.live.outcome import Outcome
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job
-from simulator.traces.open import open_jobs, sessions
+from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import NS
+from simulator.workloads.open import open_jobs, sessions
 
 MAX_REQUESTS = 1_000_000
 

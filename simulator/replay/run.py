@@ -30,7 +30,7 @@ from simulator.replay.setup import ReplayError, Setup
 from simulator.replay.signals import Feed, Health
 from simulator.replay.station import Station
 from simulator.replay.transfers import Transfers, TransferTotals
-from simulator.traces.open import Chainer, JobStream, open_jobs
+from simulator.workloads.open import Chainer, JobStream, open_jobs
 
 # As at a router: what a machine that is busy or paused takes from a call is not the policy's.
 _THREAD_USE = (

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from policies.load import PolicyError, load, name_of
-from simulator.replay.setup import Setup, WorkloadSpec
+from simulator.replay.setup import Setup
 from simulator.report.board import span
 from simulator.report.figures import (
     Interval,
@@ -24,6 +24,7 @@ from simulator.report.figures import (
 from simulator.report.page import Table
 from simulator.runs.task import SweepError
 from simulator.traces.request_log import Recorded
+from simulator.traces.spec import WorkloadSpec
 
 Kind = Literal["policy", "threshold", "block size", "roles", "workers"]
 FORMAT: Literal["warmroute-advice"] = "warmroute-advice"

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from simulator.replay.setup import Setup, WorkloadSpec
+from simulator.replay.setup import Setup
 from simulator.report.figures import GOOD, Interval, Ratio, figure, more_seeds, paired, paired_ratio
 from simulator.report.row import ReplayRow
 from simulator.runs.points import flat_setup, varied_of
@@ -22,6 +22,7 @@ from simulator.traces.generators.table import PREFIX, find_generator
 from simulator.traces.job import TraceError
 from simulator.traces.options import name_of, parse_options
 from simulator.traces.session_file import SessionOptions
+from simulator.traces.spec import WorkloadSpec
 
 RATE = re.compile(r"(?<=[?&])rate=[^&]*&?")
 

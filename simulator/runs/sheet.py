@@ -19,8 +19,9 @@ import msgspec
 from engine.profiles import profile
 from policies.load import PolicyError, load, text_of
 from simulator.replay.fleet import check_setup
-from simulator.replay.setup import Goodput, RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import Goodput, RouterSettings, Setup, WorkerGroup, World
 from simulator.runs.task import SweepError, unknown
+from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import check_timing
 from simulator.yaml_file import YamlFileError, read_yaml
 

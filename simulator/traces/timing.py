@@ -8,8 +8,8 @@ from itertools import dropwhile, islice, takewhile
 
 import msgspec
 
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job, TraceError
+from simulator.traces.spec import WorkloadSpec
 
 NS = 1_000_000_000
 GENERATOR = "gen:"  # sources that begin with it make their requests

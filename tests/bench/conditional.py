@@ -30,9 +30,10 @@ from simulator.capacity.pools import TPOT_MARGIN, TTFT_MARGIN, split
 from simulator.capacity.rates import Link, Shape, measure
 from simulator.replay.result import Verdict
 from simulator.replay.run import replay
-from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import RouterSettings, Setup, WorkerGroup
 from simulator.traces.job import ErrorLog, Job, JobStream
-from simulator.traces.open import open_jobs, sessions
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs, sessions
 from tests.bench.rate_match import BLOCK, WORKLOADS, targets_of
 
 LOADS = (0.3, 0.5, 0.7, 0.85, 1.0)

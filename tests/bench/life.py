@@ -21,19 +21,19 @@ from typing import Any, cast
 
 from policies.facts import Arrival, WorkerChange, WorkerFacts
 from policies.load import load
-from router.cli.process import settle
+from router.body.paths import PATHS
+from router.body.scan import ScanLimits
+from router.collectors.core import router_metrics
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
 from router.fleet.manager import FleetManager
 from router.http.framing import request_head
 from router.http.messages import Request
 from router.http.reply import Outcome, UpstreamRequest, Usage
-from router.metrics.registry import RouterMetrics
+from router.process import settle
 from router.request.dispatcher import Dispatcher
-from router.request.paths import PATHS
 from router.request.prompts import PromptReader, TokenCheck
 from router.request.request import InferenceRequest
-from router.request.scan import ScanLimits
 from router.request.service import Service
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.route import done
@@ -77,7 +77,7 @@ class Pool:
         self.reader = PromptReader(None, executor, time.time, 1, check)
         carrier = SimpleNamespace(upstream=None, rank=None, kind=None)
         fleet = cast(FleetManager, SimpleNamespace(members=dict.fromkeys(range(workers), carrier)))
-        metrics = RouterMetrics(core, fleet, self.reader)
+        metrics = router_metrics(core, fleet, self.reader)
         self.service = Service(Dispatcher(core, time.monotonic), fleet, metrics, None, check)
 
     def read(self, body: bytes) -> InferenceRequest:

@@ -42,7 +42,8 @@ from simulator.live.load import Workload, opened
 from simulator.live.outcome import ResultRow
 from simulator.live.stack import RunResult, Stack, StackSettings, run_scenario
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
+from simulator.traces.spec import WorkloadSpec
 from tests.bench.measuring import Row, show
 from tests.engines.envoy import cluster_of, duplex, picker_of, running_envoy
 from tests.live.redis_server import redis_server

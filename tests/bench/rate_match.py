@@ -21,8 +21,8 @@ import numpy as np
 from router.core.contract.settings import Disaggregation
 from simulator.capacity.pools import RATE_SHARE, Pool, Trial, climb, split, trial
 from simulator.capacity.rates import Link, Mix, Shape, Targets, measure, prefill_s, step_s
-from simulator.replay.setup import WorkloadSpec
-from simulator.traces.open import open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 
 WORKLOADS = {
     "agents": "gen:agentic?sessions=400",

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from router.body.scan import ScanLimits, scan
 from router.request.prompts import PromptReader, TokenCheck, plain_scan
-from router.request.scan import ScanLimits, scan
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.route import done
 

@@ -26,9 +26,9 @@ import aiohttp
 import uvloop
 from aiohttp import web
 
+from router.body.scan import scan
 from router.http.messages import Answer, Request
 from router.http.reply import Timeouts
-from router.request.scan import scan
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream

@@ -35,8 +35,9 @@ import numpy as np
 
 from engine.profiles import profile
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.traces.job import ErrorLog, Job, JobStream
+from simulator.traces.spec import WorkloadSpec
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
 PROFILE, BLOCK, WORKERS = "qwen3-32b-h100-tp2", 512, 8

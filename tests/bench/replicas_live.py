@@ -25,7 +25,7 @@ from pathlib import Path
 from simulator.live.load import Workload, opened
 from simulator.live.outcome import ResultRow
 from simulator.live.stack import StackSettings, run_scenario
-from simulator.replay.setup import WorkloadSpec
+from simulator.traces.spec import WorkloadSpec
 from tests.live.redis_server import redis_server
 
 ROUTERS = (1, 2, 4)

@@ -21,12 +21,12 @@ import numpy as np
 from kvkernels import chain_hashes
 from policies.facts import Arrival, Finish, FirstToken, WorkerChange, WorkerFacts
 from policies.load import load
+from router.body.paths import PATHS
+from router.body.scan import ScanLimits
 from router.core.contract.actions import Dispatch
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.request.paths import PATHS
 from router.request.prompts import Prompt, PromptReader, TokenCheck
-from router.request.scan import ScanLimits
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
 
 WORKERS = 64

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
-from simulator.replay.setup import WorkloadSpec
-from simulator.traces.open import Chainer, open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import Chainer, open_jobs
 
 RUNS = 5
 REQUESTS = 20_000

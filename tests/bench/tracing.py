@@ -16,9 +16,9 @@ from collections.abc import Callable
 import aiohttp
 
 from router.assembly import Router
-from router.cli.process import settle
 from router.config.schema import Config, Tracing
-from router.fleet.worker_spec import parse_worker_spec
+from router.engines.worker_spec import parse_worker_spec
+from router.process import settle
 from router.server.listener import ClientListener
 from router.server.server import Connection
 from tests.bench.dataplane.programs import engines

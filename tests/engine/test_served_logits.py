@@ -19,8 +19,8 @@ from engine.capacity import Limits
 from engine.model.tiny import TinySettings
 from engine.runner.load import Loaded, load
 from engine.runner.needs import LoadSettings, StepSettings
+from engine.runner.torch_sampler import Sampler
 from engine.sampling.params import SamplingParams
-from engine.sampling.torch_sampler import Sampler
 from engine.scheduler.types import SchedulerSettings
 from tests.engine.test_overlap import BLOCK_SIZE, BLOCKS, Arrival, served
 from tests.engine.tiny_models import some_ids, written

@@ -16,7 +16,7 @@ from tests.engine.sampling_oracle import penalized, probabilities
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch: pip install -e '.[engine]'")
 
-from engine.sampling.torch_sampler import Sampler, uniform  # noqa: E402 - after the skip
+from engine.runner.torch_sampler import Sampler, uniform  # noqa: E402 - after the skip
 
 VOCAB = 40
 # 0.999 quantiles of chi square by degrees of freedom (NIST/SEMATECH handbook, 1.3.6.7.4).

@@ -28,9 +28,9 @@ from engine.wire.events import (
     replay_request,
 )
 from kvkernels import chain_hashes, chain_seed
+from router.engines import adapter as cards
+from router.engines import adapter as interview
 from router.events import trtllm
-from router.fleet.engines import adapter as cards
-from router.fleet.engines import adapter as interview
 from tests.oracles import event_batch as batch_twin
 from tests.oracles import event_batch as fields
 

@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from simulator.live.load import opened
 from simulator.live.stack import StackSettings
-from simulator.replay.setup import WorkloadSpec
+from simulator.traces.spec import WorkloadSpec
 from tests.bench.picker_quality import (
     DUPLEX,
     FRONT,

@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from router.fleet.engines.sglang import loads_in, old_loads_in, v1_loads_in
+from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from tests.effort import QUICK
 from tests.engines.model import LORA
 from tests.engines.pool import Pool

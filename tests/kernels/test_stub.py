@@ -22,7 +22,7 @@ FOLDER = Path(kvkernels.__file__).parent
 STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
-# `router.request.scan` and `router.http.parser` are the judges of these, `policies.warmset` and
+# `router.body.scan` and `router.http.parser` are the judges of these, `policies.warmset` and
 # numpy (`tests/router/test_session_weights.py`) of the two after them, functions in
 # `tests/oracles/answers.py` of the last ones: they have no twin here.
 NO_TWIN = {

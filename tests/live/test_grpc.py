@@ -16,7 +16,7 @@ import pytest_asyncio
 from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-from router.request.scan import LONG_BYTES
+from router.body.scan import LONG_BYTES
 from tests.live.grpc_worker import FLOOD, MODEL, GrpcWorker, asked, grpc_worker, metrics_page
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until

@@ -13,7 +13,8 @@ from simulator.live.load import opened, run_load
 from simulator.live.outcome import Outcome, Verdict
 from simulator.live.processes import Programs
 from simulator.replay.run import replay
-from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, World
+from simulator.traces.spec import WorkloadSpec
 from tests.effort import QUICK
 from tests.live.stack import MODEL, Stack
 from tests.pauses import measured

@@ -10,7 +10,7 @@ from simulator.calibrate.validate import LATE_MS, MEAN_TTFT, Validation, same_ra
 from simulator.live.load import opened
 from simulator.live.outcome import Outcome
 from simulator.live.stack import StackSettings
-from simulator.replay.setup import WorkloadSpec
+from simulator.traces.spec import WorkloadSpec
 
 CONVERSATION = Path(__file__).parents[3] / "shared" / "traces" / "mooncake_conversation.jsonl.gz"
 # 60 requests in 5 s; a group's prompts reuse 2,560 of 2,816 tokens.

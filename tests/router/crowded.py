@@ -16,8 +16,8 @@ from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config, Intervals, Limits
 from router.core.contract.actions import Reject
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.recognize import Recognized
-from router.fleet.worker_spec import parse_worker_spec
 from router.http.errors import WorkerError
 from router.http.messages import Request
 from router.http.reply import Outcome, Usage

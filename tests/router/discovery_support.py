@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 from router.discovery.discovery import Discovery
 from router.discovery.source import Report, ReportedWorker, Source
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
-from router.fleet.worker_spec import parse_worker_spec
 from tests.router.fleet_support import fleet_of
 from tests.router.waiting import until
 

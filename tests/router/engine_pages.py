@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from router.fleet.engines.adapter import RankLoad
+from router.engines.adapter import RankLoad
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.recognize import Recognized, recognize
-from router.fleet.worker_spec import parse_worker_spec
 from tests.served_app import served_by
 
 MODELS = {"object": "list", "data": [{"id": "m", "max_model_len": 8192}]}

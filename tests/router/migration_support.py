@@ -12,7 +12,7 @@ from typing import Any
 from policies.facts import Arrival
 from router.http.messages import Answer, Request, Response
 from router.http.reply import Outcome, Timeouts
-from router.metrics.requests import MigrationMetrics
+from router.metrics.migrations import MigrationMetrics
 from router.request.attempts import passed_on
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from engine.wire.memo import MemoEncoder
+from router.body.scan import Scanned, scan
 from router.request.prompts import Prompt, PromptReader, TokenCheck
-from router.request.scan import Scanned, scan
 
 NOW_S = 1_700_000_000.0
 

@@ -11,7 +11,7 @@ import yaml
 from router.cli.config import with_table
 from router.cli.main import main
 from router.config.keys import keys_of
-from router.fleet.worker_spec import KEYS
+from router.engines.worker_spec import KEYS
 from router.settings.rules import REMOVED, check_value
 
 CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"

@@ -7,13 +7,13 @@ import asyncio
 import pytest
 
 from policies.facts import WorkerFacts
+from router.collectors.workers import discovery_metrics
 from router.discovery.discovery import Discovery
+from router.engines.adapter import UnrecognizedError
+from router.engines.worker_spec import WorkerSpec, parse_worker_spec
 from router.fleet import member as member_module
-from router.fleet.engines.adapter import UnrecognizedError
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_thresholds
-from router.fleet.worker_spec import WorkerSpec, parse_worker_spec
-from router.metrics.workers import discovery_metrics
 from tests.router.discovery_support import Told, world
 from tests.router.fleet_support import fleet_of
 from tests.router.waiting import until

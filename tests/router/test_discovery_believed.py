@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from router.discovery.discovery import LINGER_MAX_S, SourceTrust, union
 from router.discovery.source import Report, ReportedWorker, bounded
-from router.fleet.worker_spec import WorkerSpec, parse_worker_spec
+from router.engines.worker_spec import WorkerSpec, parse_worker_spec
 
 GRACE_S = 30.0
 

@@ -15,8 +15,8 @@ import zmq.asyncio
 from router.assembly import Router
 from router.config.schema import Config, Intervals, Limits, Timeouts
 from router.core.workers.kv_state import KvState
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.member import Member
-from router.fleet.worker_spec import parse_worker_spec
 from tests.router.engine_pages import HANGS, MODELS, engine, recognized
 from tests.router.feed_wire import Publisher, pack, publisher
 from tests.router.test_engines_sglang import SGLANG

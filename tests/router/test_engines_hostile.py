@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.events import WireError
-from router.fleet.engines.adapter import UnrecognizedError
+from router.engines.adapter import UnrecognizedError
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.recognize import recognize
-from router.fleet.worker_spec import parse_worker_spec
 from tests.effort import examples
 from tests.router import test_engines_sglang, test_engines_triton, test_engines_trtllm
 from tests.router import test_recognize as vllm

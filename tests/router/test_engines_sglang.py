@@ -7,9 +7,9 @@ import math
 import pytest
 
 from engine.wire.events import WireError
+from router.engines.adapter import LoadReader
+from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from router.events.sources import ZmqSource
-from router.fleet.engines.adapter import LoadReader
-from router.fleet.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 INFO = {

@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from engine.wire.events import WireError
-from router.fleet.engines.adapter import LoadReader, UnrecognizedError
-from router.fleet.engines.triton import loads_in
-from router.request.kserve_http import says_unreadable
+from router.body.kserve_http import says_unreadable
+from router.engines.adapter import LoadReader, UnrecognizedError
+from router.engines.triton import loads_in
 from tests.router.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 CORE = """\

@@ -8,9 +8,9 @@ import aiohttp
 import pytest
 
 from engine.wire.events import WireError
+from router.engines.adapter import LoadReader
+from router.engines.trtllm import loads_in, newest_in
 from router.events.sources import PollSource, ZmqSource
-from router.fleet.engines.adapter import LoadReader
-from router.fleet.engines.trtllm import loads_in, newest_in
 from tests.router.engine_pages import Pages, engine, loads_of, recognized
 
 MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "tensorrt_llm"}]}

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.body.scan import Tokens
 from router.request.attempts import with_token_ids
-from router.request.scan import Tokens
 from tests.router.property_support import patient
 
 COMPLETIONS = "/v1/completions"

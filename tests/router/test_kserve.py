@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from engine.wire.events import WireError
 from engine.wire.tensors import Tensor
-from router.request.kserve import (
+from router.body.kserve import (
     BY_LOAD,
     MAX_TEXT_BYTES,
     ROLES,
@@ -24,7 +24,7 @@ from router.request.kserve import (
     overridden,
     roles_of,
 )
-from router.request.scan import Sequenced
+from router.body.scan import Sequenced
 
 
 def model(backend: str, *inputs: str, **more: Any) -> ModelConfig:

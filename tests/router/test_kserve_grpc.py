@@ -18,11 +18,9 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.errors import ClientError, WorkerError
-from router.http.reply import RETRYABLE_STATUSES, Usage
-from router.request import kserve_grpc
-from router.request.kserve import MAX_INPUTS, MAX_KEY_CHARS, Content, Roles, Sequenced
-from router.request.kserve_grpc import (
+from router.body import kserve_grpc
+from router.body.kserve import MAX_INPUTS, MAX_KEY_CHARS, Content, Roles, Sequenced
+from router.body.kserve_grpc import (
     MAX_READ_BYTES,
     RPCS,
     STATUS_OF,
@@ -37,9 +35,11 @@ from router.request.kserve_grpc import (
     stream_failure,
     target_of,
 )
-from router.request.kserve_http import infer_content as http_content
-from router.request.kserve_http import is_kserve
-from router.request.scan import LONG_BYTES, ScanLimits
+from router.body.kserve_http import infer_content as http_content
+from router.body.kserve_http import is_kserve
+from router.body.scan import LONG_BYTES, ScanLimits
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import RETRYABLE_STATUSES, Usage
 from tests.effort import QUICK
 
 ROLES = Roles(
@@ -628,8 +628,8 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 HOSTILE = """
 import resource, sys
 from router.http.errors import ClientError
-from router.request.kserve import Roles
-from router.request.kserve_grpc import infer_content, target_of
+from router.body.kserve import Roles
+from router.body.kserve_grpc import infer_content, target_of
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

@@ -13,9 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.errors import ClientError
-from router.request.kserve import MAX_INPUTS, Roles
-from router.request.kserve_http import (
+from router.body.kserve import MAX_INPUTS, Roles
+from router.body.kserve_http import (
     LENGTH_HEADER,
     Sequences,
     generate_content,
@@ -25,7 +24,8 @@ from router.request.kserve_http import (
     target_of,
     tritons_error,
 )
-from router.request.scan import ScanLimits, Scanned, Sequenced
+from router.body.scan import ScanLimits, Scanned, Sequenced
+from router.http.errors import ClientError
 from router.server.kserve_port import merged
 from tests.effort import QUICK, examples
 

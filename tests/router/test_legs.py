@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.http.errors import ClientError, WorkerError
-from router.request.legs import (
+from router.body.legs import (
     PARAMS,
     TRANSFER_FIELDS,
     TRANSFERS,
@@ -20,7 +19,8 @@ from router.request.legs import (
     check_no_transfer,
     splits,
 )
-from router.request.paths import PATHS
+from router.body.paths import PATHS
+from router.http.errors import ClientError, WorkerError
 from tests.router.property_support import patient
 
 NIXL = TRANSFERS["vllm"]

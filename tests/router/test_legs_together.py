@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.engines.adapter import UnrecognizedError
-from router.request.legs import TRANSFERS, TRY_BITS, Door, Try
-from router.upstream.client_reply import RANK_HEADER
+from router.body.legs import TRANSFERS, TRY_BITS, Door, Try
+from router.engines.adapter import UnrecognizedError
+from router.http.reply import RANK_HEADER
 from tests.router.engine_pages import MODELS, engine, recognized
 from tests.router.property_support import patient
 

@@ -11,11 +11,11 @@ from aiohttp import web
 
 from engine.wire.metrics import process_start_s
 from policies.facts import LoadReport, WorkerChange
+from router.engines.adapter import RankLoad
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import WorkerFact
-from router.fleet.engines.adapter import RankLoad
 from router.fleet.load_reports import SeenFigures
 from router.fleet.member import Member
-from router.fleet.worker_spec import parse_worker_spec
 from tests.router.engine_pages import CUT, HANGS, Pages, engine
 from tests.router.fleet_support import fleet_of
 from tests.router.test_recognize import METRICS, VLLM

@@ -14,10 +14,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvkernels import body_fields, json_items, json_text, token_ids
+from router.body import scan as scanning
+from router.body.paths import PATHS
+from router.body.scan import SHAPES, ScanLimits, Scanned, scan
 from router.http.errors import ClientError
-from router.request import scan as scanning
-from router.request.paths import PATHS
-from router.request.scan import SHAPES, ScanLimits, Scanned, scan
 from tests.router.body_support import BODIES, IDS, JSON, MESSAGES
 from tests.router.property_support import patient
 

@@ -17,15 +17,15 @@ import zmq.asyncio
 
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.placement.roster import TableFullError
+from router.engines.adapter import RankLoad, UnrecognizedError
+from router.engines.worker_spec import WorkerSpec, parse_worker_spec
 from router.events.sources import ZmqSource
 from router.events.zmq_feed import ZmqFeed
 from router.fleet import member as member_module
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
-from router.fleet.engines.adapter import RankLoad, UnrecognizedError
 from router.fleet.manager import DuplicateWorkerError, FleetManager, reconcile
 from router.fleet.recognize import Recognized, with_thresholds
 from router.fleet.wanted import WantedWorker
-from router.fleet.worker_spec import WorkerSpec, parse_worker_spec
 from router.http.reply import RelayLimits
 from router.upstream.fallback import Upstream
 from tests.router.waiting import until

@@ -17,7 +17,7 @@ from policies.facts import Arrival, Finish, KvEvents, WorkerChange, WorkerFacts
 from router.assembly import Router
 from router.config.schema import Config
 from router.core.contract.actions import Dispatch
-from router.fleet.worker_spec import parse_worker_spec
+from router.engines.worker_spec import parse_worker_spec
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import Outcome, Usage
 from tests.router.core_world import BLOCK, chain_of, stored

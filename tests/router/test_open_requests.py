@@ -12,8 +12,8 @@ import numpy as np
 
 from policies.facts import Finish, FirstToken, LoadReport, Progress
 from router.core.core import RequestListener, take
+from router.replicas.former import FormerRouters, Teller
 from router.restart.hot_restart import HEAD
-from router.restart.open_requests import FormerRouters, Teller
 from tests.router.core_world import World
 from tests.router.waiting import until
 

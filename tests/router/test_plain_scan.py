@@ -11,9 +11,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.request import paths
+from router.body import paths
+from router.body.scan import ScanLimits, scan
 from router.request.prompts import TEXT_PARTS, Plain, plain_scan
-from router.request.scan import ScanLimits, scan
 from tests.router.body_support import ASKED, BESIDES, BODIES
 from tests.router.prompt_support import read, reader_of, same
 from tests.router.property_support import patient

@@ -13,9 +13,9 @@ import pytest
 import zmq.asyncio
 
 from policies.facts import Probed
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager
-from router.fleet.worker_spec import parse_worker_spec
 from router.http.reply import RelayLimits
 from tests.router.engine_pages import HANGS, MODELS, engine
 from tests.router.waiting import until

@@ -11,8 +11,8 @@ import pytest
 import xxhash
 
 from engine.wire.tokens import WordTokenizer
+from router.body.scan import scan
 from router.request.prompts import TokenCheck, has_media, without_media
-from router.request.scan import scan
 from tests.router.prompt_support import chat, completion, read, reader_of, same
 
 

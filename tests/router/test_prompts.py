@@ -17,11 +17,11 @@ from engine.wire.events import BlockStored, encode_batch
 from engine.wire.tokens import Chat, PromptError, WordTokenizer
 from kvkernels import EventBatch, chain_hashes, chain_seed
 from policies.facts import Stored
+from router.body.paths import PATHS
+from router.body.scan import ScanLimits, Scanned
 from router.core.workers.kv_events import WireEvents, chain_of
 from router.http.errors import ClientError
-from router.request.paths import PATHS
 from router.request.prompts import Prompt
-from router.request.scan import ScanLimits, Scanned
 from tests.oracles import index as twins
 from tests.router.prompt_support import NOW_S, chat, completion, read, reader_of, same
 from tests.router.property_support import patient

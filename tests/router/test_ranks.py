@@ -19,10 +19,10 @@ from router.config.keys import keys_of
 from router.config.schema import Config, Intervals, Limits
 from router.core.placement.roster import TableFullError
 from router.core.workers.table import Worker
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import DuplicateWorkerError, reconcile
 from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker
-from router.fleet.worker_spec import parse_worker_spec
 from router.server.listener import ClientListener
 from router.settings.rules import BadItemsError, check_value
 from tests.router.fleet_support import admin_port

@@ -11,10 +11,10 @@ import zmq.asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, FleetTerms
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
-from router.fleet.worker_spec import parse_worker_spec
 from router.http.reply import RelayLimits
 from tests.effort import examples
 

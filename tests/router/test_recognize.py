@@ -10,17 +10,17 @@ import pytest
 
 from engine.wire.events import WireError
 from policies.facts import WorkerFacts
-from router.events.sources import PollSource, ZmqSource
-from router.fleet.engines.adapter import (
+from router.engines.adapter import (
     MAX_METRICS_BYTES,
     MAX_REPLY_BYTES,
     LoadReader,
     UnrecognizedError,
     trouble_with,
 )
-from router.fleet.engines.vllm import loads_in
+from router.engines.vllm import loads_in
+from router.engines.worker_spec import WorkerSpecError
+from router.events.sources import PollSource, ZmqSource
 from router.fleet.recognize import NoSuchRankError, Recognized
-from router.fleet.worker_spec import WorkerSpecError
 from tests.router.core_world import World
 from tests.router.engine_pages import CUT, HANGS, MODELS, Pages, engine, loads_of, recognized
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 
+from router.body.legs import Leg
 from router.http.reply import Outcome, Timeouts
 from router.request.attempts import Releases
-from router.request.legs import Leg
 from tests.router.waiting import until
 
 

@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.core.workers.table import halves_missing, serves
+from router.engines.worker_spec import WorkerSpec, parse_worker_spec
 from router.fleet import member as member_module
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager, RoleRefusedError, reconcile
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_role, with_thresholds
 from router.fleet.wanted import WantedWorker
-from router.fleet.worker_spec import WorkerSpec, parse_worker_spec
 from router.http.reply import RelayLimits
 from tests.router.test_admin import admin
 from tests.router.waiting import until

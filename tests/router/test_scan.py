@@ -10,8 +10,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from router.body.scan import ScanLimits, Scanned, scan
 from router.http.errors import ClientError
-from router.request.scan import ScanLimits, Scanned, scan
 from tests.router.property_support import patient
 
 COMPLETIONS = "/v1/completions"

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.body.paths import KSERVE_GRPC, OTHER, PATHS, lacking
+from router.body.scan import SHAPES, ScanLimits, Scanned
 from router.http.errors import ClientError
-from router.request.paths import KSERVE_GRPC, OTHER, PATHS, lacking
-from router.request.scan import SHAPES, ScanLimits, Scanned
 from tests.router.property_support import patient
 
 LIMITS = ScanLimits()

@@ -13,7 +13,7 @@ import pytest
 from router.admin.ui import fleet as frame
 from router.admin.ui import state
 from router.admin.ui.samples import COLUMNS
-from router.fleet.worker_spec import parse_worker_spec
+from router.engines.worker_spec import parse_worker_spec
 from tests.router.crowded import Crowd, crowd
 
 

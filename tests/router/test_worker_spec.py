@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.fleet.worker_spec import (
+from router.engines.worker_spec import (
     KEYS,
     WorkerSpec,
     WorkerSpecError,

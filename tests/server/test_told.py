@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+from router.collectors.shells import server_metrics
 from router.http.messages import GIVEN_UP, REFUSALS
 from router.http.parser import PRIVATE
-from router.metrics.requests import server_metrics
 from router.server.server import HttpServer
 from tests.server.support import LIMITS, TERMS
 

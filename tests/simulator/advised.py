@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from rich.console import Console
 
-from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import RouterSettings, Setup, WorkerGroup
 from simulator.runs.advice import Advice, Kept
 from simulator.runs.advise import DRAWS, Adviser, Asked
 from simulator.runs.plan import Targets
@@ -18,6 +18,7 @@ from simulator.runs.runs import RunOptions, Runs
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
 from simulator.traces.request_log import read_recorded
+from simulator.traces.spec import WorkloadSpec
 from tests.simulator.logged import STARTED_S, log_of
 
 PROFILE = "llama-3.1-8b-h100"

@@ -31,8 +31,9 @@ from simulator.cli.replay_options import PROFILE, WORKERS
 from simulator.live.demo import SAMPLE_PATH, acts, as_run
 from simulator.live.outcome import ResultRow
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.row import ReplayRow, summarize
+from simulator.traces.spec import WorkloadSpec
 
 ROOT = Path(__file__).parents[2]
 SCRATCH = ROOT / "build" / "figures"

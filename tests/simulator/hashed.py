@@ -17,8 +17,9 @@ import numpy as np
 
 from policies import POLICIES
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.report.row import summarize
+from simulator.traces.spec import WorkloadSpec
 
 SAMPLE = Path(__file__).parents[2] / "simulator" / "data" / "conversation_sample.jsonl.gz"
 PROFILE = "llama-3.1-8b-h100"

@@ -10,7 +10,7 @@ from simulator.live.load import Workload, opened
 from simulator.live.outcome import Outcome, Verdict, summarize
 from simulator.live.scrape import Sample, WorkerCounters, pool_samples
 from simulator.live.stack import RunResult
-from simulator.replay.setup import WorkloadSpec
+from simulator.traces.spec import WorkloadSpec
 
 SHARED = "gen:sglang?groups=1&prompts={}&system={}&question={}&output={}&rate={}&burstiness={}"
 WORKERS = tuple(f"worker {number}" for number in range(8))

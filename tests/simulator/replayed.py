@@ -17,7 +17,8 @@ from simulator.replay.result import (
     Verdict,
     WorkerTotals,
 )
-from simulator.replay.setup import Goodput, Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Goodput, Setup, WorkerGroup
+from simulator.traces.spec import WorkloadSpec
 
 MS = 1_000_000
 S = 1_000_000_000

@@ -10,8 +10,9 @@ import numpy as np
 from policies.contract import FleetView, Floats, RequestView
 from simulator.replay.result import ReplayResult
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.traces.job import ErrorLog, Job, JobStream
+from simulator.traces.spec import WorkloadSpec
 
 BLOCK = 16
 PROFILE = "llama-3.1-8b-h100"

@@ -12,8 +12,9 @@ from random import Random
 
 import msgspec
 
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.row import GoodputShare, ReplayRow, Spread, summarize
+from simulator.traces.spec import WorkloadSpec
 from tests.simulator.replayed import result
 
 PROFILE = "qwen3-32b-h100-tp2"

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from simulator.replay.run import replay
-from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import RouterSettings, Setup, WorkerGroup
 from simulator.report.figures import Interval, Ratio
 from simulator.report.row import summarize
 from simulator.runs import advise as search
@@ -24,6 +24,7 @@ from simulator.runs.advice import Forecast, Tried, another, read_kept, short, st
 from simulator.runs.task import SweepError
 from simulator.traces.job import Job
 from simulator.traces.request_log import continued, read_recorded
+from simulator.traces.spec import WorkloadSpec
 from tests.simulator.advised import HEALTHY, PLANTED, advice_on, held
 from tests.simulator.cli_support import Run, run
 from tests.simulator.logged import log_of

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from simulator.replay.setup import Setup, WorkloadSpec
+from simulator.replay.setup import Setup
 from simulator.report.figures import ratio_of_pairs
 from simulator.report.row import GoodputShare, ReplayRow, Spread
 from simulator.runs.compare import run_compare
@@ -30,6 +30,7 @@ from simulator.runs.scenes import (
 )
 from simulator.runs.store import Store
 from simulator.runs.task import Keys, Outcome, SweepError
+from simulator.traces.spec import WorkloadSpec
 from tests.effort import examples
 from tests.simulator.synthetic import evaluate, setup
 

@@ -19,7 +19,7 @@ from simulator.live.stack import RunResult, StackSettings
 from simulator.replay.run import replay
 from simulator.report.row import summarize
 from simulator.traces.job import TraceError
-from simulator.traces.open import open_jobs, sessions
+from simulator.workloads.open import open_jobs, sessions
 from tests.simulator.made_up import run
 
 OURS = ("hybrid", "warmset")

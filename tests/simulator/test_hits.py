@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.limits.hits import POOL_RULES, RULES, HitRow, Holders, LruCache, hits
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job
-from simulator.traces.open import open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 from tests.effort import examples
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"

@@ -7,7 +7,8 @@ import pytest
 
 from simulator.replay.result import ReplayResult, Verdict
 from simulator.replay.run import replay
-from simulator.replay.setup import ReplayError, Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import ReplayError, Setup, WorkerGroup, World
+from simulator.traces.spec import WorkloadSpec
 
 POOL = (WorkerGroup(8, "qwen3-32b-h100-tp2", max_num_tokens=8192, prefix_wait_tokens=0),)
 SHARED = WorkloadSpec("gen:shared", requests=1500)

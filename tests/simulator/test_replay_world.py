@@ -13,10 +13,11 @@ from router.core.contract.actions import Decision
 from simulator.replay.observer import ROWS_MAX
 from simulator.replay.result import NEVER, Book, Verdict
 from simulator.replay.run import ReplayProgress, replay
-from simulator.replay.setup import ReplayError, RouterSettings, Setup, WorkloadSpec, World
+from simulator.replay.setup import ReplayError, RouterSettings, Setup, World
 from simulator.replay.station import Station
 from simulator.report.files import predicted_ttft_ms
 from simulator.traces.job import Job
+from simulator.traces.spec import WorkloadSpec
 from tests.simulator.replays import BLOCK, job, pool, run, setup_of, steady
 
 MS = 1_000_000

@@ -12,13 +12,14 @@ from rich.console import Console
 
 from simulator.replay.result import NEVER, ReplayResult, Verdict
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.console import replay_tables
 from simulator.report.files import Report, encode
 from simulator.report.replay_page import ladder_plot, render_page
 from simulator.report.row import Ladders, ladders, rates, summarize, summarize_stages
 from simulator.report.view import view
 from simulator.traces.job import Stage
+from simulator.traces.spec import WorkloadSpec
 from tests.simulator.replayed import S, busy_result, rejected, result, setup
 
 STAGES = (

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 
 from simulator.live.demo import SAMPLE_PATH
-from simulator.replay.setup import WorkloadSpec
-from simulator.traces.open import open_jobs, sessions
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs, sessions
 from tests.simulator.sample import conversation_sample, write_sample
 
 

@@ -12,12 +12,13 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.runs.plan import PlanRequest, Targets
 from simulator.runs.runs import RunOptions, sweep
 from simulator.runs.sheet import read_sheet
 from simulator.runs.sweep import SweepReport, run_plan, run_sweep
-from simulator.traces.open import open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 
 PROFILE = "qwen3-32b-h100-tp2"
 REQUESTS = 150

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.traces.job import Job
-from simulator.traces.open import Chainer, TraceError
+from simulator.workloads.open import Chainer, TraceError
 from tests.effort import examples
 
 

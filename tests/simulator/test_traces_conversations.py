@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from simulator.traces.job import TraceError
-from simulator.traces.open import sessions
+from simulator.workloads.open import sessions
 from tests.simulator.test_traces_generators import ideal_hit_share, made, opened
 
 

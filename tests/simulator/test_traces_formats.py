@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.record.request_line import Best, Header, RequestLine, chain_bytes
-from simulator.replay.setup import WorkloadSpec
-from simulator.traces.open import open_jobs, sessions
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs, sessions
 from tests.effort import examples
 from tests.simulator.trace_lines import (
     AZURE,

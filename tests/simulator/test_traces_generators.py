@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.generators.table import GENERATORS
 from simulator.traces.job import Job
-from simulator.traces.open import Chainer, JobStream, TraceError, open_jobs, sessions
 from simulator.traces.options import Size, option_rows
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import Chainer, JobStream, TraceError, open_jobs, sessions
 from tests.effort import examples
 
 

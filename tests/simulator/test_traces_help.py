@@ -6,13 +6,13 @@ from pathlib import Path
 
 from simulator.traces.formats import FORMATS
 from simulator.traces.generators.table import GENERATORS
-from simulator.traces.open import help_lines, markdown
+from simulator.workloads.open import help_lines, markdown
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "traces.md"
 
 
 def test_the_page_is_current() -> None:
-    assert PAGE.read_text() == markdown(), f"run: python -m simulator.traces.open {PAGE}"
+    assert PAGE.read_text() == markdown(), f"run: python -m simulator.workloads.open {PAGE}"
 
 
 def test_help_names_everything_and_fits() -> None:

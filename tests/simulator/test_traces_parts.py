@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
-from simulator.traces.open import TraceError, open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import TraceError, open_jobs
 from tests.simulator.trace_lines import LOG_HEADING, LOGGED, read
 
 SALTED = {**LOG_HEADING, "salt": "5a17"}

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.contract import Hashes
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.chain import Chainer
 from simulator.traces.job import Job
-from simulator.traces.open import TraceError, open_jobs
 from simulator.traces.sessions import FORK, JITTER_SESSIONS, Draw, sessions
+from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import count_and_rate
+from simulator.workloads.open import TraceError, open_jobs
 from tests.effort import examples
 from tests.simulator.trace_lines import session, turn, write
 

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.formats import read_jobs
 from simulator.traces.job import NO_IDS, ErrorLog, Job
-from simulator.traces.open import TraceError, open_jobs, sessions
 from simulator.traces.session_file import SessionOptions, starts_ns
+from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import spread
+from simulator.workloads.open import TraceError, open_jobs, sessions
 from tests.effort import examples
 
 

@@ -13,8 +13,8 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.replay.setup import WorkloadSpec
-from simulator.traces.open import TraceError, open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import TraceError, open_jobs
 from tests.effort import examples
 from tests.simulator.trace_lines import (
     AZURE,

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec
+from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.row import ReplayRow, summarize
+from simulator.traces.spec import WorkloadSpec
 
 TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
 CONVERSATION = TRACES / "mooncake_conversation.jsonl.gz"

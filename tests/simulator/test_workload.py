@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from simulator.live.load import Workload, WorkloadError, opened
-from simulator.replay.setup import WorkloadSpec
+from simulator.traces.spec import WorkloadSpec
 
 
 def test_a_source_is_held_as_far_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

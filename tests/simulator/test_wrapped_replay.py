@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from simulator.replay.run import replay
-from simulator.replay.setup import Setup, WorkerGroup, WorkloadSpec, World
+from simulator.replay.setup import Setup, WorkerGroup, World
 from simulator.report.row import summarize
+from simulator.traces.spec import WorkloadSpec
 
 TICK_MS = 50.0
 TRUNKS = "gen:zipf?requests=400&groups=12&system=4096&question=512&output=60"

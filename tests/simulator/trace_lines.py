@@ -14,9 +14,9 @@ import numpy as np
 import zstandard
 
 from router.record.request_line import chain_bytes
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.job import Job
-from simulator.traces.open import open_jobs
+from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 
 MOONCAKE = {"timestamp": 3000, "input_length": 1300, "output_length": 52, "hash_ids": [0, 1, 2]}
 QWEN = {

@@ -10,31 +10,15 @@ from __future__ import annotations
 
 import argparse
 import ast
+import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 ROOTS = ("router", "engine", "simulator", "policies")
-# The packages of the router from the ground up. Those of one line are on one floor, and none of
-# them imports another.
-ROUTER_FLOORS = (
-    ("http", "keys", "redis"),
-    ("config",),
-    ("core",),
-    ("record",),
-    ("events",),
-    ("upstream",),
-    ("fleet",),
-    ("request",),
-    ("metrics",),
-    ("server",),
-    ("admin", "discovery", "doctor", "picker", "replicas", "restart"),
-    ("settings",),
-    ("assembly",),
-    ("cli",),
-    ("__main__",),
-)
+OWN = Path(__file__).parents[2]
+FLOORS_CONTRACT = "Floors of the router"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,16 +93,24 @@ def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
     return found
 
 
+def router_floors() -> dict[str, int]:
+    """The floor of each package of the router, counted from the top, as import-linter has it."""
+    project = tomllib.loads((OWN / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    (layers,) = (one["layers"] for one in contracts if one["name"] == FLOORS_CONTRACT)
+    return {f"router.{name}": at for at, line in enumerate(layers) for name in line.split(" | ")}
+
+
 def upward(checkout: Path) -> list[Import]:
     """Imports within the router that run from a floor to one above it, or along the same one."""
-    floors = {f"router.{name}": at for at, names in enumerate(ROUTER_FLOORS) for name in names}
+    floors = router_floors()
     found = set()
     for one in imports(checkout, "router"):
         importer, imported = (
             ".".join(module.split(".")[:2]) for module in (one.importer, one.imported)
         )
         within = importer == imported or "router" in (importer, imported)
-        if not within and floors[importer] <= floors[imported]:
+        if not within and floors[importer] >= floors[imported]:
             found.add(one)
     return sorted(found, key=lambda one: (one.importer, one.imported))
 
@@ -127,7 +119,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkout", nargs="?", type=Path, default=Path(__file__).parents[2])
+    parser.add_argument("checkout", nargs="?", type=Path, default=OWN)
     parser.add_argument("--list", action="store_true", help="list the imports that run upward")
     given = parser.parse_args()
     for root in ROOTS:

@@ -19,7 +19,7 @@ struct RequestLimits {
   std::int64_t key_bytes;  // of a session's name, a salt, a model's name
 };
 
-// Takes a body only where `router/request/scan.py` takes it too and reads the same from it; raises
+// Takes a body only where `router/body/scan.py` takes it too and reads the same from it; raises
 // `Unusual` for any other, and for many that are rare. Lifetime: request.
 class RequestScan {
  public:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import Floats, Ints
-from router.admin.views import trunk_shown
+from router.admin.views.rows import trunk_shown
 from router.core.core import RouterCore
 from router.core.placement.health import SlowStart
 from router.core.workers.table import Worker

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from router.request.scan import Tokens
+from router.body.scan import Tokens
 
 
 @dataclass(frozen=True, slots=True)

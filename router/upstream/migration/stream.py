@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import numpy as np
 
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes, chain_seed
 from policies.facts import Arrival
+from router.body.scan import Tokens
 from router.http.errors import WorkerError
 from router.http.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
-from router.metrics.requests import MigrationMetrics
-from router.request.scan import Tokens
-from router.request.service import Service
+from router.metrics.migrations import MigrationMetrics
 from router.upstream.client_reply import ClientReply, LendingSink
 from router.upstream.migration.generate import journal_of
 from router.upstream.migration.journal import AnyRoom, Room, room_of_streams
@@ -33,6 +33,16 @@ from router.upstream.migration.plan import (
 MIGRATABLE_HEADER = b"x-warmroute-migratable"
 _MIGRATABLE_LINE = MIGRATABLE_HEADER + b": 1\r\n"
 _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
+
+
+class Service(Protocol):
+    """The parts of `router.request.service.Service` that a stream needs to go on elsewhere."""
+
+    @property
+    def clock(self) -> Callable[[], float]: ...
+    @property
+    def identity(self) -> Callable[[str], tuple[str, str | None]]: ...  # of a model: name, adapter
+    def cards(self) -> list[dict[str, Any]]: ...  # of models, with their limits
 
 
 class Stream(LendingSink):

@@ -11,8 +11,7 @@ from msgspec import Meta
 
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
-from router.events.sources import PollSource
-from router.fleet.engines.adapter import (
+from router.engines.adapter import (
     Adapter,
     Count,
     Interview,
@@ -26,6 +25,7 @@ from router.fleet.engines.adapter import (
     share,
     total,
 )
+from router.events.sources import PollSource
 
 EVENTS_PATH = "/kv_cache_events"
 _BLOCK_SIZE = 32  # tokens, its default

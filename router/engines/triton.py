@@ -13,7 +13,9 @@ import msgspec
 
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
-from router.fleet.engines.adapter import (
+from router.body.kserve import ModelConfig, Roles, config_of, roles_of
+from router.body.paths import KSERVE_GRPC, NOT_KSERVE
+from router.engines.adapter import (
     Adapter,
     HealthCheck,
     Interview,
@@ -25,8 +27,6 @@ from router.fleet.engines.adapter import (
     share,
     total,
 )
-from router.request.kserve import ModelConfig, Roles, config_of, roles_of
-from router.request.paths import KSERVE_GRPC, NOT_KSERVE
 
 _CONFIGS = 128  # models whose configurations are read
 _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"

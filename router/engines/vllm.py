@@ -16,8 +16,8 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
 from policies.facts import Role
-from router.events.sources import RankedSources, kv_event_sources
-from router.fleet.engines.adapter import (
+from router.body.legs import Door
+from router.engines.adapter import (
     Adapter,
     Interview,
     KvTransfers,
@@ -30,7 +30,7 @@ from router.fleet.engines.adapter import (
     is_paused,
     share,
 )
-from router.request.legs import Door
+from router.events.sources import RankedSources, kv_event_sources
 
 _IS_PAUSED = "/is_paused"
 _BOOTSTRAP_PORT = 8_998  # VLLM_MOONCAKE_BOOTSTRAP_PORT

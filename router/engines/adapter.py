@@ -16,10 +16,10 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
+from router.body.kserve import Roles
+from router.body.legs import Door
+from router.engines.worker_spec import WorkerSpec
 from router.events.sources import EventSource
-from router.fleet.worker_spec import WorkerSpec
-from router.request.kserve import Roles
-from router.request.legs import Door
 
 MAX_REPLY_BYTES = 4 << 20  # of JSON: event sources, models (thousands of adapters)
 MAX_METRICS_BYTES = 4 << 20
@@ -292,7 +292,7 @@ class Profile:
     sources: Mapping[int, EventSource] = field(default_factory=dict)  # of KV events, by rank
     keeps_copies: bool = False  # of equal blocks, each with events of its own
     version: str = ""
-    transfers: bool = False  # it may take KV from others of its version, by `router.request.legs`
+    transfers: bool = False  # it may take KV from others of its version, by `router.body.legs`
     role: Role = "both"  # that it was started for
     keeps_prefixes: bool = True  # of what it decodes for others
     door: Door | None = None  # of one that prefills for those that decode meanwhile

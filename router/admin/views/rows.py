@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from kvkernels import Trunk
+from router.body.paths import PATHS
 from router.core.contract.actions import Reject
 from router.core.core import RouterCore
 from router.core.placement.chooser import Choice, Withheld
 from router.core.placement.guard import PolicyGuard
 from router.core.workers.table import Worker
-from router.doctor.examine import MAX_SERVERS, Options, examine
-from router.doctor.report import DoctorError
 from router.events.feed import ElectedFeed
 from router.fleet.member import Member, skipped_events
 from router.http.errors import ClientError
@@ -24,7 +21,6 @@ from router.record.explain import everything, explanation, withheld
 from router.record.request_record import Attempt, LatestAttempts
 from router.request.dispatcher import Dispatcher
 from router.request.inference import Inference
-from router.request.paths import PATHS
 
 _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
@@ -203,67 +199,6 @@ def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
         "copies": copies,
         "wanted_copies": trunk.wanted_copies,
     }
-
-
-_EXAMINED = ("triton", "vllm", "sglang", "warmroute")  # kinds of workers that the doctor knows
-_EXAMINE_S, _LONGEST_S = 10.0, 30.0
-
-
-class DoctorPages:
-    """Handlers of `/doctor`: one examination at a time. Lifetime: process."""
-
-    def __init__(
-        self,
-        dispatcher: Dispatcher,
-        members: Mapping[int, Member],
-        counts: Callable[[], Awaitable[bytes]],
-    ) -> None:
-        """`counts`: our own metrics, which tell what workers cannot know."""
-        self._dispatcher = dispatcher
-        self._members = members
-        self._counts = counts
-        self._busy = asyncio.Lock()
-
-    async def examine(self, request: Request) -> Response:
-        """Why the busiest workers do not batch, watched for `?seconds=10`. Only reads.
-
-        Raises ClientError.
-        """
-        if request.headers.get("Sec-Fetch-Site") not in (None, "none", "same-origin"):
-            raise ClientError(403, "the workers are examined for this port's own page alone")
-        try:
-            seconds = float(request.query.get("seconds", _EXAMINE_S))
-        except ValueError:
-            seconds = math.nan
-        if not 0.2 <= seconds <= _LONGEST_S:
-            raise ClientError(400, f"`seconds` must be 0.2..{_LONGEST_S:g}", "seconds")
-        if self._busy.locked():
-            raise ClientError(409, "an examination is under way; ask again when it is over")
-        specs = self._specs()
-        if not specs:
-            raise ClientError(409, f"no worker is ready that is one of {', '.join(_EXAMINED)}")
-        async with self._busy:
-            try:
-                report = await examine(specs, Options(seconds=seconds, counts=self._counts))
-            except DoctorError as error:
-                raise ClientError(409, str(error)) from error
-        return json_response(report.shown())
-
-    def _specs(self) -> list[str]:
-        """The workers with the most requests, each server once."""
-        workers = self._dispatcher.core.workers
-        columns, found = self._dispatcher.core.columns, dict[str, float]()
-        for member in self._members.values():
-            worker, spec = workers.get(member.worker_id), member.spec
-            if (
-                worker is None
-                or worker.shown_state not in ("ready", "busy")
-                or member.kind not in _EXAMINED
-            ):
-                continue
-            name = spec.url if spec.metrics is None else f"{spec.url},metrics={spec.metrics}"
-            found[name] = found.get(name, 0.0) + float(columns.requests[worker.slot])
-        return sorted(found, key=lambda name: -found[name])[:MAX_SERVERS]
 
 
 class ExplainPages:

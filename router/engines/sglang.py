@@ -12,8 +12,8 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import label_rank, samples
 from policies.facts import Role
-from router.events.sources import RankedSources, server_info_sources
-from router.fleet.engines.adapter import (
+from router.body.legs import Door
+from router.engines.adapter import (
     Adapter,
     Count,
     HealthCheck,
@@ -28,7 +28,7 @@ from router.fleet.engines.adapter import (
     decoded,
     share,
 )
-from router.request.legs import Door
+from router.events.sources import RankedSources, server_info_sources
 
 Short = Annotated[str, Meta(max_length=128)]
 Port = Annotated[int, Meta(ge=1, le=65_535)]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import struct
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 
@@ -26,11 +27,11 @@ from router.keys.quota import SharedUse
 from router.replicas.messages import decoded
 from router.replicas.publisher import RequestPublisher
 from router.replicas.subscriber import Names, RequestSubscriber
-from router.restart.hot_restart import HEAD
 
 log = logging.getLogger(__name__)
 
 RETELL = b"r"
+HEAD = struct.Struct("<I")  # of a frame: its length
 GONE_FRAME = HEAD.pack(0)
 MOST_BYTES = 1 << 20  # of a message
 _BEAT_S = 0.5  # without news: then a message says that the router is there

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 
 from router.metrics.exposition import counter, counters, gauge, gauges
+from router.replicas.former import FormerRouters
 from router.replicas.replica import Replica
-from router.restart.open_requests import FormerRouters
 
 if TYPE_CHECKING:
     from router.replicas.link import Link

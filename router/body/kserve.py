@@ -22,9 +22,9 @@ import xxhash
 
 from engine.wire.events import WireError
 from engine.wire.tensors import MAX_RANK, TEXT, Buffer, Tensor, numbers, texts
+from router.body.paths import Path
+from router.body.scan import ScanLimits, Scanned, Sequenced, Tokens
 from router.http.reply import Usage
-from router.request.paths import Path
-from router.request.scan import ScanLimits, Scanned, Sequenced, Tokens
 
 Parameters = Mapping[str, Any]
 

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
-from simulator.replay.setup import WorkloadSpec
 from simulator.traces.chain import Chainer
 from simulator.traces.files import opened
 from simulator.traces.formats import FORMATS, Reading, file_jobs, find_format
@@ -16,6 +15,7 @@ from simulator.traces.generators.table import GENERATORS, PREFIX, find_generator
 from simulator.traces.job import ErrorLog, Job, JobStream, Stage, TraceError
 from simulator.traces.options import option_rows
 from simulator.traces.sessions import Draw, sessions
+from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import check_timing, chosen, count_and_rate, faster
 
 __all__ = ["Chainer", "JobStream", "Stage", "TraceError", "open_jobs", "sessions"]

@@ -20,9 +20,7 @@ from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
 from engine.wire.tensors import MAX_RANK, Buffer, Tensor
-from router.http.errors import ClientError, WorkerError
-from router.http.reply import Usage
-from router.request.kserve import (
+from router.body.kserve import (
     MAX_INPUTS,
     MAX_KEY_CHARS,
     MAX_VALUES,
@@ -35,10 +33,12 @@ from router.request.kserve import (
     sequence_in,
     usage_of,
 )
-from router.request.kserve_http import NO_SUCH_MEMORY, unknown_model
-from router.request.paths import KSERVE_GRPC
-from router.request.protobuf import message_classes
-from router.request.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
+from router.body.kserve_http import NO_SUCH_MEMORY, unknown_model
+from router.body.paths import KSERVE_GRPC
+from router.body.protobuf import message_classes
+from router.body.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Usage
 
 SERVICE = "inference.GRPCInferenceService"
 MAX_FIELDS = 4_096  # of a long message, at its top

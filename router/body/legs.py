@@ -17,10 +17,9 @@ from typing import Any, Protocol
 import msgspec
 
 from kvkernels import body_fields, json_items
+from router.body.paths import Path
 from router.http.errors import ClientError, WorkerError
-from router.http.reply import EVENT_STREAM, Framing, Header, HeldReply, ReplyHead
-from router.request.paths import Path
-from router.upstream.client_reply import RANK_HEADER
+from router.http.reply import EVENT_STREAM, RANK_HEADER, Framing, Header, HeldReply, ReplyHead
 
 PARAMS = "kv_transfer_params"
 # Set by routers. A worker would fetch KV from whatever address it is given.

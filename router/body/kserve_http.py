@@ -31,9 +31,7 @@ from engine.wire.tensors import (
     json_bytes,
     listed,
 )
-from router.http.errors import ClientError
-from router.http.reply import Usage
-from router.request.kserve import (
+from router.body.kserve import (
     MAX_INPUTS,
     MAX_TEXT_BYTES,
     QUEUE_FULL,
@@ -47,8 +45,10 @@ from router.request.kserve import (
     said_by_triton,
     usage_of,
 )
-from router.request.paths import KSERVE
-from router.request.scan import ScanLimits, Scanned, Sequenced
+from router.body.paths import KSERVE
+from router.body.scan import ScanLimits, Scanned, Sequenced
+from router.http.errors import ClientError
+from router.http.reply import Usage
 
 PREFIX = "/v2"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read

@@ -7,8 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from router.core.placement.roster import TableFullError
+from router.engines.worker_spec import WorkerSpecError, parse_worker_spec
 from router.fleet.manager import DuplicateWorkerError
-from router.fleet.worker_spec import WorkerSpecError, parse_worker_spec
 from router.restart.hot_restart import Handover, Worker
 
 if TYPE_CHECKING:

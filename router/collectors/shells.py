@@ -1,0 +1,132 @@
+"""What the parts around the core count, for Prometheus: ports, logs, tokens, traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+
+from engine.wire.memo import MemoEncoder
+from router.http.messages import GIVEN_UP, REFUSALS
+from router.metrics.exposition import counter, counters, gauge, gauges
+from router.record.log_files import QueuedLog
+from router.request.prompts import TokenCheck
+from router.restart.saved_caches import StateKeeper
+from router.server.server import HttpServer
+
+
+def server_metrics(server: HttpServer) -> Iterator[Metric]:
+    """The client port's own counts."""
+    yield counters(
+        "warmroute_server_refusals",
+        "Requests and connections turned away before they were read, by reason",
+        "reason",
+        {reason: server.refusals[reason] for reason in (*REFUSALS, *GIVEN_UP)},
+    )
+    yield counter(
+        "warmroute_server_deferred",
+        "Connections of addresses whose requests keep being refused, read after others",
+        server.deferred,
+    )
+    yield gauge("warmroute_server_connections", "Open connections of clients", server.connections)
+    yield gauge(
+        "warmroute_server_arriving_bytes",
+        "Memory of requests that have not arrived in whole",
+        server.held_bytes,
+    )
+
+
+def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
+    """The keeper's own counts; zero where nothing is saved."""
+    saves = failed = size_bytes = 0
+    age_s = 0.0
+    if keeper is not None:
+        saves, failed = keeper.saves, keeper.failed_saves
+        size_bytes, age_s = keeper.size_bytes, keeper.age_s
+    yield counters(
+        "warmroute_kv_state_saves",
+        "Savings of the workers' caches, written or failed",
+        "result",
+        {"written": saves, "failed": failed},
+    )
+    name = "warmroute_kv_state_bytes"
+    yield gauge(name, "Size of the file of saved caches, as last written", size_bytes)
+    yield gauge(
+        "warmroute_kv_state_age_seconds",
+        "Time since the workers' caches were last saved, or since the start",
+        age_s,
+    )
+
+
+def token_metrics(check: TokenCheck, memo: MemoEncoder | None) -> Iterator[Metric]:
+    """The check's own counts, with a series for each model that was checked, and the memo's."""
+    exact = dict(check.exact())
+    yield counters(
+        "warmroute_tokenizer_mismatch",
+        "Prompts and probes whose tokens differ from the worker's, by model",
+        "model",
+        {model: check.mismatches[model] for model in exact},
+    )
+    yield gauges(
+        "warmroute_tokenizer_exact",
+        "1 while prompts of a model are placed by their tokens, 0 while by text",
+        "model",
+        {model: 1 if trusted else 0 for model, trusted in exact.items()},
+    )
+    yield counters(
+        "warmroute_tokenized_characters",
+        "Characters of prompts that became ids, by encoding or from the memo",
+        "result",
+        {
+            "encoded": 0 if memo is None else memo.encoded_chars,
+            "reused": 0 if memo is None else memo.reused_chars,
+        },
+    )
+    held = 0 if memo is None else memo.bytes
+    yield gauge("warmroute_token_memo_bytes", "Memory of the memo", held)
+
+
+def log_metrics(of: str, log: QueuedLog[Any] | None) -> Iterator[Metric]:
+    """A log's lines; zero where there is none."""
+    yield counters(
+        f"warmroute_{of}_log_lines",
+        f"Lines of the {of} log, written or lost for want of room",
+        "result",
+        _written(log, "written"),
+    )
+
+
+_PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
+
+
+def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
+    """What data planes asked the endpoint picker, and what became of it; zero where it is off."""
+    text = "Requests that a data plane has asked about and not told the end of"
+    yield gauge("warmroute_picker_streams", text, counts.get("open", 0))
+    yield counters(
+        "warmroute_picker_requests",
+        "Requests that data planes asked about, by what became of them",
+        "end",
+        {end: counts.get(end, 0) for end in _PICKER_ENDS},
+    )
+    yield counters(
+        "warmroute_picker_elsewhere",
+        "Requests that a data plane sent elsewhere than told: to another worker, or to none",
+        "to",
+        {to: counts.get(to, 0) for to in ("moved", "stranger")},
+    )
+
+
+def tracing_metrics(exporter: QueuedLog[Any] | None) -> Iterator[Metric]:
+    """The exporter's traces; zero where tracing is off."""
+    yield counters(
+        "warmroute_traces",
+        "Sampled requests whose spans the collector took, or that were lost",
+        "result",
+        _written(exporter, "exported"),
+    )
+
+
+def _written(log: QueuedLog[Any] | None, name: str) -> dict[str, float]:
+    return {name: 0, "lost": 0} if log is None else {name: log.written, "lost": log.lost}

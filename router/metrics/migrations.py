@@ -1,0 +1,56 @@
+"""Metrics of streams that go on at another worker."""
+
+from __future__ import annotations
+
+from collections import Counter as Counted
+from collections.abc import Callable, Iterator
+
+from prometheus_client.metrics_core import Metric
+
+from router.metrics.exposition import counter, counters, gauge
+from router.metrics.requests import PlainHistogram
+
+_MIGRATION_SECONDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100)
+
+
+_RESULTS = {(result, "early_close"): 0 for result in ("moved", "closed", "unfit", "refused")}
+
+
+class MigrationMetrics:
+    """Counts for `router.upstream.migration`. Lifetime: process."""
+
+    def __init__(self) -> None:
+        self.ended: Counted[tuple[str, str]] = Counted()  # (result, kind of failure)
+        self.unfit: Counted[str] = Counted()  # by reason
+        self.recomputed_tokens = 0
+        self.kept_tokens: Callable[[], int] = int  # token ids of streams under way
+        self.gap = PlainHistogram(
+            "warmroute_migration_gap_seconds",
+            "From the last byte of a lost worker to the first event of the next one",
+            _MIGRATION_SECONDS,
+        )
+
+    def collect(self) -> Iterator[Metric]:
+        """All families, as of now."""
+        yield counters(
+            "warmroute_migrations",
+            "Streams whose worker failed after they had begun, by result and kind of failure",
+            "result reason",
+            _RESULTS | self.ended,  # shown from the beginning
+        )
+        yield counters(
+            "warmroute_migration_unfit",
+            "Streams that could not have gone on elsewhere, by reason, if any had to or not",
+            "reason",
+            {"moves": 0} | self.unfit,
+        )
+        yield counter(
+            "warmroute_migration_recomputed_tokens",
+            "Tokens of prompts and answers that were expected to be computed again to go on",
+            self.recomputed_tokens,
+        )
+        name = "warmroute_migration_kept_tokens"
+        yield gauge(
+            name, "Token ids kept of streams under way, four bytes each", self.kept_tokens()
+        )
+        yield from self.gap.collect()
