@@ -35,13 +35,14 @@ from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.upstreams import GrpcOpener, WorkerTrust, grpc_opener
+from router.http.reply import RelayLimits
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.exposition import exposition
-from router.process import THREAD_USE, HangWatch, PolicyTrouble
+from router.process import THREAD_USE, HangWatch, PolicyTrouble, Pulse
 from router.record.access_log import access_log_of
 from router.record.recorder import recorder_of
-from router.record.request_log import request_log_of
+from router.record.request_log import RequestLog, request_log_of
 from router.record.trace import Tracer, below_of
 from router.record.trace_export import exporter
 from router.redis.url import redacted
@@ -49,9 +50,9 @@ from router.replicas.former import FormerRouters, Teller
 from router.replicas.replica import Replica
 from router.replicas.shown import replicas_shown
 from router.request.attempts import Attempts
-from router.request.dispatcher import Dispatcher
+from router.request.dispatcher import Dispatcher, FleetCalls
 from router.request.inference import Inference
-from router.request.prompts import PromptReader
+from router.request.prompts import PromptReader, TokenCheck
 from router.request.quotas import Tenants
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
@@ -94,17 +95,25 @@ class Router:
         self.config = config
         report = PolicyTrouble().report
         core = RouterCore(
-            load(config.policy), core_settings(config), config.seed, report, time.monotonic
+            load(config.policy),
+            core_settings(config),
+            config.seed,
+            report,
+            time.monotonic,
+            THREAD_USE,
         )
-        core.guard.use = THREAD_USE
-        self.dispatcher = Dispatcher(core, time.monotonic)
+        calls = self._fleet_calls()
+        self.dispatcher = Dispatcher(core, time.monotonic, calls, recorder_of(config, core))
         self.hang_watch = HangWatch(core.guard, time.monotonic, config.policy_hang_s)
         self._request_log = request_log_of(config, core, lambda: len(self.fleet.members))
-        self.dispatcher.recorder = recorder_of(config, core)
         self.zmq = zmq.asyncio.Context()
         # A worker has up to five: its stream, a replay, what tells of connections (two ends each).
         self.zmq.set(zmq.MAX_SOCKETS, _WORKER_SOCKETS * config.limits.workers + _SPARE_SOCKETS)
         self._threads = _reading_threads()
+        self._rings = _rings(config, time.monotonic)
+        keys = self.api_keys = self._rings.get("api_keys_file")
+        use = None if keys is None else keys.shared_use
+        self.replica = Replica(config, core, self.dispatcher.tell, use)
         self._context = FleetContext(
             http,
             self.zmq,
@@ -115,36 +124,26 @@ class Router:
             wants_snapshot=core.roster.wants_snapshot,
             trust=trust or WorkerTrust(config.workers_tls),
             relay=NativeRelay.wanted(config.relay),
+            grpc=_grpc_opener(config, lambda: self._context.terms.relay),
+            claim=self.replica.claim,
+            borrow=self.replica.borrow,
         )
-        self._context.grpc = _grpc_opener(config, self._context)
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.roles = _roles(config, self.fleet, core)
         self.discovery = discovery_of(self.fleet, lambda: self.config)
         self._keeper = _keeper(config, core, self.fleet)
-        self._connect()
         self.tokenizing = Tokenizing(lambda: self.config, self._threads, self.fleet, http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
         self.metrics = router_metrics(core, self.fleet, prompts, lines, check, self._keeper)
-        self.service = service = Service(self.dispatcher, self.fleet, self.metrics, lines, check)
-        service.refuses = lambda: self.config.drain_refuses
-        service.access = self.access = access_log_of(config)
-        service.traces = self.traces = exporter(config.tracing)
-        if self.traces is not None:
-            service.tracer = Tracer(below_of(config.tracing.sample))
-        self._rings = _rings(config, time.monotonic)
-        keys = self.api_keys = self._rings.get("api_keys_file")
-        self.inference = _inference(service, prompts, config, keys)
-        use = None if keys is None else keys.shared_use
-        self.replica = Replica(config, core, self.dispatcher.tell, use)
+        self.access, self.traces = access_log_of(config), exporter(config.tracing)
+        self.pulse = Pulse(self.relay_turn, time.monotonic)
+        self.service = self._service(config, lines, check)
+        self.inference = _inference(self.service, prompts, config, keys)
         shares = _shares(config)
         self.former = FormerRouters(core, self.dispatcher.tell, time.monotonic, shares)
-        self._context.claim, self._context.borrow = self.replica.claim, self.replica.borrow
         self._show_more(core)
         self.admin = self._admin_api(config)
-        self.admin.hosts = admin_hosts(config)
-        self.admin.sources = self.discovery.shown
-        self.admin.ui.replicas = partial(replicas_shown, self.replica)
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -166,14 +165,42 @@ class Router:
         parts = (self.dispatcher, self.service, self.fleet, self.inference, self.service.latest)
         keys = self._rings.get("admin_keys_file")
         pages = {"/doctor": {"GET": doctor.examine}}
-        return AdminApi(*parts, self.metrics, keys, Advising(config), pages)
+        return AdminApi(
+            *parts,
+            self.metrics,
+            keys,
+            Advising(config),
+            pages,
+            admin_hosts(config),
+            self.discovery.shown,
+            partial(replicas_shown, self.replica),
+        )
 
-    def _connect(self) -> None:
-        """What the core asks of the fleet."""
-        self.dispatcher.resync = self._resync
-        self.dispatcher.probe = lambda ask: self.fleet.probe(ask.worker_id, ask.within_s)
-        self.dispatcher.stalled = self.fleet.stalled
-        self.dispatcher.given_up = self.fleet.given_up
+    def _service(
+        self, config: Config, request_log: RequestLog | None, check: TokenCheck
+    ) -> Service:
+        traced = self.traces is not None
+        return Service(
+            self.dispatcher,
+            self.fleet,
+            self.metrics,
+            request_log,
+            check,
+            access=self.access,
+            traces=self.traces,
+            tracer=Tracer(below_of(config.tracing.sample)) if traced else None,
+            hangs=self.pulse.hangs,
+            refuses=lambda: self.config.drain_refuses,
+        )
+
+    def _fleet_calls(self) -> FleetCalls:
+        """What the core asks of the fleet, which is built after it."""
+        return FleetCalls(
+            self._resync,
+            lambda worker_id, within_s: self.fleet.probe(worker_id, within_s),
+            lambda worker_id: self.fleet.given_up(worker_id),
+            lambda worker_id: self.fleet.stalled(worker_id),
+        )
 
     def _show_more(self, core: RouterCore) -> None:
         self._picked: Counter[str] = Counter()  # by the endpoint picker
@@ -251,7 +278,7 @@ class Router:
         if "policy" in applied:
             self.dispatcher.set_policy(policy)
             if self._request_log is not None:
-                self._request_log.policy = policy.spec
+                self._request_log.set_policy(policy.spec)
         lines = [f"{key}: {reason}" for key, reason in refused.items()]
         if "workers" in applied or "discovery" in applied:
             lines += self.discovery.apply(specs, config.discovery)
@@ -265,18 +292,16 @@ class Router:
 
     def _settle_terms(self) -> None:
         """Give each part what it needs of the configuration in force."""
-        config, attempts = self.config, self.inference.attempts
-        self._context.terms = fleet_terms(config)
-        self.admin.hosts = admin_hosts(config)
-        self.inference.terms = inference_terms(config)
-        self.service.triton_inputs = given_roles(config.triton_inputs)
-        self.service.triton_loads = config.triton_admin == "load"
+        config = self.config
+        self._context.renew(fleet_terms(config))
+        self.admin.renew(admin_hosts(config))
+        self.inference.renew(
+            inference_terms(config), attempt_terms(config), migration_terms(config)
+        )
+        self.service.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
         self.dispatcher.set_model_limits(config.model_limits)
-        attempts.terms = attempt_terms(config)
-        if attempts.migrations is not None:
-            attempts.migrations.terms = migration_terms(config)
         if self.service.tracer is not None:
-            self.service.tracer.below = below_of(config.tracing.sample)
+            self.service.tracer.renew(below_of(config.tracing.sample))
 
     def reload_keys(self) -> None:
         """Read the files of keys anew. One that cannot be used changes nothing."""
@@ -304,7 +329,7 @@ class Router:
 
     def retire(self, why: str) -> None:
         """Let `/ready` say no from now on; `why` is the reason that it gives."""
-        self.service.retired = why
+        self.service.retire(why)
 
     def hand_over(self) -> None:
         """Another router has what we know, and keeps it from now on."""
@@ -354,10 +379,10 @@ def _shares(config: Config) -> str:
     return "" if config.state is None else f"{config.replicas.fleet} {redacted(config.state)}"
 
 
-def _grpc_opener(config: Config, context: FleetContext) -> GrpcOpener | None:
+def _grpc_opener(config: Config, limits: Callable[[], RelayLimits]) -> GrpcOpener | None:
     if config.grpc_port < 0:
         return None
-    return grpc_opener(time.monotonic, config.workers_tls, lambda: context.terms.relay)
+    return grpc_opener(time.monotonic, config.workers_tls, limits)
 
 
 def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
@@ -373,8 +398,7 @@ def _inference(
     service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
 ) -> Inference:
     """The handler of inference paths; `keys` are clients' API keys."""
-    service.triton_inputs = given_roles(config.triton_inputs)
-    service.triton_loads = config.triton_admin == "load"
+    service.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
     service.dispatcher.set_model_limits(config.model_limits)
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)

@@ -100,12 +100,21 @@ class Pulse:
 
     def __init__(self, beat: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
         """`beat` returns once the relay's thread has had a turn."""
-        self.serves = False  # it is this process that systemd watches
+        self._serves = False
         self._beat = beat
         self._clock = clock
         watched_s = watchdog_s()
         self._every_s = _BEAT_S if watched_s is None else min(watched_s / 2, _BEAT_S)
         self._asked_s = math.inf  # when the beat under way began
+
+    def serve(self, serves: bool) -> None:
+        """Whether it is this process that systemd watches, from now on."""
+        self._serves = serves
+
+    @property
+    def serves(self) -> bool:
+        """This process serves, and no other in its place."""
+        return self._serves
 
     def hangs(self) -> str:
         """What does not go on; "": all does."""
@@ -117,7 +126,7 @@ class Pulse:
             self._asked_s = self._clock()
             await self._beat()
             self._asked_s = math.inf
-            if self.serves:
+            if self._serves:
                 notify("WATCHDOG=1")
             await asyncio.sleep(self._every_s)
 

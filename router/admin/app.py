@@ -45,6 +45,7 @@ _OPEN = (*_PROBES, PAGE)  # without a key: probes have none, and the page has no
 _BY_URL = ("/workers", "/workers/drain", "/workers/undrain", "/workers/role")
 _OF_PAGES = ("Origin", "Sec-Fetch-Site")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
+Rows = Callable[[], list[dict[str, Any]]]
 _NO_PAGES: Mapping[str, Mapping[str, Handler]] = MappingProxyType({})
 _NAME_CHARS = 200  # shown of a name
 _REQUEST = "admin request"  # who asked for a change, in the log
@@ -64,10 +65,15 @@ class AdminApi:
         keys: KeyRing | None = None,
         advising: Advising | None = None,
         pages: Mapping[str, Mapping[str, Handler]] = _NO_PAGES,
+        hosts: tuple[str, ...] = (),
+        sources: Rows = list,
+        replicas: Rows = list,
     ) -> None:
         """`keys`: one of which every request needs, but for `/health`; None: nobody needs any.
 
-        `pages`: what other parts of the router show here; handlers by path and method.
+        `pages`: what other parts of the router show here; handlers by path and method. `hosts`:
+        names by which it may be asked. `sources`: rows of those that name workers; `replicas`:
+        rows of the routers that share state.
         """
         self._dispatcher = dispatcher
         self._service = service
@@ -75,14 +81,18 @@ class AdminApi:
         self._inference = inference
         self._decisions = decisions
         self._metrics = metrics
-        self.ui = UiState(dispatcher, service, fleet, decisions, metrics)
+        self.ui = UiState(dispatcher, service, fleet, decisions, metrics, replicas)
         self._keys = keys
         self.advising = advising
         self._pages = pages
-        self.hosts: tuple[str, ...] = ()  # names by which it may be asked, replaced on reload
-        self.sources: Callable[[], list[dict[str, Any]]] = list  # those that name workers
+        self._hosts = hosts
+        self._sources = sources
         self._strange_hosts = 0  # requests that asked by another name
         self._routes = self._all_routes()
+
+    def renew(self, hosts: tuple[str, ...]) -> None:
+        """Answer to these names from now on."""
+        self._hosts = hosts
 
     def _all_routes(self) -> dict[str, Mapping[str, Handler]]:
         """Handlers by path and method. `{id}` stands for one segment."""
@@ -145,7 +155,7 @@ class AdminApi:
         rebinding). It has no key, so where keys are asked for there is nothing to read.
         """
         asked = request.headers.get("Host")
-        if asked is None or known_host(asked, self.hosts):  # HTTP/1.0 may do without; no browser
+        if asked is None or known_host(asked, self._hosts):  # HTTP/1.0 may do without; no browser
             return
         self._strange_hosts += 1
         if worth_a_line(self._strange_hosts):
@@ -165,7 +175,7 @@ class AdminApi:
     async def list_workers(self, request: Request) -> Response:
         """Every worker: who it is, what it does, what it holds; and who names workers."""
         rows = [worker_shown(self._dispatcher, m) for m in self._fleet.members.values()]
-        return json_response({"workers": rows, "sources": self.sources()})
+        return json_response({"workers": rows, "sources": self._sources()})
 
     async def show_worker(self, request: Request) -> Response:
         """One worker."""

@@ -8,7 +8,6 @@ import logging
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,7 +19,7 @@ from router.collectors.shells import server_metrics
 from router.config.schema import Config
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
-from router.process import Pulse, notify, notify_ready, release, reloading, settle
+from router.process import notify, notify_ready, release, reloading, settle
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.server.listener import AdminListener, ClientListener, enough
 from router.server.sockets import cannot_listen, listening_at
@@ -97,8 +96,7 @@ class Server:
         self._picker: PickerPort | None = None
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
         self._handover: HandoverServer | None = None
-        self.pulse = Pulse(router.relay_turn, time.monotonic)
-        router.service.hangs = self.pulse.hangs
+        self.pulse = router.pulse
         self._listens = False  # both ports do
         self._lingering: asyncio.Task[None] | None = None  # another router serves in our place
         router.metrics.register(lambda: server_metrics(self._client.server))
@@ -150,7 +148,7 @@ class Server:
             self._handover = HandoverServer(path, self.leave, self.hand_over, router.teller)
             self._handover.start()
         notify_ready()
-        self.pulse.serves = True
+        self.pulse.serve(True)
         grpc = "" if self._grpc is None else f" grpc={self._grpc.address}"
         print(f"ready {client} admin={admin}{grpc}{self._picker_shown()}", flush=True)
 
@@ -176,7 +174,7 @@ class Server:
 
     async def hand_over(self) -> None:
         """Another router serves: accept nothing more, and end when all is answered."""
-        self.pulse.serves = False
+        self.pulse.serve(False)
         self._router.hand_over()
         self._client.accept_no_more()
         self._admin.accept_no_more()

@@ -45,12 +45,13 @@ from router.core.contract.actions import (
 )
 from router.core.contract.counters import CoreCounters
 from router.core.contract.settings import CoreSettings
-from router.core.placement.admission import DISPLACED, Admission, Drain, ModelLimits
+from router.core.placement.admission import DISPLACED, Admission, Drain, ModelLimit, ModelLimits
 from router.core.placement.chooser import Choice, Chooser, Withheld
 from router.core.placement.guard import (
     FallbackError,
     PolicyFaultError,
     PolicyGuard,
+    Use,
     no_time,
     raising,
 )
@@ -109,7 +110,10 @@ class RouterCore:
         seed: int = 0,
         report: Callable[[PolicyFaultError], None] = raising,
         clock: Callable[[], float] = no_time,
+        use: Callable[[], Use] | None = None,
+        explains_all: bool = False,
     ) -> None:
+        """`report`, `clock` and `use`: as of `PolicyGuard`; `explains_all`: as of `Chooser`."""
         self.settings = settings
         self.counters = CoreCounters()
         self.columns = WorkerColumns(settings.max_workers)
@@ -120,14 +124,14 @@ class RouterCore:
         self._speed = SpeedEstimator(self.columns)
         self._loads = LoadEstimator(self.columns)
         fallback = load(settings.policy_fallback)
-        self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s)
+        self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s, use)
         self.session_tracking = SessionTracking(
             self.columns, settings, self.ledger, self.workers, policy
         )
         pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
         drain: Drain[str] = Drain()
         self.model_limits = ModelLimits(drain)
-        self.chooser = Chooser(self.guard, settings, *pool, self.model_limits)
+        self.chooser = Chooser(self.guard, settings, *pool, self.model_limits, explains_all)
         self._observe = self.guard.observe
         self._seed, self._serial = seed, 0
         self._pending: dict[int, Pending] = {}
@@ -151,6 +155,10 @@ class RouterCore:
     def policy(self) -> LoadedPolicy:
         """The policy in use."""
         return self.guard.policy
+
+    def set_model_limits(self, limits: Mapping[str, ModelLimit]) -> None:
+        """Bound models by these from now on."""
+        self.model_limits.limits = limits
 
     def set_policy(self, policy: LoadedPolicy) -> None:
         """Decide by another policy from the next request on; it starts without memory."""

@@ -139,6 +139,10 @@ class FleetContext:
     def __post_init__(self) -> None:
         self.pauses = Pauses(self.clock)
 
+    def renew(self, terms: FleetTerms) -> None:
+        """Follow workers by these from now on."""
+        self.terms = terms
+
     @property
     def scrape_interval_s(self) -> float:
         """Seconds between two scrapes of one worker."""

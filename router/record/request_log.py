@@ -226,17 +226,21 @@ class RequestLog(QueuedLog[Ended]):
     ) -> None:
         """`clock` is the router's, `now_s` unix time, `header` makes one as of unix seconds.
 
-        `policy` is the specification in force; a reload sets another.
+        `policy` is the specification in force; `set_policy` takes another.
         """
         maker = LineMaker(salt, header, now_s, unix_offset_s=now_s() - clock())
         super().__init__(_NAME, RequestSink(file, maker), _WAITING_RECORDS, _WAITING_BYTES)
-        self.policy = policy  # of requests that end from now on
+        self._policy = policy  # of requests that end from now on
+
+    def set_policy(self, policy: str) -> None:
+        """Requests that end from now on are of this policy."""
+        self._policy = policy
 
     def put(self, record: RequestRecord) -> None:
         """A request that came before the core is over."""
         assert record.arrival is not None, "what was refused before has no line"
         chains = record.arrival.chains.values()
-        self.queue((self.policy, record), _RECORD_BYTES + sum(chain.nbytes for chain in chains))
+        self.queue((self._policy, record), _RECORD_BYTES + sum(chain.nbytes for chain in chains))
 
 
 def fleet_parts(workers: Iterable[WorkerFacts]) -> tuple[FleetPart, ...]:

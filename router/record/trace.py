@@ -69,8 +69,12 @@ class Tracer:
 
     def __init__(self, below: int, draw: random.Random | None = None) -> None:
         """`below`: of those whose caller says nothing, which are sampled (`below_of`)."""
-        self.below = below  # replaced on reload
+        self._below = below
         self._draw = draw or random.Random()
+
+    def renew(self, below: int) -> None:
+        """Sample by this from now on."""
+        self._below = below
 
     def begin(self, request: Request) -> Trace | None:
         """A request comes. None: it is not traced, and its headers go on as they are.
@@ -98,7 +102,7 @@ class Tracer:
         """A trace that begins here: most requests come this way, and few are sampled."""
         number = self._draw.getrandbits(192)
         trace_id = number >> 64 or 1
-        if trace_id & _LOWER < self.below:
+        if trace_id & _LOWER < self._below:
             return Trace(trace_id, self.span_id(), True)
         return Trace(trace_id, number & _LOWER or 1, False, replaces=replaces)
 

@@ -48,7 +48,7 @@ from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
 from router.upstream.client_reply import ClientReply, CollectedReply, Reply, upstream_request
 from router.upstream.migration.plan import MOVABLE
-from router.upstream.migration.stream import Migrations, Stream
+from router.upstream.migration.stream import Migrations, MigrationTerms, Stream
 
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
 CODE = DEADLINE
@@ -418,12 +418,18 @@ class Attempts:
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
         """`keep_authorization`: False where clients' keys are this router's own business."""
-        self.terms = terms  # replaced on reload
+        self.terms = terms
         self._clock = clock  # that deadlines are told by
         self._draw = draw  # so many random bits
         self._keep_authorization = keep_authorization
         self._releases = Releases()
         self.migrations = migrations
+
+    def renew(self, terms: AttemptTerms, migration: MigrationTerms) -> None:
+        """Try requests by these from now on."""
+        self.terms = terms
+        if self.migrations is not None:
+            self.migrations.renew(migration)
 
     async def answer(self, request: InferenceRequest) -> Answer:
         """The answer of the first worker that gives one, or the refusal."""

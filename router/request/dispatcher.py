@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
 from typing import Literal
@@ -173,22 +174,42 @@ class Ticket:
         self._dispatcher.tell(Failure(now_s, self.request_id, *told))
 
 
+@dataclass(frozen=True, slots=True)
+class FleetCalls:
+    """What the core wants done about a worker, by its id."""
+
+    resync: Callable[[int, int], None]  # its events, from a number on
+    probe: Callable[[int, float | None], None]  # within so many seconds; None: as usual
+    given_up: Callable[[int], None]
+    stalled: Callable[[int], None]
+
+
+def _nothing(*_: object) -> None:
+    """There is no fleet to ask."""
+
+
+_NO_FLEET = FleetCalls(_nothing, _nothing, _nothing, _nothing)
+
+
 class Dispatcher:
     """Lifetime: process. One event loop tells it everything, so the core needs no lock."""
 
-    def __init__(self, core: RouterCore, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        core: RouterCore,
+        clock: Callable[[], float],
+        fleet: FleetCalls = _NO_FLEET,
+        recorder: FactRecorder | None = None,
+    ) -> None:
+        """`fleet` is asked what the core wants of workers; `recorder` gets every fact."""
         self.core = core
         self.clock = clock
         self._tickets: dict[int, Ticket] = {}
-        self._explained: set[int] = set()  # requests whose decisions are taken apart
-        core.chooser.wants_details = lambda arrival: arrival.request_id in self._explained
+        self._explained = core.chooser.explained
         self._next_request_id = 0
         self._holds_not = ""  # why no request waits for a worker any more
-        self.recorder: FactRecorder | None = None  # set before the first fact, or never
-        self.resync: Callable[[int, int], None] = lambda worker_id, from_seq: None
-        self.probe: Callable[[Probe], None] = lambda action: None
-        self.given_up: Callable[[int], None] = lambda worker_id: None
-        self.stalled: Callable[[int], None] = lambda worker_id: None
+        self.recorder = recorder
+        self._fleet = fleet
 
     def next_request_id(self) -> int:
         """A number no other request has."""
@@ -264,7 +285,7 @@ class Dispatcher:
         limits = model_limits(lines)
         if limits == self.core.model_limits.limits:
             return
-        self.core.model_limits.limits = limits
+        self.core.set_model_limits(limits)
         if self.recorder is not None:
             self.recorder.set_model_limits(lines)
 
@@ -278,17 +299,17 @@ class Dispatcher:
             case Dispatch() | Reject():
                 self._tickets[action.request_id].put(action)
             case Resync():
-                self.resync(action.worker_id, action.from_seq)
+                self._fleet.resync(action.worker_id, action.from_seq)
             case Hold() if self._holds_not:
                 self._turn_away(action.request_id)
             case Hold():
                 pass  # the ticket waits; another action will come
             case Abandon():
-                self.given_up(action.worker_id)
+                self._fleet.given_up(action.worker_id)
             case Panic():
                 log.warning(_PANIC[action.begins], action.model, action.silent, action.workers)
             case Probe():
-                self.probe(action)
+                self._fleet.probe(action.worker_id, action.within_s)
             case Ejected():
                 log.warning(
                     "worker %d keeps failing (%s): no new requests for %.1f s",
@@ -297,7 +318,7 @@ class Dispatcher:
                     action.ejected_s,
                 )
                 if action.reason == STALLED:
-                    self.stalled(action.worker_id)
+                    self._fleet.stalled(action.worker_id)
             case Doubted():
                 known = {"worker": action.worker_id, "percent": 100 * action.confidence}
                 log.warning(_DOUBTS[action.reason], known)

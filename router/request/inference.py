@@ -17,11 +17,12 @@ from router.http.errors import ClientError
 from router.http.messages import Answer, Request
 from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
-from router.request.attempts import Attempts, Deadlines, cohort
+from router.request.attempts import Attempts, AttemptTerms, Deadlines, cohort
 from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
 from router.request.request import InferenceRequest
 from router.request.service import Service
+from router.upstream.migration.stream import MigrationTerms
 
 _HEADER = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})
@@ -71,7 +72,14 @@ class Inference:
         self._prompts = prompts
         self.tenants = tenants
         self.attempts = attempts
-        self.terms = terms  # replaced on reload
+        self.terms = terms
+
+    def renew(
+        self, terms: InferenceTerms, attempts: AttemptTerms, migration: MigrationTerms
+    ) -> None:
+        """Read, try and move requests by these from now on."""
+        self.terms = terms
+        self.attempts.renew(attempts, migration)
 
     async def handle(self, http: Request) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""

@@ -40,15 +40,24 @@ class Service:
         metrics: RouterMetrics,
         request_log: RequestLog | None = None,
         check: TokenCheck | None = None,
+        *,
+        access: AccessLog | None = None,
+        traces: Exporter | None = None,
+        tracer: Tracer | None = None,
+        hangs: Callable[[], str] = str,
+        refuses: Callable[[], bool] = lambda: False,
     ) -> None:
+        """`tracer`: there is one where traces are exported. `hangs`: what of this router does not
+        go on; empty: all does. `refuses`: whether it refuses new requests while it drains.
+        """
         self.dispatcher = dispatcher
         self.fleet = fleet
         self.metrics = metrics
         self.check = check
         self.request_log = request_log
-        self.access: AccessLog | None = None
-        self.traces: Exporter | None = None
-        self.tracer: Tracer | None = None  # there is one where traces are exported
+        self.access = access
+        self.traces = traces
+        self.tracer = tracer
         self.latest = LatestAttempts()
         self.sequences = Sequences()
         self.triton_inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
@@ -56,8 +65,8 @@ class Service:
         self.counts = TenantCounts()
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end
-        self.hangs: Callable[[], str] = str  # what of this router does not go on; "": all does
-        self.refuses: Callable[[], bool] = lambda: False  # new ones, while it drains
+        self.hangs = hangs
+        self.refuses = refuses
         self.clock = dispatcher.clock
         self.next_request_id = dispatcher.next_request_id
         self.models = dispatcher.core.workers.models
@@ -68,6 +77,14 @@ class Service:
         self._id_numbers = itertools.count()
         self._told_version = -1  # of the workers, when it was looked which roles do nothing
         self._told_halves: set[str] = set()
+
+    def renew(self, triton_inputs: Mapping[str, Mapping[str, str]], triton_loads: bool) -> None:
+        """Read Triton's inputs by these names from now on; let keys load models, or not."""
+        self.triton_inputs, self.triton_loads = triton_inputs, triton_loads
+
+    def retire(self, why: str) -> None:
+        """Let `/ready` say no from now on; `why` is the reason that it gives."""
+        self.retired = why
 
     def kserve_roles(self, model: str) -> Roles:
         """Which inputs of a model are what: as its servers' configs say, and our operator."""

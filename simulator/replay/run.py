@@ -103,14 +103,21 @@ class _Run:
         settings = CoreSettings(max_workers=slots, **told)
         self._agenda = Agenda()
         replicas = range(setup.world.replicas)
-        cores = [RouterCore(policy, settings, setup.seed, clock=call_clock) for _ in replicas]
+        explains = any(getattr(observer, "reads_details", False) for observer in observers)
+        cores = [
+            RouterCore(
+                policy,
+                settings,
+                setup.seed,
+                clock=call_clock,
+                use=_THREAD_USE,
+                explains_all=explains,
+            )
+            for _ in replicas
+        ]
         self._calls_s, self._slow_s = array("f"), settings.policy_slow_s
         for core in cores:
             core.guard.measure(self._calls_s)
-            core.guard.use = _THREAD_USE
-        if any(getattr(observer, "reads_details", False) for observer in observers):
-            for core in cores:
-                core.chooser.wants_details = lambda arrival: True
         self._core = Replicas(cores, self._agenda, _ns(setup.world.replica_lag_ms), setup.seed)
         self._arrivals = ClosedLoop(jobs) if setup.closed_loop else OpenLoop(jobs)
         self._relay = Relay(

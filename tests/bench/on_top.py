@@ -34,7 +34,7 @@ def case(spec: str, explained: bool = False, guarded: bool = True) -> Decide:
     policy = load(spec)
     core.set_policy(policy)
     if explained:
-        core.chooser.wants_details = lambda arrival: True
+        core.chooser.explains_all = True
 
     def unguarded(request: RequestView, fleet: FleetView) -> Answer:
         costs = policy.costs(request, fleet, None)

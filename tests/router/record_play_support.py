@@ -45,9 +45,8 @@ class Desk:
         self.path = path
         self.now_s = 1000.0
         self.core = RouterCore(load(policy), BOUNDS, seed=5, report=lambda error: None)
-        self.dispatcher = Dispatcher(self.core, lambda: self.now_s)
         self.recorder = FactRecorder(path, limit_bytes, self.core, seed=5)
-        self.dispatcher.recorder = self.recorder
+        self.dispatcher = Dispatcher(self.core, lambda: self.now_s, recorder=self.recorder)
         self.dispatcher._do = lambda action: None  # type: ignore[method-assign]
 
     def tell(self, fact: Fact) -> None:

@@ -84,7 +84,7 @@ def test_nobody_asks_for_terms_where_nobody_reads_them() -> None:
 
 def test_what_is_kept_is_what_the_decision_saw_before_it_was_charged() -> None:
     world = TermedWorld()
-    world.core.chooser.wants_details = lambda arrival: True
+    world.core.chooser.explains_all = True
     first, second = world.sent().decision, world.sent().decision
     assert first.details is not None
     assert second.details is not None
@@ -102,14 +102,14 @@ def test_what_is_kept_is_what_the_decision_saw_before_it_was_charged() -> None:
 
 def test_only_the_requests_asked_for_are_taken_apart() -> None:
     world = TermedWorld()
-    world.core.chooser.wants_details = lambda arrival: arrival.session == "ann"
-    kept = [world.sent(session=name).decision.details for name in ("bob", "ann", None)]
+    world.core.chooser.explained.add(7)
+    kept = [world.sent(request_id=number).decision.details for number in (6, 7, 8)]
     assert [details is not None for details in kept] == [False, True, False]
 
 
 def test_neither_texts_nor_names_of_people_are_in_it() -> None:
     world = TermedWorld()
-    world.core.chooser.wants_details = lambda arrival: True
+    world.core.chooser.explains_all = True
     details = world.sent(session="ann's secret", tenant="a company").decision.details
     assert details is not None
     told = msgspec.json.encode(everything(details)).decode()
@@ -133,7 +133,7 @@ def test_neither_texts_nor_names_of_people_are_in_it() -> None:
 )
 def test_terms_that_are_of_no_use_hurt_no_request(give: Any, says: str) -> None:
     world = TermedWorld()
-    world.core.chooser.wants_details = lambda arrival: True
+    world.core.chooser.explains_all = True
     world.policy.give = give
     for _ in range(20):
         decision = world.sent().decision
@@ -241,7 +241,7 @@ def test_regret_is_what_was_needed_beyond_what_the_runner_up_would_have_cost() -
 
 def test_hybrid_is_taken_apart_into_what_it_adds_up() -> None:
     world = World(workers=3)
-    world.core.chooser.wants_details = lambda arrival: True
+    world.core.chooser.explains_all = True
     for number in range(4):
         (action,) = world.core.on_arrival(world.arrival([number, 9]))
         assert isinstance(action, Dispatch)

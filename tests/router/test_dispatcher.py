@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from policies.load import LoadedPolicy
 from router.core.contract.actions import Dispatch, Reject
 from router.core.core import RouterCore
 from router.core.placement.guard import PolicyFaultError
-from router.request.dispatcher import Dispatcher, Ticket
+from router.request.dispatcher import Dispatcher, FleetCalls, Ticket
 from tests.router.core_world import World
 
 
@@ -43,11 +45,17 @@ class Desk(World):
         self.core = RouterCore(loaded, self.core.settings, report=self.failures.append)
         for worker_id in range(2):
             self.join(worker_id)
-        self.dispatcher = Dispatcher(self.core, lambda: self.now_s)
+        self.asked: list[tuple[object, ...]] = []  # of the fleet
+        names = [field.name for field in fields(FleetCalls)]
+        asks = FleetCalls(*(partial(self.note, name) for name in names))
+        self.dispatcher = Dispatcher(self.core, lambda: self.now_s, asks)
 
-    def arrive(self, ticket: Ticket, **fields: Any) -> None:
+    def note(self, *call: object) -> None:
+        self.asked.append(call)
+
+    def arrive(self, ticket: Ticket, **more: Any) -> None:
         number = self.dispatcher.next_request_id()
-        ticket.arrive(self.arrival([1, 2], request_id=number, **fields))
+        ticket.arrive(self.arrival([1, 2], request_id=number, **more))
 
     def ticket(self) -> Ticket:
         return Ticket(self.dispatcher)
@@ -183,10 +191,8 @@ async def test_what_the_fallback_cannot_decide_answers_500_and_leaves_nothing() 
 
 async def test_a_resync_goes_to_its_worker() -> None:
     desk = Desk()
-    asked: list[tuple[int, int]] = []
-    desk.dispatcher.resync = lambda worker_id, from_seq: asked.append((worker_id, from_seq))
     desk.dispatcher.tell(KvEvents(0.0, 1, 4, ()))
-    assert asked == [(1, 0)]
+    assert desk.asked == [("resync", 1, 0)]
 
 
 def test_what_is_no_fact_from_outside_is_refused() -> None:

@@ -42,10 +42,11 @@ class UiState:
         fleet: FleetManager,
         decisions: LatestAttempts,
         metrics: RouterMetrics,
+        replicas: Replicas = list,
     ) -> None:
         core: RouterCore = dispatcher.core
         self.boot = secrets.token_hex(8)  # tells a page that another router answers now
-        self.replicas: Replicas = list
+        self.replicas = replicas
         self._dispatcher = dispatcher
         self._service = service
         self._fleet = fleet

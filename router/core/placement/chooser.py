@@ -132,7 +132,9 @@ class Chooser:
         arrivals: ArrivalEstimator,
         session_tracking: SessionTracking,
         model_limits: ModelLimits,
+        explains_all: bool,
     ) -> None:
+        """`explains_all`: every decision keeps what it saw, not those of `explained` alone."""
         self._guard = guard
         self._settings = settings
         self._columns = columns.read_only()
@@ -140,7 +142,8 @@ class Chooser:
         self._eligibility = Eligibility(workers, settings.panic_share)
         self._roster = roster
         self._arrivals = arrivals
-        self.wants_details: Callable[[Arrival], bool] | None = None  # whose decision is read
+        self.explains_all = explains_all
+        self.explained: set[int] = set()  # requests whose decisions somebody reads
         self._session_tracking = session_tracking
         self.reservations = Reservations(columns)
         self._limits = WorkerLimits(settings, columns)
@@ -249,7 +252,7 @@ class Chooser:
         reason: str,
     ) -> Choice:
         choice = self._choice(rows, request, fleet, answer, reason)
-        if self.wants_details is not None and self.wants_details(arrival):
+        if self.explains_all or arrival.request_id in self.explained:
             choice.decision.details = self._details(request, fleet, answer)
         return choice
 

@@ -123,7 +123,8 @@ class PolicyGuard:
     """The policy in use, its memory and its faults. Lifetime: process.
 
     `report` is told of every fault; where it returns, the fallback decides. `clock` measures what
-    a call of the policy takes, in seconds; `slow_s` is too long.
+    a call of the policy takes, in seconds; `slow_s` is too long. `use`: of the thread, by which a
+    pause of the machine is told from a slow policy; None: all of a call's time counts.
     """
 
     def __init__(
@@ -133,14 +134,13 @@ class PolicyGuard:
         report: Callable[[PolicyFaultError], None] = raising,
         clock: Callable[[], float] = no_time,
         slow_s: float = math.inf,
+        use: Callable[[], Use] | None = None,
     ) -> None:
         self.fallback = fallback
         self.faults: Counter[tuple[str, str]] = Counter()  # (policy, kind); of 64 policies at most
         self.last_fault: PolicyFaultError | None = None  # of the policy in use
         self.since_s = math.inf  # when the call under way began, on `clock`; +inf: there is none
-        self.use: Callable[[], Use] | None = (
-            None  # of the thread; None: all of a call's time counts
-        )
+        self.use = use
         self.overdue_s = 0.0  # the slowest call since `settle_slow`; 0: none was too slow
         self._times: array[float] | None = None  # of all calls; None: nobody wants them
         self._bears_s = slow_s

@@ -348,9 +348,13 @@ class Migrations:
         self.room: AnyRoom = room_of_streams()
         self._service = service
         self._metrics = metrics
-        self.terms = terms  # replaced on reload
+        self.terms = terms
         self._distrusted: set[str] = set()  # models, until the end of the process
         metrics.kept_tokens = lambda: self.room.taken
+
+    def renew(self, terms: MigrationTerms) -> None:
+        """Move streams by these from now on."""
+        self.terms = terms
 
     @contextmanager
     def stream(
