@@ -1,7 +1,8 @@
 """A request in two legs: what the worker that prefills is sent, what it answers, and what the
 worker that decodes is sent then. Bodies are edited in place: all other bytes stay as they came.
 
-Each way in which KV passes between two workers is a `Transfer`; `TRANSFERS` has them by name.
+Each way in which KV passes between two workers is a `Transfer`; `router.engines.table` has them by
+name.
 """
 
 from __future__ import annotations
@@ -472,15 +473,8 @@ class Sidecar:
 
 SIDECAR = "sidecar"
 PREFILLER = b"x-prefiller-host-port"  # HOST:PORT; llm-d-router, `pkg/sidecar/proxy` (2026)
-_NIXL = Nixl()
-# By what a worker's options say, else by the kind of engine.
-TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
-    {
-        **dict.fromkeys(("vllm", "nixl"), _NIXL),
-        "warmroute": Warmroute(),
-        "sglang": Rooms(),
-        "mooncake": Mooncake(),
-        "trtllm": Trtllm(),
-        SIDECAR: Sidecar(),
-    }
+NIXL = Nixl()
+# Those that a worker's options may name; the others go by the kind of engine (`router.engines`).
+NAMED_TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
+    {"nixl": NIXL, "mooncake": Mooncake(), SIDECAR: Sidecar()}
 )

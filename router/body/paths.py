@@ -1,4 +1,7 @@
-"""The client port's inference paths, how each is read, and which engines lack it."""
+"""The client port's inference paths, and how each is read.
+
+Which engines lack one is in the engines' own files (`router.engines`).
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,6 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
     }
 )
 
-_OURS = frozenset({"warmroute"})
-# By their HTTP servers: vLLM 0.33, SGLang 0.5.23, TensorRT-LLM 1.2, Triton's OpenAI frontend.
-_NOT_SGLANG = _OURS | {"sglang", "trtllm", "triton"}
-_NOT_VLLM = _OURS | {"vllm", "trtllm", "triton"}
-_NEITHER = _OURS | {"trtllm", "triton"}
-
 
 @dataclass(frozen=True, slots=True)
 class Path:
@@ -48,7 +45,6 @@ class Path:
 
     path: str
     reads: Reads
-    lacking: frozenset[str] = frozenset()  # kinds of engines that have it in no version
     salt: str | None = None  # field that keeps caches apart; None: its engines read none
     mark: bytes | None = None  # see `upstream.reply.UpstreamRequest`
     needs: str | None = None  # what a worker must not lack (`Arrival.needs`)
@@ -61,66 +57,50 @@ class Path:
         return None if form is None else AnswerDue(form, max_output_tokens != 0)
 
 
-def _path(
-    path: str,
-    reads: Reads,
-    lacking: frozenset[str],
-    salt: str | None = None,
-    mark: bytes | None = None,
-) -> Path:
+def _path(path: str, reads: Reads, salt: str | None = None, mark: bytes | None = None) -> Path:
     """A path that not every engine has."""
-    return Path(path, reads, lacking, salt, mark, needs=path, computes=reads != "model")
-
-
-def _input(path: str, lacking: frozenset[str]) -> Path:
-    return _path(path, "input", lacking)
+    return Path(path, reads, salt, mark, needs=path, computes=reads != "model")
 
 
 _TABLE = (
     Path("/v1/completions", "openai", salt="cache_salt"),
     Path("/v1/chat/completions", "openai", salt="cache_salt"),
     # Events are named; an answer begins with some that no token has been computed for.
-    _path("/v1/responses", "responses", _OURS | {"triton"}, "cache_salt", b".delta\n"),
-    _path("/v1/messages", "messages", _NEITHER, None, b"content_block_delta\n"),
-    _path("/v1/messages/count_tokens", "model", _NEITHER),
-    _input("/v1/embeddings", _OURS),
-    _input("/pooling", _NOT_SGLANG),
-    _input("/classify", _NEITHER),
-    _path("/score", "pairs", _NOT_SGLANG),
-    _path("/v1/score", "pairs", _NEITHER),
-    _path("/rerank", "pairs", _NOT_SGLANG),
-    _path("/v1/rerank", "pairs", _NEITHER),
-    _path("/v2/rerank", "pairs", _NOT_SGLANG),
-    _path("/generate", "generate", _NOT_VLLM, "extra_key", b"\ndata:"),
-    _path("/inference/v1/generate", "token_ids", _NOT_SGLANG, "cache_salt", b"\ndata:"),
-    _path("/tokenize", "model", frozenset({"trtllm", "triton"})),
-    _path("/detokenize", "model", frozenset({"trtllm", "triton"})),
+    _path("/v1/responses", "responses", "cache_salt", b".delta\n"),
+    _path("/v1/messages", "messages", None, b"content_block_delta\n"),
+    _path("/v1/messages/count_tokens", "model"),
+    _path("/v1/embeddings", "input"),
+    _path("/pooling", "input"),
+    _path("/classify", "input"),
+    _path("/score", "pairs"),
+    _path("/v1/score", "pairs"),
+    _path("/rerank", "pairs"),
+    _path("/v1/rerank", "pairs"),
+    _path("/v2/rerank", "pairs"),
+    _path("/generate", "generate", "extra_key", b"\ndata:"),
+    _path("/inference/v1/generate", "token_ids", "cache_salt", b"\ndata:"),
+    _path("/tokenize", "model"),
+    _path("/detokenize", "model"),
 )
 PATHS: Mapping[str, Path] = MappingProxyType({path.path: path for path in _TABLE})
 # By the last part of `/v2/models/NAME[/versions/N]/...`, of Triton and of our engine.
-_NO_KSERVE = frozenset({"vllm", "sglang", "trtllm"})
 KSERVE: Mapping[str, Path] = MappingProxyType(
     {
-        "infer": _path("/v2/models/{model}/infer", "infer", _NO_KSERVE),
-        "generate": _path("/v2/models/{model}/generate", "tensors", _NO_KSERVE),
+        "infer": _path("/v2/models/{model}/infer", "infer"),
+        "generate": _path("/v2/models/{model}/generate", "tensors"),
         "generate_stream": replace(
-            _path("/v2/models/{model}/generate_stream", "tensors", _NO_KSERVE), streams=True
+            _path("/v2/models/{model}/generate_stream", "tensors"), streams=True
         ),
     }
 )
 # The same by gRPC, which Triton alone speaks.
-_NO_GRPC = _NO_KSERVE | {"warmroute", "openai"}
-_INFER = _path("/inference.GRPCInferenceService/ModelInfer", "infer", _NO_GRPC)
-_STREAM = _path("/inference.GRPCInferenceService/ModelStreamInfer", "infer", _NO_GRPC)
+_INFER = _path("/inference.GRPCInferenceService/ModelInfer", "infer")
+_STREAM = _path("/inference.GRPCInferenceService/ModelStreamInfer", "infer")
 KSERVE_GRPC: Mapping[str, Path] = MappingProxyType(
     {path.path: path for path in (_INFER, replace(_STREAM, streams=True))}
 )
+NO_GRPC = frozenset(KSERVE_GRPC)  # what a server lacks that does not speak it
+NO_KSERVE = NO_GRPC | {path.path for path in KSERVE.values()}
 # What a server has not got that speaks KServe v2 alone.
 NOT_KSERVE = frozenset(path.needs for path in _TABLE if path.needs is not None)
 OTHER = Path("", "opaque")  # those that are passed on where the operator wants it
-
-
-def lacking(kind: str) -> frozenset[str]:
-    """Paths that no engine of this kind has."""
-    every = (*_TABLE, *KSERVE.values(), *KSERVE_GRPC.values())
-    return frozenset(path.path for path in every if kind in path.lacking)

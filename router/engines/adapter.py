@@ -17,7 +17,7 @@ from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
 from router.body.kserve import Roles
-from router.body.legs import Door
+from router.body.legs import Door, Transfer
 from router.engines.worker_spec import WorkerSpec
 from router.events.sources import EventSource
 
@@ -307,8 +307,22 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamForm:
+    """What one kind of engine does with `return_token_ids` in a streamed request.
+
+    `chat`: also in chats. `hidden`: the value of the fields of ids where nobody asked for them;
+    empty: they are left out then. `chat_tokens`: what a chat gets at most that sets no limit
+    itself; None: what the context has room for.
+    """
+
+    chat: bool = True
+    hidden: bytes = b""
+    chat_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Adapter:
-    """One engine.
+    """One engine: how it is recognized, and what its servers can do in every version that we know.
 
     `recognize` returns None where another engine answers; it asks for nothing that changes an
     engine before it is sure. With `named` the operator said that it is this one, and it takes
@@ -318,6 +332,14 @@ class Adapter:
 
     kind: str
     recognize: Callable[[Interview, bool], Awaitable[Profile | None]]
+    lacks: frozenset[str] = frozenset()  # inference paths, of `router.body.paths`
+    takes_prompt_ids: bool = False  # token ids as the `prompt` of a completion
+    chat_ids: str | None = None  # the field of a chat that takes its prompt's token ids
+    stream_form: StreamForm | None = None  # of token ids in its streams; None: it gives none
+    transfer: Transfer | None = None  # how KV passes between two of its workers
+    role_switch: str | None = None  # the path at which an engine is told another role
+    speaks_kserve: bool = False
+    has_repository: bool = False  # clients may load and unload its models, as Triton's
 
 
 Count = Annotated[int, Meta(ge=0, le=10**12)]

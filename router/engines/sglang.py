@@ -12,7 +12,8 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import label_rank, samples
 from policies.facts import Role
-from router.body.legs import Door
+from router.body.legs import Door, Rooms
+from router.body.paths import NO_KSERVE
 from router.engines.adapter import (
     Adapter,
     Count,
@@ -24,6 +25,7 @@ from router.engines.adapter import (
     RankLoad,
     Ranks,
     Size,
+    StreamForm,
     UnrecognizedError,
     decoded,
     share,
@@ -207,4 +209,13 @@ def _or_nan(value: float | None) -> float:
     return math.nan if value is None else float(value)
 
 
-ADAPTER = Adapter("sglang", _recognize)
+ADAPTER = Adapter(
+    "sglang",
+    _recognize,
+    # By the HTTP server of SGLang 0.5.23.
+    lacks=NO_KSERVE | {"/pooling", "/score", "/rerank", "/v2/rerank", "/inference/v1/generate"},
+    takes_prompt_ids=True,
+    stream_form=StreamForm(chat=False),  # pull request 30917 refuses the field for streamed chats
+    transfer=Rooms(),
+    role_switch="/pd_role_switch",  # 0.5.23, `role_switch.py`
+)

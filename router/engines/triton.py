@@ -203,4 +203,10 @@ async def _health(talk: Interview, names: list[str]) -> HealthCheck:
     return HealthCheck()
 
 
-ADAPTER = Adapter("triton", _recognize)
+ADAPTER = Adapter(
+    "triton",
+    _recognize,
+    lacks=NOT_KSERVE - {"/v1/embeddings"},  # of its OpenAI frontend
+    speaks_kserve=True,
+    has_repository=True,
+)

@@ -11,6 +11,8 @@ from msgspec import Meta
 
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
+from router.body.legs import Trtllm
+from router.body.paths import NO_KSERVE, NOT_KSERVE
 from router.engines.adapter import (
     Adapter,
     Count,
@@ -144,4 +146,12 @@ async def _source(talk: Interview) -> PollSource | None:
     return PollSource(f"{talk.spec.url}{EVENTS_PATH}")
 
 
-ADAPTER = Adapter("trtllm", _recognize)
+ADAPTER = Adapter(
+    "trtllm",
+    _recognize,
+    # By the HTTP server of TensorRT-LLM 1.2.
+    lacks=NO_KSERVE | (NOT_KSERVE - {"/v1/responses", "/v1/embeddings"}),
+    takes_prompt_ids=True,
+    chat_ids="prompt_token_ids",
+    transfer=Trtllm(),
+)

@@ -16,7 +16,8 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
 from policies.facts import Role
-from router.body.legs import Door
+from router.body.legs import NIXL, Door, Warmroute
+from router.body.paths import NO_GRPC, NO_KSERVE, NOT_KSERVE
 from router.engines.adapter import (
     Adapter,
     Interview,
@@ -24,6 +25,7 @@ from router.engines.adapter import (
     LoadReader,
     Profile,
     RankLoad,
+    StreamForm,
     UnrecognizedError,
     cards,
     decoded,
@@ -178,7 +180,15 @@ async def _sources(talk: Interview) -> RankedSources:
     return kv_event_sources(body, talk.host) if status == 200 else RankedSources({})
 
 
-ADAPTER = Adapter("vllm", profile_of)
+ADAPTER = Adapter(
+    "vllm",
+    profile_of,
+    lacks=NO_KSERVE | {"/generate"},  # by the HTTP server of vLLM 0.33
+    takes_prompt_ids=True,
+    # `openai/chat_completion/serving.py` names the fields in each choice, null where not asked.
+    stream_form=StreamForm(hidden=b"null"),
+    transfer=NIXL,
+)
 
 
 async def _recognize(talk: Interview, named: bool) -> Profile | None:
@@ -213,4 +223,12 @@ async def _server_info(talk: Interview) -> tuple[str, Role]:
     return (info.group or "")[:_SHOWN_CHARACTERS], info.role
 
 
-WARMROUTE = Adapter("warmroute", _recognize)
+WARMROUTE = Adapter(
+    "warmroute",
+    _recognize,
+    lacks=NO_GRPC | (NOT_KSERVE - {"/tokenize", "/detokenize"}),
+    takes_prompt_ids=True,
+    stream_form=StreamForm(chat_tokens=256),
+    transfer=Warmroute(),
+    speaks_kserve=True,
+)

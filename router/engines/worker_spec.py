@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import Any
 from urllib.parse import urlsplit
@@ -11,7 +12,6 @@ from urllib.parse import urlsplit
 from policies.facts import Role
 from router.events.sources import MAX_RANK, endpoint_at_rank, usable
 
-KINDS = ("warmroute", "vllm", "sglang", "trtllm", "triton", "openai")
 ROLES = ("both", "prefill", "decode")
 # vLLM's connectors, and llm-d's sidecar before any engine; other engines have one way each.
 TRANSFERS = ("nixl", "mooncake", "sidecar")
@@ -34,7 +34,7 @@ class WorkerSpec:
     """
 
     url: str  # http(s)://host[:port][/path], without a slash at its end
-    kind: str | None = None  # one of KINDS
+    kind: str | None = None  # of `router.engines.table`
     model: str | None = None  # the only model to use it for
     rank: int | None = None  # the only data-parallel rank of its engine to use
     block_size: int | None = None  # tokens, 1..4096
@@ -57,7 +57,7 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         _check_url("url", self.url)
-        _one_of("kind", self.kind, (None, *KINDS))
+        _one_of("kind", self.kind, (None, *_kinds()))
         _one_of("role", self.role, ROLES)
         _one_of("transfer", self.transfer, (None, *TRANSFERS))
         if self.transfer not in (None, "sidecar") and self.kind not in (None, "vllm"):
@@ -284,3 +284,10 @@ def _text(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
+
+
+def _kinds() -> Iterable[str]:
+    # Imported here: every engine's file reads workers' options, and so this one.
+    from router.engines.table import ADAPTERS
+
+    return ADAPTERS

@@ -15,9 +15,10 @@ from router.core.core import RouterCore
 from router.core.placement.roster import TableFullError
 from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
 from router.core.workers.table import Worker, halves_missing, serves
+from router.engines.table import adapter_of
 from router.engines.worker_spec import WorkerSpec, WorkerSpecError, taken
 from router.fleet.context import FleetContext
-from router.fleet.member import SWITCHES, Member
+from router.fleet.member import Member
 from router.fleet.pauses import Pauses
 from router.fleet.recognize import with_role
 from router.fleet.wanted import (
@@ -399,7 +400,7 @@ class FleetManager:
         if role != "both" and member.spec.group is None and known.own_group is None:
             raise RoleRefusedError(f"{name} takes KV from nobody: it has no group")
         missing = self._left_without(members)
-        if known.kind in SWITCHES:
+        if adapter_of(known.kind).role_switch is not None:
             if role == "both":
                 raise RoleRefusedError(f"{name}: its engine can be prefill or decode only")
             ranks = [m for m in self.at_url(member.spec.url) if m not in members and not m.leaving]
@@ -435,7 +436,7 @@ class FleetManager:
         """Go on with a change of role, which waits for its requests to end; `late`: or has waited
         for `drain_s`. Ranks turn together, where their engine must be told.
         """
-        path = SWITCHES.get(member.kind or "")
+        path = adapter_of(member.kind).role_switch
         if path is None:  # what still runs there may: nothing is taken from it
             if late or not requests_of(member.worker_id):
                 self._turned(member, turning.role, "drain_s is over" if late else "idle")
@@ -639,7 +640,9 @@ class RoleKeeper:
         least = min(losing, key=lambda w: (int(requests[w.slot]), w.worker_id))
         member = self._fleet.members[least.worker_id]
         log.info("roles of %r: %s", group, change)
-        whole = self._fleet.at_url(member.spec.url) if member.kind in SWITCHES else [member]
+        whole = (
+            self._fleet.at_url(member.spec.url) if adapter_of(member.kind).role_switch else [member]
+        )
         try:
             self._fleet.change_role(whole, change.role, "the mix of requests")
         except RoleRefusedError as error:

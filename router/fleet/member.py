@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Literal, NoReturn
 
 import aiohttp
@@ -26,6 +25,7 @@ from router.engines.adapter import (
     is_paused,
     trouble_with,
 )
+from router.engines.table import adapter_of
 from router.engines.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
@@ -47,9 +47,6 @@ from router.http.reply import Sends
 log = logging.getLogger(__name__)
 
 
-# Engines that must be told their role, and are idle then; by SGLang 0.5.23, `role_switch.py`. For
-# the others a role is what requests make of it, and what they say of it a proposal.
-SWITCHES: Mapping[str, str] = MappingProxyType({"sglang": "/pd_role_switch"})
 _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _LOOK_S = 1.0  # between two looks at an engine that denied a model
@@ -155,7 +152,7 @@ class Member:
 
     @property
     def transfer(self) -> str:
-        """How KV passes to it and from it, of `router.body.legs.TRANSFERS`."""
+        """How KV passes to it and from it, of `router.engines.table.TRANSFERS`."""
         return "" if self.recognized is None else self.recognized.transfer
 
     async def run(self) -> None:
@@ -421,7 +418,7 @@ class Member:
         """
         if self.turned is None or recognized.own_role in ("both", self.turned):
             return recognized
-        if recognized.kind not in SWITCHES:
+        if adapter_of(recognized.kind).role_switch is None:
             return with_role(replace(recognized, own_role=self.turned), self.spec)
         log.warning("worker %d is %s again: so it says", self.worker_id, recognized.own_role)
         self.turned = None

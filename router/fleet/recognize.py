@@ -7,19 +7,16 @@ import math
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 
 import aiohttp
 
 from policies.facts import Role, WorkerFacts
 from router.body.kserve import Roles
-from router.body.legs import TRANSFERS, Door
-from router.body.paths import lacking
-from router.engines import sglang, triton, trtllm, vllm
+from router.body.legs import Door
+from router.engines import triton
 from router.engines.adapter import (
     HEALTH,
     MAX_MODELS,
-    Adapter,
     Card,
     HealthCheck,
     Interview,
@@ -28,6 +25,7 @@ from router.engines.adapter import (
     UnrecognizedError,
     cards,
 )
+from router.engines.table import ADAPTERS, TRANSFERS
 from router.engines.trtllm import EVENTS_PATH
 from router.engines.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.events.sources import (
@@ -41,18 +39,6 @@ from router.events.sources import (
 BLOCK_SIZES = range(1, 4_097)  # tokens, as in a worker's options
 _GUESSED_BLOCK = 64  # tokens, at least, of blocks that no events tell of
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 100  # in a line of the log
-
-
-async def _nothing_more(talk: Interview, named: bool) -> Profile | None:
-    return Profile(ranks=())
-
-
-# In the order in which an engine that nobody named is tried.
-_ADAPTERS = (
-    *(vllm.WARMROUTE, trtllm.ADAPTER, vllm.ADAPTER, sglang.ADAPTER, triton.ADAPTER),
-    Adapter("openai", _nothing_more),
-)
-ADAPTERS = MappingProxyType({adapter.kind: adapter for adapter in _ADAPTERS})
 
 
 class NoSuchRankError(UnrecognizedError):
@@ -80,7 +66,7 @@ class Recognized:
     pause_url: str | None = None  # tells whether it is paused; None: it cannot be
     own_group: str | None = None  # whose KV it could take, by engine and version
     own_role: Role = "both"  # that it was started for
-    transfer: str = ""  # how KV passes to it and from it, of `router.body.legs.TRANSFERS`
+    transfer: str = ""  # how KV passes to it and from it, of `router.engines.table.TRANSFERS`
     door: Door | None = None  # where those that decode meet it, where both legs begin at once
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
@@ -137,7 +123,7 @@ async def recognize(
         has_events=source is not None,
         keeps_copies=profile.keeps_copies,
         adapters=frozenset(m.id for m in models if m.parent is not None),
-        lacks=lacking(kind) | profile.lacks,
+        lacks=ADAPTERS[kind].lacks | profile.lacks,
     )
     recognized = Recognized(
         kind,

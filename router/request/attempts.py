@@ -17,16 +17,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType, coroutine
+from types import coroutine
 from typing import Any
 
 import msgspec
 
 from kvkernels import AnswerDue, body_fields
 from router.body.kserve_http import last_event, says_busy, says_unreadable
-from router.body.legs import RELEASE, TRANSFERS, TRY_BITS, Handover, Leg, Transfer, Try
+from router.body.legs import RELEASE, TRY_BITS, Handover, Leg, Transfer, Try
 from router.body.scan import LONG_BYTES, Tokens
 from router.core.contract.actions import Reject
+from router.engines.table import TRANSFERS, adapter_of
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError
 from router.http.framing import Body, follow
@@ -148,11 +149,6 @@ def cohort() -> Generator[None]:
     yield
 
 
-# Which engines take token ids as `prompt` of a completion, and which as a field beside messages.
-_COMPLETIONS = frozenset({"warmroute", "vllm", "sglang", "trtllm"})
-_CHATS: Mapping[str, str] = MappingProxyType({"trtllm": "prompt_token_ids"})
-
-
 _WRITTEN_IDS = 1 << 16  # at a time: other threads wait meanwhile
 
 
@@ -165,9 +161,9 @@ def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> 
     if not ids:
         return body
     if path.endswith("/chat/completions"):
-        name = _CHATS.get(kind)
+        name = adapter_of(kind).chat_ids
         return body if name is None else _with_field(body, name, ids[0])
-    if kind not in _COMPLETIONS:
+    if not adapter_of(kind).takes_prompt_ids:
         return body
     fault, _, (prompt,) = body_fields(body, ("prompt",))
     if fault is not None or prompt is None:

@@ -20,6 +20,7 @@ import msgspec
 from engine.wire.events import WireError
 from router.body.kserve_http import PREFIX, is_kserve, unknown_model
 from router.engines.adapter import MAX_METRICS_BYTES, Reply, ask
+from router.engines.table import adapter_of
 from router.fleet.member import Member
 from router.http.errors import ClientError
 from router.http.messages import Request, Response, json_response
@@ -30,7 +31,6 @@ from router.request.service import Service
 _ASKED_S = 5.0  # a server's answer may take
 _LOAD_S = 1_800.0  # the same of a model that is loaded
 _AT_ONCE = 16  # servers that are asked
-_KINDS = frozenset({"triton", "warmroute"})
 _MODEL = re.compile(
     r"/v2/models/(?P<model>[^/]{1,1024})(?P<version>/versions/[0-9]{1,20})?(?P<what>/[a-z]+)?"
 )
@@ -104,7 +104,7 @@ class KservePort:
             member
             for member in self._service.fleet.members.values()
             if (known := member.recognized) is not None
-            and known.kind in _KINDS
+            and adapter_of(known.kind).speaks_kserve
             and (model is None or model in known.facts.models)
         ]
         found.sort(key=lambda member: not member.ready)
@@ -167,7 +167,7 @@ class KservePort:
         members = {
             member.spec.url: member
             for member in self._service.fleet.members.values()
-            if (member.kind or member.spec.kind or "triton") == "triton"
+            if _may_have_repository(member.kind or member.spec.kind)
         }
         if not members:
             raise ClientError(400, "no Triton is known here")
@@ -326,3 +326,8 @@ def _batches(one: list[Any], other: list[Any], depth: int) -> list[Any]:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _may_have_repository(kind: str | None) -> bool:
+    """A server that is not recognized yet may be a Triton."""
+    return kind is None or adapter_of(kind).has_repository

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 
-from router.body.legs import TRANSFERS, Trtllm
+from router.body.legs import Trtllm
 from router.body.scan import ScanLimits
 from router.config.schema import Config
 from router.core.contract.settings import CoreSettings
 from router.core.workers.roles import RoleTerms
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
+from router.engines import trtllm
+from router.engines.table import TRANSFERS
 from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.http.reply import RelayLimits, Timeouts
@@ -129,7 +131,7 @@ def attempt_terms(config: Config) -> AttemptTerms:
         client_buffer_bytes=config.limits.client_buffer_bytes,
         tenant_header=config.tenant_header,
         forward_token_ids=config.forward_token_ids,
-        transfers={**TRANSFERS, "trtllm": _trtllm(config)},
+        transfers={**TRANSFERS, trtllm.ADAPTER.kind: _trtllm(config)},
     )
 
 

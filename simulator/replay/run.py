@@ -18,6 +18,7 @@ from policies.facts import WorkerChange
 from policies.load import LoadedPolicy, PolicyError, load
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
+from router.core.placement.guard import raising
 from simulator.replay.agenda import Agenda
 from simulator.replay.arrivals import Anonymous, ClosedLoop, OpenLoop
 from simulator.replay.faults import Failing, Fault, read_faults
@@ -103,18 +104,9 @@ class _Run:
         settings = CoreSettings(max_workers=slots, **told)
         self._agenda = Agenda()
         replicas = range(setup.world.replicas)
+        build = partial(RouterCore, policy, settings, setup.seed, raising, call_clock, _THREAD_USE)
         explains = any(getattr(observer, "reads_details", False) for observer in observers)
-        cores = [
-            RouterCore(
-                policy,
-                settings,
-                setup.seed,
-                clock=call_clock,
-                use=_THREAD_USE,
-                explains_all=explains,
-            )
-            for _ in replicas
-        ]
+        cores = [build(explains_all=explains) for _ in replicas]
         self._calls_s, self._slow_s = array("f"), settings.policy_slow_s
         for core in cores:
             core.guard.measure(self._calls_s)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from router.body.legs import (
     PARAMS,
     TRANSFER_FIELDS,
-    TRANSFERS,
     Trtllm,
     Try,
     check_no_override,
@@ -20,6 +19,7 @@ from router.body.legs import (
     splits,
 )
 from router.body.paths import PATHS
+from router.engines.table import TRANSFERS
 from router.http.errors import ClientError, WorkerError
 from tests.router.property_support import patient
 

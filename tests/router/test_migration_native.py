@@ -12,8 +12,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kvkernels
+from router.engines.adapter import StreamForm
 from router.upstream.migration.journal import Journal, Room
-from router.upstream.migration.plan import Form, Plan, plan_of
+from router.upstream.migration.plan import Plan, plan_of
 from tests.effort import examples
 from tests.router.migration_engines import Engine
 
@@ -36,7 +37,7 @@ class Both:
         self.python_room = Room(STREAM_TOKENS, TOKENS)
         self.native_room = kvkernels.RelayRoom(STREAM_TOKENS, TOKENS)
         self.python = Journal(plan(), self.python_room)
-        self.python.begin(Form(hidden=hidden))
+        self.python.begin(StreamForm(hidden=hidden))
         terms = kvkernels.RelayJournalTerms(self.native_room, hidden, b"X: 1\r\n")
         self.native = kvkernels.RelayJournal(terms)
         self.outs = [b"", b""]

@@ -73,7 +73,7 @@ def test_every_key_as_text_and_as_mapping():
         (f"{URL},kin=vllm", "did you mean kind"),
         (f"{URL},colour=red", "keys: url, kind"),
         (f"{URL},kind=vllm,kind=vllm", "given twice"),
-        (f"{URL},kind=tgi", "allowed: warmroute, vllm, sglang"),
+        (f"{URL},kind=tgi", "allowed: warmroute, trtllm, vllm, sglang"),
         (f"{URL},role=router", "allowed: both, prefill, decode"),
         (f"{URL},block_size=0", "1..4096"),
         (f"{URL},block_size=1.5", "whole number"),

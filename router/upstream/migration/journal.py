@@ -10,8 +10,9 @@ from typing import Annotated, Any, TypeAlias
 import msgspec
 
 import kvkernels
+from router.engines.adapter import StreamForm
 from router.http.errors import WorkerError
-from router.upstream.migration.plan import Form, Plan
+from router.upstream.migration.plan import Plan
 
 
 class Room:
@@ -268,7 +269,7 @@ class Journal:
         self._plan = plan
         self._room = room
         self._kept_tokens = 0
-        self._form = Form()
+        self._form = StreamForm()
         self._events = Splitter(_EVENT_BYTES + _ID_BYTES * room.stream_tokens)
         self._held: list[bytes] = []
         self._withheld = array("i")  # tokens whose text the engine keeps back
@@ -280,7 +281,7 @@ class Journal:
         self.said_before = 0  # tokens, at the last seam
         self._seams = 0
 
-    def begin(self, form: Form) -> None:
+    def begin(self, form: StreamForm) -> None:
         """Events of a worker of this form follow, of the first one or after a seam."""
         self._form = form
 

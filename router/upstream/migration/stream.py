@@ -13,6 +13,8 @@ import numpy as np
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes, chain_seed
 from policies.facts import Arrival
 from router.body.scan import Tokens
+from router.engines.adapter import StreamForm
+from router.engines.table import adapter_of
 from router.http.errors import WorkerError
 from router.http.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
 from router.metrics.migrations import MigrationMetrics
@@ -20,8 +22,6 @@ from router.upstream.client_reply import ClientReply, LendingSink
 from router.upstream.migration.generate import journal_of
 from router.upstream.migration.journal import AnyRoom, Room, room_of_streams
 from router.upstream.migration.plan import (
-    FORMS,
-    Form,
     Plan,
     asking_for_ids,
     plan_of,
@@ -68,7 +68,7 @@ class Stream(LendingSink):
         self._moves = moves
         self._metrics = metrics
         self._service = service
-        self._form: Form | None = None  # of the present worker, where it is known to give ids
+        self._form: StreamForm | None = None  # of the present worker, where it is known to give ids
         self._journal = journal_of(plan, room)
         self._head: ReplyHead
         self._passing = False  # the reply is no stream of events: its bytes go on as they are
@@ -86,7 +86,7 @@ class Stream(LendingSink):
 
         `reply` is the client's, unless one has begun.
         """
-        form = FORMS.get(kind or "")
+        form = adapter_of(kind).stream_form
         if self._journal.said and form is None:
             return False
         self._form = form
@@ -95,7 +95,7 @@ class Stream(LendingSink):
             self.reply = reply
             self._journal.close()
             self._journal = journal_of(self._plan, self._room)
-        self._journal.begin(form or Form())
+        self._journal.begin(form or StreamForm())
         return True
 
     def request(self, request: UpstreamRequest) -> UpstreamRequest:
@@ -212,7 +212,7 @@ class Stream(LendingSink):
         if self._plan.max_tokens is None:
             cards = (card for card in self._service.cards() if card["id"] == self._arrival.model)
             context_tokens = next((card.get("max_model_len") for card in cards), None)
-        form, prompt_tokens = self._form or Form(), self._journal.prompt_tokens
+        form, prompt_tokens = self._form or StreamForm(), self._journal.prompt_tokens
         self._left = tokens_left(self._plan, form, prompt_tokens, said, context_tokens)
         return "max_tokens" if said and (self._left is None or self._left < 1) else ""
 
@@ -222,7 +222,7 @@ class Stream(LendingSink):
         """See `LendingSink`. Not of clients that asked for ids: which they see, Python knows."""
         if self.begun or self._plan.shows_ids or isinstance(self._room, Room):
             return "moved" if self.begun else "ids"
-        hidden = (self._form or Form()).hidden
+        hidden = (self._form or StreamForm()).hidden
         return self.reply, RelayJournalTerms(self._room, hidden, _MIGRATABLE_LINE)
 
     def taken_back(self, end: RelayEnd) -> None:

@@ -1,0 +1,40 @@
+"""The engines that are known: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from router.body.legs import NAMED_TRANSFERS, Transfer
+from router.body.paths import NO_GRPC
+from router.engines import sglang, triton, trtllm, vllm
+from router.engines.adapter import Adapter, Interview, Profile
+
+
+async def _nothing_more(talk: Interview, named: bool) -> Profile | None:
+    return Profile(ranks=())
+
+
+OPENAI = Adapter("openai", _nothing_more, lacks=NO_GRPC)  # any other that lists its models
+# In the order in which an engine that nobody named is tried.
+_ENGINES = (
+    vllm.WARMROUTE,
+    trtllm.ADAPTER,
+    vllm.ADAPTER,
+    sglang.ADAPTER,
+    triton.ADAPTER,
+    OPENAI,
+)
+ADAPTERS: Mapping[str, Adapter] = MappingProxyType({one.kind: one for one in _ENGINES})
+# By what a worker's options say, else by the kind of engine.
+TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
+    {
+        **NAMED_TRANSFERS,
+        **{one.kind: one.transfer for one in _ENGINES if one.transfer is not None},
+    }
+)
+
+
+def adapter_of(kind: str | None) -> Adapter:
+    """The adapter of a kind of engine; of one that is not known yet, the plainest."""
+    return ADAPTERS.get(kind or OPENAI.kind, OPENAI)
