@@ -10,6 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from policies.facts import Arrival
+from router.engines.table import ADAPTERS
 from router.http.messages import Answer, Request, Response
 from router.http.reply import Outcome, Timeouts
 from router.metrics.migrations import MigrationMetrics
@@ -18,6 +19,9 @@ from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.migration.stream import Migrations, MigrationTerms
 from tests.router.relay_support import Script, served, upstreams_to, worker
+
+FORMS = {kind: one.stream_form for kind, one in ADAPTERS.items() if one.stream_form is not None}
+
 
 TOTAL = 5
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from policies.facts import WorkerChange
-from router.core.workers.table import kv_state as backlog_module
+from router.core.workers import kv_state as backlog_module
 from tests.router.feed_wire import (
     END,
     Publisher,

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from policies.facts import Cleared, KvEvents, LoadReport, ReplayEnd, WorkerChange
 from router.core.contract.actions import Resync
+from router.core.workers import kv_state as backlog_module
 from router.core.workers.kv_events import WireEvents
-from router.core.workers.table import kv_state as backlog_module
 from tests.effort import examples
 from tests.router.core_world import BLOCK, World, removed, stored
 

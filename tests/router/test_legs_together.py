@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body.legs import TRANSFERS, TRY_BITS, Door, Try
+from router.body.legs import TRY_BITS, Door, Try
 from router.engines.adapter import UnrecognizedError
+from router.engines.table import TRANSFERS
 from router.http.reply import RANK_HEADER
 from tests.router.engine_pages import MODELS, engine, recognized
 from tests.router.property_support import patient

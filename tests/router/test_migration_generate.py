@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from engine.timed import continuation
 from router.upstream.migration.generate import GenerateJournal, journal_of
 from router.upstream.migration.journal import Room
-from router.upstream.migration.plan import FORMS, Plan, plan_of, rest_of, tokens_left
+from router.upstream.migration.plan import Plan, plan_of, rest_of, tokens_left
 from tests.effort import examples
 from tests.router.migration_engines import VOCAB, texts
+from tests.router.migration_support import FORMS
 from tests.router.property_support import cut
 
 PROMPT = [3, 1, 4, 1, 5]

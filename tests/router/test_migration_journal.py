@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from router.upstream.migration.journal import Journal, Room
 from router.upstream.migration.plan import (
-    FORMS,
     Plan,
     asking_for_ids,
     plan_of,
@@ -21,6 +20,7 @@ from router.upstream.migration.plan import (
 )
 from tests.effort import examples
 from tests.router.migration_engines import Engine
+from tests.router.migration_support import FORMS
 
 PROMPT = [3, 1, 4, 1, 5]
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}

@@ -12,7 +12,6 @@ from engine.server.bodies import DEFAULT_CHAT_TOKENS, DEFAULT_COMPLETION_TOKENS
 from router.upstream.migration.journal import Room
 from router.upstream.migration.plan import (
     COMPLETION_TOKENS,
-    FORMS,
     Plan,
     asking_for_ids,
     plan_of,
@@ -20,6 +19,7 @@ from router.upstream.migration.plan import (
     to_completions,
     tokens_left,
 )
+from tests.router.migration_support import FORMS
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

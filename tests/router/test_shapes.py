@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body.paths import KSERVE_GRPC, OTHER, PATHS, lacking
+from router.body.paths import KSERVE_GRPC, OTHER, PATHS
 from router.body.scan import SHAPES, ScanLimits, Scanned
+from router.engines.table import ADAPTERS
 from router.http.errors import ClientError
 from tests.router.property_support import patient
 
@@ -178,9 +179,9 @@ def test_any_body_is_read_or_refused(path: str, fields: dict[str, Any]) -> None:
 
 
 def test_what_each_kind_lacks() -> None:
-    assert "/generate" in lacking("vllm")
-    assert "/generate" not in lacking("sglang")
-    assert {"/tokenize", "/detokenize"}.isdisjoint(lacking("warmroute"))
+    assert "/generate" in ADAPTERS["vllm"].lacks
+    assert "/generate" not in ADAPTERS["sglang"].lacks
+    assert {"/tokenize", "/detokenize"}.isdisjoint(ADAPTERS["warmroute"].lacks)
     # Nobody knows what it is: it is asked; but not by gRPC, of which no address is known.
-    assert lacking("openai") == KSERVE_GRPC.keys()
-    assert not {p.path for p in PATHS.values() if p.needs is None} & lacking("trtllm")
+    assert ADAPTERS["openai"].lacks == KSERVE_GRPC.keys()
+    assert not {p.path for p in PATHS.values() if p.needs is None} & ADAPTERS["trtllm"].lacks
