@@ -1,5 +1,5 @@
 // Drives the hot trunks without Python, for the sanitizers (sanitize.sh builds and runs it;
-// `tests/router/test_trunks.py` holds the numbers to the twin's).
+// `tests/router/core/sessions/test_trunks.py` holds the numbers to the twin's).
 //   trunks [N] [SEED]   N random histories; exit 1 where more heads are kept than may be, a trunk
 //                       is told that the prompt does not begin with, or a number is none
 #include <cmath>

@@ -1,5 +1,5 @@
 // Drives the default policy's costs without Python, for the sanitizers (sanitize.sh builds and runs
-// it; `tests/router/test_native_warmset.py` holds the numbers to the policy's own).
+// it; `tests/router/core/placement/test_native_warmset.py` holds the numbers to the policy's own).
 //   warmset [N] [SEED]   N random pools, each asked ten times; exit 1 where a cost is no number or
 //                        below 0, or somebody warm is shut out
 #include <cmath>

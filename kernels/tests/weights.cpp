@@ -1,5 +1,5 @@
 // Drives the weights of sessions without Python, for the sanitizers (sanitize.sh builds and runs
-// it; `tests/router/test_session_weights.py` holds the numbers to numpy's).
+// it; `tests/router/core/sessions/test_session_weights.py` holds the numbers to numpy's).
 //   weights [N] [SEED]   N random tables, each weighed as time goes by; exit 1 where a weight is no
 //                        chance, or the sums are not those of the weights
 #include <cmath>

@@ -19,8 +19,8 @@ from router.http.framing import ChunkedBody
 from router.upstream.meter import Meter
 from router.upstream.migration.journal import Journal, Room
 from router.upstream.migration.plan import Plan, asking_for_ids, plan_of
-from tests.router.migration_engines import Engine
-from tests.router.migration_support import FORMS
+from tests.router.upstream.migration_engines import Engine
+from tests.router.upstream.migration_support import FORMS
 
 EVENTS = 2_000
 ROUNDS = 15

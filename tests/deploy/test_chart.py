@@ -36,7 +36,7 @@ from tests.deploy.chart import (
 )
 from tests.deploy.parsed import router_config
 from tests.engine.model_dirs import tokenizer_text, write_model
-from tests.router.config_values import another_value, nested
+from tests.router.settings.config_values import another_value, nested
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {"discovery": {"sources": ["dns:engines:8000,kind=vllm"]}}

@@ -12,7 +12,7 @@ import yaml
 
 from router.config.keys import keys_of
 from tests.deploy.config_schema import FILE, written
-from tests.router.config_values import another_value, nested
+from tests.router.settings.config_values import another_value, nested
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads(FILE.read_text(encoding="utf-8"))["properties"]["config"]

@@ -19,7 +19,7 @@ from router.doctor.report import DoctorError
 from router.http.tls import server_tls
 from tests.doctor.pools import config
 from tests.engine.harness import eventually, running
-from tests.router.engine_pages import CUT, HANGS, Pages, engine
+from tests.router.engines.engine_pages import CUT, HANGS, Pages, engine
 from tests.served_app import served_by
 from tests.server.certs import Authority
 

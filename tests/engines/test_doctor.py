@@ -31,7 +31,7 @@ from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.test_triton import gauges_of
 from tests.engines.triton_server import TritonServer
 from tests.live.stack import until
-from tests.router.engine_pages import engine as mock
+from tests.router.engines.engine_pages import engine as mock
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

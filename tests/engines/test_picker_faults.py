@@ -34,7 +34,7 @@ from tests.engines.envoy import (
 )
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
-from tests.router.test_picker_exchange import message
+from tests.router.picker.test_picker_exchange import message
 from tests.server.certs import Authority
 
 ORIGINAL_DST, OVERRIDE_HOST = "original-dst.yaml", "override-host.yaml"

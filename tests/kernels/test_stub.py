@@ -23,7 +23,7 @@ STUB = ast.parse((FOLDER / "_native.pyi").read_text())
 RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the router's relay
 
 # `router.body.scan` and `router.http.parser` are the judges of these, `policies.warmset` and
-# numpy (`tests/router/test_session_weights.py`) of the two after them, functions in
+# numpy (`tests/router/core/sessions/test_session_weights.py`) of the two after them, functions in
 # `tests/oracles/answers.py` of the last ones: they have no twin here.
 NO_TWIN = {
     *("plain_head", "scan_request", "PlainHead", "PromptText"),

@@ -68,7 +68,7 @@ class LeaseHolder:
 
 
 async def main(url: str, lease_s: float) -> None:
-    from tests.router.replica_support import Replica
+    from tests.router.replicas.replica_support import Replica
 
     replica = Replica(url, "held", lease_s=lease_s)
     replica.link.start()

@@ -10,7 +10,7 @@ from functools import partial
 from aiohttp import web
 
 from tests.live.stack import MODEL
-from tests.router.trtllm_serve import CREATED, SIZE, Engine, block, chain_of, removed, stored
+from tests.router.events.trtllm_serve import CREATED, SIZE, Engine, block, chain_of, removed, stored
 from tests.served_app import served_app
 
 OPTIONS = f"kind=trtllm,events=poll,block_size={SIZE},kv_tokens=1e6"

@@ -19,7 +19,7 @@ from policies.facts import KvEvents
 from router.events.sources import ZmqSource, kv_event_sources
 from simulator.live.processes import Program, Programs
 from tests.live.stack import MODEL, Stack, engine_arguments, misbehaving, running, until
-from tests.router.feed_wire import Rig, chain_of, pack, rig
+from tests.router.events.feed_wire import Rig, chain_of, pack, rig
 
 SIZE = 16
 PROMPT = [(7 * n) % 100 for n in range(5 * SIZE)]

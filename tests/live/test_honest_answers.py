@@ -13,7 +13,7 @@ import pytest
 from tests.effort import QUICK
 from tests.live.stack import MODEL, Stack, running, until
 from tests.live.told_engine import EVENTS, JSON, PAGE, TOLD, ToldEngine
-from tests.router.answer_bodies import (
+from tests.router.http.answer_bodies import (
     BAD_STREAMS,
     BAD_WHOLE,
     GOOD_STREAMS,

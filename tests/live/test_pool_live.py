@@ -1,4 +1,4 @@
-"""InferencePools of an API server (tests/router/kubernetes_api.py), followed by a real router."""
+"""InferencePools of an API server (`kubernetes_api.py`), followed by a real router."""
 
 from __future__ import annotations
 
@@ -20,8 +20,14 @@ from tests.live.light_engine import LightEngine
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.pauses import Ticks
-from tests.router.kubernetes_api import KubernetesApi, kubernetes_api, objective, pod, pool
-from tests.router.test_picker_exchange import message, read
+from tests.router.discovery.kubernetes_api import (
+    KubernetesApi,
+    kubernetes_api,
+    objective,
+    pod,
+    pool,
+)
+from tests.router.picker.test_picker_exchange import message, read
 
 pytestmark = pytest.mark.alone
 

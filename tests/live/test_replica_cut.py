@@ -17,7 +17,7 @@ from router.replicas.membership import VERSION, ReplicaRefusedError
 from tests.effort import EFFORT
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.pauses import running_s
-from tests.router.replica_support import TERMS, Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import TERMS, Replica, all_see_each_other, fleet, until
 
 pytestmark = needs_redis
 DETECTED_S, BACK_S = 1.5, 2.0

@@ -27,7 +27,7 @@ from tests.live.shifted_clock import ShiftedClock
 from tests.live.slow_line import slow_line
 from tests.live.stack import MODEL, Stack
 from tests.pauses import measured
-from tests.router.replica_support import fleet, until
+from tests.router.replicas.replica_support import fleet, until
 
 pytestmark = needs_redis
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.pauses import running_s
-from tests.router.replica_support import Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import Replica, all_see_each_other, fleet, until
 
 pytestmark = needs_redis
 DETECTED_S = 1.5

@@ -11,7 +11,7 @@ from router.replicas.membership import Keys
 from tests.frozen import freeze
 from tests.live.lease_holder import LeaseHolder
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
-from tests.router.replica_support import Replica, fleet, until
+from tests.router.replicas.replica_support import Replica, fleet, until
 
 pytestmark = needs_redis
 KEY = Keys("default").lease("it")

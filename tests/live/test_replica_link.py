@@ -9,7 +9,7 @@ import pytest
 
 from router.replicas.link import KEPT_ENTRIES, MAX_MESSAGE_BYTES
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
-from tests.router.replica_support import Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import Replica, all_see_each_other, fleet, until
 
 pytestmark = needs_redis
 

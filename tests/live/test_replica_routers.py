@@ -17,7 +17,7 @@ from router.replicas.membership import VERSION, ReplicaRefusedError
 from simulator.live.processes import Program, Programs
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
-from tests.router.replica_support import Replica
+from tests.router.replicas.replica_support import Replica
 
 pytestmark = needs_redis
 PAGE = (Path(__file__).parents[2] / "docs" / "replicas.md").read_text(encoding="utf-8")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.live.ports import lasting_port
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
-from tests.router.replica_support import Replica, all_see_each_other, fleet, until
+from tests.router.replicas.replica_support import Replica, all_see_each_other, fleet, until
 
 pytestmark = needs_redis
 WIRE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ import uvloop
 
 from router.upstream.native import NativeRelay
 from tests.effort import QUICK
-from tests.router import relay_support
+from tests.router.upstream import relay_support
 
 
 def pytest_asyncio_loop_factories(

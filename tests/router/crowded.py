@@ -23,7 +23,7 @@ from router.http.messages import Request
 from router.http.reply import Outcome, Usage
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
-from tests.router.fleet_support import admin_port
+from tests.router.fleet.fleet_support import admin_port
 
 BLOCK = 16
 HEADS = (20, 26, 40)  # blocks of the system prompts that sessions share

@@ -11,11 +11,11 @@ import pytest
 
 from router.http.tls import server_tls, worker_tls
 from router.upstream.fallback import Upstream
-from tests.router import relay_support
-from tests.router.test_relay_client import *  # noqa: F403
-from tests.router.test_relay_failures import *  # noqa: F403
-from tests.router.test_relay_replies import *  # noqa: F403
-from tests.router.test_relay_slow_client import *  # noqa: F403
+from tests.router.upstream import relay_support
+from tests.router.upstream.test_relay_client import *  # noqa: F403
+from tests.router.upstream.test_relay_failures import *  # noqa: F403
+from tests.router.upstream.test_relay_replies import *  # noqa: F403
+from tests.router.upstream.test_relay_slow_client import *  # noqa: F403
 from tests.server.certs import Authority
 
 

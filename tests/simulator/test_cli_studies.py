@@ -12,8 +12,8 @@ import pytest
 from router.record.facts import framed, records
 from simulator.traces.formats import FORMATS
 from simulator.traces.generators.table import GENERATORS
-from tests.router.core_world import stored
-from tests.router.record_play_support import Desk
+from tests.router.core.core_world import stored
+from tests.router.record.record_play_support import Desk
 from tests.simulator.cli_support import FLEET, REQUESTS, Run, run, trace
 
 __all__ = ["run"]

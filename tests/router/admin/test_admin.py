@@ -1,0 +1,196 @@
+"""The admin port over real HTTP: workers in and out, reasons, and input that makes no sense."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import pytest
+
+from policies.facts import Arrival, Finish, WorkerChange, WorkerFacts
+from router.assembly import Router
+from router.config.schema import Config, Limits
+from tests.router.core.core_world import BLOCK, chain_of
+from tests.router.fleet.fleet_support import admin_port
+
+URL = "http://127.0.0.1:9"
+BODY_BYTES = 4096
+
+
+@dataclass
+class Admin:
+    """A router's admin port. Lifetime: test."""
+
+    router: Router
+    url: str
+    http: aiohttp.ClientSession
+
+    async def ask(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any]:
+        if body is not None:
+            kwargs["json"] = body
+        async with self.http.request(method, self.url + path, **kwargs) as reply:
+            text = await reply.text()
+            return reply.status, json.loads(text) if text else None
+
+    async def join(self, spec: Any = URL) -> int:
+        """Add a worker that its core knows, though nobody listens there."""
+        status, row = await self.ask("POST", "/workers", spec)
+        assert status == 201, row
+        facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)
+        self.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
+        return int(row["id"])
+
+
+@asynccontextmanager
+async def admin() -> AsyncIterator[Admin]:
+    async with aiohttp.ClientSession() as http:
+        router = Router(Config(limits=Limits(workers=2, body_bytes=BODY_BYTES)), http)
+        try:
+            async with admin_port(router) as url:
+                yield Admin(router, url, http)
+        finally:
+            await router.aclose()
+
+
+async def test_a_worker_comes_is_drained_and_goes() -> None:
+    async with admin() as one:
+        worker_id = await one.join({"url": URL, "max_requests": 3})
+        assert worker_id == 0
+        _, listed = await one.ask("GET", "/workers")
+        (row,) = listed["workers"]
+        assert (row["id"], row["url"], row["state"]) == (0, URL, "ready")
+        _, drained = await one.ask("POST", "/workers/0/drain")
+        assert drained["leaving"] is False
+        status, leaving = await one.ask("DELETE", "/workers/0")
+        assert (status, leaving["leaving"]) == (202, True)
+        status, gone = await one.ask("DELETE", "/workers/0?force=true")
+        assert (status, gone["state"]) == (200, "gone")
+        assert (await one.ask("GET", "/workers/0"))[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "says"),
+    [
+        ("POST", "/workers", "ftp://x", 400, "http"),
+        ("POST", "/workers", f"{URL},color=red", 400, "color"),
+        ("POST", "/workers", {"url": URL, "weight": "heavy"}, 400, "weight"),
+        ("POST", "/workers", [1], 400, "mapping"),
+        ("POST", "/workers", "http://" + "a" * 64 + ".example", 400, "url"),  # no such host name
+        ("GET", "/workers/9", None, 404, "ids: none"),
+        ("GET", "/workers/-1", None, 404, "no worker"),
+        ("GET", "/workers/%D9%A3", None, 404, "no worker"),
+        ("GET", "/workers/" + "9" * 40, None, 404, "no worker"),
+        ("DELETE", "/workers/x", None, 404, "no worker"),
+        ("GET", "/explain?last=0", None, 400, "last"),
+        ("GET", "/explain?last=1001", None, 400, "last"),
+        ("GET", "/explain?last=x", None, 400, "last"),
+        ("POST", "/explain", {"model": "m", "prompt": [1]}, 409, "no worker"),
+        ("POST", "/explain", {"model": "m", "prompt": 5}, 400, "prompt"),
+        ("POST", "/explain", {"prompt": "x" * BODY_BYTES}, 413, "larger"),
+        ("PUT", "/workers", None, 405, "takes"),
+        ("GET", "/nothing", None, 404, "not served"),
+    ],
+)
+async def test_bad_input_is_told_from_good(method, path, body, status, says) -> None:
+    async with admin() as one:
+        got, answer = await one.ask(method, path, body)
+        assert got == status, answer
+        assert says in answer["error"]["message"]
+
+
+async def test_what_a_worker_was_given_is_shown() -> None:
+    async with admin() as one:
+        await one.join({"url": URL, "max_requests": 3, "max_kv_fraction": 0.5})
+        keys = ("max_requests", "max_queued_tokens", "max_kv_fraction", "weight")
+        _, row = await one.ask("GET", "/workers/0")
+        assert [row[key] for key in keys] == [3, None, 0.5, 1]
+
+
+async def test_a_bare_address_is_answered_with_the_form_to_send() -> None:
+    async with admin() as one:
+        as_json = {"Content-Type": "application/json"}
+        for data, form in (
+            (f"{URL},weight=2", f'"{URL},weight=2"'),
+            ("http://me:secret@h", '"http://127.0.0.1:8003"'),
+        ):
+            status, answer = await one.ask("POST", "/workers", data=data, headers=as_json)
+            assert status == 400
+            assert f"as in {form} (for curl: -d '{form}')" in answer["error"]["message"]
+            assert "secret" not in answer["error"]["message"]
+        assert (await one.ask("POST", "/workers", data=f'"{URL}"', headers=as_json))[0] == 201
+
+
+async def test_what_is_no_json_or_not_said_to_be_is_refused() -> None:
+    async with admin() as one:
+        as_json = {"Content-Type": "application/json"}
+        for data in (b"", b"{", b"\xff", b"[" * 4000):
+            status, _ = await one.ask("POST", "/workers", data=data, headers=as_json)
+            assert status == 400, data
+        assert (await one.ask("POST", "/workers", data=b'"http://h"'))[0] == 415
+
+
+async def test_the_same_worker_twice_and_one_too_many_are_refused() -> None:
+    async with admin() as one:
+        await one.join()
+        status, answer = await one.ask("POST", "/workers", URL)
+        assert (status, answer["error"]["code"]) == (409, "worker_refused")
+        await one.join("http://127.0.0.1:10")
+        status, answer = await one.ask("POST", "/workers", "http://127.0.0.1:11")
+        assert status == 409
+        assert "limits.workers" in answer["error"]["message"]
+
+
+async def test_force_must_be_true_or_false() -> None:
+    async with admin() as one:
+        await one.join()
+        status, answer = await one.ask("DELETE", "/workers/0?force=yes")
+        assert (status, answer["error"]["param"]) == (400, "force")
+
+
+async def test_pages_of_other_origins_cannot_change_anything() -> None:
+    async with admin() as one:
+        await one.join()
+        page = {"Origin": "http://evil.example"}
+        for method, path in (("POST", "/workers/0/drain"), ("DELETE", "/workers/0?force=true")):
+            assert (await one.ask(method, path, headers=page))[0] == 403
+        assert (await one.ask("GET", "/workers/0"))[1]["state"] == "ready"
+
+
+async def test_explaining_charges_nothing_and_remembers_nothing() -> None:
+    async with admin() as one:
+        await one.join()
+        body = {"model": "m", "prompt": list(range(20))}
+        for _ in range(3):
+            status, answer = await one.ask("POST", "/explain", body)
+            assert (status, answer["worker"], answer["expected_hit_tokens"]) == (200, 0, 0)
+        _, latest = await one.ask("GET", "/explain")
+        assert latest["decisions"] == []
+        core = one.router.dispatcher.core
+        assert core.inflight_requests == len(core.ledger) == 0
+        _, health = await one.ask("GET", "/health")
+        assert health == {"status": "ok", "ready_workers": 1, "workers": 1}
+
+
+async def test_ticks_are_rarer_while_nothing_is_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+
+    async with admin() as one:
+        router = one.router
+        await one.join()
+        with monkeypatch.context() as patched:
+            patched.setattr("router.assembly.asyncio.sleep", sleep)
+            await router._until_tick()
+            assert slept == [router.config.intervals.tick_s] * 10  # half a second
+            slept.clear()
+            router.dispatcher.core.on_arrival(Arrival(0.0, 1, "m", 1, {BLOCK: chain_of([1])}))
+            await router._until_tick()
+            assert slept == [router.config.intervals.tick_s]
+            router.dispatcher.core.on_finish(Finish(0.0, 1))
+            assert router.dispatcher.core.is_quiet

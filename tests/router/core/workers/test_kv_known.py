@@ -1,0 +1,203 @@
+"""What makes a cache a lower bound besides a gap: the index's bound, a life nobody can prove."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.facts import (
+    Cleared,
+    Finish,
+    KvCopied,
+    KvHeard,
+    LoadReport,
+    ReplayEnd,
+    Tick,
+    WorkerChange,
+)
+from tests.effort import examples
+from tests.router.core.core_world import BLOCK, World, removed, stored
+
+LIMIT = 1_024
+
+
+def kv(world: World, worker_id: int = 0):
+    return world.core.workers.get(worker_id).kv
+
+
+def unknown(world: World, worker_id: int = 0) -> bool:
+    return bool(world.core.columns.hits_unknown[world.core.workers.get(worker_id).slot])
+
+
+def fill(world: World, worker_id: int, first: int, blocks: int, seq: int = 0) -> None:
+    events = [stored([first + n]) for n in range(blocks)]
+    world.events(worker_id, seq, *events)
+
+
+# --- the index's bound --------------------------------------------------------------------------
+
+
+def test_whose_blocks_the_index_forgot_is_a_lower_bound_until_it_is_told_anew() -> None:
+    world = World(workers=2, index_entries=LIMIT)
+    fill(world, 0, 0, 700)
+    assert kv(world).exact
+    fill(world, 1, 10_000, 700)
+    assert [kv(world, one).evicted_blocks > 0 for one in (0, 1)] == [True, True]
+    assert [kv(world, one).known for one in (0, 1)] == [False, False]
+    world.core.on_tick(Tick(1.0))
+    assert [unknown(world, one) for one in (0, 1)] == [True, True]
+    world.core.on_worker(WorkerChange(1.0, 1, "gone"))
+    assert not kv(world).known
+    world.events(0, 5, *(stored([n]) for n in range(700)), source="snapshot")
+    assert kv(world).exact
+    assert not unknown(world)
+
+
+def test_what_was_forgotten_turns_over_as_well() -> None:
+    world = World(workers=0, index_entries=LIMIT)
+    for worker_id in (0, 1):
+        world.join(worker_id, kv_capacity_tokens=600.0 * BLOCK)
+    fill(world, 0, 0, 600)
+    fill(world, 1, 10_000, 600)
+    assert not kv(world).known
+    world.core.on_worker(WorkerChange(1.0, 1, "gone"))
+    world.events(0, 1, removed([599]), stored([30_000]))  # as of it the loss is seen
+    for n in range(600):
+        assert not kv(world).known
+        world.events(0, 2 + n, removed([n]), stored([20_000 + n]))
+    assert (kv(world).known, kv(world).exact) == (True, False)
+
+
+def test_below_the_bound_nothing_is_forgotten() -> None:
+    world = World(workers=2, index_entries=LIMIT)
+    fill(world, 0, 0, LIMIT // 2)
+    fill(world, 1, 10_000, LIMIT // 2)
+    world.core.on_tick(Tick(1.0))
+    assert all(kv(world, one).exact for one in (0, 1))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.booleans()), max_size=30),
+)
+def test_who_is_known_has_all_of_its_blocks_in_the_index(
+    steps: list[tuple[int, int, bool]],
+) -> None:
+    """Whatever is stored and removed where, at an index with room for half of it."""
+    world = World(workers=3, index_entries=LIMIT)
+    seqs, truth = [0] * 3, [set[int]() for _ in range(3)]
+    for worker_id, group, stores in steps:
+        first = 100 * group
+        blocks = range(first, first + 100)
+        if stores:
+            world.events(worker_id, seqs[worker_id], *(stored([n]) for n in blocks))
+            truth[worker_id] |= set(blocks)
+        else:
+            world.events(worker_id, seqs[worker_id], *(removed([n]) for n in blocks))
+            truth[worker_id] -= set(blocks)
+        seqs[worker_id] += 1
+        for one in range(3):
+            state, held = kv(world, one), len(truth[one])
+            if state.known and seqs[one]:
+                assert world.core.roster.index.held(world.core.workers.get(one).slot) == held
+
+
+# --- a life that nobody can prove ---------------------------------------------------------------
+
+
+def lost_and_back(started_s: float = math.nan, **facts: object) -> World:
+    """Four blocks were known; the connection was lost and is back, without a replay."""
+    world = World(workers=0)
+    world.join(0, **facts)
+    report(world, started_s)
+    world.events(0, 0, stored([1, 2, 3, 4]))
+    world.core.on_kv_heard(KvHeard(1.0, 0, heard=False))
+    assert not kv(world).known
+    world.core.on_kv_heard(KvHeard(2.0, 0, heard=False, severed=True))
+    return world
+
+
+def report(world: World, started_s: float, emptied: int = 0) -> None:
+    fact = LoadReport(world.now_s, 0, 0, 0, math.nan, emptied, started_s)
+    world.core.on_load_report(fact)
+
+
+def test_a_next_number_and_any_reports_prove_no_life_without_a_start() -> None:
+    world = lost_and_back()
+    for n in range(5):
+        world.events(0, 1 + n, stored([50 + n]))
+        report(world, math.nan)
+    report(world, 1_000.0)
+    report(world, 1_000.0)
+    assert (kv(world).known, kv(world).exact, unknown(world)) == (False, False, True)
+    assert world.hits([1, 2, 3, 4]) == [4]  # used, as a lower bound
+
+
+def test_two_reports_of_the_same_start_prove_it() -> None:
+    world = lost_and_back(1_000.0)
+    report(world, 1_000.0)
+    report(world, 1_000.0)
+    assert not kv(world).known  # batches may have been missed
+    world.events(0, 1, stored([9]))
+    assert kv(world).exact
+    assert not unknown(world)
+
+
+def test_a_gap_after_the_loss_is_one_as_any() -> None:
+    world = lost_and_back(1_000.0)
+    world.events(0, 3, stored([9]))
+    world.core.on_replay_end(ReplayEnd(3.0, 0, answered=False))
+    for _ in range(3):
+        report(world, 1_000.0)
+    assert (kv(world).known, world.hits([1]), world.hits([9])) == (False, [0], [1])
+
+
+def test_a_snapshot_a_copy_and_a_cleared_cache_end_the_doubt() -> None:
+    world = lost_and_back()
+    world.events(0, 7, stored([1]), source="snapshot")
+    assert kv(world).exact
+    world = lost_and_back()
+    world.events(0, 1, Cleared(), stored([5]))
+    assert (kv(world).exact, world.hits([1])) == (True, [0])
+    other = World(workers=1)
+    other.events(0, 0, stored([1]))
+    copy = kv(other).frozen().thawed()
+    world = lost_and_back()
+    world.core.on_kv_copied(KvCopied(3.0, 0, copy))
+    assert kv(world).known
+
+
+def test_what_is_doubtful_is_told_to_others_as_such() -> None:
+    frozen = kv(lost_and_back()).frozen()
+    assert (frozen.exact, frozen.turned_over) == (False, False)
+
+
+@pytest.mark.parametrize("cached", [0, 1, 2, 4])
+def test_an_answer_that_finds_little_of_it_shows_another_life(cached: int) -> None:
+    world = lost_and_back()
+    world.events(0, 1, stored([50]))
+    arrival = world.arrival([1, 2, 3, 4, 7])
+    world.core.on_arrival(arrival)
+    finish = Finish(3.0, arrival.request_id, arrival.prompt_tokens, cached * BLOCK, 1)
+    world.core.on_finish(finish)
+    is_gone = cached < 1
+    assert world.hits([1, 2, 3, 4]) == [0 if is_gone else 4]
+    assert not kv(world).known
+    assert kv(world).severed is not is_gone
+
+
+def test_what_turns_over_ends_the_doubt_and_drops_what_has_no_room() -> None:
+    """Of another life nothing says that the blocks of the one before are gone."""
+    world = lost_and_back(kv_capacity_tokens=8.0 * BLOCK)
+    for n in range(8):  # another life: a whole cache, and none of those was removed
+        world.events(0, 1 + n, stored([50 + n]))
+    assert (kv(world).known, world.hits([1])) == (False, [0])
+    world = lost_and_back(kv_capacity_tokens=8.0 * BLOCK)
+    for n in range(4):
+        world.events(0, 1 + n, stored([50 + n]))
+    for n in range(4):  # the same one, which makes room as it should
+        world.events(0, 5 + n, removed([1, 2, 3, 4][: 4 - n]), stored([60 + n]))
+    assert (kv(world).known, kv(world).exact, kv(world).resident_blocks) == (True, False, 8)

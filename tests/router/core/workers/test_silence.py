@@ -1,0 +1,233 @@
+"""Workers that leave probes unanswered: one among well ones, most of them, and how that ends."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.facts import Failure, Finish, FirstToken, Probed, Silence, Tick, WorkerChange
+from router.core.contract.actions import (
+    Abandon,
+    Action,
+    Dispatch,
+    Ejected,
+    Hold,
+    Panic,
+    Probe,
+    Reject,
+)
+from router.core.placement.chooser import Withheld
+from tests.router.core.core_world import World, stored
+
+
+def silent(world: World, worker_id: int, probes: int = 1) -> list[Action]:
+    return world.core.on_silence(Silence(world.now_s, worker_id, probes))
+
+
+def answers(world: World, worker_id: int) -> list[Action]:
+    return world.core.on_silence(Silence(world.now_s, worker_id, 0))
+
+
+def where(world: World, **fields: object) -> int | None:
+    """The worker that gets one more request; None: it waits."""
+    arrival = world.arrival([1], **fields)
+    (action,) = world.core.on_arrival(arrival)
+    assert not isinstance(action, Reject), action
+    return action.worker_id if isinstance(action, Dispatch) else None
+
+
+def state(world: World, worker_id: int) -> str:
+    worker = world.core.workers.get(worker_id)
+    assert worker is not None
+    return worker.shown_state
+
+
+def test_one_among_well_ones_gets_nothing_new_from_the_first_probe_and_its_cache_stays() -> None:
+    world = World(3, policy="kv_prefix")
+    world.events(1, 0, stored([1, 2]))
+    assert silent(world, 1) == []
+    assert state(world, 1) == "silent"
+    assert 1 not in {where(world) for _ in range(30)}
+    assert answers(world, 1) == []
+    assert (state(world, 1), world.hits([1, 2])) == ("ready", [0, 2, 0])
+    assert where(world) == 1
+
+
+def test_what_waits_there_moves_when_enough_probes_were_unanswered_and_once() -> None:
+    world = World(3)
+    assert silent(world, 1) == []
+    assert silent(world, 1, 2) == [Abandon(1)]
+    assert state(world, 1) == "down"
+    assert silent(world, 1, 3) == []
+    assert world.core.on_tick(Tick(0.0)) == []
+
+
+@pytest.mark.parametrize(
+    ("workers", "quiet", "panics"),
+    [(1, 1, True), (2, 1, False), (2, 2, True), (3, 1, False), (3, 2, True), (4, 2, False),
+     (4, 3, True), (8, 4, False), (8, 5, True)],
+)  # fmt: skip
+def test_most_of_a_model_together_move_nothing(workers: int, quiet: int, panics: bool) -> None:
+    world = World(workers, policy="round_robin", panic_share=0.5)
+    actions = [a for n in range(quiet) for a in silent(world, n, 1)]
+    assert actions == ([Panic("m", quiet, workers, True)] if panics else [])
+    moved = [a for n in range(quiet) for a in silent(world, n, 2)]
+    assert moved == ([] if panics else [Abandon(n) for n in range(quiet)])
+    got = {where(world) for _ in range(2 * workers)}
+    assert got == ({None} if quiet == workers else set(range(quiet, workers)))
+
+
+def test_one_that_is_still_silent_after_the_others_is_given_as_long_as_one_alone() -> None:
+    world = World(3)
+    for worker_id in range(3):
+        silent(world, worker_id, 5)
+    assert answers(world, 0) == []
+    assert answers(world, 1) == [Panic("m", 1, 3, False)]
+    assert silent(world, 2, 6) == []
+    assert silent(world, 2, 7) == [Abandon(2)]
+
+
+def test_new_ones_wait_until_one_answers_and_then_go_there() -> None:
+    world = World(3)
+    running = [where(world) for _ in range(6)]
+    for worker_id in range(3):
+        silent(world, worker_id, 2)
+    held = world.arrival([2])
+    assert world.core.on_arrival(held) == [Hold(held.request_id, "policy")]
+    shown = world.core.explain_held(held.request_id, 0.0)
+    assert isinstance(shown, Withheld)
+    assert shown.limit == "most of its workers are silent"
+    world.now_s = 8.0
+    assert world.core.on_tick(Tick(8.0)) == []
+    (sent,) = answers(world, 2)  # two of three are silent still, and one takes requests
+    assert isinstance(sent, Dispatch)
+    assert (sent.request_id, sent.worker_id) == (held.request_id, 2)
+    assert None not in running
+
+
+def test_they_wait_as_long_as_others_may_and_are_then_refused() -> None:
+    world = World(1, hold_s=5.0)
+    silent(world, 0)
+    assert where(world) is None
+    assert world.core.on_tick(Tick(4.9)) == []
+    (refused,) = world.core.on_tick(Tick(5.0))
+    assert isinstance(refused, Reject)
+    assert (refused.status, refused.code) == (503, "hold_timeout")
+
+
+def test_a_dead_one_beside_silent_ones_counts_for_nothing() -> None:
+    """What failed there waits for the silent ones, for nobody else has it."""
+    world = World(3, policy="round_robin")
+    arrival = world.arrival([1])
+    (sent,) = world.core.on_arrival(arrival)
+    dead, *others = sent.worker_id, *({0, 1, 2} - {sent.worker_id})
+    for worker_id in others:
+        silent(world, worker_id)
+    failure = Failure(0.0, arrival.request_id, "worker", True, "connect")
+    assert world.core.on_failure(failure) == [Hold(arrival.request_id, "policy")]
+    world.core.on_worker(WorkerChange(0.0, dead, "down"))
+    assert where(world) is None
+    sent = [a for a in answers(world, others[0]) if isinstance(a, Dispatch)]
+    assert [a.worker_id for a in sent] == [others[0]] * 2
+
+
+def test_what_fails_at_a_silent_worker_neither_ejects_it_nor_keeps_the_request_away() -> None:
+    world = World(1)
+    there = []
+    for _ in range(5):
+        arrival = world.arrival([1])
+        world.core.on_arrival(arrival)
+        there.append(arrival.request_id)
+    silent(world, 0)
+    for request_id in there:
+        failure = Failure(0.0, request_id, "worker", True, "timeout_connect")
+        assert world.core.on_failure(failure) == [Hold(request_id, "policy")]
+    sent = [a.request_id for a in answers(world, 0) if isinstance(a, Dispatch)]
+    assert sent == there
+    assert state(world, 0) == "ready"
+
+
+def test_one_that_is_down_is_silent_no_more() -> None:
+    world = World(2)
+    silent(world, 0)
+    world.core.on_worker(WorkerChange(1.0, 0, "down"))
+    assert state(world, 0) == "down"
+    world.core.on_worker(WorkerChange(2.0, 0, "ready"))
+    assert state(world, 0) == "ready"
+
+
+def streaming(world: World, workers: int) -> None:
+    """A stream has begun at each worker."""
+    for _ in range(workers):
+        arrival = world.arrival([1])
+        world.core.on_arrival(arrival)
+        world.core.on_first_token(FirstToken(world.now_s, arrival.request_id))
+
+
+def test_streams_that_stand_still_everywhere_eject_nobody() -> None:
+    world = World(3, policy="round_robin", stall_s=0.5)
+    streaming(world, 3)
+    assert world.core.on_tick(Tick(0.5)) == [Probe(n, 0.5) for n in range(3)]
+    assert [world.core.on_probed(Probed(1.0, n, False)) for n in range(3)] == [[], [], []]
+    assert world.core.counters.ejections == 0
+
+
+def test_where_the_others_answer_their_probes_the_one_is_ejected_by_the_next() -> None:
+    world = World(3, policy="round_robin", stall_s=0.5)
+    streaming(world, 3)
+    world.core.on_tick(Tick(0.5))
+    assert world.core.on_probed(Probed(0.9, 0, False)) == []
+    for worker_id in (1, 2):
+        assert world.core.on_probed(Probed(0.9, worker_id, True)) == []
+    world.core.on_tick(Tick(1.0))
+    for worker_id in (1, 2):
+        world.core.on_probed(Probed(1.1, worker_id, True))
+    assert world.core.on_probed(Probed(1.5, 0, False)) == [Ejected(0, 2.0, "stalled")]
+    silent(world, 0)
+    assert state(world, 0) == "silent"
+    answers(world, 0)
+    assert state(world, 0) == "ready"  # at once, without a trial
+
+
+@given(
+    steps=st.lists(
+        st.tuples(
+            st.integers(0, 3), st.sampled_from(["silent", "moves", "answers", "down", "ready"])
+        ),
+        max_size=40,
+    )
+)
+def test_nobody_silent_is_given_anything_and_nothing_is_refused_while_most_are(steps) -> None:
+    world = World(4)
+    quiet: set[int] = set()
+    down: set[int] = set()
+    for worker_id, step in steps:
+        match step:
+            case "silent" | "moves":
+                silent(world, worker_id, 2 if step == "moves" else 1)
+                quiet |= {worker_id} - down
+            case "answers":
+                answers(world, worker_id)
+                quiet.discard(worker_id)
+            case state:
+                if state == "ready" and worker_id not in down:
+                    continue
+                world.core.on_worker(WorkerChange(0.0, worker_id, state))
+                quiet.discard(worker_id)
+                (down.add if state == "down" else down.discard)(worker_id)
+        world.core.on_tick(Tick(0.0))
+        ready = set(range(4)) - down
+        arrival = world.arrival([1])
+        (action,) = world.core.on_arrival(arrival)
+        assert (world.core.health.silences.panics == {"m"}) == (2 * len(quiet) > len(ready))
+        if ready - quiet:
+            assert isinstance(action, Dispatch)
+            assert action.worker_id in ready - quiet
+            world.core.on_finish(Finish(0.0, arrival.request_id))
+        elif ready:
+            assert isinstance(action, Hold)
+            world.core.on_failure(Failure(0.0, arrival.request_id, "client"))
+        else:
+            assert isinstance(action, Reject)
+    assert world.core.inflight_requests == 0

@@ -1,0 +1,278 @@
+"""Blocks below the GPU reach the policy as further hit tokens."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.contract import HOST_SPEED, FleetView, Floats, RequestView
+from policies.facts import Finish, FirstToken, ReplayEnd
+from router.core.contract.actions import Dispatch
+from router.core.placement.chooser import Choice
+from router.core.sessions.speed import LoadEstimator
+from router.core.workers.columns import WorkerColumns
+from router.core.workers.ledger import Charge, Loads, PrefillPeriod
+from tests.effort import examples
+from tests.policies.fleet import fleet_of
+from tests.router.core.core_world import BLOCK, World, chain_of, removed, stored
+
+CHAIN = [1, 2, 3, 4, 5, 6]
+SEEN: list[FleetView] = []  # what the policy was shown last
+
+
+def looks(request: RequestView, fleet: FleetView, state: object) -> Floats:
+    """Every worker costs the same; keeps what it saw."""
+    SEEN[:] = [fleet]
+    return np.zeros(len(fleet))
+
+
+POLICY = "tests.router.core.workers.test_tier_hits:looks"
+
+
+def shown(world: World, **fields: object) -> list[tuple[int, int, int]]:
+    """(gpu, host, disk) hit tokens of each worker for the whole chain."""
+    world.core.explain(world.arrival(CHAIN, **fields))
+    (fleet,) = SEEN
+    columns = (fleet.hit_tokens, fleet.hit_tokens_host, fleet.hit_tokens_disk)
+    return [tuple(map(int, row)) for row in zip(*columns, strict=True)]
+
+
+def below(event, tier: str):
+    return replace(event, tier=tier)
+
+
+def test_host_goes_on_where_the_gpu_ends_and_disk_where_host_ends() -> None:
+    world = World(workers=2, policy=POLICY)
+    world.events(0, 0, stored(CHAIN[:2]), below(stored(CHAIN[:4]), "host"))
+    world.events(0, 1, below(stored(CHAIN[:5], after=4), "disk"))
+    assert shown(world, prompt_tokens=100) == [(2 * BLOCK, 2 * BLOCK, BLOCK), (0, 0, 0)]
+    world.events(0, 2, replace(removed(CHAIN[:3]), tier="host"))
+    assert shown(world, prompt_tokens=100) == [(2 * BLOCK, 0, 0), (0, 0, 0)]
+
+
+def test_a_hole_in_the_gpu_that_host_fills_is_no_hole() -> None:
+    world = World(workers=1, policy=POLICY)
+    world.events(0, 0, stored(CHAIN), below(stored(CHAIN), "host"))
+    world.events(0, 1, removed(CHAIN[:2]))
+    assert shown(world, prompt_tokens=100) == [(BLOCK, 5 * BLOCK, 0)]
+
+
+def test_one_token_is_left_to_compute() -> None:
+    world = World(workers=1, policy=POLICY)
+    world.events(0, 0, stored(CHAIN[:2]), below(stored(CHAIN), "disk"))
+    assert shown(world) == [(2 * BLOCK, 0, 4 * BLOCK - 1)]
+
+
+def test_what_a_dispatch_will_leave_on_the_gpu_counts_there() -> None:
+    world = World(workers=1, policy=POLICY)
+    world.events(0, 0, below(stored(CHAIN[:4]), "host"))
+    (action,) = world.core.on_arrival(world.arrival(CHAIN[:3]))
+    assert isinstance(action, Dispatch)
+    assert shown(world, prompt_tokens=100) == [(3 * BLOCK, BLOCK, 0)]
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(
+    held=st.lists(st.lists(st.sampled_from([0, 1, 2]), max_size=6), min_size=3, max_size=3),
+    prompt_tokens=st.integers(1, 40),
+)
+def test_every_split_of_a_chain_over_tiers(held: list[list[int]], prompt_tokens: int) -> None:
+    """`held[w][i]`: the tier where worker w holds block i, and there only."""
+    world = World(workers=3, policy=POLICY)
+    for worker_id, tiers in enumerate(held):
+        events = [
+            below(stored(CHAIN[: i + 1], after=i), ("gpu", "host", "disk")[tier])
+            for i, tier in enumerate(tiers)
+        ]
+        world.events(worker_id, 0, *events)
+    expected = []
+    for tiers in held:
+        reach = []
+        for most in range(3):
+            blocks = next((i for i, tier in enumerate(tiers) if tier > most), len(tiers))
+            reach.append(min(blocks * BLOCK, prompt_tokens - 1))
+        expected.append((reach[0], reach[1] - reach[0], reach[2] - reach[1]))
+    assert shown(world, prompt_tokens=prompt_tokens) == expected
+
+
+@pytest.mark.parametrize("size", [BLOCK, 2 * BLOCK])
+def test_each_worker_is_looked_up_by_its_own_block_size(size: int) -> None:
+    world = World(workers=1, policy=POLICY)
+    world.join(1, block_size=size)
+    world.events(0, 0, below(stored(CHAIN), "host"))
+    chains = {BLOCK: chain_of(CHAIN), size: chain_of(CHAIN)}
+    rows = shown(world, prompt_tokens=100, chains=chains)
+    assert rows == [(0, 6 * BLOCK, 0), (0, 0, 0)]
+
+
+# --- what loading them costs -----------------------------------------------------------------
+
+RATE = 20_000.0  # prefill tokens a second
+
+
+def test_a_hit_in_host_memory_spares_what_loading_is_shorter() -> None:
+    """1,000 tokens take 50 ms to compute and 10 ms to load: they spare what 800 would."""
+    fleet = fleet_of(
+        hit_tokens=[0, 0, 200, 0],
+        hit_tokens_host=[1_000, 1_000, 800, 1_000],
+        host_tokens_per_s=[100_000.0, RATE / 2, 100_000.0, np.nan],
+        prefill_tokens_per_s=RATE,
+    )
+    assert fleet.spared_tokens.tolist() == [800, 0, 200 + 640, 1_000 - 1_000 / HOST_SPEED]
+    assert fleet.hit_tokens.tolist() == [0, 0, 200, 0]
+
+
+def test_attention_is_part_of_the_prefill_that_is_spared() -> None:
+    """At 1e-4 of a token's work a pair, 1,000 tokens after none take 1,050 tokens' time."""
+    fleet = fleet_of(
+        hit_tokens=0,
+        hit_tokens_host=1_000,
+        host_tokens_per_s=100_000.0,
+        prefill_tokens_per_s=RATE,
+        pair_tokens=1e-4,
+    )
+    assert fleet.spared_tokens.tolist() == [int(1_000 * (1 - 10 / 52.5))]
+
+
+def test_disk_comes_behind_host() -> None:
+    fleet = fleet_of(
+        hit_tokens=100,
+        hit_tokens_host=400,
+        hit_tokens_disk=500,
+        host_tokens_per_s=80_000.0,
+        disk_tokens_per_s=40_000.0,
+        prefill_tokens_per_s=RATE,
+    )
+    assert fleet.spared_tokens.tolist() == [100 + 300 + 250]
+
+
+@settings(max_examples=examples(100))
+@given(
+    gpu=st.integers(0, 2_000),
+    host=st.integers(0, 2_000),
+    disk=st.integers(0, 2_000),
+    rates=st.tuples(*[st.floats(1.0, 1e9) | st.just(np.nan)] * 2),
+)
+def test_more_is_never_spared_than_was_found(gpu, host, disk, rates) -> None:
+    fleet = fleet_of(
+        hit_tokens=gpu,
+        hit_tokens_host=host,
+        hit_tokens_disk=disk,
+        host_tokens_per_s=rates[0],
+        disk_tokens_per_s=rates[1],
+    )
+    (spared,) = fleet.spared_tokens.tolist()
+    assert gpu <= spared <= gpu + host + disk
+
+
+def test_what_lies_in_host_memory_makes_its_worker_as_much_larger() -> None:
+    fleet = fleet_of(
+        kv_capacity_tokens=[90_000.0, 90_000.0, np.nan],
+        host_cached_tokens=[300_000.0, 0.0, 300_000.0],
+        host_tokens_per_s=100_000.0,
+        prefill_tokens_per_s=RATE,
+    )
+    kept = fleet.kept_tokens(1_000).tolist()
+    full = 90_000.0 + 0.8 * 300_000.0
+    assert kept == [full, 90_000.0, full]  # an unknown one is taken to be as the others are
+
+
+def test_a_charge_counts_what_must_be_computed() -> None:
+    """The queue of a worker that loads most of a prompt is short, and the decision says why."""
+    world = World(workers=1, policy=POLICY)
+    world.events(0, 0, stored(CHAIN[:1]), below(stored(CHAIN[:4]), "host"))
+    (action,) = world.core.on_arrival(world.arrival(CHAIN, prompt_tokens=6 * BLOCK))
+    assert isinstance(action, Dispatch)
+    assert (action.decision.hit_tokens, action.decision.loaded_tokens) == (BLOCK, 3 * BLOCK)
+    charge = world.core.ledger.get(action.request_id)
+    assert charge is not None
+    assert (charge.uncached_tokens, charge.loads) == (2 * BLOCK, Loads(3 * BLOCK, 0))
+
+
+def test_a_session_that_lies_in_host_memory_is_warm() -> None:
+    world = World(workers=2, policy="warmset")
+    for worker_id in range(2):  # they have published nothing yet
+        world.core.on_replay_end(ReplayEnd(0.0, worker_id, True))
+    world.core.on_arrival(world.arrival(CHAIN[:4], request_id=1, session="s"))
+    first = world.core.ledger.get(1)
+    assert first is not None
+    home = first.worker_id
+    world.events(home, 0, stored(CHAIN[:4]))
+    world.core.on_first_token(FirstToken(1.0, 1))
+    world.core.on_finish(Finish(2.0, 1, 4 * BLOCK, 0, 1))
+    gone = [removed(CHAIN[:depth]) for depth in (4, 3, 2, 1)]
+    world.events(home, 1, below(stored(CHAIN[:4]), "host"), *gone)
+    choice = world.core.explain(world.arrival(CHAIN, session="s"))
+    assert isinstance(choice, Choice)
+    assert choice.worker.worker_id == home
+    assert choice.decision.details is not None
+    assert choice.decision.details.request["standing"] == "warm"
+    world.events(home, 2, *[below(one, "host") for one in gone])
+    choice = world.core.explain(world.arrival(CHAIN, session="s"))
+    assert isinstance(choice, Choice)
+    assert choice.decision.details is not None
+    assert choice.decision.details.request["standing"] == "cold"
+
+
+# --- how fast it is --------------------------------------------------------------------------
+
+
+def loaded(columns: WorkerColumns, host: int, disk: int, uncached: int) -> Charge:
+    prompt = host + disk + uncached
+    period = PrefillPeriod(0.0, 1, 1, uncached, float(uncached))
+    work = float(uncached)
+    charge = Charge(1, 0, 0, prompt, uncached, work, work, 0.0, True, period)
+    charge.loads = Loads(host, disk)
+    return charge
+
+
+def learner(rate: float = RATE) -> tuple[WorkerColumns, LoadEstimator]:
+    columns = WorkerColumns(1)
+    columns.prefill_tokens_per_s[0] = rate
+    columns.requests[0] = 2
+    return columns, LoadEstimator(columns)
+
+
+@pytest.mark.parametrize("true_rate", [RATE / 2, 100_000.0, 3_000_000.0])
+@pytest.mark.parametrize("tier", ["host", "disk"])
+def test_the_rate_is_learned_from_first_tokens(true_rate: float, tier: str) -> None:
+    columns, estimator = learner()
+    rng = np.random.default_rng(3)
+    for tokens in rng.integers(2_000, 30_000, 40).tolist():
+        host, disk = (tokens, 0) if tier == "host" else (0, tokens)
+        took_s = 500 / RATE + columns.step_s[0] + tokens / true_rate
+        estimator.first_token(loaded(columns, host, disk, 500), took_s)
+    learned = getattr(columns, f"{tier}_tokens_per_s")[0]
+    assert learned == pytest.approx(true_rate, rel=0.1)
+    other = "disk" if tier == "host" else "host"
+    assert np.isnan(getattr(columns, f"{other}_tokens_per_s")[0])
+
+
+def test_what_says_little_of_a_load_teaches_nothing() -> None:
+    """Short ones, mostly computed ones, both tiers at once, prefills beside others."""
+    columns, estimator = learner()
+    beside = loaded(columns, 5_000, 0, 500)
+    beside.period.dispatched = 2
+    for charge in (
+        loaded(columns, 500, 0, 100),
+        loaded(columns, 4_000, 0, 5_000),
+        loaded(columns, 3_000, 3_000, 100),
+        beside,
+    ):
+        estimator.first_token(charge, 1.0)
+    assert np.isnan(columns.host_tokens_per_s[0])
+    assert np.isnan(columns.disk_tokens_per_s[0])
+
+
+@settings(max_examples=examples(50))
+@given(times_s=st.lists(st.floats(0.0, 1e6), max_size=3))
+def test_a_few_absurd_times_hardly_move_it(times_s: list[float]) -> None:
+    columns, estimator = learner()
+    for took_s in [0.08] * 8 + times_s:
+        estimator.first_token(loaded(columns, 5_000, 0, 500), took_s)
+    usual = 5_000 / (0.08 - 500 / RATE - columns.step_s[0])
+    assert usual / 2 <= columns.host_tokens_per_s[0] <= usual * 2

@@ -1,0 +1,80 @@
+"""A fleet that follows sources which say what a test says."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from router.discovery.discovery import Discovery
+from router.discovery.source import Report, ReportedWorker, Source
+from router.engines.worker_spec import parse_worker_spec
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
+from tests.router.fleet.fleet_support import fleet_of
+from tests.router.waiting import until
+
+
+class Told:
+    """A source that says what the test says. Lifetime: test."""
+
+    def __init__(self) -> None:
+        self.news: asyncio.Queue[Report | Exception] = asyncio.Queue()
+
+    async def reports(self) -> AsyncIterator[Report]:
+        while True:
+            one = await self.news.get()
+            if isinstance(one, Exception):
+                raise one
+            yield one
+
+    def says(self, *texts: str, stopping: Iterable[str] = ()) -> None:
+        seen = [ReportedWorker(parse_worker_spec(text), text in stopping) for text in texts]
+        self.news.put_nowait(Report(tuple(seen)))
+
+    def fails(self, why: str) -> None:
+        self.news.put_nowait(Report(None, why))
+
+
+@dataclass
+class World:
+    """Lifetime: test."""
+
+    manager: FleetManager
+    discovery: Discovery
+    sources: dict[str, Told] = field(default_factory=dict)
+
+    def source(self, name: str) -> Told:
+        return self.sources.setdefault(name, Told())
+
+    def staying(self) -> list[Member]:
+        return [m for m in self.manager.members.values() if not m.leaving]
+
+    def names(self) -> list[str]:
+        return sorted(m.spec.name for m in self.staying())
+
+    async def until_names(self, *names: str) -> None:
+        await until(lambda: self.names() == sorted(names), f"{names}, have {self.names()}")
+
+    def shown(self, name: str) -> dict[str, object]:
+        return next(one for one in self.discovery.shown() if one["source"] == name)
+
+
+@asynccontextmanager
+async def world(
+    *sources: str, workers: Iterable[str] = (), grace_s: float = 60.0, max_workers: int = 8
+) -> AsyncIterator[World]:
+    async with fleet_of(max_workers) as (manager, _):
+        told: dict[str, Told] = {}
+
+        def opened(spec: object) -> Source:
+            return told.setdefault(str(spec), Told())
+
+        discovery = Discovery(manager, opened, lambda: grace_s)
+        specs = [parse_worker_spec(text) for text in workers]
+        for spec in specs:
+            manager.add(spec)
+        discovery.start(specs, sources)
+        yield World(manager, discovery, told)
+        await discovery.aclose()

@@ -1,0 +1,277 @@
+"""The fleet follows configuration, sources and what was added by hand."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from policies.facts import WorkerFacts
+from router.collectors.workers import discovery_metrics
+from router.discovery.discovery import Discovery
+from router.engines.adapter import UnrecognizedError
+from router.engines.worker_spec import WorkerSpec, parse_worker_spec
+from router.fleet import member as member_module
+from router.fleet.member import Member
+from router.fleet.recognize import Recognized, with_thresholds
+from tests.router.discovery.discovery_support import Told, world
+from tests.router.fleet.fleet_support import fleet_of
+from tests.router.waiting import until
+
+A, B, C = (f"http://127.0.0.1:{port}" for port in (11, 12, 13))
+
+
+@pytest.fixture(autouse=True)
+def down(monkeypatch: pytest.MonkeyPatch) -> set[str]:
+    """Every URL is a worker, and answers probes unless it is among these."""
+    down: set[str] = set()
+
+    async def known(http: object, spec: WorkerSpec, *_: object) -> Recognized:
+        await asyncio.sleep(0)
+        if spec.url in down:
+            raise UnrecognizedError("it is down")
+        facts = WorkerFacts(name=spec.url, models=("m",), block_size=16, has_events=False)
+        return with_thresholds(Recognized("vllm", facts, None), spec)
+
+    async def complaint(member: Member) -> str:
+        return "it is down" if member.spec.url in down else ""
+
+    monkeypatch.setattr(member_module, "recognize", known)
+    monkeypatch.setattr(member_module.Member, "_complaint", complaint)
+    return down
+
+
+async def test_workers_of_all_that_name_them_are_in() -> None:
+    async with world("file:x", "file:z", workers=[A]) as one:
+        one.source("file:x").says(B)
+        one.source("file:z").says(C, B)
+        await one.until_names(A, B, C)
+        by = {m.spec.name: m.named.by for m in one.staying()}
+        assert by == {A: "configuration", B: "file:x", C: "file:z"}
+        one.source("file:x").says(C)
+        await until(lambda: one.shown("file:x")["workers"] == 1, "the second report")
+        assert one.names() == [A, B, C]  # the other one still names it
+
+
+async def test_who_goes_drains_and_whoever_returns_meanwhile_is_the_same() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        before = {m.spec.name: m for m in one.staying()}
+        await until(lambda: all(m.ready for m in before.values()), "both ready")
+        one.source("file:x").says(A)
+        await one.until_names(A)
+        assert (before[B].leaving, before[B].draining) == (True, True)
+        one.source("file:x").says(A, f"{B},weight=2")
+        await one.until_names(A, B)
+        assert one.manager.members[before[B].worker_id] is before[B]
+        assert (before[B].draining, before[B].ready, before[B].spec.weight) == (False, True, 2.0)
+
+
+async def test_one_that_was_drained_before_it_left_still_drains_when_it_is_back() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        member = next(m for m in one.staying() if m.spec.name == B)
+        member.drain("admin request")
+        one.source("file:x").says(A)
+        await one.until_names(A)
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        assert member.draining
+
+
+async def test_another_kind_at_the_same_url_is_the_same_worker_recognized_anew() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A)
+        await one.until_names(A)
+        one.source("file:x").says(f"{A},block_size=64")
+        await until(lambda: [m.spec.block_size for m in one.manager.members.values()] == [64], "")
+        assert [m.leaving for m in one.manager.members.values()] == [False]
+
+
+async def test_one_on_its_way_out_that_is_named_as_another_kind_is_taken_back_as_that() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        before = next(m for m in one.staying() if m.spec.name == B)
+        one.source("file:x").says(A)
+        await one.until_names(A)
+        one.source("file:x").says(A, f"{B},kind=sglang,block_size=64")
+        await one.until_names(A, B)
+        assert (before.leaving, before.spec.kind, before.spec.block_size) == (False, "sglang", 64)
+        one.source("file:x").says(A, B)
+        await until(lambda: before.spec.block_size is None, "the first options")
+        assert len(one.manager.members) == 2
+
+
+async def test_a_reload_names_one_again_that_leaves_by_hand_and_it_is_the_same_worker() -> None:
+    async with world("file:x", workers=[A]) as one:
+        await one.until_names(A)
+        (before,) = one.staying()
+        one.manager.leave(before, "admin request")
+        one.discovery.apply([parse_worker_spec(A)], ["file:x"])
+        await one.until_names(A)
+        assert one.staying() == [before]
+        assert len(one.manager.members) == 1
+
+
+async def test_added_by_hand_stays_and_taken_out_by_hand_stays_out() -> None:
+    async with world("file:x", workers=[A]) as one:
+        one.source("file:x").says(B)
+        await one.until_names(A, B)
+        one.manager.add(parse_worker_spec(C), "admin request", by_hand=True)
+        one.manager.leave(next(m for m in one.staying() if m.spec.name == B), "admin request")
+        one.source("file:x").says(B, f"{C},weight=3")
+        await until(lambda: [m.spec.weight for m in one.staying()] == [1.0, 3.0], "C's weight")
+        assert one.names() == [A, C]
+        one.source("file:x").says(f"{A},weight=9")  # no longer names B: forgotten
+        await until(lambda: one.discovery.conflicts == 1, "A, named twice")
+        one.source("file:x").says(B)
+        await one.until_names(A, B, C)
+        assert one.discovery.conflicts == 0
+
+
+async def test_a_reload_brings_back_what_was_taken_out_by_hand() -> None:
+    async with world("file:x", workers=[A]) as one:
+        one.source("file:x").says(B)
+        await one.until_names(A, B)
+        for member in one.staying():
+            one.manager.leave(member, "admin request")
+        assert one.names() == []
+        one.discovery.apply([parse_worker_spec(A)], ["file:x"])
+        assert one.names() == [A, B]
+
+
+async def test_a_source_that_fails_keeps_those_that_answer(down, caplog) -> None:
+    async with world("file:x", grace_s=0.2) as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        down.add(B)
+        one.source("file:x").fails("the disk is on fire")
+        await one.until_names(A)
+        assert one.shown("file:x")["trouble"] == "the disk is on fire"
+        assert "source file:x: the disk is on fire" in caplog.text
+        one.source("file:x").says(B)
+        await one.until_names(B)
+        assert one.shown("file:x")["trouble"] is None
+
+
+async def test_a_source_that_stops_a_worker_drains_it(caplog) -> None:
+    async with world("file:z") as one:
+        one.source("file:z").says(A, B)
+        await one.until_names(A, B)
+        one.source("file:z").says(A, B, stopping=[A, B])
+        await one.until_names()
+        one.manager.sweep(lambda worker_id: 0)
+        await until(lambda: not one.manager.members, "both gone")
+        one.source("file:z").says(A)
+        await one.until_names(A)
+
+
+async def test_what_runs_too_long_at_a_leaving_worker_is_cut_short(monkeypatch) -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        one.source("file:x").says(B)
+        await one.until_names(B)
+        one.manager.sweep(lambda worker_id: 1)
+        assert len(one.manager.members) == 2
+        real = one.manager.now_s
+        context = one.manager._context
+        monkeypatch.setattr(context, "clock", lambda: real + 601.0)
+        one.manager.sweep(lambda worker_id: 1)
+        one.manager.sweep(lambda worker_id: 1)
+        await until(lambda: len(one.manager.members) == 1, "the end of its drain")
+        assert one.manager.cut_short == 1
+
+
+async def test_who_does_not_fit_is_named_and_comes_in_when_there_is_room(caplog) -> None:
+    async with world("file:x", max_workers=2) as one:
+        one.source("file:x").says(A, B, C)
+        await one.until_names(A, B)
+        assert f"worker {C}: all 2 worker slots are taken (limits.workers)" in caplog.text
+        one.source("file:x").says(B, C)
+        await one.until_names(B)
+        one.manager.sweep(lambda worker_id: 0)
+        await one.until_names(B, C)
+
+
+async def test_a_source_that_takes_anothers_place_loses_nobody_meanwhile() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        assert one.discovery.apply([], ["file:y"]) == []
+        assert one.names() == [A, B]
+        one.source("file:y").says(B)
+        await one.until_names(B)
+        assert one.staying()[0].named.by == "file:y"
+
+
+async def test_a_defect_in_a_source_costs_a_round(caplog) -> None:
+    async with world("file:x", "file:z") as one:
+        one.source("file:z").says(B)
+        one.source("file:x").says(A)
+        await one.until_names(A, B)
+        one.source("file:x").news.put_nowait(KeyError("ours"))
+        one.source("file:x").says(C)
+        await one.until_names(B, C)
+        assert "source file:x broke" in caplog.text
+
+
+async def test_two_that_name_a_worker_differently_are_told_of(caplog) -> None:
+    async with world("file:x", "file:z") as one:
+        one.source("file:x").says(A)
+        await one.until_names(A)
+        one.source("file:z").says(f"{A},weight=2")
+        await until(lambda: one.discovery.conflicts == 1, "the conflict")
+        assert f"file:z names {A},weight=2, which file:x names as {A}: that counts" in caplog.text
+        assert [m.spec.weight for m in one.staying()] == [1.0]
+
+
+async def test_waiting_for_the_first_words_ends() -> None:
+    async with world("file:x", "file:z") as one:
+        one.source("file:x").says(A)
+        await one.discovery.heard(0.05)
+        assert one.names() == [A]
+        one.source("file:z").says(B)
+        await one.discovery.heard(30.0)
+        assert one.names() == [A, B]
+
+
+async def test_a_follower_begins_with_what_was_believed_before() -> None:
+    async with world("file:x", "file:z") as one:
+        one.source("file:x").says(A, B, stopping=[B])
+        await one.until_names(A)
+        found = one.discovery.found()
+        assert found == (("file:x", A),)
+        async with fleet_of(8) as (manager, _):
+            told = {name: Told() for name in ("file:x", "file:z")}
+            after = Discovery(manager, lambda spec: told[str(spec)], lambda: 60.0)
+            after.start([], ["file:x", "file:z"], [*found, ("file:x", "ftp:"), ("dns:gone:1", B)])
+            told["file:x"].fails("torn")
+            told["file:z"].says(C)
+            await after.heard(30.0)
+            assert {m.spec.name: m.named.by for m in manager.members.values()} == {
+                A: "file:x",
+                C: "file:z",
+            }
+            told["file:x"].says(B, C)
+            await until(lambda: sum(not m.leaving for m in manager.members.values()) == 2, "B")
+            await after.aclose()
+
+
+async def test_sources_are_seen_in_metrics() -> None:
+    async with world("file:x") as one:
+        one.source("file:x").says(A, B)
+        await one.until_names(A, B)
+        one.source("file:x").fails("no")
+        await until(lambda: one.shown("file:x")["trouble"] == "no", "the failure")
+        families = discovery_metrics(one.discovery, one.manager)
+        values = {
+            (s.name, s.labels.get("change", "")): s.value for f in families for s in f.samples
+        }
+        assert values["warmroute_discovery_up", ""] == 0
+        assert values["warmroute_discovery_workers", ""] == 2
+        assert values["warmroute_discovery_silent_seconds", ""] > 0
+        assert values["warmroute_discovery_changes_total", "joined"] == 2

@@ -1,0 +1,225 @@
+"""InferenceObjectives of a pool: the priorities of requests that name them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from router.discovery import kubernetes_watch
+from router.discovery.discovery import SourceTrust
+from router.discovery.kubernetes_source import MAX_OBJECTIVES, InferenceObjective, priorities_in
+from router.discovery.source import Report
+from router.picker.picked import PickerTerms
+from tests.router.discovery.discovery_support import world
+from tests.router.discovery.kubernetes_api import KubernetesApi, objective, pod, pool
+from tests.router.discovery.test_discovery_pool import MINE, Following, following, spec
+from tests.router.waiting import until
+
+KIND = "inferenceobjectives"
+
+
+def found(*objectives: dict[str, Any]) -> tuple[dict[str, int], str]:
+    by_name = {
+        one["metadata"]["name"]: msgspec.convert(one, InferenceObjective) for one in objectives
+    }
+    return priorities_in(by_name, spec())
+
+
+@asynccontextmanager
+async def served() -> AsyncIterator[tuple[KubernetesApi, Following]]:
+    """A pool of one worker, which is up, and its objectives, of which none is there."""
+    async with following(objectives=True) as (api, one):
+        await api.put("inferencepools", pool("chat", MINE, 8000))
+        await api.put("pods", pod("a", "10.0.0.1", MINE))
+        await one.is_up("10.0.0.1")
+        yield api, one
+
+
+async def known(one: Following, **priorities: int) -> None:
+    """Until these are all that there are, all well, the worker up."""
+    await one.until(lambda r: r.objectives == priorities and not r.trouble, f"{priorities}")
+    assert one.believed() == ["10.0.0.1:8000"]
+
+
+def test_higher_goes_first_there_and_lower_here_and_without_a_priority_it_is_0() -> None:
+    assert found(
+        objective("a", "chat", 10), objective("b", "chat", -3), objective("c", "chat")
+    ) == (
+        {"a": -10, "b": 3, "c": 0},
+        "",
+    )
+
+
+def test_only_objectives_of_the_pool_that_stay_count() -> None:
+    going = objective("going", "chat", 1)
+    going["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    others = (
+        objective("other", "embed", 1),
+        objective("old", "chat", 1, group="inference.networking.x-k8s.io"),
+        objective("service", "chat", 1, kind="Service"),
+        {"metadata": {"name": "bare"}},
+    )
+    assert found(*others, going) == ({}, "")
+    short = {"metadata": {"name": "short"}, "spec": {"poolRef": {"name": "chat"}}}
+    assert found(*others, short) == ({"short": 0}, "")
+
+
+def test_what_is_out_of_bounds_is_left_out_and_told() -> None:
+    most = 999_999_999
+    kept, told = found(
+        *(objective(f"n{n:04}", "chat", n) for n in range(MAX_OBJECTIVES)),
+        *(objective(f"o{n}", "chat", n) for n in range(9)),
+    )
+    assert len(kept) == MAX_OBJECTIVES
+    assert told.startswith("InferenceObjectives left out: 9; 'o0': at most 256 are taken; 'o1'")
+    assert "'o5'" not in told
+    kept, told = found(
+        objective("far", "chat", 10**30),
+        objective("least", "chat", -most),
+        objective("low", "chat", -most - 1),
+        objective("x" * 254, "chat", 1),
+    )
+    assert kept == {"least": most}
+    assert "'far': priority 1000000000000000000000000000000; allowed: -999999999..999999999" in told
+    assert "'low': priority -1000000000" in told
+    assert "a name has 1 to 253 characters" in told
+    assert len(told) < 500
+
+
+async def test_objectives_are_followed_through_their_lives() -> None:
+    async with served() as (api, one):
+        await known(one)
+        await api.put(KIND, objective("urgent", "chat", 10))
+        await api.put(KIND, objective("other", "embed", 7))
+        await known(one, urgent=-10)
+        await api.put(KIND, objective("urgent", "chat", 20))
+        await api.put(KIND, objective("batch", "chat", -5))
+        await known(one, urgent=-20, batch=5)
+        await api.put(KIND, objective("batch", "embed", -5))
+        await known(one, urgent=-20)
+        await api.delete(KIND, "urgent")
+        await known(one)
+        assert api.lists(KIND) == 1
+
+
+async def test_a_router_that_is_no_picker_does_not_ask() -> None:
+    async with following() as (api, one):
+        await api.put("inferencepools", pool("chat", MINE, 8000))
+        await api.put("pods", pod("a", "10.0.0.1", MINE))
+        report = await one.is_up("10.0.0.1")
+        assert report.objectives is None
+        assert KIND not in {kind for kind, _ in api.asked}
+
+
+async def test_one_that_is_left_out_is_told_beside_workers_that_stay() -> None:
+    async with served() as (api, one):
+        await api.put(KIND, objective("far", "chat", 10**10))
+        report = await one.until(lambda r: bool(r.refused))
+        assert report.objectives == {}
+        assert one.trust.refused[0].startswith("InferenceObjectives left out: 1; 'far'")
+        assert one.believed() == ["10.0.0.1:8000"]
+
+
+async def test_a_kind_that_is_not_installed_is_told_once_and_asked_for_again(
+    monkeypatch, caplog
+) -> None:
+    monkeypatch.setattr(kubernetes_watch, "_AGAIN_S", (0.01, 0.02))
+    caplog.set_level(logging.INFO, "router.discovery")
+    async with following(objectives=True) as (api, one):
+        api.illnesses[KIND] = "unknown"
+        await api.put("inferencepools", pool("chat", MINE, 8000))
+        await api.put("pods", pod("a", "10.0.0.1", MINE))
+        await api.asked_again(KIND, 4)
+        report = await one.is_up("10.0.0.1")
+        assert report.objectives is None
+        (told,) = (one for one in caplog.records if one.name == kubernetes_watch.__name__)
+        assert told.levelno == logging.INFO
+        assert (
+            "404: it knows no inferenceobjectives of inference.networking.x-k8s.io" in told.message
+        )
+        await api.put(KIND, objective("urgent", "chat", 10))
+        api.illnesses.clear()
+        await known(one, urgent=-10)
+
+
+@pytest.mark.parametrize(
+    ("illness", "says"),
+    [("forbidden", "403: the account may not list and watch inferenceobj"), ("refuses", "503")],
+)
+async def test_workers_serve_while_objectives_cannot_be_read(illness, says) -> None:
+    async with following(objectives=True) as (api, one):
+        api.illnesses[KIND] = illness
+        await api.put("inferencepools", pool("chat", MINE, 8000))
+        await api.put("pods", pod("a", "10.0.0.1", MINE))
+        await one.until(lambda r: says in r.trouble and bool(r.workers))
+        assert one.believed() == ["10.0.0.1:8000"]
+        api.illnesses.clear()
+        await known(one)
+
+
+async def test_an_objective_that_makes_no_sense_is_told_and_what_was_said_stands() -> None:
+    async with served() as (api, one):
+        await api.put(KIND, objective("urgent", "chat", 10))
+        await known(one, urgent=-10)
+        await api.put(KIND, objective("urgent", "chat", "much"))
+        await one.until(lambda r: "no list of inferenceobjectives" in r.trouble)
+        assert one.trust.objectives == {"urgent": -10}
+        assert one.believed() == ["10.0.0.1:8000"]
+        await api.put(KIND, objective("urgent", "chat", 11))
+        await known(one, urgent=-11)
+
+
+@pytest.mark.parametrize("harm", ["end", "break", "expire", "garbage"])
+async def test_a_watch_that_ends_or_expires_loses_nothing(harm) -> None:
+    async with served() as (api, one):
+        await api.put(KIND, objective("urgent", "chat", 10))
+        await api.put(KIND, objective("batch", "chat", -5))
+        await known(one, urgent=-10, batch=5)
+        await api.watching(KIND)
+        await api.say(harm)
+        await api.delete(KIND, "batch")
+        await api.put(KIND, objective("urgent", "chat", 20))
+        await known(one, urgent=-20)
+        assert api.lists(KIND) == (2 if harm in ("expire", "garbage") else 1)
+
+
+async def test_while_the_api_is_away_what_it_said_stands() -> None:
+    async with served() as (api, one):
+        await api.put(KIND, objective("urgent", "chat", 10))
+        await known(one, urgent=-10)
+        await api.stop()
+        await one.until(lambda r: bool(r.trouble))
+        assert one.trust.objectives == {"urgent": -10}
+        await api.delete(KIND, "urgent")
+        await api.start()
+        await known(one)
+        assert one.trust.objectives == {}
+
+
+def test_a_report_without_a_word_on_objectives_changes_none() -> None:
+    trust = SourceTrust()
+    trust.take(Report((), objectives={"urgent": -10}), 0.0)
+    trust.take(Report(None, "away"), 1.0)
+    assert trust.objectives == {"urgent": -10}
+
+
+async def test_the_first_source_that_knows_an_objective_counts() -> None:
+    async with world("file:x", "file:z") as one:
+        one.source("file:z").news.put_nowait(Report((), objectives={"urgent": 1, "batch": 5}))
+        await until(lambda: one.discovery.priority_of("urgent") == 1, "the second source's word")
+        one.source("file:x").news.put_nowait(Report((), objectives={"urgent": 0}))
+        await until(lambda: one.discovery.priority_of("urgent") == 0, "the first source's word")
+        assert [one.discovery.priority_of(name) for name in ("batch", "else")] == [5, None]
+
+
+def test_the_configuration_counts_before_what_was_found() -> None:
+    terms = PickerTerms(
+        5.0, 1, {"urgent": 0}, {"urgent": -10, "batch": 5}.get, counts=Counter[str]()
+    )
+    assert [terms.priority_of(name) for name in ("urgent", "batch", "else")] == [0, 5, None]

@@ -1,0 +1,180 @@
+"""SGLang as its versions answer: who it is, its ranks, three generations of load."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from engine.wire.events import WireError
+from router.engines.adapter import LoadReader
+from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
+from router.events.sources import ZmqSource
+from tests.router.engines.engine_pages import MODELS, Pages, engine, loads_of, recognized
+
+INFO = {
+    "version": "0.5.23",
+    "page_size": 16,
+    "dp_size": 1,
+    "tp_size": 2,
+    "max_total_num_tokens": 400_000,
+    "internal_states": [{"effective_max_running_requests_per_dp": 48}],
+    "kv_events": None,
+}
+EVENTS = {
+    "publisher": "zmq",
+    "endpoint_host": "*",
+    "endpoint_port_base": 5557,
+    "topic": "kv",
+    "block_size": 32,
+    "dp_size": 2,
+    "replay_endpoint_port_base": 5657,
+    "load_endpoint_port_base": None,
+}
+LOADS = {
+    "timestamp": "2026-08-20T10:00:00Z",
+    "version": "0.5.23",
+    "loads": [
+        {
+            "dp_rank": rank,
+            "num_running_reqs": 3 + rank,
+            "num_waiting_reqs": 2,
+            "num_waiting_uncached_tokens": 900,
+            "num_used_tokens": 120_000,
+            "max_total_num_tokens": 400_000,
+            "token_usage": 0.3,
+        }
+        for rank in (0, 1)
+    ],
+}
+METRICS = """\
+# TYPE sglang:num_running_reqs gauge
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0",dp_rank="0"} 3.0
+sglang:num_running_reqs{engine_type="unified",model_name="m",tp_rank="0",dp_rank="1"} 4.0
+sglang:num_queue_reqs{model_name="m",tp_rank="0",dp_rank="0"} 2.0
+sglang:num_queue_reqs{model_name="m",tp_rank="0",dp_rank="1"} 0.0
+sglang:token_usage{model_name="m",tp_rank="0",dp_rank="0"} 0.3
+sglang:token_usage{model_name="m",tp_rank="0",dp_rank="1"} 0.6
+sglang:num_used_tokens{model_name="m",tp_rank="0",dp_rank="1"} 240000
+"""
+SGLANG: Pages = {"/v1/models": MODELS, "/server_info": INFO, "/v1/loads": LOADS}
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> None:
+    one = await recognized({"/v1/models": MODELS, path: INFO})
+    assert (one.kind, one.source, one.loads, one.ranks) == ("sglang", None, None, (0,))
+    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 400_000)
+    assert one.health.least_s >= 1
+    assert one.advice == ""
+
+
+async def test_another_engines_server_info_is_not_its_own() -> None:
+    for other in ({"vllm_config": "..."}, {"disaggregated_params": None}, [1], "text"):
+        one = await recognized({"/v1/models": MODELS, "/server_info": other})
+        assert one.kind == "openai"
+
+
+async def test_every_rank_has_its_ports_and_the_block_size_is_that_of_events() -> None:
+    pages = {**SGLANG, "/server_info": {**INFO, "dp_size": 2, "kv_events": EVENTS}}
+    both = await recognized(pages)
+    assert (both.ranks, both.facts.block_size, both.source) == ((0, 1), 64, None)
+    assert both.facts.kv_capacity_tokens == 800_000
+    one = await recognized(pages, ",rank=1")
+    assert one.source == ZmqSource("tcp://127.0.0.1:5558", "tcp://127.0.0.1:5658", topic="kv")
+    assert (one.address, one.facts.kv_capacity_tokens) == (1, 400_000)
+
+
+async def test_blocks_of_one_token_work_and_are_advised_against() -> None:
+    pages = {**SGLANG, "/server_info": {**INFO, "page_size": 1}}
+    one = await recognized(pages)
+    assert one.facts.block_size == 64  # of our guesses, for it tells no events
+    assert "--page-size" in one.advice
+    assert "--page-size" not in (await recognized(pages, ",block_size=1")).advice
+
+
+async def test_v1_loads() -> None:
+    assert (await recognized(SGLANG)).loads.loads_in is v1_loads_in
+    loads = await loads_of(SGLANG)
+    assert {r: (x.running, x.waiting) for r, x in loads.items()} == {0: (3, 2), 1: (4, 2)}
+    assert (loads[1].kv_used_tokens, loads[1].kv_usage) == (120_000, 0.3)
+
+
+@pytest.mark.parametrize("page", [[{"dp_rank": 0}, {"dp_rank": 1}], {}], ids=["list", "object"])
+async def test_get_load_counts_those_who_wait_among_its_requests(page: object) -> None:
+    """To 0.5.20 a list; one object in 0.4.8."""
+    load = {"num_reqs": 5, "num_waiting_reqs": 2, "num_tokens": 9_000}
+    page = [{**load, **one} for one in page] if isinstance(page, list) else load
+    pages = {"/v1/models": MODELS, "/server_info": INFO, "/get_load": page}
+    assert (await recognized(pages)).loads.loads_in is old_loads_in
+    loads = await loads_of(pages)
+    assert len(loads) == (2 if isinstance(page, list) else 1)
+    assert (loads[0].running, loads[0].waiting) == (3, 2)
+    assert math.isnan(loads[0].kv_used_tokens)  # prompts that wait are counted in it
+
+
+async def test_get_load_tells_the_tokens_in_use_while_nobody_waits() -> None:
+    page = [{"dp_rank": 0, "num_reqs": 5, "num_waiting_reqs": 0, "num_tokens": 9_000}]
+    loads = await loads_of({"/v1/models": MODELS, "/server_info": INFO, "/get_load": page})
+    assert (loads[0].running, loads[0].kv_used_tokens) == (5, 9_000)
+
+
+async def test_prometheus_where_there_is_nothing_newer_or_the_operator_says_so() -> None:
+    pages = {"/v1/models": MODELS, "/server_info": INFO, "/metrics": METRICS}
+    assert (await recognized(pages)).loads.loads_in is loads_in
+    loads = await loads_of(pages)
+    assert {r: (x.running, x.waiting) for r, x in loads.items()} == {0: (3, 2), 1: (4, 0)}
+    assert (loads[0].kv_usage, loads[1].kv_used_tokens) == (0.3, 240_000)
+    async with engine({"/elsewhere": METRICS}) as url:
+        one = await recognized(SGLANG, f",metrics={url}/elsewhere")
+        assert one.loads == LoadReader(f"{url}/elsewhere", loads_in)
+
+
+async def test_what_the_operator_calls_sglang_is_sglang_whatever_it_answers() -> None:
+    one = await recognized({"/v1/models": MODELS}, ",kind=sglang,block_size=64,kv_tokens=1000")
+    assert (one.kind, one.loads, one.facts.block_size) == ("sglang", None, 64)
+    assert one.facts.kv_capacity_tokens == 1000
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("page_size", -1),
+        ("page_size", 1 << 40),
+        ("dp_size", 0),
+        ("dp_size", 5_000),
+        ("max_total_num_tokens", -5),
+        ("max_total_num_tokens", 10**15),
+        ("page_size", "16"),
+        ("kv_events", {**EVENTS, "endpoint_port_base": 0}),
+    ],
+)
+async def test_impossible_settings_are_refused(key: str, value: object) -> None:
+    with pytest.raises(WireError, match="/server_info"):
+        await recognized({**SGLANG, "/server_info": {**INFO, key: value}})
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_running_reqs", -1),
+        ("num_running_reqs", 1.5),
+        ("num_waiting_reqs", 10**13),
+        ("num_used_tokens", -1),
+        ("token_usage", 7.0),
+        ("token_usage", -0.1),
+        ("dp_rank", 9_999),
+    ],
+)
+async def test_impossible_loads_are_refused(key: str, value: object) -> None:
+    load = {**LOADS["loads"][0], key: value}  # type: ignore[dict-item]
+    with pytest.raises(WireError):
+        await loads_of({**SGLANG, "/v1/loads": {"loads": [load]}})
+
+
+@pytest.mark.parametrize(
+    "page", [b'{"loads": [', b'{"loads": [{"num_running_reqs": NaN}]}', b"[" * 100_000, b"\xff"]
+)
+async def test_loads_that_are_no_json_are_no_way_to_read_its_load(page: bytes) -> None:
+    one = await recognized({**SGLANG, "/v1/loads": page})
+    assert (one.kind, one.loads) == ("sglang", None)

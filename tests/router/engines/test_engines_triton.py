@@ -1,0 +1,215 @@
+"""Triton with the TensorRT-LLM backend behind its OpenAI frontend."""
+
+from __future__ import annotations
+
+import math
+
+import aiohttp
+import pytest
+
+from engine.wire.events import WireError
+from router.body.kserve_http import says_unreadable
+from router.engines.adapter import LoadReader, UnrecognizedError
+from router.engines.triton import loads_in
+from tests.router.engines.engine_pages import MODELS, Pages, engine, loads_of, recognized
+
+CORE = """\
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="ensemble",version="1"} 12
+nv_inference_pending_request_count{model="ensemble",version="1"} 0
+"""
+_OF = 'model="tensorrt_llm",version="1"'
+BACKEND = f"""\
+{CORE}nv_trt_llm_request_metrics{{{_OF},request_type="active"}} 5
+nv_trt_llm_request_metrics{{{_OF},request_type="scheduled"}} 3
+nv_trt_llm_request_metrics{{{_OF},request_type="context"}} 1
+nv_trt_llm_request_metrics{{{_OF},request_type="max"}} 512
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="max"}} 1000
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="used"}} 100
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="tokens_per"}} 64
+"""
+NEWER = f"""\
+{BACKEND}nv_trt_llm_request_metrics{{{_OF},request_type="waiting"}} 4
+nv_trt_llm_kv_cache_block_metrics{{{_OF},kv_cache_block_type="fraction"}} 0.1
+"""
+# Before its first request: gauges are 0.
+FRESH_BACKEND = "".join(
+    f"{line.rpartition(' ')[0]} 0\n" if "_block_metrics" in line else f"{line}\n"
+    for line in BACKEND.splitlines()
+)
+TRITON: Pages = {"/v1/models": MODELS, "/metrics": BACKEND, "/health/ready": "ok"}
+
+
+async def test_it_is_known_by_the_names_of_its_metrics() -> None:
+    one = await recognized(TRITON)
+    assert (one.kind, one.source, one.ranks) == ("triton", None, (0,))
+    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 64_000)
+    assert (one.facts.has_events, one.advice) == (False, "")
+
+
+async def test_without_its_backends_figures_the_operator_is_told_where_to_find_them() -> None:
+    one = await recognized({**TRITON, "/metrics": CORE})
+    assert (one.kind, one.loads) == ("triton", None)
+    assert math.isnan(one.facts.kv_capacity_tokens)
+    assert "metrics=" in one.advice
+
+
+async def test_its_metrics_may_be_at_another_port() -> None:
+    async with engine({"/metrics": BACKEND}) as url:
+        one = await recognized({"/v1/models": MODELS}, f",metrics={url}/metrics")
+    assert (one.kind, one.loads) == ("triton", LoadReader(f"{url}/metrics", loads_in))
+    assert one.facts.kv_capacity_tokens == 64_000
+
+
+@pytest.mark.parametrize(
+    ("pages", "path", "below"),
+    [
+        ({"/v2/health/ready": "", "/health/ready": ""}, "/v2/health/ready", 300),
+        ({"/v2/health/ready": 404, "/health/ready": ""}, "/health/ready", 300),
+        ({"/health/ready": 404}, "/health", 500),
+    ],
+)
+async def test_it_is_asked_for_readiness_where_it_answers(
+    pages: Pages, path: str, below: int
+) -> None:
+    one = await recognized({**TRITON, **pages})
+    assert (one.health.path, one.health.below) == (path, below)
+
+
+async def test_before_its_first_request_it_does_not_tell_its_sizes() -> None:
+    one = await recognized({**TRITON, "/metrics": FRESH_BACKEND})
+    assert (one.facts.block_size, one.sized) == (64, False)
+    assert math.isnan(one.facts.kv_capacity_tokens)
+
+
+@pytest.mark.parametrize(("text", "waiting"), [(BACKEND, 2), (NEWER, 4)], ids=["old", "new"])
+async def test_load_of_both_generations(text: str, waiting: int) -> None:
+    (load,) = (await loads_of({**TRITON, "/metrics": text})).values()
+    assert (load.running, load.waiting, load.kv_used_tokens) == (3, waiting, 6_400)
+
+
+async def test_models_of_one_server_are_added_up() -> None:
+    second = BACKEND.replace("tensorrt_llm", "second")
+    pages = {**TRITON, "/metrics": BACKEND + second}
+    (load,) = (await loads_of(pages)).values()
+    assert (load.running, load.waiting, load.kv_used_tokens) == (6, 4, 12_800)
+    assert (await recognized(pages)).facts.kv_capacity_tokens == 128_000
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [(" 3\n", " -3\n"), (" 3\n", " NaN\n"), (" 100\n", " inf\n"), (" 0.1\n", " 9\n"), (NEWER, "")],
+    ids=["negative", "nan", "infinite", "share", "nothing"],
+)
+async def test_impossible_figures_are_refused(old: str, new: str) -> None:
+    pages = {"/metrics": NEWER.replace(old, new)}
+    async with engine(pages) as url, aiohttp.ClientSession() as http:
+        reader = LoadReader(f"{url}/metrics", loads_in)
+        with pytest.raises(WireError):
+            await reader.read(http, aiohttp.ClientTimeout(total=5.0))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        "failed to parse the request JSON buffer: Missing a name for object member. at 1",
+        "failed to get request params.: attempt to get members for non-object",
+        "Unable to parse 'inputs': attempt to access JSON non-array as array",
+        "attempt to get members for non-object",
+    ],
+)
+def test_a_500_of_its_parser_blames_the_request(error: str) -> None:
+    body = b'{"error":"%b"}' % error.encode()
+    assert says_unreadable("triton", 500, body)
+    assert not says_unreadable("triton", 503, body)
+    assert not says_unreadable("vllm", 500, body)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"error":"Stub process \'tiny_0_0\' is not healthy."}',
+        b'{"error":{"message":"Unable to parse it","type":"InternalServerError"}}',
+        b'{"error":null}',
+        b"Unable to parse 'inputs'",
+        b"",
+    ],
+)
+def test_any_other_500_blames_it(body: bytes) -> None:
+    assert not says_unreadable("triton", 500, body)
+
+
+ENSEMBLE = {
+    "platform": "ensemble",
+    "input": [{"name": "wish", "data_type": "TYPE_STRING"}],
+    "ensemble_scheduling": {
+        "step": [{"model_name": "llm", "input_map": {"text_input": "wish"}, "output_map": {}}]
+    },
+}
+LLM = {"backend": "vllm", "input": [{"name": "text_input", "data_type": "TYPE_STRING"}]}
+OWN: Pages = {
+    "/v2": {"name": "triton", "extensions": ["statistics"]},
+    "POST /v2/repository/index": [
+        {"name": "bot", "version": "1", "state": "READY"},
+        {"name": "llm", "version": "1", "state": "READY"},
+        {"name": "old", "version": "1", "state": "UNAVAILABLE"},
+    ],
+    "/v2/models/bot/config": ENSEMBLE,
+    "/v2/models/llm/config": LLM,
+    "/v2/models/bot/ready": "",
+    "/v2/health/ready": "",
+}
+
+
+async def test_its_own_port_tells_its_models_and_what_their_inputs_are() -> None:
+    async with engine({"/metrics": BACKEND}) as metrics:
+        one = await recognized(OWN, f",metrics={metrics}/metrics")
+    assert (one.kind, one.facts.models) == ("triton", ("bot", "llm"))
+    assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 64_000)
+    assert (one.health.path, one.health.below) == ("/v2/models/bot/ready", 300)
+    assert one.roles["bot"].text == "wish"
+    assert one.roles["llm"].text == "text_input"
+    assert "/v1/embeddings" in one.facts.lacks
+    assert not any(path.startswith("/v2/models") for path in one.facts.lacks)
+
+
+async def test_one_of_its_models_may_be_named() -> None:
+    pages = {**OWN, "/v2/models/llm/ready": ""}
+    one = await recognized(pages, ",model=llm")
+    assert (one.facts.models, one.health.path) == (("llm",), "/v2/models/llm/ready")
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "advice"),
+    [
+        ("127.0.0.1:1", "127.0.0.1:1", "nobody speaks gRPC at 127.0.0.1:1 now: check grpc="),
+        ("none", None, ""),
+    ],
+)
+async def test_grpc_that_is_named_where_nobody_speaks_it_is_told(
+    given: str, found: str | None, advice: str
+) -> None:
+    async with engine({"/metrics": BACKEND}) as metrics:
+        one = await recognized(OWN, f",metrics={metrics}/metrics,grpc={given}")
+    assert (one.grpc, one.advice) == (found, advice)
+
+
+async def test_without_metrics_or_configs_it_serves_by_load_alone() -> None:
+    bare = {path: page for path, page in OWN.items() if "models" not in path}
+    one = await recognized(bare)
+    assert (one.kind, one.loads, one.roles) == ("triton", None, {})
+    assert one.health.path == "/v2/health/ready"
+    assert "metrics=" in one.advice
+
+
+@pytest.mark.parametrize(
+    "page", ["x", b"\xff", [{"name": 5}], {"name": "x"}, [{"state": "READY"}]], ids=str
+)
+async def test_an_index_that_is_none_is_told(page: object) -> None:
+    with pytest.raises(WireError, match="repository/index"):
+        await recognized({**OWN, "POST /v2/repository/index": page})
+
+
+async def test_a_model_that_is_not_ready_is_no_worker_yet() -> None:
+    with pytest.raises(UnrecognizedError, match="not ready"):
+        await recognized({**OWN, "/v2/models/bot/ready": 400})

@@ -1,0 +1,112 @@
+"""Events that cannot be used cost no other event, over real sockets, with a replay to be had."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.router.core.core_world import BLOCK, stored
+from tests.router.events.feed_support import line, until
+
+GOOD = {"type": "BlockStored", "block_size": BLOCK, "medium": "GPU"}
+
+
+def good(block: int) -> dict[str, Any]:
+    event = stored([block])
+    told = {"block_hashes": list(event.hashes), "parent_block_hash": event.parent}
+    return GOOD | told | {"token_ids": list(event.tokens)}
+
+
+IDS = list(range(BLOCK))
+BAD: dict[str, tuple[Any, str]] = {
+    "size 0 of unknown blocks": (
+        GOOD | {"block_hashes": [99], "token_ids": [], "block_size": 0},
+        "unknown_names",
+    ),
+    "negative id": (GOOD | {"block_hashes": [99], "token_ids": [-1, *IDS[1:]]}, "bad_tokens"),
+    "id as float": (GOOD | {"block_hashes": [99], "token_ids": [1.0, *IDS[1:]]}, "bad_tokens"),
+    "id as text": (GOOD | {"block_hashes": [99], "token_ids": ["1", *IDS[1:]]}, "bad_tokens"),
+    "id null": (GOOD | {"block_hashes": [99], "token_ids": [None, *IDS[1:]]}, "bad_tokens"),
+    "half a block": (GOOD | {"block_hashes": [99], "token_ids": IDS[1:]}, "token_count"),
+    "too few names": (GOOD | {"block_hashes": [], "token_ids": IDS}, "token_count"),
+    "unknown type": (GOOD | {"type": "BlockMoved", "block_hashes": [99]}, "unknown_type"),
+    "no fields": (["BlockStored"], "bad_hashes"),
+    "both forms": (["BlockStored", good(99)], "bad_hashes"),
+    "name as text": (GOOD | {"block_hashes": ["99"], "token_ids": IDS}, "bad_hashes"),
+    "junk": ([[[[{}]]], {1: [2.5]}, b""], "unknown_type"),
+    "no event": (7, "unknown_type"),
+    "medium as list": (good(99) | {"medium": ["GPU"]}, "unknown_medium"),
+    "medium unknown": (good(99) | {"medium": "TAPE"}, "unknown_medium"),
+    "adapter as map": (good(99) | {"lora_name": {"a": 1}}, "bad_field"),
+    "absurd size": (good(99) | {"block_size": 10**12}, "bad_block_size"),
+    "negative size": (good(99) | {"block_size": -BLOCK}, "bad_block_size"),
+    "removal without names": ({"type": "BlockRemoved", "medium": "GPU"}, "bad_hashes"),
+    "no UTF-8": (good(99) | {"lora_name": "XYZ"}, "bad_field"),
+}
+WIDE = GOOD | {"block_hashes": [98], "token_ids": [2**62 + 10**6] * BLOCK}
+
+
+def batch(bad: Any) -> bytes:
+    """Twenty events, the tenth of which is `bad`."""
+    events = [good(block) for block in range(100, 119)]
+    events.insert(9, bad)
+    return msgspec.msgpack.encode([0.0, events, 0]).replace(b"XYZ", b"X\xffZ")
+
+
+@pytest.mark.parametrize("name", sorted(BAD))
+async def test_it_costs_itself_alone(name: str) -> None:
+    bad, why = BAD[name]
+    async with line() as one:
+        await one.subscribed()
+        await one.settled()
+        held, replays = one.kv.resident_blocks, len(one.publisher.replays)
+        one.publisher.others[one.publisher.next_seq] = batch(bad)
+        await one.publisher.publish()
+        await one.publisher.publish()
+        last = one.publisher.next_seq - 1
+        await until(lambda: one.holds(last), "the batch behind it")
+        assert one.kv.known
+        assert one.holds(*range(100, 119))
+        assert one.kv.resident_blocks == held + 20
+        assert not one.kv.resyncing
+        counts = one.feed.counters.skips + one.kv.skips()
+        assert counts == {why: 1}
+        assert one.feed.counters.malformed_frames == 0
+        await asyncio.sleep(0)
+        assert len(one.publisher.replays) <= replays + 1  # the one after the subscription
+
+
+async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
+    async with line() as one:
+        await one.subscribed()
+        await one.settled()
+        held = one.kv.resident_blocks
+        one.publisher.others[one.publisher.next_seq] = batch(WIDE)
+        await one.publisher.publish()
+        await until(lambda: one.kv.resident_blocks == held + 20, "all twenty")
+        assert one.kv.known
+        assert not one.feed.counters.skips + one.kv.skips()
+
+
+async def test_a_batch_that_cannot_be_read_is_passed_over_once_replayed() -> None:
+    """What was known stays, as a lower bound; it is not asked for again and again."""
+    async with line() as one:
+        await one.subscribed()
+        await one.settled()
+        held, bad = one.kv.resident_blocks, one.publisher.next_seq
+        one.publisher.others[bad] = batch(WIDE)[:-7]
+        for _ in range(3):
+            await one.publisher.publish()
+        await until(lambda: one.kv.next_seq == bad + 3, "the batches behind it")
+        assert one.kv.resident_blocks == held + 2
+        assert one.holds(0, bad + 1, bad + 2)
+        assert not one.kv.known
+        await until(lambda: not one.kv.resyncing, "the replay's end")
+        replays = len(one.publisher.replays)
+        await one.publisher.publish()
+        await until(lambda: one.kv.next_seq == bad + 4, "one more")
+        assert len(one.publisher.replays) == replays
+        assert one.feed.counters.malformed_frames == 2

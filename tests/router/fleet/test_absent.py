@@ -1,0 +1,140 @@
+"""A worker without a path: told from one that refuses, kept from clients, and not asked again."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from policies.facts import Failure
+from router.core.contract.actions import Dispatch, Reject
+from router.http.reply import Framing, Outcome, ReplyHead
+from router.request.attempts import Sieve, says_absent
+from router.upstream.client_reply import CollectedReply
+from tests.router.core.core_world import World
+
+OURS = b'{"error":{"message":"no such path: /x","type":"NotFoundError","param":null,"code":404}}'
+NO_MODEL = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError"}}'
+NO_RESPONSE = b'{"error":{"message":"Response with id \'r\' not found.","code":404}}'
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "absent"),
+    [
+        (404, b'{"detail":"Not Found"}', True),
+        (404, b"", True),
+        (404, b"<html>404</html>", True),
+        (404, b"404 page not found", True),
+        (404, OURS, True),
+        (405, b'{"detail":"Method Not Allowed"}', True),
+        (501, b'{"error":{"message":"no"}}', True),
+        (404, NO_MODEL, False),
+        (404, NO_RESPONSE, False),
+        (404, b'{"object":"error","message":"The model `x` does not exist."}', False),
+        (404, b'{"error":"unknown model"}', False),
+        (404, b'{"error":"Not Found"}', True),
+        (501, b'{"error":"decoupled models are not for infer"}', False),
+        (404, b'{"detail":"Model x not found"}', False),
+        (404, b'{"detail":{"why":1}}', False),
+    ],
+)
+def test_only_what_speaks_of_the_path_means_the_path(
+    status: int, body: bytes, absent: bool
+) -> None:
+    assert says_absent(status, body) is absent
+
+
+@pytest.mark.parametrize("escaped", [False, True])
+def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
+    """Triton leaves them as they are, so any client could take a path from all others."""
+    client, body = CollectedReply(99), b'{"error":"Not Found"}'
+    sieve = Sieve(client, kserve=True, escaped=escaped)
+    sieve.head(ReplyHead(404, b"", (), Framing.LENGTH, len(body)))
+    sieve.data(body)
+    sieve.finish()
+    outcome = sieve.judged(Outcome(started_s=0.0))
+    assert (outcome.error is None) == escaped == (client.body == body)
+
+
+def asking(world: World, needs: str | None, **fields: Any) -> Any:
+    arrival = dataclasses.replace(world.arrival([1]), needs=needs, **fields)
+    (action,) = world.core.on_arrival(arrival)
+    return action
+
+
+def test_what_is_for_one_worker_only_goes_nowhere_else() -> None:
+    world = World(workers=2)
+    world.join(0)
+    world.join(1)
+    for only in (0, 1, 0):
+        action = asking(world, None, only=only)
+        assert isinstance(action, Dispatch)
+        assert action.worker_id == only
+        failed = Failure(0.0, action.request_id, "worker", retry=True)
+        (refused,) = world.core.on_failure(failed)
+        assert isinstance(refused, Reject), "another one knows nothing of it"
+    refused = asking(world, None, only=7)
+    assert isinstance(refused, Reject)
+    assert (refused.status, refused.code) == (503, "sequence_lost")
+
+
+def test_a_worker_that_lacks_a_path_is_not_asked_for_it_and_for_nothing_less_else() -> None:
+    world = World(workers=2)
+    world.join(0, lacks=frozenset({"/x"}))
+    for _ in range(4):
+        action = asking(world, "/x")
+        assert isinstance(action, Dispatch)
+        assert action.worker_id == 1
+    world.join(1, lacks=frozenset({"/x", "/y"}))
+    refused = asking(world, "/x")
+    assert isinstance(refused, Reject)
+    assert (refused.status, refused.code) == (404, "path_not_served")
+    assert "/x" in refused.message
+    assert isinstance(asking(world, "/y"), Dispatch)
+    assert isinstance(asking(world, None), Dispatch)
+
+
+def test_looking_for_a_worker_that_has_a_path_costs_neither_attempts_nor_retries() -> None:
+    world = World(workers=8, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
+    action = asking(world, "/x")
+    for _ in range(7):
+        assert isinstance(action, Dispatch)
+        assert action.after_s == 0
+        world.join(action.worker_id, lacks=frozenset({"/x"}))
+        failure = Failure(world.now_s, action.request_id, "busy", retry=True, reason="absent")
+        (action,) = world.core.on_failure(failure)
+    assert isinstance(action, Dispatch)
+    world.join(action.worker_id, lacks=frozenset({"/x"}))
+    failure = Failure(world.now_s, action.request_id, "busy", retry=True, reason="absent")
+    (action,) = world.core.on_failure(failure)
+    assert isinstance(action, Reject)
+    assert action.code == "path_not_served"
+    assert all(worker.is_in for worker in world.core.workers)
+    assert len(world.core.ledger) == 0
+
+
+def test_what_is_for_some_workers_goes_to_one_of_these() -> None:
+    world = World(workers=4)
+    seen = {asking(world, None, among=(1, 3)).worker_id for _ in range(8)}
+    assert seen == {1, 3}
+    for among in ((), (7,)):
+        refused = asking(world, None, among=among)
+        assert isinstance(refused, Reject)
+        assert (refused.status, refused.code) == (503, "no_endpoint_in_subset")
+
+
+def test_what_is_at_another_worker_is_charged_there_at_no_cost() -> None:
+    world = World(workers=3, max_attempts=2, retry_share=0.0, retries_per_s=0.0)
+    arrival = world.arrival([1])
+    (action,) = world.core.on_arrival(arrival)
+    for _ in range(2):
+        assert isinstance(action, Dispatch)
+        other = (action.worker_id + 1) % 3
+        rest = dataclasses.replace(arrival, only=other)
+        moved = Failure(0.0, arrival.request_id, "busy", retry=True, reason="moved", rest=rest)
+        (action,) = world.core.on_failure(moved)
+        assert isinstance(action, Dispatch)
+        assert (action.worker_id, action.after_s) == (other, 0.0)
+        assert world.core.columns.requests.sum() == 1
+    assert not any(w.health.failures for w in world.core.workers)

@@ -1,0 +1,84 @@
+"""Probes that the core asks for: at once, once at a time, told, and gone with their worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import aiohttp
+import pytest
+import zmq.asyncio
+
+from policies.facts import Probed
+from router.engines.worker_spec import parse_worker_spec
+from router.fleet.context import FleetContext, FleetTerms, WorkerFact
+from router.fleet.manager import FleetManager
+from router.http.reply import RelayLimits
+from tests.router.engines.engine_pages import HANGS, MODELS, engine
+from tests.router.waiting import until
+
+NEVER_S = 3_600.0
+
+
+@dataclass
+class Fleet:
+    """One recognized worker whose own probes are an hour away. Lifetime: test."""
+
+    manager: FleetManager
+    told: list[WorkerFact]
+
+    def probed(self) -> list[bool]:
+        return [fact.well for fact in self.told if isinstance(fact, Probed)]
+
+
+@asynccontextmanager
+async def following(url: str, probe_s: float) -> AsyncIterator[Fleet]:
+    told: list[WorkerFact] = []
+    context = zmq.asyncio.Context()
+    terms = FleetTerms(probe_s, NEVER_S, NEVER_S, 100, RelayLimits())
+    async with aiohttp.ClientSession() as http:
+        shared = FleetContext(http, context, time.monotonic, told.append, terms)
+        manager = FleetManager(shared, 4)
+        member = manager.add(parse_worker_spec(url + ",kind=vllm"))
+        await until(lambda: member.ready, "the worker to be recognized")
+        yield Fleet(manager, told)
+        await manager.aclose()
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(("page", "well"), [("", True), (503, False), (500, False)])
+async def test_its_health_page_answers_for_it(page: object, well: bool) -> None:
+    pages = {"/v1/models": MODELS, "/health": page}
+    async with engine(pages) as url, following(url, 5.0) as fleet:
+        fleet.manager.probe(0, None)
+        await until(lambda: fleet.probed() == [well], "the answer to be told")
+        fleet.manager.probe(99, None)  # nobody: nothing is told, nothing breaks
+
+
+async def test_one_that_does_not_answer_in_the_time_given_is_not_well() -> None:
+    pages = {"/v1/models": MODELS, "/health": ""}
+    async with engine(pages) as url, following(url, NEVER_S) as fleet:
+        pages["/health"] = HANGS
+        fleet.manager.probe(0, 0.05)
+        await until(lambda: fleet.probed() == [False], "the answer to be told")
+
+
+async def test_it_is_asked_once_at_a_time_and_no_more_when_it_has_gone() -> None:
+    pages, asked = {"/v1/models": MODELS, "/health": ""}, []
+    async with engine(pages, asked) as url, following(url, NEVER_S) as fleet:
+        pages["/health"] = HANGS
+        asked.clear()
+        for _ in range(5):
+            fleet.manager.probe(0, None)
+        await until(lambda: asked.count("/health") == 1, "the question to arrive")
+        member = fleet.manager.members[0]
+        await fleet.manager.remove(member, "forced")
+        await until(
+            lambda: not [t for t in asyncio.all_tasks() if t.get_name() == "probe 0"],
+            "the question to be dropped",
+        )
+        assert fleet.probed() == []
+        assert asked.count("/health") == 1

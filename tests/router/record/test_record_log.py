@@ -1,0 +1,121 @@
+"""What a line of the request log says of a request, and what it keeps to itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from policies.facts import Arrival
+from router.http.errors import ClientError, WorkerError
+from router.record.request_line import hashes_of
+from router.record.request_log import RequestLog
+from tests.router.record.record_log_support import (
+    CHAIN,
+    SIZE,
+    arrival,
+    good,
+    line_of,
+    put,
+    salted,
+    served,
+)
+
+
+def test_a_line_says_what_became_of_a_request(tmp_path: Path) -> None:
+    line = line_of(tmp_path / "log", lambda log: served(log, tenant="acme", priority=3))
+    assert (line.at, line.e2e_ms, line.ttft_ms) == (1_000_009.0, 1000.0, 250.0)
+    assert (line.prompt_tokens, line.output_tokens, line.cached_tokens) == (13, 5, 8)
+    assert line.worker_prompt_tokens == 13
+    known = salted(tmp_path / "log", CHAIN)
+    assert known != CHAIN.tolist()
+    assert (line.block_size, hashes_of(line.chain).tolist()) == (SIZE, known)
+    assert (line.worker, line.policy, line.reason, line.hit_tokens) == (1, "hybrid", "policy", 8)
+    assert [(c.worker, c.cost, c.hit_tokens) for c in line.candidates] == [
+        (1, 0.5, 8),
+        (0, None, 0),
+    ]
+    assert (line.attempts, line.status, line.error, line.priority) == (1, 200, None, 3)
+    assert line.stream
+    assert not line.approximate
+    raw = (tmp_path / "log").read_text()
+    assert "ann" not in raw
+    assert "acme" not in raw
+
+
+def test_any_json_reader_gets_the_same_chain(tmp_path: Path) -> None:
+    import base64
+    import json
+
+    line_of(tmp_path / "log", served)
+    fields = json.loads((tmp_path / "log").read_text().splitlines()[1])
+    read = np.frombuffer(base64.b64decode(fields["chain"]), "<u8").tolist()
+    assert read == salted(tmp_path / "log", CHAIN)
+
+
+def test_a_whole_answer_has_no_first_token_and_a_stream_without_usage_counts_events(
+    tmp_path,
+) -> None:
+    def tell(log: RequestLog) -> None:
+        put(log, good(usage=None), of=arrival(stream=False))
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.ttft_ms, line.output_tokens, line.cached_tokens) == (None, 7, None)
+    assert line.worker_prompt_tokens is None
+
+
+def test_a_refusal_has_no_first_token(tmp_path: Path) -> None:
+    def tell(log: RequestLog) -> None:
+        put(log, good(status=400, usage=None, events=0))
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.status, line.ttft_ms, line.error) == (400, None, None)
+
+
+def test_a_request_turned_away(tmp_path: Path) -> None:
+    def tell(log: RequestLog) -> None:
+        put(log, refused=(503, "router_full"))
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.status, line.reason, line.worker, line.attempts) == (503, "router_full", None, 0)
+    assert (line.policy, line.hit_tokens, line.candidates, line.error) == (None, None, (), None)
+    assert (line.model, line.block_size) == ("m", SIZE)
+
+
+def test_a_model_that_nobody_serves_is_the_clients_own_text(tmp_path: Path) -> None:
+    def tell(log: RequestLog) -> None:
+        put(log, of=Arrival(9.0, 1, "my secret", 3, {}), refused=(404, "model_not_found"))
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.model, line.block_size, line.chain, line.status) == (None, None, b"", 404)
+
+
+def test_tries_are_counted_and_the_last_one_is_told(tmp_path: Path) -> None:
+    def tell(log: RequestLog) -> None:
+        failed = good(status=None, error=WorkerError("connect", "x"), usage=None)
+        put(log, failed, good())
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.attempts, line.worker, line.status, line.error) == (2, 0, 200, None)
+
+
+@pytest.mark.parametrize(
+    ("broke", "status", "told"),
+    [("client_left", 499, "client"), ("internal_error", 500, "internal_error")],
+)
+def test_a_handler_that_ends_early(tmp_path: Path, broke: Any, status: int, told: str) -> None:
+    def tell(log: RequestLog) -> None:
+        put(log, None, broke=broke)
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.status, line.error, line.attempts) == (status, told, 1)
+
+
+def test_errors_after_the_first_byte(tmp_path: Path) -> None:
+    def tell(log: RequestLog) -> None:
+        put(log, good(error=ClientError(499, "left"), usage=None))
+
+    line = line_of(tmp_path / "log", tell)
+    assert (line.status, line.error, line.output_tokens) == (200, "client", 7)

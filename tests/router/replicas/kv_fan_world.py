@@ -1,0 +1,183 @@
+"""Replicas of an engine whose events only one of them can have: read once and gone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from engine.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, Event, encode_batch
+from kvkernels import EventBatch
+from policies.facts import KvEvents, ReplayEnd
+from router.core.contract.actions import Resync
+from router.core.workers.kv_events import WireEvents
+from router.replicas.kv_events import Claim
+from router.replicas.lease import Leases
+from router.replicas.membership import Keys
+from tests.router.core.core_world import BLOCK, chain_of, names_of, tokens_of
+from tests.router.replicas.lease_support import LEASE_S, Server, Timers
+from tests.router.replicas.replica_world import Replica, Replicas
+
+ADDRESS = "http://engine/kv_cache_events"
+
+
+@dataclass
+class Engine:
+    """What it holds, and the events that nobody has read. Lifetime: test."""
+
+    holds: dict[int, int] = field(default_factory=dict)  # its name of a block -> chain hash
+    unread: list[tuple[int, bytes]] = field(default_factory=list)
+    number: int = 0
+    lives: int = 0
+
+    def say(self, *events: Event) -> None:
+        self.unread.append((self.number, encode_batch(0.0, events)))
+        self.number += 1
+
+    def store(self, blocks: list[int]) -> None:
+        names, chain = names_of(blocks), chain_of(blocks).tolist()
+        after = next((n for n, name in enumerate(names) if name not in self.holds), len(names))
+        if after == len(names):
+            return
+        self.holds.update(zip(names[after:], chain[after:], strict=True))
+        tokens = tuple(tokens_of(blocks[after:]).tolist())
+        parent = names[after - 1] if after else None
+        self.say(BlockStored(names[after:], parent=parent, tokens=tokens, block_size=BLOCK))
+
+    def remove(self, which: int) -> None:
+        if self.holds:
+            name = sorted(self.holds)[which % len(self.holds)]
+            del self.holds[name]
+            self.say(BlockRemoved((name,)))
+
+    def clear(self) -> None:
+        self.holds.clear()
+        self.say(AllBlocksCleared())
+
+    def begin_anew(self) -> None:
+        """Numbers begin lower, as they do; but not where an earlier life had got to, for then what
+        was missed of both shows in no number.
+        """
+        self.lives += 1
+        self.unread.clear()
+        self.number = (100 - self.lives) * 1_000
+        self.clear()
+
+    def lose(self) -> None:
+        """Its buffer is full: the oldest events are gone."""
+        del self.unread[:1]
+
+
+@dataclass
+class Sharer:
+    """One replica and its part in who reads. Lifetime: test."""
+
+    replica: Replica
+    claim: Claim
+    leases: Leases
+    timers: Timers
+    reads: bool = False
+    gap: bool = False
+
+    def changed(self) -> None:
+        """As a feed that begins anew with each turn of ours."""
+        if self.claim.reads and not self.reads:
+            self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
+        self.reads = self.claim.reads
+
+    def read(self, engine: Engine) -> None:
+        """All that is there, as a poll takes it."""
+        taken, engine.unread = engine.unread, []
+        for number, payload in taken:
+            if not self.claim.reads:
+                return  # it has ended with the first hole; what it took is lost
+            events = WireEvents(EventBatch(payload), "m", len(payload), payload)
+            self.claim.tell(KvEvents(self.timers.now_s, 0, number, events, "live"))
+            if self.gap:
+                self.gap = False
+                self.claim.tell(ReplayEnd(self.timers.now_s, 0, answered=False))
+
+    def beat(self, server: Server) -> None:
+        asked, commands = self.leases.commands()
+        replies = [server.run(command) for command in commands]
+        self.leases.answered(asked, replies, self.timers.now_s)
+        self.changed()
+
+    @property
+    def kv(self):
+        return self.replica.world.core.workers.get(0).kv
+
+    def chains(self) -> list[int]:
+        return sorted(self.kv.chains(0).tolist())
+
+    def indexed(self) -> list[int]:
+        """What the index says of these, by what decisions ask it."""
+        core = self.replica.world.core
+        slot, chains = core.workers.get(0).slot, np.unique(self.kv.chains(0))
+        assert core.roster.index.contains(slot, chains, 0) == core.roster.index.held(slot, 0)
+        return chains.tolist()
+
+
+class KvReplicas(Replicas):
+    """All of them, one engine, and a Redis that grants leases. Lifetime: test."""
+
+    def __init__(self, count: int) -> None:
+        self.engine, self.server = Engine(), Server()
+        self.engine.begin_anew()
+        self.sharers: dict[str, Sharer] = {}
+        super().__init__(count, workers=1)
+
+    def start(self) -> Replica:
+        replica = super().start()
+        timers = Timers()
+        timers.now_s = self.now_s
+        leases = Leases(Keys("f"), replica.name, LEASE_S, lambda: timers.now_s, timers.call_at)
+        replica.sharing.kv.stand(leases, LEASE_S)
+        claim = replica.sharing.kv.claim(0, ADDRESS)
+        sharer = self.sharers[replica.name] = Sharer(replica, claim, leases, timers)
+        done = replica.done
+
+        def noted(actions: list) -> None:
+            done(actions)
+            if any(isinstance(one, Resync) for one in actions):
+                sharer.gap = claim.missing()
+
+        replica.done = noted  # type: ignore[method-assign]
+        replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
+        claim.open(sharer.changed)
+        return replica
+
+    def kill(self, replica: Replica) -> None:
+        super().kill(replica)
+        del self.sharers[replica.name]
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self.server.now_s += seconds
+        for sharer in list(self.sharers.values()):
+            sharer.timers.pass_s(seconds)
+
+    def look(self, replica: Replica) -> None:
+        """Who is there, as the registry says."""
+        replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
+
+    def settle(self) -> None:
+        """Every link is up, all messages arrive, the lease is whoever's it is, and the engine says
+        one thing more, so that what was missed before shows.
+        """
+        self.engine.say()
+        for sharer in self.sharers.values():
+            if not sharer.replica.sharing.connected:
+                sharer.beat(self.server)
+                sharer.replica.sharing.joined(self.now_s)
+        for _ in range(24):
+            self.advance(0.4)
+            for sharer in self.sharers.values():
+                self.look(sharer.replica)
+                sharer.beat(self.server)
+                if sharer.claim.reads:
+                    sharer.read(self.engine)
+            for replica in self.replicas.values():
+                self.flush(replica)
+            for replica in self.replicas.values():
+                self.deliver(replica)

@@ -1,0 +1,162 @@
+"""Replicas that each subscribe to an engine which tells nothing twice."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kvkernels import EventBatch
+from policies.facts import CacheSnapshot, KvCopied, KvEvents, ReplayEnd
+from router.core.contract.actions import Resync
+from router.core.core import take
+from router.core.workers.kv_events import WireEvents
+from router.replicas.snapshots import Loan
+from tests.router.replicas.kv_fan_world import Engine
+from tests.router.replicas.replica_world import Replica, Replicas
+
+DIGESTS = 1 << 40  # of a batch: its life and its number
+
+
+@dataclass
+class Subscriber:
+    """One replica and its feed, which asks peers for what it lacks. Lifetime: test."""
+
+    replica: Replica
+    life: Callable[[], int]  # of the engine
+    heard: int = 0
+    queue: deque[tuple[int, bytes, int]] = field(default_factory=deque)  # on its way to us
+    loan: Loan | None = None
+    tries: int = 0  # for this question
+    lent: int = 0
+
+    def __post_init__(self) -> None:
+        done = self.replica.done
+
+        def noted(actions: list) -> None:
+            done(actions)
+            if any(isinstance(one, Resync) for one in actions):
+                self.ask()
+
+        self.replica.done = noted  # type: ignore[method-assign]
+
+    @property
+    def kv(self):
+        return self.replica.world.core.workers.get(0).kv
+
+    @property
+    def now_s(self) -> float:
+        return self.replica.world.now_s
+
+    def ask(self) -> None:
+        if self.loan is None and self.replica.sharing.connected:
+            name = self.replica.world.core.workers.get(0).facts.name
+            self.loan = self.replica.sharing.kv.borrower.want(name, self.answered)
+        elif self.loan is None:
+            self.answered(None)
+
+    def answered(self, copy: CacheSnapshot | None) -> None:
+        self.loan = None
+        if copy is None or self.kv.exact:
+            self.give_up()
+        elif self.chance(copy) or not self.kv.goes_on_from(copy.next_seq, copy.digest):
+            self.tries += 1
+            if self.tries < 3:
+                self.ask()
+            else:
+                self.give_up()
+        else:
+            self.take(copy)
+
+    def chance(self, copy: CacheSnapshot) -> bool:
+        """Before anything came live nothing proves a copy; should the engine have begun anew, and
+        the number that it has got to be the same, then nothing could show it.
+        """
+        return self.heard == 0 and copy.digest // DIGESTS != self.life()
+
+    def give_up(self) -> None:
+        self.tries = 0
+        self.tell(ReplayEnd(self.now_s, 0, answered=False))
+
+    def take(self, copy: CacheSnapshot) -> None:
+        self.tries = 0
+        self.lent += 1
+        self.tell(KvCopied(self.now_s, 0, replace(copy, live_seq=copy.next_seq - 1)))
+
+    def hear(self, most: int = 1_000) -> None:
+        for _ in range(min(most, len(self.queue))):
+            number, payload, digest = self.queue.popleft()
+            self.heard += 1
+            events = WireEvents(EventBatch(payload), "m", len(payload), payload)
+            self.tell(KvEvents(self.now_s, 0, number, events, "live", digest))
+
+    def tell(self, fact) -> None:
+        self.replica.done(take(self.replica.world.core, fact))
+
+    def indexed(self) -> list[int]:
+        """What it believes, by the index that decisions ask."""
+        core = self.replica.world.core
+        slot, chains = core.workers.get(0).slot, np.unique(self.kv.chains(0))
+        assert core.roster.index.contains(slot, chains, 0) == core.roster.index.held(slot, 0)
+        return chains.tolist()
+
+
+class LentReplicas(Replicas):
+    """All of them, and one engine. Lifetime: test."""
+
+    def __init__(self, count: int) -> None:
+        self.engine = Engine()
+        self.begin_anew()
+        self.subscribers: dict[str, Subscriber] = {}
+        super().__init__(count, workers=1)
+
+    def start(self) -> Replica:
+        replica = super().start()
+        replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
+        subscriber = self.subscribers[replica.name] = Subscriber(replica, lambda: self.engine.lives)
+        subscriber.ask()
+        return replica
+
+    def kill(self, replica: Replica) -> None:
+        super().kill(replica)
+        del self.subscribers[replica.name]
+
+    def begin_anew(self) -> None:
+        """With numbers from 0, as engines do."""
+        self.engine.lives += 1
+        self.engine.number = 0
+        self.engine.clear()
+
+    def publish(self) -> None:
+        """To all who listen."""
+        said, self.engine.unread = self.engine.unread, []
+        for number, payload in said:
+            digest = self.engine.lives * DIGESTS + number + 1
+            for subscriber in self.subscribers.values():
+                subscriber.queue.append((number, payload, digest))
+
+    def exchange(self) -> None:
+        for replica in self.replicas.values():
+            replica.sharing.present(set(self.replicas) - {replica.name}, self.now_s)
+            self.flush(replica)
+        for replica in self.replicas.values():
+            self.deliver(replica)
+
+    def settle(self) -> None:
+        """Every link is up, all arrives, and the engine says one thing more."""
+        for replica in self.replicas.values():
+            if not replica.sharing.connected:
+                replica.sharing.joined(self.now_s)
+        self.engine.say()
+        self.publish()
+        for subscriber in self.subscribers.values():
+            subscriber.hear()
+        for _ in range(2):  # some know only when others have given up
+            for subscriber in self.subscribers.values():
+                if not subscriber.kv.exact:
+                    subscriber.ask()
+            for _ in range(80):
+                self.advance(0.2)
+                self.exchange()

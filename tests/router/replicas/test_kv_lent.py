@@ -1,0 +1,198 @@
+"""Copies among replicas that each subscribe for themselves: never believed where they are wrong."""
+
+from __future__ import annotations
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
+
+from tests.effort import examples
+from tests.router.replicas.kv_lent_world import LentReplicas, Subscriber
+
+PREFIX = st.lists(st.integers(0, 2), min_size=1, max_size=4)
+
+
+def known_of(one: Subscriber, all_: LentReplicas) -> bool:
+    """Whether it is known here; then it must be the truth."""
+    truth = sorted(set(all_.engine.holds.values()))
+    if one.kv.exact:
+        assert one.indexed() == truth
+    return bool(one.kv.exact)
+
+
+class LentMachine(RuleBasedStateMachine):
+    """Batches are lost or late for one and not for another; replicas and the engine begin anew."""
+
+    @initialize()
+    def start(self) -> None:
+        self.all = LentReplicas(3)
+
+    def _one(self, data: st.DataObject) -> Subscriber:
+        return self.all.subscribers[data.draw(st.sampled_from(sorted(self.all.subscribers)))]
+
+    @rule(blocks=PREFIX)
+    def store(self, blocks: list[int]) -> None:
+        self.all.engine.store(blocks)
+        self.all.publish()
+
+    @rule(which=st.integers(0, 20))
+    def remove(self, which: int) -> None:
+        self.all.engine.remove(which)
+        self.all.publish()
+
+    @rule(how=st.sampled_from(["clear", "begin_anew"]))
+    def shake(self, how: str) -> None:
+        {"clear": self.all.engine.clear, "begin_anew": self.all.begin_anew}[how]()
+        self.all.publish()
+
+    @rule(data=st.data(), most=st.integers(1, 4))
+    def hear(self, data: st.DataObject, most: int) -> None:
+        self._one(data).hear(most)
+
+    @rule(data=st.data())
+    def lose(self, data: st.DataObject) -> None:
+        """But for a life's first, without which a next life could go on by its number alone."""
+        queue = self._one(data).queue
+        if queue and queue[0][0] > 0:
+            queue.popleft()
+
+    @rule(data=st.data(), lost=st.sampled_from([False, False, False, True]))
+    def flush(self, data: st.DataObject, lost: bool) -> None:
+        self.all.flush(self._one(data).replica, lost)
+
+    @rule(data=st.data(), most=st.integers(0, 3))
+    def deliver(self, data: st.DataObject, most: int) -> None:
+        self.all.deliver(self._one(data).replica, most)
+
+    @rule(times=st.integers(1, 6))
+    def exchange(self, times: int) -> None:
+        """Whoever waits for an answer gets one, while batches are still on their way."""
+        for _ in range(times):
+            self.all.advance(0.05)
+            self.all.exchange()
+
+    @rule(
+        data=st.data(), anew=st.booleans(), said=st.integers(0, 3), heard=st.integers(0, 3),
+        times=st.integers(0, 4),
+    )  # fmt: skip
+    def join(self, data: st.DataObject, anew: bool, said: int, heard: int, times: int) -> None:
+        """A newcomer in place of another one, which hears little before it is answered, and its
+        peers nothing of what happened meanwhile.
+        """
+        self.all.kill(self._one(data).replica)
+        if anew:
+            self.all.begin_anew()
+            self.all.publish()
+        one = self.all.subscribers[self.all.start().name]
+        for _ in range(said):
+            self.all.engine.say()
+        self.all.publish()
+        one.hear(heard)
+        self.exchange(times)
+
+    @rule(data=st.data())
+    def part(self, data: st.DataObject) -> None:
+        self.all.part(self._one(data).replica)
+
+    @rule(data=st.data())
+    def rejoin(self, data: st.DataObject) -> None:
+        one = self._one(data)
+        if not one.replica.sharing.connected:
+            one.replica.sharing.joined(self.all.now_s)
+
+    @rule(seconds=st.sampled_from([0.05, 0.6, 3.0]))
+    def wait(self, seconds: float) -> None:
+        self.all.advance(seconds)
+
+    @rule()
+    def settle(self) -> None:
+        """Whoever is sure is right; and one who was sure of it before lends it to all."""
+        self.all.settle()
+        sure = [known_of(one, self.all) for one in self.all.subscribers.values()]
+        waits = [one.loan is not None for one in self.all.subscribers.values()]
+        assert not any(waits)
+        assert all(sure) or not any(sure)
+
+    def teardown(self) -> None:
+        if hasattr(self, "all"):
+            self.settle()
+
+
+TestLentMachine = LentMachine.TestCase
+TestLentMachine.settings = settings(
+    max_examples=examples(60), stateful_step_count=40, deadline=None
+)
+
+
+def test_a_newcomer_knows_what_one_that_was_there_knows() -> None:
+    all_ = LentReplicas(1)
+    (old,) = all_.subscribers.values()
+    for blocks in ([1, 2, 3], [1, 4], [5]):
+        all_.engine.store(blocks)
+    all_.settle()
+    assert old.kv.exact
+    new = all_.subscribers[all_.start().name]
+    all_.engine.store([6])
+    all_.publish()
+    all_.settle()
+    assert (new.kv.exact, new.lent) == (True, 1)
+    assert new.indexed() == old.indexed() == sorted(all_.engine.holds.values())
+
+
+def test_who_missed_a_batch_gets_it_of_one_that_did_not() -> None:
+    all_ = LentReplicas(3)
+    all_.engine.store([1, 2, 3])
+    all_.settle()
+    one, *others = all_.subscribers.values()
+    assert all(known_of(x, all_) for x in (one, *others))
+
+    def copies() -> int:
+        lenders = [x.replica.sharing.kv.lender for x in (one, *others)]
+        return sum(lender.snapshots for lender in lenders)
+
+    before = copies()
+    all_.engine.remove(0)
+    all_.publish()
+    one.queue.popleft()
+    all_.engine.store([7])
+    all_.settle()
+    assert (one.kv.exact, one.lent) == (True, 1)
+    assert copies() == before + 1, "only the one that was asked"
+    assert one.indexed() == sorted(all_.engine.holds.values())
+
+
+def test_where_nobody_knows_each_goes_on_with_what_it_has() -> None:
+    all_ = LentReplicas(2)
+    for block in range(5):
+        all_.engine.store([block])
+    all_.engine.unread.clear()  # before anybody listened
+    all_.engine.store([6])
+    all_.settle()
+    for one in all_.subscribers.values():
+        assert not one.kv.known
+        assert not one.kv.resyncing
+        assert len(one.indexed()) == 1
+
+
+def test_what_a_peer_knew_of_an_engine_before_its_restart_is_not_believed() -> None:
+    all_ = LentReplicas(2)
+    all_.engine.store([1, 2, 3])
+    all_.settle()
+    old = all_.subscribers["r@2"]
+    assert known_of(old, all_)
+    all_.begin_anew()
+    all_.publish()
+    all_.kill(all_.replicas["r@1"])
+    new = all_.subscribers[all_.start().name]
+    while all_.engine.number <= old.kv.next_seq:
+        all_.engine.say()
+    all_.publish()
+    new.hear()
+    for _ in range(10):
+        all_.advance(0.05)
+        all_.exchange()
+    assert new.lent == 0
+    assert not new.kv.exact
+    old.hear()
+    all_.settle()
+    assert known_of(new, all_)

@@ -1,0 +1,250 @@
+"""What is saved of the workers' caches: when, whose it is, and how long it is kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from policies.facts import KvEvents, ReplayEnd, WorkerChange, WorkerFacts
+from router.restart import saved_caches as keeper_module
+from router.restart.saved_caches import Saved, StateKeeper, read_saved
+from tests.router.core.core_world import BLOCK, World, stored
+from tests.router.restart.test_kv_saved import URL, saved_of, write
+from tests.router.waiting import until
+
+
+@dataclass
+class Engine:
+    """What is recognized of a worker."""
+
+    kind: str = "vllm"
+    address: int | None = None
+
+
+@dataclass
+class Spec:
+    url: str = URL
+
+
+@dataclass
+class Follower:
+    """What the keeper looks at of a member. Lifetime: test."""
+
+    worker_id: int = 0
+    spec: Spec = field(default_factory=Spec)
+    recognized: Engine | None = field(default_factory=Engine)
+
+
+class Router:
+    """A core with one worker, and its keeper. Lifetime: test."""
+
+    def __init__(self, path: Path, engine: Engine | None = None, **facts: Any) -> None:
+        self.world = World(workers=0)
+        self.members: Any = {0: Follower(recognized=engine or Engine())}
+        self.wall_s = 1e9
+        self.keeper = StateKeeper(path, self.world.core, lambda: self.members, lambda: self.wall_s)
+        known = {"name": URL, "models": ("m",), "block_size": BLOCK} | facts
+        self.spec = WorkerFacts(**known)
+
+    def join(self) -> None:
+        self.turns("ready", self.spec)
+
+    def turns(self, state: Any, spec: WorkerFacts | None = None) -> None:
+        self.world.core.on_worker(self.keeper.heard(WorkerChange(0.0, 0, state, spec)))
+
+    def batch(self, seq: int, *events: Any, source: Any = "live") -> None:
+        self.world.core.on_kv_events(KvEvents(0.0, 0, seq, events, source, 1 + seq))
+
+    @property
+    def kv(self) -> Any:
+        return self.world.core.workers.get(0).kv
+
+
+async def warmed(path: Path) -> None:
+    """A router that knew three blocks and ended."""
+    router = Router(path)
+    await router.keeper.load()
+    router.keeper.start(lambda: 3600.0)
+    router.join()
+    for seq in range(3):
+        router.batch(seq, stored([seq]))
+    await router.keeper.close()
+    assert router.keeper.saves == 1
+
+
+async def test_the_next_router_goes_on_where_one_ended(tmp_path: Path) -> None:
+    await warmed(tmp_path / "kv")
+    after = Router(tmp_path / "kv")
+    await after.keeper.load()
+    after.join()
+    assert after.kv.first_question == 2
+    after.batch(2, stored([2]), source="replay")
+    after.world.core.on_replay_end(ReplayEnd(0.0, 0, answered=True))
+    assert after.kv.known
+    assert [after.world.hits([n]) for n in range(3)] == [[1]] * 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "facts"),
+    [
+        (Engine(kind="sglang"), {}),
+        (Engine(address=1), {}),
+        (Engine(), {"models": ("m", "adapter")}),
+        (Engine(), {"block_size": 2 * BLOCK}),
+        (Engine(), {"has_events": False}),
+    ],
+)
+async def test_another_worker_gets_nothing(
+    tmp_path: Path, engine: Engine, facts: dict[str, Any]
+) -> None:
+    await warmed(tmp_path / "kv")
+    after = Router(tmp_path / "kv", engine, **facts)
+    await after.keeper.load()
+    after.join()
+    assert (after.kv.resident_blocks, after.kv.first_question) == (0, 0)
+
+
+async def test_a_worker_that_joins_again_gets_nothing(tmp_path: Path) -> None:
+    await warmed(tmp_path / "kv")
+    after = Router(tmp_path / "kv")
+    await after.keeper.load()
+    after.join()
+    after.turns("gone")
+    after.join()
+    assert after.kv.resident_blocks == 0
+    await after.keeper.save()
+    assert read_saved(tmp_path / "kv") == []
+
+
+@pytest.mark.parametrize("data", [b"", b"garbage", b"warmroute-kv\0\0\0\7"])
+async def test_a_file_that_cannot_be_used_is_a_warning(tmp_path: Path, data: bytes, caplog) -> None:
+    path = tmp_path / "kv"
+    path.write_bytes(data)
+    router = Router(path)
+    await router.keeper.load()
+    assert "caches are learned anew" in caplog.text
+    router.join()
+    assert router.kv.first_question == 0
+
+
+async def test_a_router_that_ends_before_its_workers_came_keeps_their_state(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    await warmed(path)
+    before = path.read_bytes()
+    hasty = Router(path)
+    await hasty.keeper.load()
+    hasty.keeper.start(lambda: 3600.0)
+    await hasty.keeper.close()
+    assert path.read_bytes() == before
+    unready = Router(path)
+    await unready.keeper.close()  # it failed before it had read the file
+    assert path.read_bytes() == before
+
+
+async def test_it_saves_at_every_interval(tmp_path: Path) -> None:
+    router = Router(tmp_path / "kv")
+    await router.keeper.load()
+    router.keeper.start(lambda: 0.001)
+    await until(lambda: router.keeper.saves >= 2, "two savings")
+    await router.keeper.close()
+    assert router.keeper.size_bytes == (tmp_path / "kv").stat().st_size
+    assert router.keeper.age_s < 60.0
+
+
+async def test_who_did_not_come_is_kept_for_a_day(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    await warmed(path)
+    before = read_saved(path)
+    after = Router(path)
+    await after.keeper.load()
+    after.wall_s += 86_399.0
+    await after.keeper.save()
+    assert read_saved(path) == before
+    after.wall_s += 2.0
+    await after.keeper.save()
+    assert read_saved(path) == []
+
+
+async def test_one_that_came_keeps_its_place_until_there_is_something_newer(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    await warmed(path)
+    (before,) = read_saved(path)
+    after = Router(path)
+    await after.keeper.load()
+    after.join()  # its publisher has proven nothing yet
+    await after.keeper.save()
+    assert read_saved(path) == [before]
+    after.batch(2, stored([2]), source="replay")
+    after.batch(3, stored([3]))
+    await after.keeper.save()
+    (now,) = read_saved(path)
+    assert now.snapshot.next_seq == before.snapshot.next_seq + 1
+
+
+async def test_one_that_is_down_stays_in_the_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "kv"
+    router = Router(path)
+    router.join()
+    for seq in range(3):
+        router.batch(seq, stored([seq]))
+    router.turns("down")
+    assert router.kv.resident_blocks == 0
+    for _ in range(2):
+        await router.keeper.save()
+        (kept,) = read_saved(path)
+        assert kept.snapshot.next_seq == 3
+    after = Router(path)
+    await after.keeper.load()
+    after.join()
+    assert after.kv.first_question == 2
+    router.join()  # meanwhile it is back, with other batches
+    router.batch(0, stored([7]))
+    await router.keeper.save()
+    (kept,) = read_saved(path)
+    assert kept.snapshot.next_seq == 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_one_that_is_removed_leaves_the_file(tmp_path: Path, when: str) -> None:
+    path = tmp_path / "kv"
+    router = Router(path)
+    router.join()
+    router.batch(0, stored([1]))
+    router.turns("down")
+    if when == "after":
+        await router.keeper.save()
+    router.turns("gone")
+    await router.keeper.save()
+    assert read_saved(path) == []
+
+
+async def test_those_away_have_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "kv"
+    heads = [
+        replace(saved_of(n).head, saved_at=1e9 - at) for n, at in enumerate((30.0, 10.0, 20.0))
+    ]
+    cache = dataclasses.replace(saved_of(0).snapshot, blocks=b"x" * 100)
+    write(path, [Saved(head, cache) for head in heads])
+    monkeypatch.setattr(keeper_module, "AWAY_BYTES", 250)
+    router = Router(path)
+    await router.keeper.load()
+    await router.keeper.save()
+    assert [one.head for one in read_saved(path)] == [heads[1], heads[2]]  # the latest
+
+
+async def test_a_place_that_cannot_be_written_is_an_error_in_the_log(
+    tmp_path: Path, caplog
+) -> None:
+    caplog.set_level(logging.ERROR)
+    router = Router(tmp_path / "none" / "kv")
+    await router.keeper.load()
+    router.keeper.start(lambda: 3600.0)
+    await router.keeper.close()
+    assert (router.keeper.saves, router.keeper.failed_saves, router.keeper.size_bytes) == (0, 1, 0)
+    assert "No such file or directory" in caplog.text

@@ -1,0 +1,87 @@
+"""A chain of scripted workers that a stream is moved along, and what was counted of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from policies.facts import Arrival
+from router.engines.table import ADAPTERS
+from router.http.messages import Answer, Request, Response
+from router.http.reply import Outcome, Timeouts
+from router.metrics.migrations import MigrationMetrics
+from router.request.attempts import passed_on
+from router.upstream.client_reply import ClientReply, upstream_request
+from router.upstream.fallback import Upstream
+from router.upstream.migration.stream import Migrations, MigrationTerms
+from tests.router.upstream.relay_support import Script, served, upstreams_to, worker
+
+FORMS = {kind: one.stream_form for kind, one in ADAPTERS.items() if one.stream_form is not None}
+
+
+TOTAL = 5
+
+
+class Desk:
+    """As much of one as migration asks. Lifetime: test."""
+
+    clock = staticmethod(time.monotonic)
+
+    def identity(self, model: str) -> tuple[str, str | None]:
+        return model, None
+
+    def cards(self) -> list[dict[str, Any]]:
+        return [{"id": "m", "max_model_len": 100}]
+
+
+class Chain:
+    """Workers that are tried in turn. Lifetime: test."""
+
+    def __init__(self, upstreams: list[Upstream], terms: MigrationTerms, buffer_bytes: int) -> None:
+        self.metrics = MigrationMetrics()
+        self.migrations = Migrations(Desk(), self.metrics, terms)  # type: ignore[arg-type]
+        self.outcomes: list[Outcome] = []
+        self.rests: list[Arrival | None] = []
+        self.sending: asyncio.Future[Outcome]  # the latest
+        self.port = 0
+        self.buffer_bytes = buffer_bytes
+        self.upstreams = upstreams
+
+    async def handle(self, request: Request) -> Answer:
+        body = request.body
+        tokens = json.loads(body)["max_tokens"]
+        arrival = Arrival(0.0, 1, "m", 3, {4: []}, True, tokens)  # type: ignore[dict-item]
+        with self.migrations.stream(body, request.path, arrival) as stream:
+            assert stream is not None
+            for upstream in self.upstreams:
+                assert stream.take("warmroute", ClientReply(request, self.buffer_bytes))
+                sent = stream.request(upstream_request(request, body))
+                sending = upstream.send(sent, stream, Timeouts())
+                self.sending = asyncio.ensure_future(sending)
+                outcome = stream.ended(passed_on(await self.sending, stream, arrival.model))
+                self.outcomes.append(outcome)
+                if not outcome.retryable:
+                    return stream.reply
+                self.rests.append(stream.rest())
+            if stream.begun:
+                return stream.give_up("refused")
+            return Response(502)
+
+
+@asynccontextmanager
+async def chain(
+    *scripts: Script, buffer_bytes: int = 262_144, **terms: int
+) -> AsyncIterator[Chain]:
+    """Workers that follow these scripts, in turn."""
+    async with AsyncExitStack() as exits:
+        workers = [await exits.enter_async_context(worker(script)) for script in scripts]
+        ports = [each.port for each in workers]
+        upstreams = await exits.enter_async_context(upstreams_to(*ports))
+        it = Chain(upstreams, MigrationTerms(**{"moves": 3, **terms}), buffer_bytes)
+        async with served(it.handle) as it.port:
+            yield it
+        assert it.metrics.kept_tokens() == 0

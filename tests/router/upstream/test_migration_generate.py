@@ -1,0 +1,242 @@
+"""Streams of SGLang's own API over several workers say what a single worker's would."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.timed import continuation
+from router.upstream.migration.generate import GenerateJournal, journal_of
+from router.upstream.migration.journal import Room
+from router.upstream.migration.plan import Plan, plan_of, rest_of, tokens_left
+from tests.effort import examples
+from tests.router.property_support import cut
+from tests.router.upstream.migration_engines import VOCAB, texts
+from tests.router.upstream.migration_support import FORMS
+
+PROMPT = [3, 1, 4, 1, 5]
+Mode = Literal["whole", "ids", "pieces"]  # what is new in each event: nothing, ids, ids and text
+MODES: tuple[Mode, ...] = ("whole", "ids", "pieces")
+
+
+def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "") -> list[bytes]:
+    """The events of a worker, as SGLang 0.5 writes them."""
+    tokens = continuation(prompt, total, VOCAB)
+    events, text, before = [], "", 0
+    for n, piece in enumerate(texts(tokens, last=True), start=1):
+        text += piece
+        finish = {"type": "length", "length": total} if n == total else None
+        if ends and n == total:
+            finish = json.loads(ends)
+        meta = {"id": name, "finish_reason": finish, "prompt_tokens": len(prompt)}
+        meta |= {"weight_version": "default", "completion_tokens": n, "cached_tokens": 2}
+        event = {
+            "text": piece if mode == "pieces" else text,
+            "output_ids": tokens[:n] if mode == "whole" else tokens[before:n],
+            "meta_info": meta,
+        }
+        before = n
+        events.append(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
+    return [*events, b"data: [DONE]\n\n"]
+
+
+def planned(total: int = 9, **fields: Any) -> Plan:
+    body = {"input_ids": PROMPT, "sampling_params": {"max_new_tokens": total}, "stream": True}
+    plan = plan_of(json.dumps(body | fields).encode(), "/generate", total)
+    assert isinstance(plan, Plan), plan
+    return plan
+
+
+def said(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
+    """Text, ids and the `meta_info`s of a client's stream; whole ones only ever grow."""
+    text, ids, metas = "", list[int](), []
+    events = out.split(b"\n\n")
+    assert events.pop() == b""
+    for event in events:
+        data = event.removeprefix(b"data: ")
+        if data == b"[DONE]":
+            continue
+        read = json.loads(data)
+        if mode == "pieces":
+            text += read["text"]
+        else:
+            assert read["text"].startswith(text)
+            text = read["text"]
+        if mode == "whole":
+            assert read["output_ids"][: len(ids)] == ids
+            ids = read["output_ids"]
+        else:
+            ids += read["output_ids"]
+        metas.append(read["meta_info"])
+        assert read["meta_info"]["completion_tokens"] == len(ids)
+    return text, ids, metas
+
+
+@settings(max_examples=examples(150))
+@given(
+    mode=st.sampled_from(MODES),
+    total=st.integers(1, 40),
+    deaths=st.lists(st.integers(0, 6_000), max_size=3),
+    cuts=st.lists(st.integers(0, 6_000), max_size=5),
+)
+def test_the_stream_is_that_of_one_worker(
+    mode: Mode, total: int, deaths: list[int], cuts: list[int]
+) -> None:
+    plan, room = planned(total), Room(10_000, 10_000)
+    journal = journal_of(plan, room)
+    out, lost = b"", 0
+    for number in range(len(deaths) + 1):
+        journal.begin(FORMS["sglang"])
+        begun = len(journal.said)
+        prompt, left = [*PROMPT, *journal.said], total
+        if begun:
+            left = tokens_left(plan, FORMS["sglang"], len(PROMPT), begun, None) or 0
+            asked = json.loads(rest_of(plan, prompt, begun, left))
+            assert asked["input_ids"] == prompt
+            assert asked["sampling_params"] == {"max_new_tokens": total - begun}
+        events = stream(mode, f"w{number}", prompt, left)
+        reply = b"".join(events)
+        dies = number < len(deaths)
+        if dies:
+            reply = reply[: deaths[number] % len(reply)]
+        for piece in cut(reply, cuts):
+            out += journal.feed(piece)
+        if not dies or journal.complete:
+            out += journal.flush()
+            break
+        if journal.closable:
+            out += journal.closing()
+            break
+        journal.seam()
+        if not journal.said:  # nothing was seen of it: a retry
+            out, lost = b"", number + 1
+            journal.close()
+            journal = journal_of(plan, room)
+        elif journal.unfit:
+            assert journal.unfit == "mode"  # it had hardly begun
+            assert begun < 4
+            journal.close()
+            assert room.taken == 0
+            return
+    text, ids, metas = said(out, mode)
+    tokens = continuation(PROMPT, total, VOCAB)
+    assert ids == tokens
+    assert text == "".join(texts(tokens, last=True))
+    assert {meta["id"] for meta in metas} == {f"w{lost}"}
+    assert {meta["prompt_tokens"] for meta in metas} == {len(PROMPT)}
+    assert metas[-1]["finish_reason"]["type"] == "length"
+    assert out.endswith(b"data: [DONE]\n\n")
+    journal.close()
+    assert room.taken == 0
+
+
+@pytest.mark.parametrize(
+    ("mode", "other"),
+    [
+        ("whole", "ids"),
+        ("whole", "pieces"),
+        ("ids", "whole"),
+        ("ids", "pieces"),
+        ("pieces", "whole"),
+    ],
+)
+def test_one_that_writes_in_another_way_is_left_to_the_next(mode: Mode, other: Mode) -> None:
+    plan = planned(30)
+    journal = journal_of(plan, Room(1_000, 1_000))
+    journal.begin(FORMS["sglang"])
+    out = journal.feed(b"".join(stream(mode, "a", PROMPT, 30)[:14]))
+    journal.seam()
+    assert not journal.unfit
+    journal.begin(FORMS["sglang"])
+    begun = len(journal.said)
+    out += journal.feed(b"".join(stream(other, "b", [*PROMPT, *journal.said], 30 - begun)))
+    assert journal.failure is not None
+    assert journal.failure.kind == "busy"
+    journal.seam()
+    journal.begin(FORMS["sglang"])
+    kept = len(journal.said)
+    out += journal.feed(b"".join(stream(mode, "c", [*PROMPT, *journal.said], 30 - kept)))
+    tokens = continuation(PROMPT, 30, VOCAB)
+    assert said(out, mode)[:2] == ("".join(texts(tokens, last=True)), tokens)
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"input_ids": [[1], [2]]}, "prompts"),
+        ({"input_ids": None, "text": ["a", "b"]}, "prompts"),
+        ({"input_ids": None, "text": "a"}, "no_token_ids"),
+        ({"sampling_params": [{}]}, "prompts"),
+        ({"sampling_params": {"n": 2}}, "n"),
+        ({"sampling_params": {"stop": ["x"]}}, "stop"),
+        ({"sampling_params": {"json_schema": "{}"}}, "json_schema"),
+        ({"sampling_params": {"repetition_penalty": 1.1}}, "repetition_penalty"),
+        ({"return_logprob": True}, "return_logprob"),
+        ({"image_data": "x"}, "image_data"),
+    ],
+)
+def test_what_depends_on_more_than_its_tokens_stays(fields: dict[str, Any], why: str) -> None:
+    body = {"input_ids": PROMPT, "stream": True} | fields
+    assert plan_of(json.dumps(body).encode(), "/generate", 5) == why
+
+
+def test_a_text_goes_by_the_ids_that_were_made_of_it_where_the_worker_counts_as_many() -> None:
+    ids = np.array(PROMPT, np.int32)
+    body = json.dumps({"text": "a", "stream": True, "extra_key": "k", "lora_path": "l"}).encode()
+    plan = plan_of(body, "/generate", 5, [ids])
+    assert isinstance(plan, Plan)
+    assert plan.salt == "l\nk"
+    asked = json.loads(rest_of(plan, [*PROMPT, 9], 1, 4))
+    assert asked["input_ids"] == [*PROMPT, 9]
+    assert "text" not in asked
+    for prompt, unfit in ((PROMPT, ""), (PROMPT[1:], "prompt_count")):
+        journal = GenerateJournal(plan, Room(100, 100))
+        journal.feed(stream("whole", "w", prompt, 5)[0])
+        assert journal.unfit == unfit
+
+
+def test_a_prompt_with_ids_of_images_stays_with_its_worker() -> None:
+    prompt, events = [*PROMPT, 2**62], stream("whole", "w", [*PROMPT, 1], 5)
+    journal = GenerateJournal(planned(input_ids=prompt), Room(100, 100))
+    assert journal.feed(b"".join(events)) == b"".join(events)
+    assert (journal.unfit, journal.complete) == ("media", True)
+
+
+@pytest.mark.parametrize(
+    ("finish", "fails"),
+    [
+        ('{"type":"abort","message":"x"}', True),
+        ('{"type":"abort","status_code":503}', True),
+        ('{"type":"abort","status_code":400}', False),
+        ('{"type":"stop","matched":7}', False),
+    ],
+)
+def test_an_answer_that_is_given_up_is_lost(finish: str, fails: bool) -> None:
+    journal = journal_of(planned(), Room(100, 100))
+    out = journal.feed(b"".join(stream("whole", "w", PROMPT, 9, finish)))
+    assert (journal.failure is not None) == fails
+    assert journal.complete != fails
+    assert (finish.encode() in out) != fails
+
+
+@pytest.mark.parametrize(
+    ("event", "unfit"),
+    [
+        (b'data: {"text":"a"}\n\n', "unreadable"),
+        (b"data: [1]\n\n", "unreadable"),
+        (b'data: {"text":"a","output_ids":[1,2],"meta_info":{"completion_tokens":1,'
+         b'"prompt_tokens":5}}\n\n', "unclear"),
+        (b'data: {"text":"a","output_ids":[-1],"meta_info":{}}\n\n', "unreadable"),
+        (b'data: {"text":"a","output_ids":[1],"index":1,"meta_info":{"completion_tokens":1,'
+         b'"prompt_tokens":5}}\n\n', "several_choices"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_followed_goes_on_as_it_is(event: bytes, unfit: str) -> None:
+    journal = journal_of(planned(), Room(100, 100))
+    assert journal.feed(event) == event
+    assert journal.unfit == unfit

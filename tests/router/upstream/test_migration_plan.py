@@ -1,0 +1,215 @@
+"""Which requests may go on elsewhere, and what is asked for then."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.server.bodies import DEFAULT_CHAT_TOKENS, DEFAULT_COMPLETION_TOKENS
+from router.upstream.migration.journal import Room
+from router.upstream.migration.plan import (
+    COMPLETION_TOKENS,
+    Plan,
+    asking_for_ids,
+    plan_of,
+    rest_of,
+    to_completions,
+    tokens_left,
+)
+from tests.router.upstream.migration_support import FORMS
+
+CHAT = "/v1/chat/completions"
+COMPLETIONS = "/v1/completions"
+ASKED: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [{"role": "user", "content": "x"}]},
+    COMPLETIONS: {"prompt": "x"},
+}
+
+
+def plan(path: str, **fields: Any) -> Plan | str:
+    body = json.dumps({**ASKED[path], "stream": True, **fields}).encode()
+    return plan_of(body, path, fields.get("max_completion_tokens", fields.get("max_tokens")))
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"n": 1, "best_of": 1, "stop": None, "logprobs": None, "tools": None},
+        {"stop": [], "tools": [], "response_format": {"type": "text"}, "echo": False},
+        {"temperature": 0.7, "top_p": 0.9, "seed": 3, "logit_bias": {"5": -1}, "ignore_eos": True},
+        {"repetition_penalty": 1.1, "presence_penalty": 0.0, "frequency_penalty": 0},
+        {"stop_token_ids": [3], "min_tokens": 2, "truncate_prompt_tokens": 4, "cache_salt": "s"},
+        {"unknown": {"a": 1}, "tool_choice": "none"},
+    ],
+)
+def test_what_depends_on_its_tokens_alone_may_go_on(path: str, fields: dict[str, Any]) -> None:
+    assert isinstance(plan(path, **fields), Plan)
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("best_of", 3),
+        ("stop", "end"),
+        ("stop", ["end"]),
+        ("prompt_logprobs", 0),
+        ("echo", True),
+        ("suffix", "x"),
+        ("tools", [{"type": "function"}]),
+        ("response_format", {"type": "json_object"}),
+        ("structured_outputs", {"regex": "a"}),
+        ("guided_json", {}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("bad_words", ["x"]),
+        ("use_beam_search", True),
+        ("continue_final_message", True),
+        ("kv_transfer_params", {"do_remote_decode": True}),
+        ("max_tokens", 0),
+    ],
+)
+def test_what_an_engine_would_not_know_of_the_first_half_may_not(
+    path: str, name: str, value: Any
+) -> None:
+    assert plan(path, **{name: value}) == name
+
+
+def test_log_probabilities_may_not() -> None:
+    assert plan(CHAT, logprobs=True) == "logprobs"
+    assert isinstance(plan(CHAT, logprobs=False, top_logprobs=0), Plan)
+    assert plan(COMPLETIONS, logprobs=0) == "logprobs"
+    assert plan(COMPLETIONS, logprobs=False) == "logprobs"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "fits"),
+    [
+        ("a", True),
+        ("[[1],[2]]", True),
+        (["a"], True),
+        ([1, 2], True),
+        ([[1, 2]], True),
+        (["a", "b"], False),
+        ([[1], [2, 3]], False),
+        (['a"],["', "b"], False),
+    ],
+)
+def test_one_prompt_may_and_several_may_not(prompt: Any, fits: bool) -> None:
+    found = plan(COMPLETIONS, prompt=prompt)
+    assert isinstance(found, Plan) if fits else found == "prompts"
+
+
+def test_text_may_and_media_may_not() -> None:
+    parts = [{"type": "text", "text": 'say "type": "image_url"'}]
+    turns = [{"role": "user", "content": parts}, {"role": "assistant", "content": "x"}]
+    calls = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    turns.append({"role": "assistant", "content": None, "tool_calls": calls})
+    assert isinstance(plan(CHAT, messages=turns), Plan)
+    parts.append({"type": "image_url", "image_url": {"url": "http://x"}})  # type: ignore[dict-item]
+    assert plan(CHAT, messages=turns) == "media"
+
+
+def test_other_paths_may_not() -> None:
+    assert plan_of(b'{"stream":true}', "/v1/responses", None) == "path"
+
+
+def a_plan(path: str, **fields: Any) -> Plan:
+    found = plan(path, **fields)
+    assert isinstance(found, Plan), found
+    return found
+
+
+def test_ids_are_asked_for_with_one_more_field_and_nothing_else_changed() -> None:
+    body = b' { "prompt" : "x",\n"stream":true, "odd": 1e2}'
+    found = plan_of(body, COMPLETIONS, None)
+    assert isinstance(found, Plan)
+    assert asking_for_ids(body, found) == body.replace(b"{", b'{"return_token_ids":true,')
+
+
+@pytest.mark.parametrize("given", [False, None])
+def test_a_client_that_wants_no_ids_is_overruled(given: bool | None) -> None:
+    body = json.dumps({"prompt": "x", "return_token_ids": given, "odd": [1]}).encode()
+    found = plan_of(body, COMPLETIONS, None)
+    assert isinstance(found, Plan)
+    assert not found.shows_ids
+    asked = json.loads(asking_for_ids(body, found))
+    assert asked == {"prompt": "x", "return_token_ids": True, "odd": [1]}
+
+
+def test_the_rest_of_a_chat_is_a_completion_of_its_ids() -> None:
+    found = a_plan(
+        CHAT,
+        max_completion_tokens=10,
+        max_tokens=7,
+        min_tokens=5,
+        temperature=0.5,
+        logprobs=False,
+        add_special_tokens=True,
+        truncate_prompt_tokens=3,
+        chat_template_kwargs={"a": 1},
+        cache_salt="s",
+        stream_options={"include_usage": True},
+    )
+    assert found.max_tokens == 10
+    assert found.salt == "s"
+    assert json.loads(rest_of(found, [1, 2, 3], 2, 8)) == {
+        "prompt": [1, 2, 3],
+        "max_tokens": 8,
+        "min_tokens": 3,
+        "temperature": 0.5,
+        "cache_salt": "s",
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "return_token_ids": True,
+    }
+
+
+def test_the_rest_has_no_least_length_once_that_is_reached() -> None:
+    found = a_plan(COMPLETIONS, min_tokens=2)
+    assert json.loads(rest_of(found, [1], 5, 8))["min_tokens"] == 0
+
+
+def test_how_many_tokens_are_left() -> None:
+    ours, vllm = FORMS["warmroute"], FORMS["vllm"]
+    assert tokens_left(a_plan(CHAT, max_tokens=9), vllm, 5, 4, None) == 5
+    assert tokens_left(a_plan(COMPLETIONS), vllm, 5, 4, 100) == 12
+    assert tokens_left(a_plan(CHAT), vllm, 5, 4, 100) == 91
+    assert tokens_left(a_plan(CHAT), vllm, 5, 4, None) is None
+    assert tokens_left(a_plan(CHAT), ours, 5, 4, None) == 252
+
+
+def test_defaults_are_the_engines() -> None:
+    assert COMPLETION_TOKENS == DEFAULT_COMPLETION_TOKENS
+    assert FORMS["warmroute"].chat_tokens == DEFAULT_CHAT_TOKENS
+
+
+def test_the_rest_goes_to_the_same_place() -> None:
+    assert to_completions("/a/v1/chat/completions?x=/chat/completions") == (
+        "/a/v1/completions?x=/chat/completions"
+    )
+    assert to_completions("/v1/completions?y") == "/v1/completions?y"
+
+
+def test_room_is_bounded_for_one_and_for_all() -> None:
+    room = Room(10, 15)
+    assert room.take(10, 10)
+    assert not room.take(1, 11)
+    assert not room.take(6, 6)
+    assert room.take(5, 5)
+    assert not room.take(1, 6)
+    room.give(10)
+    assert room.taken == 5
+
+
+def test_a_body_may_be_any_json_that_was_read_before() -> None:
+    body = msgspec.json.encode({"prompt": "\u00fc" * 3, "stop": None, "stream_options": [1]})
+    found = plan_of(body, COMPLETIONS, None)
+    assert isinstance(found, Plan)
+    assert not found.shows_usage

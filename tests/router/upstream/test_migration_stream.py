@@ -1,0 +1,222 @@
+"""A stream between real sockets: what workers may do to it, and what its client then reads."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from policies.facts import Arrival
+from router.upstream.migration.journal import Journal
+from tests.router.upstream.migration_engines import Engine
+from tests.router.upstream.migration_support import TOTAL, chain
+from tests.router.upstream.relay_support import (
+    STREAM,
+    WorkerCall,
+    ask,
+    chunked,
+    header,
+    kind,
+    post,
+)
+from tests.router.waiting import until
+
+pytestmark = pytest.mark.usefixtures("both_paths")
+
+PROMPT = [3, 1, 4]
+BODY = {"model": "m", "prompt": "x", "max_tokens": TOTAL, "stream": True}
+
+
+def events_for(call: WorkerCall) -> list[bytes]:
+    """What an engine of ours answers to this request."""
+    body = json.loads(call.body)
+    given = body["prompt"]
+    prompt = given if isinstance(given, list) else PROMPT
+    return Engine("warmroute", "x").stream(body, prompt, body["max_tokens"])
+
+
+def framed(*events: bytes) -> bytes:
+    return b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+
+
+async def dies(call: WorkerCall) -> None:
+    """Two events, and the connection ends."""
+    await call.say(STREAM + framed(*events_for(call)[:2]))
+    call.hang_up()
+
+
+async def serves(call: WorkerCall) -> None:
+    """All of it."""
+    await call.say(STREAM + chunked(*events_for(call)))
+
+
+def asked(**fields: Any) -> bytes:
+    return post(json.dumps({**BODY, **fields}).encode())
+
+
+WHOLE = b"".join(Engine("warmroute", "x").stream(BODY, PROMPT, TOTAL))
+
+
+def body_of(reply: bytes) -> bytes:
+    """A chunked reply's body, which must be whole."""
+    _, _, framed_body = reply.partition(b"\r\n\r\n")
+    body = b""
+    while framed_body:
+        size, _, framed_body = framed_body.partition(b"\r\n")
+        length = int(size, 16)
+        body += framed_body[:length]
+        assert framed_body[length : length + 2] == b"\r\n"
+        framed_body = framed_body[length + 2 :]
+        if not length:
+            assert framed_body == b""
+            return body
+    raise AssertionError("the body has no end")
+
+
+def broke_off(reply: bytes) -> bool:
+    return not reply.endswith(b"0\r\n\r\n")
+
+
+async def test_the_rest_is_told_and_counted_as_one_answer() -> None:
+    async with chain(dies, serves) as it:
+        reply = await ask(it.port, asked())
+        assert body_of(reply) == WHOLE
+        assert header(reply, b"x-warmroute-migratable") == b"1"
+        assert it.metrics.ended == {("moved", "early_close"): 1}
+        assert sum(it.metrics.gap.totals()[0]) == 1
+        first, last = it.outcomes
+        assert (kind(first.error), first.resumable, first.events) == ("early_close", True, 2)
+        assert (last.error, last.events, last.first_byte_s) == (None, TOTAL + 1, None)
+        (rest,) = it.rests
+        assert rest is not None
+        assert (rest.prompt_tokens, rest.max_output_tokens) == (len(PROMPT) + 2, TOTAL - 2)
+        assert (rest.approximate, list(map(len, rest.chains.values()))) == (False, [1])
+
+
+async def test_usage_is_that_of_the_whole() -> None:
+    async with chain(dies, serves) as it:
+        options = {"stream_options": {"include_usage": True}}
+        reply = await ask(it.port, asked(**options))
+        assert body_of(reply) == b"".join(
+            Engine("warmroute", "x").stream(BODY | options, PROMPT, TOTAL)
+        )
+        usage = it.outcomes[-1].usage
+        assert usage is not None
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(PROMPT), TOTAL)
+
+
+async def test_an_http_1_0_client_reads_events_without_chunks() -> None:
+    async with chain(dies, serves) as it:
+        reply = await ask(it.port, post(json.dumps(BODY).encode(), version=b"1.0"))
+        assert reply.partition(b"\r\n\r\n")[2] == WHOLE
+
+
+@pytest.mark.parametrize("status", [b"400 Bad", b"404 Gone", b"200 OK"])
+async def test_an_answer_that_is_no_stream_does_not_go_on(status: bytes) -> None:
+    async def refuses(call: WorkerCall) -> None:
+        await call.say(b"HTTP/1.1 " + status + b"\r\nContent-Length: 2\r\n\r\nno")
+
+    async with chain(dies, refuses, serves) as it:
+        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert [o.error and kind(o.error) for o in it.outcomes] == ["early_close", "busy", None]
+    async with chain(refuses) as it:
+        assert (await ask(it.port, asked())).endswith(b"\r\n\r\nno")
+
+
+async def test_a_5xx_in_the_middle_of_the_chain_is_one_more_failure() -> None:
+    async def fails(call: WorkerCall) -> None:
+        await call.say(b"HTTP/1.1 500 No\r\nContent-Length: 2\r\n\r\nno")
+
+    async with chain(fails, dies, fails, serves) as it:
+        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert it.metrics.ended == {("moved", "status_5xx"): 1}
+
+
+async def test_a_compressed_stream_passes_and_breaks_off_as_it_came() -> None:
+    head = STREAM.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n")
+
+    async def packed(call: WorkerCall) -> None:
+        await call.say(head + chunked(b"\x1f\x8b", b"zip"))
+
+    async def torn(call: WorkerCall) -> None:
+        await call.say(head + framed(b"\x1f\x8b"))
+        call.hang_up()
+
+    async with chain(packed) as it:
+        assert body_of(await ask(it.port, asked())) == b"\x1f\x8bzip"
+    async with chain(torn, serves) as it:
+        assert broke_off(await ask(it.port, asked()))
+        assert not it.outcomes[0].retryable
+
+
+async def test_what_a_dead_worker_still_owed_of_a_finished_answer_is_written_here() -> None:
+    async def owes(call: WorkerCall) -> None:
+        await call.say(STREAM + framed(*events_for(call)[:TOTAL]))
+        call.reset()
+
+    async with chain(owes) as it:
+        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert sum(it.metrics.ended.values()) == it.metrics.ended["closed", "early_close"] == 1
+
+
+async def test_an_error_event_is_not_for_the_client_while_another_worker_is() -> None:
+    async def ails(call: WorkerCall) -> None:
+        error = b'data: {"error":{"message":"engine died","code":500}}\n\n'
+        await call.say(STREAM + chunked(*events_for(call)[:3], error, b"data: [DONE]\n\n"))
+
+    async with chain(ails, serves) as it:
+        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert it.metrics.ended == {("moved", "status_5xx"): 1}
+
+
+async def test_beyond_a_bound_the_stream_breaks_off() -> None:
+    bounds = (("stream_tokens", 4, "room"), ("tokens", 2, "room"), ("moves", 1, "moves"))
+    for name, bound, why in bounds:
+        async with chain(dies, dies, serves, **{name: bound}) as it:
+            assert broke_off(await ask(it.port, asked()))
+            assert it.metrics.unfit == {why: 1}
+            assert it.metrics.ended["unfit", "early_close"] == 1
+
+
+async def test_nobody_left() -> None:
+    async with chain(dies, dies) as it:
+        assert broke_off(await ask(it.port, asked()))
+        assert it.metrics.ended["refused", "early_close"] == 1
+
+
+async def test_a_model_whose_ids_are_missing_is_not_trusted_again() -> None:
+    async def swallows(call: WorkerCall) -> None:
+        events = events_for(call)
+        await call.say(STREAM + chunked(*events[:2], *events[3:]))
+
+    async with chain(swallows) as it:
+        await ask(it.port, asked(stream_options={"include_usage": True}))
+        arrival = Arrival(0.0, 2, "m", 3, {})
+        with it.migrations.stream(json.dumps(BODY).encode(), "/v1/completions", arrival) as stream:
+            assert stream is None
+        assert it.metrics.unfit == {"miscounted": 1}
+
+
+async def test_a_defect_of_ours_ends_the_clients_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen = []
+
+    def feed(journal: Journal, payload: bytes) -> bytes:
+        seen.append(payload)
+        if len(seen) > 1:
+            raise RuntimeError("a defect")
+        return real(journal, payload)
+
+    async def in_two_parts(call: WorkerCall) -> None:
+        events = events_for(call)
+        await call.say(STREAM + framed(*events[:2]))
+        await until(lambda: bool(seen), "the first event was read")
+        await call.say(framed(events[2]))
+
+    real = Journal.feed
+    monkeypatch.setattr(Journal, "feed", feed)
+    async with chain(in_two_parts) as it:
+        with pytest.raises(ConnectionResetError):  # a mere end would look whole to this client
+            await ask(it.port, post(json.dumps(BODY).encode(), version=b"1.0"))

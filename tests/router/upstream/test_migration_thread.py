@@ -1,0 +1,205 @@
+"""Streams whose first worker the relay's thread carries, and Python from its loss on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+
+from router.upstream.native import NativeRelay, NativeUpstream
+from tests.router.upstream import relay_support
+from tests.router.upstream.migration_engines import Engine
+from tests.router.upstream.migration_support import TOTAL, Chain, chain
+from tests.router.upstream.relay_support import STREAM, WorkerCall, ask, chunked, header
+from tests.router.upstream.test_migration_stream import (
+    BODY,
+    PROMPT,
+    WHOLE,
+    asked,
+    body_of,
+    broke_off,
+    dies,
+    events_for,
+    framed,
+    serves,
+)
+from tests.router.waiting import until
+
+pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")
+
+
+@pytest.fixture(autouse=True)
+def _native(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(relay_support, "PATH", "native")
+
+
+def by_thread(it: Chain, number: int) -> int:
+    """Connections that the thread has to a worker."""
+    upstream = it.upstreams[number]
+    assert isinstance(upstream, NativeUpstream)
+    return upstream.thread_connections
+
+
+async def test_the_thread_carries_the_first_worker_and_python_the_next() -> None:
+    async with chain(dies, serves) as it:
+        assert body_of(await ask(it.port, asked())) == WHOLE
+        first, second = it.upstreams
+        assert (by_thread(it, 0), by_thread(it, 1)) == (0, 0)
+        assert (first.open_connections, second.open_connections) == (0, 1)
+    async with chain(serves) as it:
+        assert body_of(await ask(it.port, asked())) == WHOLE
+        assert by_thread(it, 0) == 1
+        (outcome,) = it.outcomes
+        assert (outcome.error, outcome.events) == (None, TOTAL + 1)
+
+
+async def test_a_client_that_asks_for_ids_itself_goes_the_python_way() -> None:
+    async with chain(serves) as it:
+        reply = await ask(it.port, asked(return_token_ids=True))
+        assert body_of(reply).count(b'"token_ids":[') == TOTAL
+        assert (by_thread(it, 0), it.upstreams[0].open_connections) == (0, 1)
+
+
+async def test_a_death_at_every_byte() -> None:
+    """Of the reply's head, of chunk lines, of events: what follows is the undisturbed stream."""
+    where = 0
+
+    async def dies_there(call: WorkerCall) -> None:
+        reply = STREAM + chunked(*events_for(call))
+        await call.say(reply[:where])
+        call.reset() if where % 2 else call.hang_up()
+
+    body = json.dumps(BODY | {"return_token_ids": True})
+    call = WorkerCall(b"", body.encode(), None, None, 0)  # type: ignore[arg-type]
+    length = len(STREAM + chunked(*events_for(call)))
+    async with chain(dies_there, serves) as it:
+        for where in range(1, length, 3):
+            reply = await ask(it.port, asked())
+            assert body_of(reply) == WHOLE, f"died after {where} bytes"
+        assert it.metrics.unfit == {}
+
+
+@pytest.mark.parametrize("framing", [b"Connection: close\r\n", b"Content-Length: %d\r\n"])
+async def test_however_the_worker_frames_it_the_client_gets_chunks(framing: bytes) -> None:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
+
+    def reply(call: WorkerCall) -> bytes:
+        body = b"".join(events_for(call))
+        return head + (framing % len(body) if b"%d" in framing else framing) + b"\r\n" + body
+
+    async def whole(call: WorkerCall) -> None:
+        await call.say(reply(call))
+        call.hang_up()
+
+    async def torn(call: WorkerCall) -> None:
+        await call.say(reply(call)[:700])
+        call.hang_up()
+
+    for scripts in ((whole,), (torn, serves)):
+        async with chain(*scripts) as it:
+            got = await ask(it.port, asked())
+            assert body_of(got) == WHOLE
+            assert header(got, b"content-length") is None
+            assert header(got, b"transfer-encoding") == b"chunked"
+
+
+async def test_what_a_slow_client_had_not_taken_comes_before_the_rest() -> None:
+    """The thread ends with bytes that it could not write; the next worker's follow them."""
+    text = "x" * 250_000
+    total = 40
+
+    def event(number: int, prompt: str) -> bytes:
+        choice = f'{{"index":0,"text":"{number}{text}","token_ids":[{number}]{prompt}}}'
+        return f'data: {{"id":"a","choices":[{choice}]}}\n\n'.encode()
+
+    async def half(call: WorkerCall) -> None:
+        first = event(0, ',"prompt_token_ids":[1]')
+        await call.say(STREAM + framed(first, *(event(n, "") for n in range(1, total))))
+        call.hang_up()
+
+    async def rest(call: WorkerCall) -> None:
+        assert json.loads(call.body)["prompt"] == [1, *range(total)]
+        await call.say(STREAM + chunked(event(total, ""), b"data: [DONE]\n\n"))
+
+    async with chain(half, rest, buffer_bytes=1 << 26) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port, limit=4096)
+        writer.write(asked(max_tokens=total + 1))
+        await until(lambda: len(it.outcomes) == 2, "the second worker is through")
+        got = body_of(await reader.read(-1))
+        writer.close()
+        numbers = [event.partition(b'"text":"')[2] for event in got.split(b"\n\n")]
+        said = [int(number.partition(b"x")[0]) for number in numbers if number]
+        assert said == list(range(total + 1))
+        assert b"token_ids" not in got
+
+
+async def test_a_worker_that_hangs_loses_its_begun_streams() -> None:
+    """Where its probes find it silent, also those streams go on elsewhere that have begun."""
+
+    async def hangs(call: WorkerCall) -> None:
+        await call.say(STREAM + framed(*events_for(call)[:2]))
+        await call.reader.read()
+
+    async with chain(hangs, serves) as it:
+        asking = asyncio.create_task(ask(it.port, asked()))
+        await until(lambda: it.metrics.kept_tokens() == len(PROMPT) + 2, "two tokens were said")
+        it.upstreams[0].abandon_silent()
+        assert body_of(await asking) == WHOLE
+        assert it.metrics.ended == {("moved", "early_close"): 1}
+
+
+async def test_a_stream_that_may_not_move_stays_with_a_worker_that_hangs() -> None:
+    go = asyncio.Event()
+
+    async def ignores_ids(call: WorkerCall) -> None:
+        events = Engine("warmroute", "x").stream(BODY, PROMPT, TOTAL)
+        await call.say(STREAM + framed(*events[:2]))
+        await go.wait()
+        await call.say(chunked(*events[2:]))
+
+    async with chain(ignores_ids) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        writer.write(asked())
+        got = await reader.readuntil(b"data: ")
+        it.upstreams[0].abandon_silent()
+        go.set()
+        got += await reader.read(-1)
+        writer.close()
+        assert body_of(got) == WHOLE
+        assert header(got, b"x-warmroute-migratable") is None
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+async def test_nothing_is_kept_of_a_stream_that_is_given_up(leaves: bool) -> None:
+    """By its client, or by a deadline in the router."""
+
+    async def hangs(call: WorkerCall) -> None:
+        await call.say(STREAM + framed(*events_for(call)[:2]))
+        await call.reader.read()
+
+    async with chain(hangs, serves) as it:
+        reader, writer = await asyncio.open_connection("127.0.0.1", it.port)
+        writer.write(asked())
+        await until(lambda: it.metrics.kept_tokens() > 0, "the stream has begun")
+        if leaves:
+            writer.close()
+        else:
+            it.sending.cancel()
+            assert broke_off(await reader.read())
+        await until(lambda: it.metrics.kept_tokens() == 0, "the ids are forgotten")
+        writer.close()
+        assert len(it.outcomes) == 0
+
+
+async def test_an_event_of_another_kind_ends_what_could_move() -> None:
+    async def strange(call: WorkerCall) -> None:
+        odd = b'data: {"choices":[{"t\\u0065xt":"y","token_ids":[5]}]}\n\n'
+        await call.say(STREAM + framed(*events_for(call)[:2], odd))
+        call.hang_up()
+
+    async with chain(strange, serves) as it:
+        reply = await ask(it.port, asked())
+        assert broke_off(reply)
+        assert b'{"t\\u0065xt":"y"}' in reply
+        assert it.metrics.unfit == {"unreadable": 1}

@@ -1,0 +1,289 @@
+"""Replies of status 200 that are no answer: another worker is asked, and the blame is exact."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvkernels import AnswerDue
+from router.http.reply import Outcome, RelayLimits, Timeouts
+from tests.router.http.answer_bodies import (
+    BAD_STREAMS,
+    BAD_WHOLE,
+    CLIENTS,
+    ERROR,
+    GOOD_STREAMS,
+    GOOD_WHOLE,
+    ROLE,
+    chunk,
+    events,
+    named,
+    text,
+    usage,
+)
+from tests.router.upstream.relay_support import (
+    DEADLINE_S,
+    STREAM,
+    WorkerCall,
+    ask,
+    chunked,
+    kind,
+    post,
+    relay,
+    until,
+    worker,
+)
+
+pytestmark = pytest.mark.usefixtures("both_paths")
+
+DUE = AnswerDue("completions")
+GOOD = events(text("well", "stop"))
+JSON = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
+CLOSED = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"
+
+
+def whole(body: bytes) -> bytes:
+    return JSON + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+def stream(*pieces: bytes) -> bytes:
+    return STREAM + chunked(*pieces)
+
+
+async def answered(*replies: bytes, cuts: list[int] | None = None) -> tuple[bytes, list[Outcome]]:
+    """What a client gets where one worker after the other says these, and what became of each."""
+
+    async def say(call: WorkerCall) -> None:
+        reply = pending.pop(0)
+        await call.say_in_pieces(reply, sorted(at % len(reply) for at in cuts or []))
+        if reply.startswith(CLOSED):
+            call.hang_up()
+
+    pending = list(replies)
+    async with worker(say) as w, relay(*[w.port] * len(replies), due=DUE) as r:
+        got = await ask(r.port, post())
+        await until(lambda: bool(r.outcomes), "it is over")
+        return got, r.outcomes
+
+
+@pytest.mark.parametrize(("name", "body"), BAD_STREAMS, ids=named)
+async def test_a_stream_of_nothing_is_asked_for_elsewhere(name: str, body: bytes) -> None:
+    pieces = [part + b"\n\n" for part in body.split(b"\n\n") if part] or [body]
+    bad = stream(*(piece for piece in pieces if piece))
+    for reply in (bad, CLOSED + body):
+        got, outcomes = await answered(reply, stream(GOOD), cuts=[150, 170, 200, 290])
+        assert got.endswith(chunked(GOOD))
+        assert b"X-Warmroute-Worker: w" in got
+        assert len(got.split(b"HTTP/1.1")) == 2
+        first, second = outcomes
+        assert kind(first.error) == "no_answer"
+        assert (first.status, first.bytes_to_client, first.first_byte_s) == (200, 0, None)
+        assert first.held is not None
+        assert first.held.body.strip() == body.strip()
+        assert (second.error, second.events) == (None, 2)
+
+
+@pytest.mark.parametrize(("name", "body"), BAD_WHOLE, ids=named)
+async def test_a_body_of_nothing_is_asked_for_elsewhere(name: str, body: bytes) -> None:
+    good = b'{"choices":[{"text":"well"}]}'
+    for reply in (
+        whole(body),
+        JSON + b"Transfer-Encoding: chunked\r\n\r\n" + chunked(body or b" "),
+    ):
+        got, (first, second) = await answered(reply, whole(good), cuts=[90, 120])
+        assert got.endswith(b"\r\n\r\n" + good)
+        assert kind(first.error) == "no_answer"
+        assert second.error is None
+
+
+@pytest.mark.parametrize("cuts", [[], [150, 160, 190, 230, 300]])
+@pytest.mark.parametrize(("name", "body"), GOOD_STREAMS, ids=named)
+async def test_a_short_stream_is_passed_on_as_it_came(
+    name: str, body: bytes, cuts: list[int]
+) -> None:
+    half = len(body) // 2
+    reply = stream(body[:half], body[half:])
+    got, (outcome,) = await answered(reply, cuts=cuts)
+    assert got.endswith(chunked(body[:half], body[half:]))
+    assert outcome.error is None
+    assert outcome.answers == (name != "clients_fault")
+    got, (outcome,) = await answered(CLOSED + body, cuts=cuts)
+    assert got.endswith(b"\r\n\r\n" + body)
+    assert outcome.error is None
+
+
+@pytest.mark.parametrize(("name", "body"), GOOD_WHOLE, ids=named)
+async def test_a_short_body_is_passed_on_as_it_came(name: str, body: bytes) -> None:
+    got, (outcome,) = await answered(whole(body), cuts=[60, 100, 130, 150])
+    assert got.endswith(b"\r\n\r\n" + body)
+    assert outcome.error is None
+
+
+async def test_where_all_say_nothing_the_last_one_is_heard() -> None:
+    page = b"<html>hello</html>"
+    got, outcomes = await answered(stream(events(ERROR)), whole(page))
+    assert got.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert got.endswith(b"\r\n\r\n" + page)
+    assert [kind(one.error) for one in outcomes] == ["no_answer"] * 2
+    assert str(outcomes[0].error) == "the worker's reply of status 200 is an error"
+    assert str(outcomes[1].error) == "the worker's reply of status 200 is not JSON"
+
+
+async def test_a_connection_goes_on_after_a_reply_that_was_no_answer() -> None:
+    async def script(call: WorkerCall) -> None:
+        await call.say(stream(events()) if call.serial == 0 else stream(GOOD))
+
+    async with worker(script) as w, relay(w.port, w.port, due=DUE) as r:
+        await ask(r.port, post())
+        await until(lambda: bool(r.outcomes), "it is over")
+        assert w.connections <= 2
+
+
+@pytest.mark.parametrize("said", [b"", events(ROLE, done=False), b": ping\n\n", b"data: {"])
+async def test_a_stream_that_breaks_off_before_it_says_anything(said: bytes) -> None:
+    async def script(call: WorkerCall) -> None:
+        if len(w.calls) == 1:
+            await call.say(STREAM + (chunked(said)[:-5] if said else b""))
+            call.hang_up()
+        else:
+            await call.say(stream(GOOD))
+
+    async with worker(script) as w, relay(w.port, w.port, due=DUE) as r:
+        assert (await ask(r.port, post())).endswith(chunked(GOOD))
+        await until(lambda: len(r.outcomes) == 2, "both are over")
+        assert kind(r.outcomes[0].error) == "early_close"
+        assert r.outcomes[0].bytes_to_client == 0
+
+
+async def test_who_speaks_waits_for_what_is_said() -> None:
+    """The first token is told of with it, not with the role; the bytes keep their order."""
+    go = asyncio.Event()
+    role, content = events(ROLE, done=False), events(chunk({"content": "x"}), done=False)
+
+    async def script(call: WorkerCall) -> None:
+        await call.say(STREAM + chunked(role)[:-5])
+        await go.wait()
+        await call.say(chunked(content, events()))
+
+    async with worker(script) as w, relay(w.port, due=DUE) as r:
+        asking = asyncio.create_task(ask(r.port, post()))
+        await until(lambda: len(w.calls) == 1, "it is asked")
+        await asyncio.sleep(0.1)
+        assert not r.first_bytes_s
+        assert not r.progress
+        go.set()
+        assert (await asking).endswith(chunked(role, content, events()))
+        await until(lambda: bool(r.outcomes), "it is over")
+        assert r.outcomes[0].first_byte_s == r.first_bytes_s[0]
+        assert r.outcomes[0].events == 3
+
+
+async def test_what_keeps_a_connection_open_is_passed_on_in_time() -> None:
+    """Its client has seen it then, so nobody else is asked; an empty end is the worker's failure
+    all the same, and the client gets all that it said.
+    """
+    go, ping = asyncio.Event(), b": ping\n\n"
+
+    async def script(call: WorkerCall) -> None:
+        await call.say(STREAM + chunked(ping)[:-5])
+        await go.wait()
+        await call.say(chunked(events()))
+
+    limits = RelayLimits(held_s=0.05)
+    async with worker(script) as w, relay(w.port, w.port, due=DUE, limits=limits) as r:
+        reader, writer = await asyncio.open_connection("127.0.0.1", r.port)
+        writer.write(post())
+        async with asyncio.timeout(DEADLINE_S):
+            got = await reader.readuntil(chunked(ping)[:-5])
+            assert not r.first_bytes_s
+            go.set()
+            got += await reader.read()
+        writer.close()
+        assert got.endswith(chunked(ping, events()))
+        await until(lambda: bool(r.outcomes), "it is over")
+        (outcome,) = r.outcomes
+        assert kind(outcome.error) == "no_answer"
+        assert not outcome.retryable
+        assert outcome.bytes_to_client > 0
+        assert outcome.first_byte_s is None
+        assert not r.first_bytes_s
+
+
+async def test_the_times_are_those_of_a_reply_that_has_begun() -> None:
+    async def script(call: WorkerCall) -> None:
+        await call.say(STREAM + chunked(events(ROLE, done=False))[:-5])
+        await call.reader.read()
+
+    times = Timeouts(first_byte_s=DEADLINE_S, between_s=0.1)
+    async with worker(script) as w, relay(w.port, due=DUE, timeouts=times) as r:
+        await ask(r.port, post())
+        await until(lambda: bool(r.outcomes), "it is over")
+        assert kind(r.outcomes[0].error) == "timeout_between"
+        assert r.outcomes[0].retryable
+
+
+async def test_a_worker_that_is_given_up_before_it_said_anything() -> None:
+    async def script(call: WorkerCall) -> None:
+        if len(w.calls) == 1:
+            await call.say(STREAM + chunked(events(ROLE, done=False))[:-5])
+            await call.reader.read()
+        else:
+            await call.say(stream(GOOD))
+
+    async with worker(script) as w, relay(w.port, w.port, due=DUE) as r:
+        asking = asyncio.create_task(ask(r.port, post()))
+        await until(lambda: len(w.calls) == 1, "it is asked")
+        await asyncio.sleep(0.05)
+        r.upstreams[0].abandon_silent()
+        assert (await asking).endswith(chunked(GOOD))
+
+
+@pytest.mark.parametrize(
+    ("end", "failed"),
+    [(ERROR, True), (CLIENTS, False), (text("", "abort"), True), (text("", "stop"), False)],
+)
+async def test_an_error_after_content_is_passed_on_and_is_the_workers(
+    end: dict[str, object], failed: bool
+) -> None:
+    body = [events(one, done=False) for one in (text("x"), end, {"choices": [], **usage(1)})]
+    for reply in (stream(*body, events()), CLOSED + b"".join(body)):
+        got, (outcome,) = await answered(reply, cuts=[200, 300])
+        assert got.endswith(reply.partition(b"\r\n\r\n")[2])
+        assert outcome.first_byte_s is not None
+        assert not outcome.retryable
+        if failed:
+            assert kind(outcome.error) == "no_answer"
+        else:
+            assert outcome.error is None
+
+
+async def test_what_is_not_judged_is_passed_on() -> None:
+    for reply in (
+        b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 204 No Content\r\n\r\n",
+        b"HTTP/1.1 400 Bad\r\nContent-Length: 0\r\n\r\n",
+    ):
+
+        async def script(call: WorkerCall, reply: bytes = reply) -> None:
+            await call.say(reply)
+
+        due = None if b" 200 " in reply else DUE
+        async with worker(script) as w, relay(w.port, due=due) as r:
+            assert (await ask(r.port, post())).startswith(reply[:16])
+            await until(lambda r=r: bool(r.outcomes), "it is over")
+            assert r.outcomes[0].error is None
+
+
+async def test_a_failure_that_is_too_long_to_keep_is_given_up() -> None:
+    long = events(ERROR, done=False) + b"x" * 2_000
+    limits = RelayLimits(held_bytes=1_000)
+
+    async def script(call: WorkerCall) -> None:
+        await call.say(stream(long))
+
+    async with worker(script) as w, relay(w.port, due=DUE, limits=limits) as r:
+        await ask(r.port, post())
+        await until(lambda: bool(r.outcomes), "it is over")
+        assert kind(r.outcomes[0].error) == "no_answer"
+        assert r.outcomes[0].held is None
