@@ -39,7 +39,8 @@ from router.http.reply import RelayLimits
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.metrics.exposition import exposition
-from router.process import THREAD_USE, HangWatch, PolicyTrouble, Pulse
+from router.process.hang_watch import THREAD_USE, HangWatch, PolicyTrouble
+from router.process.systemd import Pulse
 from router.record.access_log import access_log_of
 from router.record.recorder import recorder_of
 from router.record.request_log import RequestLog, request_log_of

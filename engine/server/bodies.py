@@ -1,4 +1,4 @@
-"""Request bodies and headers of the inference endpoints: read, checked, turned into parameters.
+"""Request bodies of the inference endpoints: read, checked, turned into parameters.
 
 Unknown fields are ignored, as vLLM does. Fields that ask for another answer than the model gives
 here are refused by a worker that computes.
@@ -7,7 +7,6 @@ here are refused by a worker that computes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -93,49 +92,6 @@ def from_tensors(fields: dict[str, Any]) -> dict[str, Any]:
         raise ApiError(400, message, f"{_RANGES}starts")
     ranges = [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     return left | {FIELD: config | {"token_range_retention_configs": ranges}}
-
-
-DEADLINE_HEADER = "x-request-timeout-ms"
-MAX_TIMEOUT_MS = 86_400_000
-MAX_TENANT_CHARS = 1_024
-# A router that passed on what is left ends the request first, and blames no worker for it.
-GRACE_S = 0.25
-
-
-@dataclass(frozen=True, slots=True)
-class RequestOptions:
-    """Lifetime: request."""
-
-    output_tokens: int  # to give at most
-    priority: int = 0
-    salt: str | None = None
-    timeout_s: float = float("inf")  # from now; then nobody waits for the answer any more
-    tenant: str = ""
-    retention: Retention | None = None  # what its blocks are worth
-    transfer: TransferParams | None = None  # where its KV is, or that another worker wants it
-
-
-def timeout_s(headers: Mapping[str, str]) -> float:
-    """Seconds until the deadline that the headers tell, GRACE_S included; infinity without one.
-
-    Raises ApiError.
-    """
-    text = headers.get(DEADLINE_HEADER)
-    if text is None:
-        return float("inf")
-    is_number = text.isascii() and text.isdecimal() and len(text) <= 12
-    if not is_number or int(text) > MAX_TIMEOUT_MS:
-        message = f"{DEADLINE_HEADER} must be milliseconds, 0..{MAX_TIMEOUT_MS}; 0: no deadline"
-        raise ApiError(400, message, DEADLINE_HEADER)
-    return int(text) / 1e3 + GRACE_S if int(text) else float("inf")
-
-
-def tenant_of(headers: Mapping[str, str], name: str) -> str:
-    """Whom the header `name` says the request is for; "" without one. Raises ApiError."""
-    tenant = headers.get(name, "")
-    if len(tenant) > MAX_TENANT_CHARS:
-        raise ApiError(400, f"{name} must have at most {MAX_TENANT_CHARS} characters", name)
-    return tenant
 
 
 MAX_PROMPTS = 64  # prompts in one completions request; each becomes a sequence of its own

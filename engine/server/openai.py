@@ -19,14 +19,12 @@ from engine.server.answers import Answer, Kind, StreamAnswer
 from engine.server.bodies import (
     ChatBody,
     CompletionBody,
-    RequestOptions,
     refuse_unsupported,
     retention_of,
     sampling_of,
-    tenant_of,
-    timeout_s,
 )
 from engine.server.errors import ApiError, from_refusal
+from engine.server.options import RequestOptions, tenant_of, timeout_s
 from engine.server.worker import Tokens, Worker
 from engine.wire.tokens import Chat, PromptError
 

@@ -30,9 +30,9 @@ from engine.scheduler.explain import Explanation, Standing, explain, standing, w
 from engine.scheduler.request import Request, State
 from engine.scheduler.types import Output, Refused, Step
 from engine.server.answers import Answer, Choice
-from engine.server.bodies import RequestOptions
 from engine.server.events import EventLog, KvPublisher
 from engine.server.metrics import Counters, StepLog, StepRecords, WorkerCollector
+from engine.server.options import RequestOptions
 from engine.server.settings import Runner, ServedModel, WorkerSettings, timed
 from engine.transfer import Exporter, Importer, KvStore, Link, Transport
 from engine.wire.kv_transfer import MODE, VERSION, TransferParams

@@ -14,13 +14,8 @@ from router.admin.advice import Advising
 from router.admin.kv_view import encode_kv_view, kv_view
 from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
-from router.admin.views.rows import (
-    ExplainPages,
-    policy_shown,
-    shown_count,
-    trunks_shown,
-    worker_shown,
-)
+from router.admin.views.explain import ExplainPages
+from router.admin.views.rows import policy_shown, shown_count, trunks_shown, worker_shown
 from router.core.placement.roster import TableFullError
 from router.engines.worker_spec import ROLES, WorkerSpecError, worker_spec_of
 from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError

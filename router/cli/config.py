@@ -13,7 +13,7 @@ from pathlib import Path
 
 from router.config.keys import FILE_VARIABLE, Key, attribute_of, flag_of, keys_of, text_of
 from router.settings.load import ConfigError, Loaded, effective_yaml, load_config
-from router.settings.rules import FIXED, REMOVED, STANDING
+from router.settings.reload import FIXED, REMOVED, STANDING
 
 PICKER_PORT = 9002  # as gateways' charts and guides have it
 

@@ -19,7 +19,8 @@ from router.collectors.shells import server_metrics
 from router.config.schema import Config
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
-from router.process import notify, notify_ready, release, reloading, settle
+from router.process.garbage import release, settle
+from router.process.systemd import notify, notify_ready, reloading
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.server.listener import AdminListener, ClientListener, enough
 from router.server.sockets import cannot_listen, listening_at

@@ -12,8 +12,8 @@ from typing import get_args
 from prometheus_client.metrics_core import Metric
 
 from policies.facts import Role
+from router.collectors.sessions import session_metrics, trunk_metrics
 from router.collectors.shells import log_metrics, state_metrics, token_metrics
-from router.collectors.tenants import session_metrics, trunk_metrics
 from router.collectors.workers import worker_metrics
 from router.core.core import RouterCore
 from router.core.placement.guard import FAULT_KINDS, PolicyGuard

@@ -12,8 +12,8 @@ import re
 from dataclasses import dataclass, replace
 
 from kvkernels import PlainHead, plain_head
+from router.http.bodies import ChunkedBody
 from router.http.errors import WorkerError
-from router.http.framing import ChunkedBody
 
 CHUNKED = -1  # as a length: the body says itself where it ends
 MAX_HEADERS = 128

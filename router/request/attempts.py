@@ -29,8 +29,8 @@ from router.body.scan import LONG_BYTES, Tokens
 from router.core.contract.actions import Reject
 from router.engines.table import TRANSFERS, adapter_of
 from router.fleet.member import Member
+from router.http.bodies import Body, follow
 from router.http.errors import ClientError, WorkerError
-from router.http.framing import Body, follow
 from router.http.messages import Answer, Response, error_response
 from router.http.reply import (
     HeldReply,
@@ -47,7 +47,8 @@ from router.record.request_record import DEADLINE, Attempt
 from router.request.denials import denies_model
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
-from router.upstream.client_reply import ClientReply, CollectedReply, Reply, upstream_request
+from router.upstream.client_reply import ClientReply, Reply, upstream_request
+from router.upstream.collected_reply import CollectedReply
 from router.upstream.migration.plan import MOVABLE
 from router.upstream.migration.stream import Migrations, MigrationTerms, Stream
 

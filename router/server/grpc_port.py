@@ -48,7 +48,7 @@ from router.request.service import Service
 from router.server.client_port import answered
 from router.server.grpc_listener import GrpcListener, Peer, Place, serves
 from router.server.kserve_port import KservePort
-from router.upstream.client_reply import CollectedReply
+from router.upstream.collected_reply import CollectedReply
 from router.upstream.grpc_upstream import STREAM
 
 _AT_ONCE = 1_024  # requests of one stream that are under way; then no more of it is read

@@ -25,14 +25,8 @@ from router.config.keys import (
 )
 from router.config.schema import Config
 from router.redis.url import redacted
-from router.settings.rules import (
-    FIXED,
-    REMOVED,
-    STANDING,
-    BadItemsError,
-    check_together,
-    check_value,
-)
+from router.settings.reload import FIXED, REMOVED, STANDING
+from router.settings.rules import BadItemsError, check_together, check_value
 
 MAX_FILE_BYTES = 1 << 20
 _NULL = "tag:yaml.org,2002:null"

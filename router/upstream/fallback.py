@@ -11,8 +11,9 @@ from typing import Protocol, cast
 
 import kvkernels
 from engine.wire.tensors import LENGTH_HEADER
+from router.http.bodies import Body, follow
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind, out_of_files
-from router.http.framing import Body, follow, parse_head, request_head
+from router.http.framing import parse_head, request_head
 from router.http.reply import (
     DENIAL_STATUSES,
     RETRYABLE_STATUSES,
@@ -26,7 +27,7 @@ from router.http.reply import (
     Timeouts,
     UpstreamRequest,
 )
-from router.upstream.client_reply import CollectedReply
+from router.upstream.collected_reply import CollectedReply
 from router.upstream.meter import Meter
 
 

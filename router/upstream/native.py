@@ -21,7 +21,8 @@ from router.http.reply import (
     Timeouts,
     UpstreamRequest,
 )
-from router.upstream.client_reply import ClientSocket, CollectedReply, reply_for_thread
+from router.upstream.client_reply import ClientSocket, reply_for_thread
+from router.upstream.collected_reply import CollectedReply
 from router.upstream.fallback import Upstream
 from router.upstream.meter import usage_in
 

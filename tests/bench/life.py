@@ -30,7 +30,7 @@ from router.fleet.manager import FleetManager
 from router.http.framing import request_head
 from router.http.messages import Request
 from router.http.reply import Outcome, UpstreamRequest, Usage
-from router.process import settle
+from router.process.garbage import settle
 from router.request.dispatcher import Dispatcher
 from router.request.prompts import PromptReader, TokenCheck
 from router.request.request import InferenceRequest

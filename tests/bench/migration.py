@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 import kvkernels
-from router.http.framing import ChunkedBody
+from router.http.bodies import ChunkedBody
 from router.upstream.meter import Meter
 from router.upstream.migration.journal import Journal, Room
 from router.upstream.migration.plan import Plan, asking_for_ids, plan_of

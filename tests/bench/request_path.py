@@ -24,7 +24,7 @@ import uvloop
 from router.assembly import Router
 from router.config.schema import Config
 from router.engines.worker_spec import parse_worker_spec
-from router.process import settle
+from router.process.garbage import settle
 from router.server.listener import ClientListener
 from router.server.server import Connection
 from tests.bench.dataplane.programs import engines

@@ -7,8 +7,8 @@ import json
 
 import pytest
 
-from engine.server.bodies import MAX_TENANT_CHARS, MAX_TIMEOUT_MS, tenant_of, timeout_s
 from engine.server.errors import ApiError
+from engine.server.options import MAX_TENANT_CHARS, MAX_TIMEOUT_MS, tenant_of, timeout_s
 from tests.engine.harness import Running, eventually, running
 
 COMPLETIONS = "/v1/completions"

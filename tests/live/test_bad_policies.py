@@ -9,7 +9,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from router.process import HUNG_STATUS
+from router.process.hang_watch import HUNG_STATUS
 from tests.live.stack import running
 
 HERE = "tests.live.bad_policies"

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from router.process import YOUNG_OBJECTS, release, settle
+from router.process.garbage import YOUNG_OBJECTS, release, settle
 
 
 class Knot:

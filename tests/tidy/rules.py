@@ -191,3 +191,54 @@ def unfinished(text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if re.search(r"\b(TO" r"DO|FIX" r"ME)\b", line):
             yield f"line {number} leaves work for later: {line.strip()}"
+
+
+GROUP_LINES = 25  # of code, with docstrings and comments in between
+
+
+def unrelated_groups(tree: ast.Module) -> list[list[str]]:
+    """A module's definitions in groups of which none names anything of another; those of 25 lines
+    or more, by the names that they define.
+    """
+    definitions = [node for node in tree.body if defined_names(node)]
+    owner = {name: at for at, node in enumerate(definitions) for name in defined_names(node)}
+    group = list(range(len(definitions)))
+
+    def root(at: int) -> int:
+        while group[at] != at:
+            at = group[at]
+        return at
+
+    for at, node in enumerate(definitions):
+        for name in used_names(node) & owner.keys():
+            group[root(at)] = root(owner[name])
+    lines, names = dict[int, int](), dict[int, list[str]]()
+    for at, node in enumerate(definitions):
+        length = (node.end_lineno or node.lineno) - node.lineno + 1
+        lines[root(at)] = lines.get(root(at), 0) + length
+        names.setdefault(root(at), []).extend(defined_names(node))
+    return [names[at] for at, length in lines.items() if length >= GROUP_LINES]
+
+
+def defined_names(node: ast.stmt) -> list[str]:
+    """The names that a statement of a module defines."""
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return [node.name]
+    if isinstance(node, ast.Assign):
+        targets = node.targets
+    elif isinstance(node, ast.AnnAssign):
+        targets = [node.target]
+    else:
+        return []
+    return [name.id for one in targets for name in ast.walk(one) if isinstance(name, ast.Name)]
+
+
+def used_names(node: ast.stmt) -> set[str]:
+    """The names that it mentions, those of types in quotes as well."""
+    found = set()
+    for one in ast.walk(node):
+        if isinstance(one, ast.Name):
+            found.add(one.id)
+        elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+            found.add(one.value)
+    return found

@@ -1,6 +1,8 @@
-"""The shape of the product's modules: none of them import each other in a ring."""
+"""The shape of the product's modules: no ring of imports, and one idea in each."""
 
 from __future__ import annotations
+
+import ast
 
 from tests.tidy import rules
 from tests.tidy.test_tidy import parsed, python
@@ -11,3 +13,28 @@ FOLDERS = ("router/", "engine/", "policies/", "simulator/", "kernels/", "grafana
 def test_no_modules_import_each_other_in_a_ring() -> None:
     ring = rules.import_cycle({path: parsed(path) for path in python() if path.startswith(FOLDERS)})
     assert not ring, " -> ".join(ring)
+
+
+GROUPS_MAX = 2
+# Options of the simulator's studies; each is to stand beside its command.
+STILL_TO_SPLIT = ("simulator/cli/study_options.py",)
+PANELS = "grafana/panels_"  # lists of panels, which name nothing but a page's place
+
+
+def test_no_module_is_of_several_groups_that_name_nothing_of_each_other() -> None:
+    found = {
+        path: groups
+        for path in python()
+        if path.startswith(FOLDERS) and not path.startswith(PANELS)
+        if len(groups := rules.unrelated_groups(parsed(path))) > GROUPS_MAX
+    }
+    assert sorted(found) == sorted(STILL_TO_SPLIT), found
+
+
+def test_groups_are_told_apart() -> None:
+    rows = "\n".join(f"    {number}" for number in range(25))
+    texts = [f"def {name}():\n{rows}\n" for name in "abc"]
+    assert rules.unrelated_groups(ast.parse("".join(texts))) == [["a"], ["b"], ["c"]]
+    tied = "".join(texts) + "d: 'a' = b\n"
+    assert sorted(map(sorted, rules.unrelated_groups(ast.parse(tied)))) == [["a", "b", "d"], ["c"]]
+    assert rules.unrelated_groups(ast.parse("def a():\n    1\n")) == []

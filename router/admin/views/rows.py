@@ -1,4 +1,4 @@
-"""What the admin port shows of workers, trunks, the policy and decisions."""
+"""What the admin port shows of workers, trunks and the policy, and each decision as JSON."""
 
 from __future__ import annotations
 
@@ -6,21 +6,16 @@ import math
 from typing import Any
 
 from kvkernels import Trunk
-from router.body.paths import PATHS
-from router.core.contract.actions import Reject
 from router.core.core import RouterCore
-from router.core.placement.chooser import Choice, Withheld
 from router.core.placement.guard import PolicyGuard
 from router.core.workers.table import Worker
 from router.events.feed import ElectedFeed
 from router.fleet.member import Member, skipped_events
 from router.http.errors import ClientError
-from router.http.messages import Request, Response, json_response
-from router.keys.key_file import KeyTerms
-from router.record.explain import everything, explanation, withheld
-from router.record.request_record import Attempt, LatestAttempts
+from router.http.messages import Request
+from router.record.explain import everything, explanation
+from router.record.request_record import Attempt
 from router.request.dispatcher import Dispatcher
-from router.request.inference import Inference
 
 _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
@@ -199,60 +194,6 @@ def trunk_shown(trunk: Trunk, copies: int) -> dict[str, Any]:
         "copies": copies,
         "wanted_copies": trunk.wanted_copies,
     }
-
-
-class ExplainPages:
-    """Handlers of `/explain`. Lifetime: process."""
-
-    def __init__(
-        self, dispatcher: Dispatcher, inference: Inference, decisions: LatestAttempts
-    ) -> None:
-        self._dispatcher = dispatcher
-        self._inference = inference
-        self._decisions = decisions
-
-    async def look(self, request: Request) -> Response:
-        """One request's dispatches, or why it waits: `?request=ID`; else the latest: `?last=20`."""
-        if "request" in request.query:
-            return json_response(self._of(request.query["request"]))
-        latest = self._decisions.latest(shown_count(request, "last"))
-        shown = [decision_shown(attempt) for attempt in latest]
-        return json_response({"decisions": shown})
-
-    async def attempt(self, request: Request) -> Response:
-        """Where the request in the body would go now, and why. Nothing is sent or charged."""
-        path = PATHS.get(request.query.get("path", "/v1/completions"))
-        if path is None:
-            raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
-        arrival, *_ = await self._inference.arrival(
-            request.body, path, request.headers.get, KeyTerms()
-        )
-        choice = self._dispatcher.explain(arrival)
-        if isinstance(choice, Reject):
-            raise ClientError(
-                choice.status if choice.status < 500 else 409, choice.message, code=choice.code
-            )
-        return json_response(_tried(arrival.request_id, choice))
-
-    def _of(self, text: str) -> dict[str, Any]:
-        if not (text.isascii() and text.isdecimal() and len(text) < 18):
-            raise ClientError(400, "`request` must be a request's number", "request")
-        request_id = int(text)
-        found = self._decisions.of(request_id)
-        if found:
-            return {"decisions": [decision_shown(attempt, whole=True) for attempt in found]}
-        choice = self._dispatcher.explain_held(request_id)
-        if choice is None or isinstance(choice, Reject):
-            raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
-        return _tried(request_id, choice)
-
-
-def _tried(request_id: int, choice: Choice | Withheld) -> dict[str, Any]:
-    if isinstance(choice, Withheld):
-        return withheld(request_id, choice) | everything(choice.details)
-    shown = explanation(request_id, choice.worker.worker_id, choice.decision)
-    details = choice.decision.details
-    return shown if details is None else shown | everything(details)
 
 
 def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:

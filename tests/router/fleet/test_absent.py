@@ -11,7 +11,7 @@ from policies.facts import Failure
 from router.core.contract.actions import Dispatch, Reject
 from router.http.reply import Framing, Outcome, ReplyHead
 from router.request.attempts import Sieve, says_absent
-from router.upstream.client_reply import CollectedReply
+from router.upstream.collected_reply import CollectedReply
 from tests.router.core.core_world import World
 
 OURS = b'{"error":{"message":"no such path: /x","type":"NotFoundError","param":null,"code":404}}'

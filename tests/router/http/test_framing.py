@@ -8,16 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.http.bodies import ChunkedBody, CloseBody, LengthBody, follow
 from router.http.errors import ClientError, WorkerError
-from router.http.framing import (
-    ChunkedBody,
-    CloseBody,
-    LengthBody,
-    end_to_end,
-    follow,
-    parse_head,
-    request_head,
-)
+from router.http.framing import end_to_end, parse_head, request_head
 from router.http.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
 from tests.router.property_support import cut, patient
 

@@ -61,9 +61,9 @@ def test_another_policy_gets_a_header_between_the_lines_of_both(tmp_path: Path) 
     log = opened(tmp_path / "log")
     served(log)
     served(log)
-    log.policy = "warmset?a=1"
+    log.set_policy("warmset?a=1")
     served(log)
-    log.policy = HEADER.policy
+    log.set_policy(HEADER.policy)
     served(log)
     log.close()
     said = [

@@ -11,7 +11,7 @@ from router.cli.config import add_config_command, add_flags, check_command, key_
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
 from router.config.schema import Config
 from router.settings.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
-from router.settings.rules import FIXED, REMOVED
+from router.settings.reload import FIXED, REMOVED
 from tests.router.settings.config_values import WORKER, another_value, flags_beside
 
 

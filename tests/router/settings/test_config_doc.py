@@ -12,7 +12,8 @@ from router.cli.config import with_table
 from router.cli.main import main
 from router.config.keys import keys_of
 from router.engines.worker_spec import KEYS
-from router.settings.rules import REMOVED, check_value
+from router.settings.reload import REMOVED
+from router.settings.rules import check_value
 
 CHANGELOG = Path(__file__).parents[3] / "CHANGELOG.md"
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"

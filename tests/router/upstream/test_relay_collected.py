@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from router.http.reply import Outcome, Timeouts, UpstreamRequest, Usage
-from router.upstream.client_reply import CollectedReply
+from router.upstream.collected_reply import CollectedReply
 from tests.router.upstream.relay_support import WorkerCall, chunked, relay, until, worker
 
 pytestmark = pytest.mark.usefixtures("both_paths")

@@ -1,0 +1,71 @@
+"""The admin port's `/explain`: why a request went where it went, or would."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from router.admin.views.rows import decision_shown, shown_count
+from router.body.paths import PATHS
+from router.core.contract.actions import Reject
+from router.core.placement.chooser import Choice, Withheld
+from router.http.errors import ClientError
+from router.http.messages import Request, Response, json_response
+from router.keys.key_file import KeyTerms
+from router.record.explain import everything, explanation, withheld
+from router.record.request_record import LatestAttempts
+from router.request.dispatcher import Dispatcher
+from router.request.inference import Inference
+
+
+class ExplainPages:
+    """Handlers of `/explain`. Lifetime: process."""
+
+    def __init__(
+        self, dispatcher: Dispatcher, inference: Inference, decisions: LatestAttempts
+    ) -> None:
+        self._dispatcher = dispatcher
+        self._inference = inference
+        self._decisions = decisions
+
+    async def look(self, request: Request) -> Response:
+        """One request's dispatches, or why it waits: `?request=ID`; else the latest: `?last=20`."""
+        if "request" in request.query:
+            return json_response(self._of(request.query["request"]))
+        latest = self._decisions.latest(shown_count(request, "last"))
+        shown = [decision_shown(attempt) for attempt in latest]
+        return json_response({"decisions": shown})
+
+    async def attempt(self, request: Request) -> Response:
+        """Where the request in the body would go now, and why. Nothing is sent or charged."""
+        path = PATHS.get(request.query.get("path", "/v1/completions"))
+        if path is None:
+            raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
+        arrival, *_ = await self._inference.arrival(
+            request.body, path, request.headers.get, KeyTerms()
+        )
+        choice = self._dispatcher.explain(arrival)
+        if isinstance(choice, Reject):
+            raise ClientError(
+                choice.status if choice.status < 500 else 409, choice.message, code=choice.code
+            )
+        return json_response(_tried(arrival.request_id, choice))
+
+    def _of(self, text: str) -> dict[str, Any]:
+        if not (text.isascii() and text.isdecimal() and len(text) < 18):
+            raise ClientError(400, "`request` must be a request's number", "request")
+        request_id = int(text)
+        found = self._decisions.of(request_id)
+        if found:
+            return {"decisions": [decision_shown(attempt, whole=True) for attempt in found]}
+        choice = self._dispatcher.explain_held(request_id)
+        if choice is None or isinstance(choice, Reject):
+            raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
+        return _tried(request_id, choice)
+
+
+def _tried(request_id: int, choice: Choice | Withheld) -> dict[str, Any]:
+    if isinstance(choice, Withheld):
+        return withheld(request_id, choice) | everything(choice.details)
+    shown = explanation(request_id, choice.worker.worker_id, choice.decision)
+    details = choice.decision.details
+    return shown if details is None else shown | everything(details)

@@ -1,0 +1,109 @@
+"""What is known of sessions, working sets and trunks, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import get_args
+
+from prometheus_client.core import GaugeMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+
+from policies.contract import Standing
+from router.core.core import RouterCore
+from router.core.sessions.sessions import Sessions
+from router.metrics.exposition import counter, gauge, gauges
+
+
+def session_metrics(core: RouterCore) -> Iterator[Metric]:
+    """The families, as of now; all 0 where sessions are not followed."""
+    followed = core.session_tracking.sessions
+    active, idle = (0, 0) if followed is None else followed.count()
+    states = {"active": active, "idle": idle}
+    yield gauges("warmroute_sessions", "Sessions followed", "state", states)
+    yield counter(
+        "warmroute_forgotten_sessions",
+        "Sessions forgotten at the bound, before they were over",
+        0 if followed is None else followed.crowded_out,
+    )
+    yield gauge(
+        "warmroute_session_blocks",
+        "Blocks of sessions' prompts that are known",
+        0 if followed is None else len(followed.owners),
+    )
+    yield counter(
+        "warmroute_evicted_session_blocks",
+        "Blocks of sessions' prompts forgotten at the bound",
+        0 if followed is None else followed.owners.evicted,
+    )
+    waiting = core.held.standings()
+    yield gauges(
+        "warmroute_held_sessions",
+        "Requests waiting at the router, by the standing of their session",
+        "standing",
+        {standing: waiting[standing] for standing in get_args(Standing)},
+    )
+    waits = HistogramMetricFamily(
+        "warmroute_held_seconds",
+        "From the arrival of a request that was held to the end of its wait at the router",
+        labels=["standing"],
+    )
+    for standing, times in core.counters.held.items():
+        waits.add_metric([standing], times.buckets(), times.sum_s)
+    yield waits
+    yield from _working_sets(core, followed)
+
+
+def _working_sets(core: RouterCore, followed: Sessions | None) -> Iterator[Metric]:
+    tokens = GaugeMetricFamily(
+        "warmroute_worker_working_set_tokens",
+        "KV tokens that sessions at home on a worker will want again",
+        labels=["worker"],
+    )
+    seconds = GaugeMetricFamily(
+        "warmroute_worker_working_set_seconds",
+        "Prefill time of a worker to compute these again",
+        labels=["worker"],
+    )
+    for worker in core.workers:
+        wanted, work_s = 0.0, 0.0
+        if followed is not None:
+            slot = worker.slot
+            wanted = core.session_tracking.wanted_tokens(slot)
+            work_s = float(followed.sets.cold_work[slot] / core.columns.prefill_tokens_per_s[slot])
+        tokens.add_metric([str(worker.worker_id)], wanted)
+        # Rounding may leave the sum a hair below nothing until it is made anew.
+        seconds.add_metric([str(worker.worker_id)], max(work_s, 0.0))
+    yield from (tokens, seconds)
+
+
+_RANKS = 5  # series a family: trunks come and go, their ranks do not
+
+
+def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
+    """The families, as of now; all 0 where sessions are not followed."""
+    sessions = core.session_tracking.sessions
+    trunks = None if sessions is None else sessions.trunks
+    table = [] if trunks is None else trunks.table()
+    yield gauge("warmroute_trunks", "Shared heads of prompts kept", len(table))
+    hot = sum(trunk.wanted_copies > 1 for trunk in table)
+    yield gauge("warmroute_hot_trunks", "Of these, more than one worker should hold", hot)
+    yield counter(
+        "warmroute_replaced_trunks",
+        "Shared heads that gave way to another at the bound",
+        0 if trunks is None else trunks.replaced,
+    )
+    demand, copies, wanted = (
+        GaugeMetricFamily(f"warmroute_trunk_{name}", f"{text}, by rank in demand", labels=["rank"])
+        for name, text in (
+            ("demand", "Seconds of work per second that prompts of a trunk bring"),
+            ("copies", "Workers that hold a trunk"),
+            ("wanted_copies", "Workers that should hold a trunk"),
+        )
+    )
+    for rank in range(1, _RANKS + 1):
+        trunk = table[rank - 1] if rank <= len(table) else None
+        demand.add_metric([str(rank)], 0.0 if trunk is None else trunk.demand)
+        held = 0 if trunk is None else core.roster.copies(trunk.last_hash)
+        copies.add_metric([str(rank)], held)
+        wanted.add_metric([str(rank)], 0 if trunk is None else trunk.wanted_copies)
+    yield from (demand, copies, wanted)

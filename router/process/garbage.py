@@ -1,0 +1,35 @@
+"""When the garbage collector of the router's process looks for cycles.
+
+A request leaves no cycle behind (`tests/router` holds it to that), but its hundred or so objects
+live while it runs. At Python's own thresholds the collector looks at those of all requests in
+flight again and again, and with them at everything that lives as long as the router: a third of
+the CPU of a request (`docs/notes/performance.md`).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+YOUNG_OBJECTS = 20_000  # more than a few hundred requests in flight have
+YOUNG_ROUNDS, MIDDLE_ROUNDS = 20, 50  # collections of one generation before one of the next
+SWITCH_S = 0.0005  # the event loop asks for Python's lock once an event: it must not wait 5 ms then
+
+
+def settle() -> None:
+    """Take what lives now for what lives as long as the router; look for cycles more rarely, and
+    let threads that read long bodies give way sooner.
+
+    Call it once the router is built. Cycles are still found, at the latest after
+    YOUNG_OBJECTS * YOUNG_ROUNDS * MIDDLE_ROUNDS new objects that stay.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+    gc.set_threshold(YOUNG_OBJECTS, YOUNG_ROUNDS, MIDDLE_ROUNDS)
+    sys.setswitchinterval(SWITCH_S)
+
+
+def release() -> None:
+    """Let what `settle` set apart be collected like anything else: the router ends."""
+    gc.unfreeze()

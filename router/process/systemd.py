@@ -1,0 +1,96 @@
+"""What the process tells systemd, and signs of life: its watchdog, and probes by `/health`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import os
+import socket
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+
+
+def notify(*lines: str) -> None:
+    """`READY=1` and the like; nothing where nobody wants to know."""
+    where = os.environ.get("NOTIFY_SOCKET", "")
+    if not where.startswith(("/", "@")):
+        return
+    address = "\0" + where[1:] if where.startswith("@") else where
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as line:
+            line.sendto("\n".join(lines).encode(), address)
+    except OSError:
+        pass  # who started us went away: it matters to nobody then
+
+
+def notify_ready() -> None:
+    """This process is the one that serves, also where another one was before."""
+    notify(f"MAINPID={os.getpid()}", "READY=1", "STATUS=serving")
+
+
+@contextmanager
+def reloading() -> Iterator[None]:
+    """The configuration is being read anew."""
+    notify("RELOADING=1", f"MONOTONIC_USEC={time.monotonic_ns() // 1000}")
+    try:
+        yield
+    finally:
+        notify("READY=1")
+
+
+def watchdog_s() -> float | None:
+    """How long systemd waits for a sign of life before it ends this process; None: for ever.
+
+    WATCHDOG_PID is the process that was started; who follows it (`Successor`) has none.
+    """
+    wanted, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    if not (wanted.isdecimal() and int(wanted)) or pid not in ("", str(os.getpid())):
+        return None
+    return int(wanted) / 1e6
+
+
+class Pulse:
+    """Shows that the router goes on: to systemd's watchdog, and to probes by `/health`.
+
+    Each beat is one turn of the event loop and one of the relay's thread. A loop that does not
+    turn tells nobody anything; if the thread alone hangs, `/health` says so. Lifetime: process.
+    """
+
+    def __init__(self, beat: Callable[[], Awaitable[None]], clock: Callable[[], float]) -> None:
+        """`beat` returns once the relay's thread has had a turn."""
+        self._serves = False
+        self._beat = beat
+        self._clock = clock
+        watched_s = watchdog_s()
+        self._every_s = _BEAT_S if watched_s is None else min(watched_s / 2, _BEAT_S)
+        self._asked_s = math.inf  # when the beat under way began
+
+    def serve(self, serves: bool) -> None:
+        """Whether it is this process that systemd watches, from now on."""
+        self._serves = serves
+
+    @property
+    def serves(self) -> bool:
+        """This process serves, and no other in its place."""
+        return self._serves
+
+    def hangs(self) -> str:
+        """What does not go on; "": all does."""
+        return "the relay's thread hangs" if self._clock() - self._asked_s > _THREAD_S else ""
+
+    async def run(self) -> None:
+        """Beat for ever."""
+        while True:
+            self._asked_s = self._clock()
+            await self._beat()
+            self._asked_s = math.inf
+            if self._serves:
+                notify("WATCHDOG=1")
+            await asyncio.sleep(self._every_s)
+
+
+_BEAT_S = 1.0  # at least as often
+
+
+_THREAD_S = 5.0  # a turn of the relay's thread takes microseconds

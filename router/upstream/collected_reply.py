@@ -1,0 +1,66 @@
+"""A worker's answer to the router itself, kept in memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import kvkernels
+from router.http.framing import parse_head
+from router.http.reply import (
+    HeldReply,
+    ReplyHead,
+)
+
+if TYPE_CHECKING:
+    pass
+
+
+class CollectedReply:
+    """A `ReplySink` of a worker's answer to the router itself. Lifetime: first leg."""
+
+    movable = False
+    dechunk = True
+    congested = False
+
+    def __init__(self, limit_bytes: int) -> None:
+        """`limit_bytes`: of the body; beyond it the reply is not `whole`."""
+        self.limit_bytes = limit_bytes
+        self.whole = False
+        self._held: tuple[bytes, str] | None = None  # the head as it came, and the method
+        self._head: ReplyHead | None = None
+        self._data: list[bytes] = []
+        self._bytes = 0
+
+    def head(self, head: ReplyHead) -> None:
+        """As of `ReplySink`, and so are the others."""
+        self._head = head
+
+    def data(self, data: bytes) -> None:
+        self._bytes += len(data)
+        if self._bytes <= self.limit_bytes:
+            self._data.append(data)
+
+    async def drain(self) -> None:
+        return
+
+    def finish(self) -> None:
+        self.whole = self._bytes <= self.limit_bytes
+
+    def abort(self, late: bool = False) -> None:
+        self.whole = False
+
+    def take(self, end: kvkernels.RelayEnd, method: str) -> None:
+        """The relay's thread has collected it."""
+        self._held, self._data, self.whole = (end.held_head, method), [end.held_body], True
+
+    @property
+    def body(self) -> bytes:
+        """All of it; what was too long is missing."""
+        return b"".join(self._data)
+
+    @property
+    def held(self) -> HeldReply | None:
+        """To be delivered to the client; None where there is none."""
+        if self._head is None and self._held is not None:
+            self._head = parse_head(*self._held)
+        return None if self._head is None or not self.whole else HeldReply(self._head, self.body)
