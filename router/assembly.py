@@ -23,8 +23,8 @@ from router.admin.advice import Advising
 from router.admin.app import AdminApi
 from router.body.kserve import given_roles
 from router.collectors.core import router_metrics
+from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
-from router.collectors.shells import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
 from router.collectors.workers import discovery_metrics, role_metrics
 from router.config.schema import Config

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from router.assembly import Router
 from router.cli.handover import added_by_hand, resume, workers_of
-from router.collectors.shells import server_metrics
+from router.collectors.ports_and_logs import server_metrics
 from router.config.schema import Config
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust

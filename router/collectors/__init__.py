@@ -1,7 +1,7 @@
 """What each part of a router counts, read when Prometheus scrapes.
 
 Owns: the families of the core, of workers, tenants, replicas, ports and logs.
-Gives: `core.router_metrics`, and a function `..._metrics` for each part that not every router has.
+Gives: `core.router_metrics`, and a function `..._metrics` for each part.
 Never imports: router.assembly, router.cli.
 Start reading at: `core.py`.
 """

@@ -1,4 +1,6 @@
-"""What the decision core counts, for Prometheus, and all collectors of a router in one place.
+"""What the decision core counts, for Prometheus, and the collectors that every router has.
+
+`router/assembly.py` registers the others.
 
 Counts that the core keeps anyway are read from it at scrape time; only times are recorded as
 they happen.
@@ -12,8 +14,8 @@ from typing import get_args
 from prometheus_client.metrics_core import Metric
 
 from policies.facts import Role
+from router.collectors.ports_and_logs import log_metrics, state_metrics, token_metrics
 from router.collectors.sessions import session_metrics, trunk_metrics
-from router.collectors.shells import log_metrics, state_metrics, token_metrics
 from router.collectors.workers import worker_metrics
 from router.core.core import RouterCore
 from router.core.placement.guard import FAULT_KINDS, PolicyGuard

@@ -343,7 +343,7 @@ class RouterCore:
     # --- workers ----------------------------------------------------------------------------
 
     def on_worker(self, fact: WorkerChange) -> list[Action]:
-        """A worker joined, changed state or left. What ran on one that is gone is cancelled."""
+        """A worker joined, changed state or left; the charges of one that left are released."""
         self._observe(fact)
         actions: list[Action] = []
         if fact.state in ("gone", "down") and fact.suspended is None:

@@ -4,5 +4,6 @@ Owns: sources, what of them is believed (a failing one must not empty the pool, 
 not shake it), the union of all that names workers.
 Gives: `discovery.Discovery`, which keeps the fleet in line with that union.
 Never imports: the core's formulas, the client port's requests, policies, torch.
-Start reading at: `discovery.py`, whose `SourceTrust` says what is believed, then `source.py`.
+Start reading at: `source.py` (`Source`, `parse_source`), then `open_source` and `SourceTrust` in
+`discovery.py`.
 """

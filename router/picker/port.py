@@ -72,7 +72,7 @@ class PickerPort:
         counts: Counter[str],
         found: Callable[[str], int | None],
     ) -> None:
-        """`counts`: by word, of what becomes of requests (`collectors.shells.picker_metrics`).
+        """`counts`: by word, of what becomes of requests (`picker_metrics` shows them).
 
         `found`: the priority of an objective by discovery; None: nobody knows it.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from router.collectors.shells import server_metrics
+from router.collectors.ports_and_logs import server_metrics
 from router.http.messages import GIVEN_UP, REFUSALS
 from router.http.parser import PRIVATE
 from router.server.server import HttpServer

@@ -1,8 +1,8 @@
 """The load that this router itself put on each worker: one charge for each dispatched request.
 
 Choosing a worker and charging it are one step of the core, so two requests can never both see
-the same idle worker. A charge is released once: on finish, on
-failure, when the client leaves or its worker is removed.
+the same idle worker. A charge is released once, by `RouterCore._release`, or by
+`PeerRequests.ended` where another router has the request.
 """
 
 from __future__ import annotations

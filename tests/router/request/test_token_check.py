@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import WordTokenizer
-from router.collectors.shells import token_metrics
+from router.collectors.ports_and_logs import token_metrics
 from router.metrics.exposition import Families
 from router.request.prompts import MAX_MODELS, TokenCheck
 from tests.router.property_support import patient
