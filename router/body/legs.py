@@ -23,12 +23,6 @@ from router.http.errors import ClientError, WorkerError
 from router.http.reply import EVENT_STREAM, RANK_HEADER, Framing, Header, HeldReply, ReplyHead
 
 PARAMS = "kv_transfer_params"
-# Set by routers. A worker would fetch KV from whatever address it is given.
-TRANSFER_FIELDS = (
-    PARAMS,
-    *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
-    *("disaggregated_params", "disagg_prefill_dp_rank", "routed_dp_rank"),
-)
 # Headers that SGLang, llm-d's sidecar and TensorRT-LLM obey.
 _OVERRIDES = (b"x-override-", b"x-prefiller-", b"x-trtllm-")
 _ASK = (
@@ -63,14 +57,15 @@ def splits(body: bytes, path: Path) -> bool:
     return path.path in _SPLITS and _WHOLE.search(body) is None
 
 
-def check_no_transfer(body: bytes) -> None:
-    """Raises ClientError where a client names the KV that a worker shall fetch.
+def check_no_transfer(body: bytes, fields: tuple[str, ...]) -> None:
+    """Raises ClientError where a client sets one of the `fields` that name KV to be fetched: a
+    worker would fetch it from whatever address it is given.
 
     A body that is no JSON object is for others to judge.
     """
-    fault, _, found = body_fields(body, TRANSFER_FIELDS)
+    fault, _, found = body_fields(body, fields)
     if fault is None and any(found):
-        raise _forbidden(next(n for n, f in zip(TRANSFER_FIELDS, found, strict=True) if f))
+        raise _forbidden(next(n for n, f in zip(fields, found, strict=True) if f))
 
 
 def check_no_override(headers: tuple[Header, ...]) -> None:
@@ -139,6 +134,10 @@ class Transfer(Protocol):
     of a request between two calls. What it must carry from one leg to the other is in `Try` and
     `Handover.told`. Bodies were read before: they are JSON objects.
     """
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Those of a request that routers set, and clients may not."""
 
     @property
     def serves_alone(self) -> bool:
@@ -216,6 +215,7 @@ class Nixl:
     otherwise. Without them its worker computes the prompt itself. Lifetime: process.
     """
 
+    fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, False, False
 
     def prefill(self, body: bytes, of: Try) -> Leg:
@@ -269,6 +269,7 @@ class Trtllm:
     answer has the prompt's ids, so that the second leg need not tokenize. Lifetime: process.
     """
 
+    fields = ("disaggregated_params",)
     serves_alone, concurrent, answers_late = True, False, False
 
     def __init__(self, node_id: int = 0, auth_key: str | None = None) -> None:
@@ -373,6 +374,10 @@ class Rooms:
     Lifetime: process.
     """
 
+    fields = (
+        *("bootstrap_host", "bootstrap_port", "bootstrap_room", "bootstrap_pair_key"),
+        *("disagg_prefill_dp_rank", "routed_dp_rank"),
+    )
     serves_alone, concurrent, answers_late = False, True, True
 
     def prefill(self, body: bytes, of: Try) -> Leg:
@@ -416,6 +421,7 @@ class Mooncake:
     Lifetime: process.
     """
 
+    fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, True, False
 
     def prefill(self, body: bytes, of: Try) -> Leg:
@@ -458,6 +464,7 @@ class Sidecar:
     one itself, and waits for it. Whatever connector passes the KV. Lifetime: process.
     """
 
+    fields = tuple[str, ...]()
     serves_alone, concurrent, answers_late = True, True, True
 
     def prefill(self, body: bytes, of: Try) -> Leg:

@@ -33,6 +33,10 @@ TRANSFERS: Mapping[str, Transfer] = MappingProxyType(
         **{one.kind: one.transfer for one in _ENGINES if one.transfer is not None},
     }
 )
+# Fields of a request that tell a worker where to fetch KV: routers set them.
+TRANSFER_FIELDS: tuple[str, ...] = tuple(
+    dict.fromkeys(name for one in TRANSFERS.values() for name in one.fields)
+)
 
 
 def adapter_of(kind: str | None) -> Adapter:

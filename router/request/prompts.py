@@ -33,6 +33,7 @@ from router.body.scan import (
     scan,
 )
 from router.core.workers.kv_events import hashes_of
+from router.engines.table import TRANSFER_FIELDS
 from router.http.errors import ClientError
 from router.request.in_turn import InTurn
 
@@ -311,7 +312,7 @@ class PromptReader:
             return await self._in_thread(self._long, turn, lambda: shape(body, limits))
         plainly = path.reads == "openai" and self.encoder is None
         if len(body) < LONG_BYTES or (plainly and len(body) <= _INLINE_BYTES):
-            check_no_transfer(body)
+            check_no_transfer(body, TRANSFER_FIELDS)
         if plainly and len(body) <= _INLINE_BYTES:
             plain = plain_scan(body, path.path, limits)
             if plain is not None:
@@ -434,7 +435,7 @@ class PromptReader:
 
 
 def _scan_long(body: bytes, path: Path, limits: ScanLimits, plainly: bool) -> Scanned | Plain:
-    check_no_transfer(body)
+    check_no_transfer(body, TRANSFER_FIELDS)
     return _scan(body, path, limits, plainly)
 
 

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from router.body.legs import (
     PARAMS,
-    TRANSFER_FIELDS,
     Trtllm,
     Try,
     check_no_override,
@@ -19,7 +18,7 @@ from router.body.legs import (
     splits,
 )
 from router.body.paths import PATHS
-from router.engines.table import TRANSFERS
+from router.engines.table import TRANSFER_FIELDS, TRANSFERS
 from router.http.errors import ClientError, WorkerError
 from tests.router.property_support import patient
 
@@ -93,9 +92,11 @@ def test_parameters_that_lack_a_name_are_none(name: str) -> None:
 
 @pytest.mark.parametrize("name", TRANSFER_FIELDS)
 def test_a_client_names_no_kv(name: str) -> None:
-    check_no_transfer(json.dumps({"prompt": f'"{name}": 1', "user": {name: 1}}).encode())
+    check_no_transfer(
+        json.dumps({"prompt": f'"{name}": 1', "user": {name: 1}}).encode(), TRANSFER_FIELDS
+    )
     with pytest.raises(ClientError, match=name) as refused:
-        check_no_transfer(json.dumps({"model": "m", name: None}).encode())
+        check_no_transfer(json.dumps({"model": "m", name: None}).encode(), TRANSFER_FIELDS)
     assert (refused.value.status, refused.value.code) == (400, "transfer_field")
 
 

@@ -1,0 +1,87 @@
+"""The engine "seventh", which exists in this project's tests alone (`server.py`).
+
+Copied to `router/engines/seventh.py`, with one line in `router/engines/table.py`, it is all that
+the router has to know of a new engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from policies.facts import Role
+from router.body.legs import Handover, Leg, Try, one_token_body, values_in, with_fields
+from router.body.paths import NO_KSERVE, NOT_KSERVE
+from router.engines.adapter import (
+    Adapter,
+    Count,
+    Interview,
+    LoadReader,
+    Profile,
+    RankLoad,
+    Size,
+    decoded,
+)
+
+_KV = "seventh_kv"  # the field that says what becomes of a request's KV, or where it is
+
+
+class _Info(msgspec.Struct):
+    engine: str
+    version: str
+    block_tokens: Size
+    kv_tokens: Count
+    role: Role
+
+
+class _Load(msgspec.Struct):
+    running: Count
+    waiting: Count
+    kv_used_tokens: Count
+
+
+class SeventhKv:
+    """One leg after the other: `{"keep": true}` in the first; its answer says where the KV is."""
+
+    fields = (_KV,)
+    serves_alone, concurrent, answers_late = True, False, False
+
+    def prefill(self, body: bytes, of: Try) -> Leg:
+        return Leg(one_token_body(body, {_KV: b'{"keep":true}'}))
+
+    def read(self, answer: bytes, of: Try) -> Handover:
+        (place,) = values_in(answer, (_KV,))
+        return Handover(None if place in (None, b"null") else place)
+
+    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+        return Leg(body if told is None else with_fields(body, {_KV: told}))
+
+
+def _loads_in(text: str) -> Mapping[int, RankLoad]:
+    load = decoded(text, _Load, "/seventh/load")
+    return {0: RankLoad(load.running, load.waiting, float(load.kv_used_tokens))}
+
+
+async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    status, body = await talk.get("/seventh")
+    if status != 200:
+        return None
+    info = decoded(body, _Info, "/seventh")
+    return Profile(
+        block_size=info.block_tokens,
+        kv_tokens={0: info.kv_tokens},
+        version=info.version,
+        transfers=True,
+        role=info.role,
+        loads=LoadReader(f"{talk.spec.url}/seventh/load", _loads_in),
+    )
+
+
+ADAPTER = Adapter(
+    "seventh",
+    _recognize,
+    lacks=NO_KSERVE | NOT_KSERVE,
+    takes_prompt_ids=True,
+    transfer=SeventhKv(),
+)
