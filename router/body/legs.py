@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import msgspec
 
 from kvkernels import body_fields, json_items
+from router.body.json_edit import values_in, with_fields, with_values
 from router.body.paths import Path
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import EVENT_STREAM, RANK_HEADER, Framing, Header, HeldReply, ReplyHead
@@ -169,35 +170,6 @@ def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
     if not there & {"max_tokens", "max_completion_tokens"}:
         there.add("max_tokens")
     return with_values(body, {name: _ONE_TOKEN[name] for name in sorted(there)} | dict(fields))
-
-
-def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """The object with more fields, each as JSON, before its own ones."""
-    brace = body.index(b"{") + 1
-    new = b"".join(b'"%b":%b,' % (name.encode(), value) for name, value in fields.items())
-    if body[brace:].lstrip(b" \t\r\n").startswith(b"}"):
-        new = new[:-1]
-    return b"".join((body[:brace], new, body[brace:]))
-
-
-def with_values(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """The object with other values, each as JSON: in their places, or before its own fields."""
-    fault, _, found = body_fields(body, tuple(fields))
-    assert fault is None, "what was read before"
-    pieces, at, missing = list[bytes](), 0, dict(fields)
-    there = [(field, name) for name, field in zip(fields, found, strict=True) if field is not None]
-    for (begin, end, *_), name in sorted(there):
-        pieces += body[at:begin], missing.pop(name)
-        at = end
-    return with_fields(b"".join((*pieces, body[at:])), missing)
-
-
-def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
-    """Values of an object, byte for byte; None where it has no such field, or is no object."""
-    fault, _, found = body_fields(text, names)
-    if fault is not None:
-        return [None] * len(names)
-    return [None if field is None else text[field[0] : field[1]] for field in found]
 
 
 def _names_kv(params: bytes) -> bool:

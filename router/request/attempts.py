@@ -14,7 +14,7 @@ import re
 import secrets
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import coroutine
@@ -22,12 +22,12 @@ from typing import Any
 
 import msgspec
 
-from kvkernels import AnswerDue, body_fields
+from kvkernels import AnswerDue
 from router.body.kserve_http import last_event, says_busy, says_unreadable
 from router.body.legs import RELEASE, TRY_BITS, Handover, Leg, Transfer, Try
-from router.body.scan import LONG_BYTES, Tokens
+from router.body.scan import LONG_BYTES
 from router.core.contract.actions import Reject
-from router.engines.table import TRANSFERS, adapter_of
+from router.engines.table import TRANSFERS
 from router.fleet.member import Member
 from router.http.bodies import Body, follow
 from router.http.errors import ClientError, WorkerError
@@ -47,6 +47,7 @@ from router.record.request_record import DEADLINE, Attempt
 from router.request.denials import denies_model
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
+from router.request.token_ids import with_token_ids
 from router.upstream.client_reply import ClientReply, Reply, upstream_request
 from router.upstream.collected_reply import CollectedReply
 from router.upstream.migration.plan import MOVABLE
@@ -148,46 +149,6 @@ def _seconds(name: str, text: str) -> float:
 def cohort() -> Generator[None]:
     """End a stage: wait until the others of this turn have come as far."""
     yield
-
-
-_WRITTEN_IDS = 1 << 16  # at a time: other threads wait meanwhile
-
-
-def with_token_ids(body: bytes, path: str, kind: str, ids: Sequence[Tokens]) -> bytes:
-    """`body`, sent to `path` of a worker of `kind`, with the ids of its prompts instead of text.
-
-    All other bytes stay as they were. The body as it came, where such a worker takes no ids or
-    there are none.
-    """
-    if not ids:
-        return body
-    if path.endswith("/chat/completions"):
-        name = adapter_of(kind).chat_ids
-        return body if name is None else _with_field(body, name, ids[0])
-    if not adapter_of(kind).takes_prompt_ids:
-        return body
-    fault, _, (prompt,) = body_fields(body, ("prompt",))
-    if fault is not None or prompt is None:
-        return body
-    at, end = prompt[:2]
-    several = body[at : at + 1] == b"["  # as they came: a list of one prompt stays a list
-    lists = b",".join(map(_written, ids))
-    return b"".join((body[:at], b"[%b]" % lists if several else lists, body[end:]))
-
-
-def _with_field(body: bytes, name: str, ids: Tokens) -> bytes:
-    """The body with one more field before its others; the body itself where it has that one."""
-    fault, _, (there,) = body_fields(body, (name,))
-    if fault is not None or there is not None:
-        return body
-    brace = body.index(b"{") + 1
-    return b"".join((body[:brace], b'"%s":' % name.encode(), _written(ids), b",", body[brace:]))
-
-
-def _written(ids: Tokens) -> bytes:
-    """The ids as JSON."""
-    parts = (ids[at : at + _WRITTEN_IDS] for at in range(0, len(ids), _WRITTEN_IDS))
-    return b"[%b]" % b",".join(msgspec.json.encode(part.tolist())[1:-1] for part in parts)
 
 
 _STATUSES = frozenset({404, 405, 501})

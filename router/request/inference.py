@@ -7,7 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+import msgspec
+
 from policies.facts import Arrival
+from router.body.json_edit import with_last_field
 from router.body.kserve import Target
 from router.body.kserve_http import target_of
 from router.body.legs import check_no_override, splits
@@ -19,7 +22,7 @@ from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
 from router.request.attempts import Attempts, AttemptTerms, Deadlines, cohort
 from router.request.prompts import Plain, Prompt, PromptReader
-from router.request.quotas import Tenants, check_model, priority_within, salt_of, with_salt
+from router.request.quotas import Tenants, check_model, priority_within, salt_of
 from router.request.request import InferenceRequest
 from router.request.service import Service
 from router.upstream.migration.stream import MigrationTerms
@@ -108,7 +111,7 @@ class Inference:
         arrival, prompt, salt = await self.arrival(body, path, header, request.terms, named, target)
         request.spend(arrival.prompt_tokens)
         if salt is not None and path.salt is not None:
-            body = with_salt(body, salt, path.salt)
+            body = with_last_field(body, path.salt, msgspec.json.encode(salt))
         if deadline_s is not None:
             arrival = replace(arrival, deadline_s=deadline_s)
         if self._service.splits(arrival.model):

@@ -180,10 +180,3 @@ def salt_of(terms: KeyTerms, asked: str | None, isolate: bool) -> str | None:
     tenant = terms.tenant if isolate else None
     whose = msgspec.msgpack.encode(["warmroute-salt", terms.salt, tenant, asked])
     return sha256(whose).hexdigest()[:32]
-
-
-def with_salt(body: bytes, salt: str, name: str) -> bytes:
-    """`body`, a JSON object of at least one field, with `name` as its last, which counts."""
-    end = body.rindex(b"}")
-    field = b',"%s":%s' % (name.encode(), msgspec.json.encode(salt))
-    return b"".join((memoryview(body)[:end], field, memoryview(body)[end:]))

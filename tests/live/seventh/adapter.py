@@ -11,7 +11,8 @@ from collections.abc import Mapping
 import msgspec
 
 from policies.facts import Role
-from router.body.legs import Handover, Leg, Try, one_token_body, values_in, with_fields
+from router.body.json_edit import values_in, with_fields
+from router.body.legs import Handover, Leg, Try, one_token_body
 from router.body.paths import NO_KSERVE, NOT_KSERVE
 from router.engines.adapter import (
     Adapter,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.body.scan import Tokens
-from router.request.attempts import with_token_ids
+from router.request.token_ids import with_token_ids
 from tests.router.property_support import patient
 
 COMPLETIONS = "/v1/completions"
