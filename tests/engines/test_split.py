@@ -46,6 +46,12 @@ class SplitServer(Server):
         return {**super().variables(), "VLLM_NIXL_SIDE_CHANNEL_PORT": str(lasting_port())}
 
 
+# vLLM's server closes connections that are idle for five seconds, and a request that begins in that
+# moment is lost: our client uses none that was idle for so long. It must not close them at once
+# either, for our engine gives KV back where the client that was told of it hangs up.
+IDLE_S = 2.0
+
+
 @dataclass(frozen=True, slots=True)
 class Split:
     """Lifetime: module of tests, once for each kind of engine."""
@@ -60,13 +66,7 @@ class Split:
         return await self.ask_at(self.router.url, path, body)
 
     async def ask_at(self, url: str, path: str, body: dict[str, Any]) -> tuple[int, Any]:
-        # On a connection of its own: an engine closes those that are idle for five seconds, and a
-        # request that begins in that moment is lost.
-        once = {"Connection": "close"}
-        async with (
-            aiohttp.ClientSession() as http,
-            http.post(f"{url}{path}", json=body, headers=once) as reply,
-        ):
+        async with self.router.http.post(f"{url}{path}", json=body) as reply:
             return reply.status, await reply.json()
 
     async def counted(self, server: int, metric: str) -> float:
@@ -141,7 +141,7 @@ async def split(
     async with (
         KINDS[request.param](folder, model) as start,
         Programs(folder) as programs,
-        aiohttp.ClientSession() as http,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(keepalive_timeout=IDLE_S)) as http,
     ):
         urls, pids, moved = await start(programs)
         log = folder / "access.jsonl"
