@@ -164,17 +164,15 @@ class Router:
         members = self.fleet.members
         doctor = DoctorPages(self.dispatcher, members, lambda: exposition(self.metrics))
         parts = (self.dispatcher, self.service, self.fleet, self.inference, self.service.latest)
-        keys = self._rings.get("admin_keys_file")
-        pages = {"/doctor": {"GET": doctor.examine}}
         return AdminApi(
             *parts,
             self.metrics,
-            keys,
-            Advising(config),
-            pages,
-            admin_hosts(config),
-            self.discovery.shown,
-            partial(replicas_shown, self.replica),
+            keys=self._rings.get("admin_keys_file"),
+            advising=Advising(config),
+            pages={"/doctor": {"GET": doctor.examine}},
+            hosts=admin_hosts(config),
+            sources=self.discovery.shown,
+            replicas=partial(replicas_shown, self.replica),
         )
 
     def _service(
@@ -195,12 +193,12 @@ class Router:
         )
 
     def _fleet_calls(self) -> FleetCalls:
-        """What the core asks of the fleet, which is built after it."""
+        """The core's calls of the fleet, which is built after the core."""
         return FleetCalls(
-            self._resync,
-            lambda worker_id, within_s: self.fleet.probe(worker_id, within_s),
-            lambda worker_id: self.fleet.given_up(worker_id),
-            lambda worker_id: self.fleet.stalled(worker_id),
+            resync=self._resync,
+            probe=lambda worker_id, within_s: self.fleet.probe(worker_id, within_s),
+            given_up=lambda worker_id: self.fleet.given_up(worker_id),
+            stalled=lambda worker_id: self.fleet.stalled(worker_id),
         )
 
     def _show_more(self, core: RouterCore) -> None:

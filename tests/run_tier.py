@@ -27,8 +27,6 @@ from tests.tiers import QUICK_TIER, TIERS
 FLAKY_AT_MOST = 3
 ALONE_AT_MOST = 12  # where more fail, it is nothing that comes and goes
 FLAKY_LIST = Path("build/flaky.txt")
-
-
 MESSAGE_LENGTH = 300  # characters of an error that are kept
 FAILED_FIRST = "failed_first"  # a report's property: the test that met the same exception first
 

@@ -1,4 +1,4 @@
-"""What a request's headers say besides its body: deadline and tenant."""
+"""The options of a request beside its prompt; its headers give the deadline and the tenant."""
 
 from __future__ import annotations
 
@@ -10,21 +10,15 @@ from engine.server.errors import ApiError
 from engine.wire.kv_transfer import TransferParams
 
 DEADLINE_HEADER = "x-request-timeout-ms"
-
-
 MAX_TIMEOUT_MS = 86_400_000
-
-
 MAX_TENANT_CHARS = 1_024
-
-
 # A router that passed on what is left ends the request first, and blames no worker for it.
 GRACE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """Lifetime: request."""
+    """How far a request goes, for whom, and what becomes of its KV. Lifetime: request."""
 
     output_tokens: int  # to give at most
     priority: int = 0
@@ -51,7 +45,7 @@ def timeout_s(headers: Mapping[str, str]) -> float:
 
 
 def tenant_of(headers: Mapping[str, str], name: str) -> str:
-    """Whom the header `name` says the request is for; "" without one. Raises ApiError."""
+    """The tenant in the header `name`; "" without one. Raises ApiError."""
     tenant = headers.get(name, "")
     if len(tenant) > MAX_TENANT_CHARS:
         raise ApiError(400, f"{name} must have at most {MAX_TENANT_CHARS} characters", name)

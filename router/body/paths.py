@@ -99,8 +99,8 @@ _STREAM = _path("/inference.GRPCInferenceService/ModelStreamInfer", "infer")
 KSERVE_GRPC: Mapping[str, Path] = MappingProxyType(
     {path.path: path for path in (_INFER, replace(_STREAM, streams=True))}
 )
-NO_GRPC = frozenset(KSERVE_GRPC)  # what a server lacks that does not speak it
-NO_KSERVE = NO_GRPC | {path.path for path in KSERVE.values()}
-# What a server has not got that speaks KServe v2 alone.
-NOT_KSERVE = frozenset(path.needs for path in _TABLE if path.needs is not None)
+GRPC_PATHS = frozenset(KSERVE_GRPC)
+KSERVE_PATHS = GRPC_PATHS | {path.path for path in KSERVE.values()}
+# Paths of the other APIs that not every engine has; a server of KServe v2 alone has none of them.
+OPTIONAL_PATHS = frozenset(path.needs for path in _TABLE if path.needs is not None)
 OTHER = Path("", "opaque")  # those that are passed on where the operator wants it

@@ -1,4 +1,4 @@
-"""What of the fleet one router leaves to the next, and what that one makes of it."""
+"""The fleet in a hot restart: one router lists its workers, the next one follows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each part of a router counts, read when Prometheus scrapes.
+"""Collectors: each reads the counts of one part of a router when Prometheus scrapes.
 
 Owns: the families of the core, of workers, tenants, replicas, ports and logs.
 Gives: `core.router_metrics`, and a function `..._metrics` for each part.

@@ -1,4 +1,4 @@
-"""What the decision core counts, for Prometheus, and the collectors that every router has.
+"""The collector of the decision core, and the registration of those that every router has.
 
 `router/assembly.py` registers the others.
 

@@ -1,4 +1,4 @@
-"""What the parts around the core count, for Prometheus: ports, logs, tokens, traces."""
+"""Collectors of the parts around the core: ports, logs, tokens, traces, saved caches."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ _PICKER_ENDS = ("placed", "refused", "unasked", "left", "watched", "broken")
 
 
 def picker_metrics(counts: Mapping[str, int]) -> Iterator[Metric]:
-    """What data planes asked the endpoint picker, and what became of it; zero where it is off."""
+    """Requests that data planes asked the picker about, by their ends; zero where it is off."""
     text = "Requests that a data plane has asked about and not told the end of"
     yield gauge("warmroute_picker_streams", text, counts.get("open", 0))
     yield counters(

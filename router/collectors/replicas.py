@@ -1,4 +1,4 @@
-"""What Prometheus hears of the routers that share state with this one, and of the link to them."""
+"""Collectors of the routers that share state with this one, and of the link to them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known of sessions, working sets and trunks, for Prometheus."""
+"""Collectors of sessions, working sets and trunks."""
 
 from __future__ import annotations
 

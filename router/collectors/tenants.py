@@ -1,4 +1,4 @@
-"""Metrics of tenants and of held requests."""
+"""Collectors of tenants and of held requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.metrics.exposition import counters, gauge, gauges
 
 
 def tenant_metrics(counts: TenantCounts) -> Iterator[Metric]:
-    """What is counted by tenant."""
+    """Requests, refusals and tokens of the busiest tenants, and of all others together."""
     rows = {**counts.rows, OTHERS: counts.others}
     yield counters(
         "warmroute_tenant_requests",
@@ -50,7 +50,7 @@ _PRIORITIES_SHOWN = 10
 
 
 def held_metrics(core: RouterCore, now_s: float) -> Iterator[Metric]:
-    """What waits at the router, and for how long it will."""
+    """Held requests by tenant and priority, and their predicted waits."""
     held = list(core.held)
     yield gauges(
         "warmroute_held_by_priority",

@@ -13,7 +13,7 @@ from engine.wire.events import WireError
 from engine.wire.metrics import label_rank, samples
 from policies.facts import Role
 from router.body.legs import Door, Rooms
-from router.body.paths import NO_KSERVE
+from router.body.paths import KSERVE_PATHS
 from router.engines.adapter import (
     Adapter,
     Count,
@@ -213,7 +213,7 @@ ADAPTER = Adapter(
     "sglang",
     _recognize,
     # By the HTTP server of SGLang 0.5.23.
-    lacks=NO_KSERVE | {"/pooling", "/score", "/rerank", "/v2/rerank", "/inference/v1/generate"},
+    lacks=KSERVE_PATHS | {"/pooling", "/score", "/rerank", "/v2/rerank", "/inference/v1/generate"},
     takes_prompt_ids=True,
     stream_form=StreamForm(chat=False),  # pull request 30917 refuses the field for streamed chats
     transfer=Rooms(),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from router.body.legs import NAMED_TRANSFERS, Transfer
-from router.body.paths import NO_GRPC
+from router.body.paths import GRPC_PATHS
 from router.engines import sglang, triton, trtllm, vllm
 from router.engines.adapter import Adapter, Interview, Profile
 
@@ -15,7 +15,7 @@ async def _nothing_more(talk: Interview, named: bool) -> Profile | None:
     return Profile(ranks=())
 
 
-OPENAI = Adapter("openai", _nothing_more, lacks=NO_GRPC)  # any other that lists its models
+OPENAI = Adapter("openai", _nothing_more, lacks=GRPC_PATHS)  # any other that lists its models
 # In the order in which an engine that nobody named is tried.
 _ENGINES = (
     vllm.WARMROUTE,

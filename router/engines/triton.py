@@ -14,7 +14,7 @@ import msgspec
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
 from router.body.kserve import ModelConfig, Roles, config_of, roles_of
-from router.body.paths import KSERVE_GRPC, NOT_KSERVE
+from router.body.paths import GRPC_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
     HealthCheck,
@@ -93,7 +93,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         health=await _health(talk, own),
         advice=advice,
         roles=await roles(talk, own),
-        lacks=(NOT_KSERVE if own else frozenset()) | (frozenset() if grpc else KSERVE_GRPC.keys()),
+        lacks=(OPTIONAL_PATHS if own else frozenset()) | (frozenset() if grpc else GRPC_PATHS),
         grpc=grpc,
     )
 
@@ -206,7 +206,7 @@ async def _health(talk: Interview, names: list[str]) -> HealthCheck:
 ADAPTER = Adapter(
     "triton",
     _recognize,
-    lacks=NOT_KSERVE - {"/v1/embeddings"},  # of its OpenAI frontend
+    lacks=OPTIONAL_PATHS - {"/v1/embeddings"},  # of its OpenAI frontend
     speaks_kserve=True,
     has_repository=True,
 )

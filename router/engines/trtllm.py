@@ -12,7 +12,7 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
 from router.body.legs import Trtllm
-from router.body.paths import NO_KSERVE, NOT_KSERVE
+from router.body.paths import KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
     Count,
@@ -150,7 +150,7 @@ ADAPTER = Adapter(
     "trtllm",
     _recognize,
     # By the HTTP server of TensorRT-LLM 1.2.
-    lacks=NO_KSERVE | (NOT_KSERVE - {"/v1/responses", "/v1/embeddings"}),
+    lacks=KSERVE_PATHS | (OPTIONAL_PATHS - {"/v1/responses", "/v1/embeddings"}),
     takes_prompt_ids=True,
     chat_ids="prompt_token_ids",
     transfer=Trtllm(),

@@ -17,7 +17,7 @@ from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
 from policies.facts import Role
 from router.body.legs import NIXL, Door, Warmroute
-from router.body.paths import NO_GRPC, NO_KSERVE, NOT_KSERVE
+from router.body.paths import GRPC_PATHS, KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
     Interview,
@@ -183,7 +183,7 @@ async def _sources(talk: Interview) -> RankedSources:
 ADAPTER = Adapter(
     "vllm",
     profile_of,
-    lacks=NO_KSERVE | {"/generate"},  # by the HTTP server of vLLM 0.33
+    lacks=KSERVE_PATHS | {"/generate"},  # by the HTTP server of vLLM 0.33
     takes_prompt_ids=True,
     # `openai/chat_completion/serving.py` names the fields in each choice, null where not asked.
     stream_form=StreamForm(hidden=b"null"),
@@ -226,7 +226,7 @@ async def _server_info(talk: Interview) -> tuple[str, Role]:
 WARMROUTE = Adapter(
     "warmroute",
     _recognize,
-    lacks=NO_GRPC | (NOT_KSERVE - {"/tokenize", "/detokenize"}),
+    lacks=GRPC_PATHS | (OPTIONAL_PATHS - {"/tokenize", "/detokenize"}),
     takes_prompt_ids=True,
     stream_form=StreamForm(chat_tokens=256),
     transfer=Warmroute(),

@@ -1,4 +1,4 @@
-"""Addresses of peers: which networks are trusted, and what one client is counted under."""
+"""Addresses of peers: trusted networks, and the name under which one client is counted."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def trusts(networks: tuple[Network, ...], host: str) -> bool:
 
 
 def counted_as(host: str) -> str:
-    """What connections of one client are counted under: an IPv6 client has a /64 of addresses."""
+    """The name under which a client's connections are counted: an IPv6 client has a whole /64."""
     address = address_of(host)
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, 64), strict=False))

@@ -13,8 +13,6 @@ from router.http.reply import (
 )
 
 _SIZE_LINE = re.compile(rb"([0-9a-fA-F]{1,12})[ \t]*(?:;[^\x00-\x08\x0a-\x1f\x7f]*)?")
-
-
 _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00-\x08\x0a-\x1f\x7f]*")
 
 

@@ -13,7 +13,7 @@ from router.metrics.requests import RequestMetrics
 
 
 class RouterMetrics:
-    """What is recorded as it happens, and who is asked at each scrape. Lifetime: process."""
+    """Metrics recorded as things happen, and the collectors read at a scrape. Lifetime: process."""
 
     def __init__(self) -> None:
         registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""What the process tells systemd, and signs of life: its watchdog, and probes by `/health`."""
+"""Messages to systemd, and signs of life for its watchdog and for probes by `/health`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,9 @@ import socket
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+
+_BEAT_S = 1.0  # between two beats, at the most
+_THREAD_S = 5.0  # a turn of the relay's thread takes microseconds
 
 
 def notify(*lines: str) -> None:
@@ -67,7 +70,7 @@ class Pulse:
         self._asked_s = math.inf  # when the beat under way began
 
     def serve(self, serves: bool) -> None:
-        """Whether it is this process that systemd watches, from now on."""
+        """Beat for systemd's watchdog from now on, or no longer: another process serves then."""
         self._serves = serves
 
     @property
@@ -76,7 +79,7 @@ class Pulse:
         return self._serves
 
     def hangs(self) -> str:
-        """What does not go on; "": all does."""
+        """The part of the router that hangs, for people; "": none does."""
         return "the relay's thread hangs" if self._clock() - self._asked_s > _THREAD_S else ""
 
     async def run(self) -> None:
@@ -88,9 +91,3 @@ class Pulse:
             if self._serves:
                 notify("WATCHDOG=1")
             await asyncio.sleep(self._every_s)
-
-
-_BEAT_S = 1.0  # at least as often
-
-
-_THREAD_S = 5.0  # a turn of the relay's thread takes microseconds

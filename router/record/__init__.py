@@ -1,4 +1,4 @@
-"""What a running router writes down of its requests, so that it can be explained and played again.
+"""Records of a running router's requests, by which they can be explained and played again.
 
 Owns: the account of a request; the access log, the request log (one line a request, for replays; in
 a file or in `parts`), the explanation of a choice, spans, and the recording of facts (for checks).

@@ -176,7 +176,7 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class FleetCalls:
-    """What the core wants done about a worker, by its id."""
+    """The fleet's functions that carry out what the core wants of a worker, by its id."""
 
     resync: Callable[[int, int], None]  # its events, from a number on
     probe: Callable[[int, float | None], None]  # within so many seconds; None: as usual

@@ -5,14 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 
 _BOUND = "the socket is bound at start; restart the router"
-
-
 _SIZED = "sized at start; restart the router"
-
-
 _BUILT = "read once at start; restart the router"
-
-
 # Keys a reload cannot change, and why. Every other one takes effect with the next request.
 FIXED = MappingProxyType(
     {

@@ -1,4 +1,4 @@
-"""What a type and a range cannot say: rules of single keys, and rules between keys."""
+"""Rules of single keys beyond their types and ranges, and rules between keys."""
 
 from __future__ import annotations
 
@@ -27,14 +27,10 @@ from router.redis.url import parse_redis_url
 from router.request.quotas import objectives_of
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
-
-
 NO_GRPC = (
     "gRPC is not installed: pip install 'grpcio>=1.80,<2' 'protobuf>=6.33' "
     "(or '.[grpc]' in the checkout)"
 )
-
-
 Item = TypeVar("Item")
 
 

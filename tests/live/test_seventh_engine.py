@@ -15,7 +15,7 @@ import pytest_asyncio
 from engine.timed import continuation
 from simulator.live.processes import Programs
 from tests.live.seventh.router import FILE, LINE
-from tests.live.seventh.server import BLOCK_TOKENS, KV_TOKENS, SeventhServer, serving, told
+from tests.live.seventh.server import BLOCK_TOKENS, KV_TOKENS, SeventhServer, kv_field_of, serving
 from tests.live.stack import Stack, engine_arguments, until
 
 FILE_LINES_MAX = 150
@@ -84,8 +84,8 @@ async def test_a_request_is_split_into_two_legs(pair: Pair) -> None:
     assert answer["choices"][0]["token_ids"] == continuation(prompt, 8, VOCABULARY)
     assert "seventh_kv" not in answer
     (first,), (second,) = (server.asked for server in pair.servers)
-    assert told(first) == '{"keep": true}'
-    assert "remote_block_ids" in told(second)
+    assert kv_field_of(first) == '{"keep": true}'
+    assert "remote_block_ids" in kv_field_of(second)
     assert (first["max_tokens"], second["max_tokens"]) == (1, 8)
     await pair.stack.assert_idle()
 

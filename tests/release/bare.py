@@ -98,7 +98,7 @@ def said_by(process: subprocess.Popen[bytes], log: IO[str], wanted: str) -> re.M
         time.sleep(0.1)
 
 
-def until_it_would_place(url: str) -> None:
+def until_router_is_ready(url: str) -> None:
     """Returns when a router's `/ready` says that it would place requests.
 
     Its line `ready URL` says only that it listens; it looks at its workers meanwhile.

@@ -23,7 +23,7 @@ import pytest
 
 from release import image, wheels
 from tests.live.ports import lasting_port
-from tests.release.bare import said_by, until_it_would_place
+from tests.release.bare import said_by, until_router_is_ready
 
 BUILD_S = 1_500  # of what takes three minutes on a quiet machine, where no wheel is built yet
 NEEDS = ("apt-get", "dpkg-deb", "unshare", "chroot", "mount")
@@ -180,7 +180,7 @@ def test_it_routes_a_request_and_is_healthy_meanwhile(unpacked: Unpacked, tmp_pa
         router += ["--config", "/dev/null", "--port", port, "--admin-port", admin]
         with started(unpacked, tmp_path / "router.log", *router):
             url = f"http://127.0.0.1:{port}"
-            until_it_would_place(url)
+            until_router_is_ready(url)
             body = b'{"model": "warmroute-timed", "prompt": "Once upon a time", "max_tokens": 4}'
             asked = urllib.request.Request(
                 f"{url}/v1/completions", body, {"Content-Type": "application/json"}

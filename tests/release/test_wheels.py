@@ -17,7 +17,7 @@ from elftools.elf.elffile import ELFFile
 
 from release import wheels
 from tests.live.ports import lasting_port
-from tests.release.bare import Bare, installed, until_it_would_place
+from tests.release.bare import Bare, installed, until_router_is_ready
 
 BUILD_S = 1_500  # of what takes two minutes on a quiet machine, where nothing is built yet
 PACKAGES = ("router", "engine", "policies", "simulator", "kernels/kvkernels")
@@ -97,7 +97,7 @@ def test_it_routes_a_request_from_an_empty_folder(bare: Bare) -> None:
     router = ["warmroute", "serve", "--port", "0", "--admin-port", admin, "--worker"]
     body = b'{"model": "warmroute-timed", "prompt": "Once upon a time", "max_tokens": 4}'
     with bare.running(*engine) as worker, bare.running(*router, worker) as url:
-        until_it_would_place(url)
+        until_router_is_ready(url)
         ask = urllib.request.Request(
             f"{url}/v1/completions", body, {"Content-Type": "application/json"}
         )

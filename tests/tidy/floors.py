@@ -93,17 +93,19 @@ def reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
     return found
 
 
-def router_floors() -> dict[str, int]:
-    """The floor of each package of the router, counted from the top, as import-linter has it."""
-    project = tomllib.loads((OWN / "pyproject.toml").read_text(encoding="utf-8"))
+def router_floors(checkout: Path) -> dict[str, int]:
+    """The floor of each package of a checkout's router, counted from the top, as its contract of
+    import-linter has it; empty where it has none.
+    """
+    project = tomllib.loads((checkout / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
-    (layers,) = (one["layers"] for one in contracts if one["name"] == FLOORS_CONTRACT)
+    layers = next((one["layers"] for one in contracts if one["name"] == FLOORS_CONTRACT), [])
     return {f"router.{name}": at for at, line in enumerate(layers) for name in line.split(" | ")}
 
 
 def upward(checkout: Path) -> list[Import]:
     """Imports within the router that run from a floor to one above it, or along the same one."""
-    floors = router_floors()
+    floors = router_floors(checkout)
     found = set()
     for one in imports(checkout, "router"):
         importer, imported = (
@@ -125,6 +127,9 @@ def main() -> None:
     for root in ROOTS:
         rings = ringed(package_graph(given.checkout, root))
         print(f"packages in rings, {root}: {len(rings)}")
+    if not router_floors(given.checkout):
+        print(f"imports that run upward: its pyproject.toml has no contract {FLOORS_CONTRACT!r}")
+        return
     found = upward(given.checkout)
     print(f"imports that run upward, router: {len(found)}")
     for one in found if given.list else ():

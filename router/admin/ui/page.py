@@ -80,7 +80,7 @@ _HEADERS = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-o
 
 
 class UiPages:
-    """Lifetime: process."""
+    """Handlers of `/ui`: the page, and the state that it asks for. Lifetime: process."""
 
     def __init__(self, state: UiState) -> None:
         self._state = state

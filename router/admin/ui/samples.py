@@ -22,7 +22,7 @@ COLUMNS = (
 
 
 class History:
-    """Lifetime: process; at most `KEPT` samples, numbered from 1."""
+    """The latest `KEPT` samples, numbered from 1. Lifetime: process."""
 
     def __init__(self) -> None:
         self._rows = np.full((KEPT, len(COLUMNS)), np.nan)
@@ -70,7 +70,7 @@ class _Counts(NamedTuple):
 
 
 class Sampler:
-    """Lifetime: process."""
+    """Takes a sample of the router's figures each second. Lifetime: process."""
 
     def __init__(
         self, core: RouterCore, metrics: RouterMetrics, clock: Callable[[], float]

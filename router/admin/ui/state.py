@@ -33,7 +33,7 @@ Replicas = Callable[[], list[dict[str, Any]]]
 
 
 class UiState:
-    """Lifetime: process."""
+    """The state that pages are told, made once for all of them. Lifetime: process."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What the admin port shows of workers, trunks, the policy and decisions, as JSON.
+"""The admin port's answers about workers, trunks, the policy and decisions, as JSON.
 
 Owns: the rows of `/workers`, `/trunks`, `/policy` and `/explain`.
 Gives: `rows.worker_shown`, `explain.ExplainPages`.

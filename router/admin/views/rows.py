@@ -1,4 +1,4 @@
-"""What the admin port shows of workers, trunks and the policy, and each decision as JSON."""
+"""Workers, trunks, the policy and decisions as the admin port's JSON has them."""
 
 from __future__ import annotations
 

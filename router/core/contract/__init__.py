@@ -1,4 +1,4 @@
-"""What the core's callers see of it besides its facts: settings, actions and counters.
+"""The core's interface besides its facts: settings, actions and counters.
 
 Owns: the actions that the core answers with, its settings, its counters.
 Gives: `actions`, `settings.CoreSettings`, `counters.CoreCounters`.

@@ -89,7 +89,7 @@ class HeldTimes:
 
 @dataclass(slots=True)
 class CoreCounters:
-    """Lifetime: process. Only ever grow."""
+    """Counts of decisions and their ends, which only grow. Lifetime: process."""
 
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)  # (policy, reason)
     legs: Counter[Role] = field(default_factory=Counter)  # what workers were to do of requests

@@ -1,4 +1,4 @@
-"""What the core knows of workers: who they are, what they hold, what they have to do.
+"""The core's account of workers: their table, their charges, and the KV that each holds.
 
 Owns: the table of workers, the ledger of charges, KV state by their events or by a mirror, which
 workers are busy or silent, the roles that a pool wants.

@@ -13,7 +13,7 @@ import msgspec
 from policies.facts import Role
 from router.body.json_edit import values_in, with_fields
 from router.body.legs import Handover, Leg, Try, one_token_body
-from router.body.paths import NO_KSERVE, NOT_KSERVE
+from router.body.paths import KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
     Count,
@@ -82,7 +82,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 ADAPTER = Adapter(
     "seventh",
     _recognize,
-    lacks=NO_KSERVE | NOT_KSERVE,
+    lacks=KSERVE_PATHS | OPTIONAL_PATHS,
     takes_prompt_ids=True,
     transfer=SeventhKv(),
 )

@@ -96,6 +96,6 @@ async def serving(worker_url: str, role: str) -> AsyncIterator[tuple[str, Sevent
             await runner.cleanup()
 
 
-def told(body: dict[str, Any]) -> str:
-    """What a request's body says of its KV, for comparing."""
+def kv_field_of(body: dict[str, Any]) -> str:
+    """The field of a request's body that says where its KV is, as JSON; null: none does."""
     return json.dumps(body.get(THEIRS))
