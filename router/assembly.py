@@ -141,6 +141,8 @@ class Router:
         self.pulse = Pulse(self.relay_turn, time.monotonic)
         self.service = self._service(config, lines, check)
         self.inference = _inference(self.service, prompts, config, keys)
+        self._kserve = KservePort(self.service, self.inference.tenants, http)
+        self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
         shares = _shares(config)
         self.former = FormerRouters(core, self.dispatcher.tell, time.monotonic, shares)
         self._show_more(core)
@@ -217,8 +219,7 @@ class Router:
     def client_port(self) -> ClientPort:
         """What answers requests of the client port."""
         forwards = self.config.unknown_paths == "forward"
-        kserve = KservePort(self.service, self.inference.tenants, self._context.http)
-        return ClientPort(self.inference.handle, self.service, forwards, kserve)
+        return ClientPort(self.inference.handle, self.service, forwards, (self._kserve,))
 
     def grpc_port(self) -> GrpcPort | None:
         """What answers Triton's clients by gRPC, where that is wanted."""
@@ -226,8 +227,7 @@ class Router:
             return None
         from router.server.grpc_port import GrpcPort
 
-        kserve = KservePort(self.service, self.inference.tenants, self._context.http)
-        return GrpcPort(self.inference, self.service, kserve, lambda: self.config)
+        return GrpcPort(self.inference, self.service, self._kserve, lambda: self.config)
 
     def picker_port(self) -> PickerPort | None:
         """What tells other data planes where requests go, where that is wanted."""
@@ -235,8 +235,7 @@ class Router:
             return None
         from router.picker.port import PickerPort
 
-        kserve = KservePort(self.service, self.inference.tenants, self._context.http)
-        made = (self.inference, self.service, kserve, lambda: self.config, self._picked)
+        made = (self.inference, self.service, (self._kserve,), lambda: self.config, self._picked)
         return PickerPort(*made, self.discovery.priority_of)
 
     async def relay_turn(self) -> None:
@@ -297,7 +296,7 @@ class Router:
         self.inference.renew(
             inference_terms(config), attempt_terms(config), migration_terms(config)
         )
-        self.service.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
+        self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
         self.dispatcher.set_model_limits(config.model_limits)
         if self.service.tracer is not None:
             self.service.tracer.renew(below_of(config.tracing.sample))
@@ -397,7 +396,6 @@ def _inference(
     service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
 ) -> Inference:
     """The handler of inference paths; `keys` are clients' API keys."""
-    service.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
     service.dispatcher.set_model_limits(config.model_limits)
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)

@@ -163,9 +163,15 @@ class Roles:
 
 ROLES = tuple(_NAMES)  # that an operator may give, by name
 BY_LOAD = Roles()
+RolesOf = Callable[[str], Roles]  # by a model's name
 # Of a server that tells no config: inputs by the names that they usually have.
 _USUAL: dict[str, Any] = {role: names[0] for role, names in _NAMES.items()}
 USUAL = Roles(images=_IMAGES, why="usual names", **_USUAL)
+
+
+def usual_roles(model: str) -> Roles:
+    """The roles of a model of which nobody says anything."""
+    return USUAL
 
 
 def roles_of(
@@ -344,14 +350,13 @@ class Target(ABC):
     model: str
     version: str | None
     path: Path
+    roles: RolesOf
 
     @abstractmethod
     def scanner(
-        self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+        self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """What reads the bodies of such requests. `apart`: a model beside another on its servers,
-        with a cache of its own.
-        """
+        """What reads the bodies of such requests, as of `router.request.dialect.Target`."""
 
     def scanned(self, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
         """As any other request is read. What makes a cache another's own goes into its salt."""

@@ -28,13 +28,15 @@ from router.body.kserve import (
     USAGE_OUTPUTS,
     Content,
     Roles,
+    RolesOf,
     Target,
     content_of,
     sequence_in,
     usage_of,
+    usual_roles,
 )
-from router.body.kserve_http import NO_SUCH_MEMORY, unknown_model
-from router.body.paths import KSERVE_GRPC
+from router.body.kserve_http import NO_SUCH_MEMORY, last_event, unknown_model
+from router.body.paths import KSERVE_GRPC, OwnAnswers, Path
 from router.body.protobuf import message_classes
 from router.body.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
 from router.http.errors import ClientError, WorkerError
@@ -130,7 +132,6 @@ def http_status(code: int) -> int:
 
 # Inference.
 
-_UNARY, _STREAM = (KSERVE_GRPC[f"/{SERVICE}/{rpc}"] for rpc in ("ModelInfer", "ModelStreamInfer"))
 # Tags: number << 3 | wire type 2.
 _INPUTS, _OUTPUTS, _RAW = 42, 50, 58
 _CONTENTS: Mapping[str, str] = MappingProxyType(
@@ -157,9 +158,10 @@ class GrpcTarget(Target):
     sequence: Sequenced | None = None
 
     def scanner(
-        self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+        self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
         """As of `Target`. Headers say nothing of the message."""
+        roles = self.roles(self.model)
 
         def read(message: bytes, limits: ScanLimits) -> Scanned:
             return self.scanned(infer_content(message, roles), limits, apart)
@@ -167,7 +169,7 @@ class GrpcTarget(Target):
         return read
 
 
-def target_of(message: bytes, streamed: bool = False) -> GrpcTarget:
+def target_of(message: bytes, streamed: bool = False, roles: RolesOf = usual_roles) -> GrpcTarget:
     """What a serialized ModelInferRequest asks for; `streamed`: it came by ModelStreamInfer.
 
     Raises ClientError.
@@ -186,6 +188,7 @@ def target_of(message: bytes, streamed: bool = False) -> GrpcTarget:
         request.model_name,
         request.model_version or None,
         _STREAM if streamed else _UNARY,
+        roles,
         request.id,
         sequence_in(_values(request.parameters)),
     )
@@ -374,6 +377,17 @@ def answer_usage(
         usage.completion_tokens = max(usage.completion_tokens or 0, events)
     return usage
 
+
+def _path(rpc: str) -> Path:
+    path = KSERVE_GRPC[f"/{SERVICE}/{rpc}"]
+
+    def usage(kept: bytes, events: int, block_size: int | None) -> Usage | None:
+        return answer_usage(kept, path.streams, events, block_size)
+
+    return replace(path, answers=OwnAnswers(usage, last_event))
+
+
+_UNARY, _STREAM = _path("ModelInfer"), _path("ModelStreamInfer")
 
 # The other calls, as they are asked for over HTTP.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -40,13 +39,15 @@ from router.body.kserve import (
     USAGE_OUTPUTS,
     Content,
     Roles,
+    RolesOf,
     Target,
     content_of,
     said_by_triton,
     usage_of,
+    usual_roles,
 )
-from router.body.paths import KSERVE
-from router.body.scan import ScanLimits, Scanned, Sequenced
+from router.body.paths import KSERVE, OwnAnswers, Path
+from router.body.scan import ScanLimits, Scanned
 from router.http.errors import ClientError
 from router.http.reply import Usage
 
@@ -71,10 +72,11 @@ class HttpTarget(Target):
     __slots__ = ()
 
     def scanner(
-        self, roles: Roles, header: Callable[[str], str | None], apart: str | None = None
+        self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
         """As of `Target`."""
         coding, length = header("content-encoding"), header(LENGTH_HEADER)
+        roles = self.roles(self.model)
 
         def read(body: bytes, limits: ScanLimits) -> Scanned:
             plain = _unpacked(body, coding if self.path.reads == "infer" else None)
@@ -90,12 +92,13 @@ class HttpTarget(Target):
         return read
 
 
-def target_of(path: str) -> HttpTarget | None:
+def target_of(path: str, roles: RolesOf = usual_roles) -> HttpTarget | None:
     """The inference that a decoded path asks for; None: it asks for something else."""
     found = _PATH.fullmatch(path) if path.startswith("/v2/models/") else None
-    if found is None or found["verb"] not in KSERVE:
+    if found is None or found["verb"] not in _PATHS:
         return None
-    return HttpTarget(found["model"].replace("%2F", "/"), found["version"], KSERVE[found["verb"]])
+    model = found["model"].replace("%2F", "/")
+    return HttpTarget(model, found["version"], _PATHS[found["verb"]], roles)
 
 
 def is_kserve(path: str) -> bool:
@@ -344,36 +347,10 @@ def _in_bytes(body: bytes, end: int) -> dict[str, Tensor]:
     return _tensors(told.outputs, view[end:], USAGE_OUTPUTS, [])
 
 
-class Sequences:
-    """Which worker has which sequence: all its requests must meet the same one.
-
-    Lifetime: process. A sequence is known from its first request to the one that ends it, or until
-    so many others came since.
-    """
-
-    def __init__(self, most: int = 65_536) -> None:
-        self._most = most
-        self._workers: OrderedDict[tuple[str, str | None, str], int] = OrderedDict()
-
-    def __len__(self) -> int:
-        return len(self._workers)
-
-    def worker_of(self, model: str, tenant: str | None, sequence: Sequenced) -> int | None:
-        """The only worker that may have this request; None: any may."""
-        if sequence.start:
-            return None
-        return self._workers.get((model, tenant, sequence.id))
-
-    def sent(self, model: str, tenant: str | None, sequence: Sequenced, worker_id: int) -> None:
-        """A request of it goes to this worker."""
-        key = model, tenant, sequence.id
-        self._workers.pop(key, None)
-        if sequence.end:
-            return
-        self._workers[key] = worker_id
-        if len(self._workers) > self._most:
-            self._workers.popitem(last=False)
-
+ANSWERS = OwnAnswers(answer_usage, last_event)
+_PATHS: Mapping[str, Path] = MappingProxyType(
+    {verb: replace(path, answers=ANSWERS) for verb, path in KSERVE.items()}
+)
 
 # How the texts of Triton's refusals begin that mean load; 2.51 says some of them with 400.
 _BUSY = (QUEUE_FULL, TIMED_OUT)

@@ -5,12 +5,13 @@ Which engines lack one is in the engines' own files (`router.engines`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
 from kvkernels import AnswerDue
+from router.http.reply import Usage
 
 Reads = Literal[
     "openai",  # completions and chats
@@ -40,6 +41,18 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
 
 
 @dataclass(frozen=True, slots=True)
+class OwnAnswers:
+    """How answers are read and ended where a protocol has a form of its own for them."""
+
+    # Of the bytes kept of an answer, its events and the tokens of its worker's blocks: what it says
+    # of its tokens; None: nothing.
+    usage: Callable[[bytes, int, int | None], Usage | None]
+    # The end of a stream of events that breaks off. Its argument: its deadline passed, else its
+    # worker failed.
+    last_event: Callable[[bool], bytes]
+
+
+@dataclass(frozen=True, slots=True)
 class Path:
     """One path of the client port. Lifetime: process."""
 
@@ -50,6 +63,7 @@ class Path:
     needs: str | None = None  # what a worker must not lack (`Arrival.needs`)
     computes: bool = True  # it makes work for a model
     streams: bool = False  # its answers always do; else the body says so
+    answers: OwnAnswers | None = None  # None: of the form that OpenAI's API and its like have
 
     def due(self, max_output_tokens: int | None) -> AnswerDue | None:
         """What an answer has to be where it may have so many tokens; None: anything."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 from policies.facts import Role, WorkerChange, WorkerFacts
-from router.body.kserve import USUAL, Roles
 from router.core.core import RouterCore
 from router.core.placement.roster import TableFullError
 from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
@@ -314,14 +313,6 @@ class FleetManager:
         """A worker stands still: what its clients have seen nothing of goes elsewhere."""
         if (member := self.members.get(worker_id)) is not None:
             member.abandon_silent()
-
-    def kserve_roles(self, model: str) -> Roles:
-        """What the inputs of a model are by the word of a server of its; else by their names."""
-        for member in self.members.values():
-            known = member.recognized
-            if known is not None and (roles := known.roles.get(model)) is not None:
-                return roles
-        return USUAL
 
     def lacks(self, worker_id: int, path: str | None) -> None:
         """A worker answered that it has no such path: it, and those it shares its URL with, are not

@@ -19,7 +19,6 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from policies.facts import Arrival
-from router.body.kserve import Target
 from router.body.paths import OTHER, Path
 from router.core.contract.actions import Reject
 from router.fleet.manager import FleetManager
@@ -40,6 +39,7 @@ from router.http.reply import (
 from router.picker.exchange import Exchange, Placement, Reply
 from router.record.explain import Asked
 from router.record.request_record import Attempt
+from router.request.dialect import Target
 from router.request.prompts import Prompt
 from router.request.quotas import priority_within
 from router.request.request import InferenceRequest, Whose

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -18,7 +18,6 @@ import grpc
 import msgspec
 from grpc import aio
 
-from router.body.kserve_http import target_of
 from router.config.schema import Config
 from router.http.messages import REFUSALS, Answer, Request, Response, error_response
 from router.http.parser import Head, RefusedError, head_of
@@ -34,12 +33,12 @@ from router.picker.picked import (
     PickerTerms,
 )
 from router.record.request_record import DEADLINE
+from router.request.dialect import Dialect, Target
 from router.request.inference import Inference
 from router.request.quotas import objectives_of
 from router.request.service import Service
 from router.server.client_port import ClientPort
 from router.server.grpc_listener import GrpcListener, Peer, Place, serves
-from router.server.kserve_port import KservePort
 
 _SERVICES = frozenset({"", SERVICE, "readiness", "inference-extension"})
 _LIVENESS = "liveness"
@@ -67,12 +66,13 @@ class PickerPort:
         self,
         inference: Inference,
         service: Service,
-        kserve: KservePort,
+        dialects: Sequence[Dialect],
         config: Callable[[], Config],
         counts: Counter[str],
         found: Callable[[str], int | None],
     ) -> None:
-        """`counts`: by word, of what becomes of requests (`picker_metrics` shows them).
+        """`dialects`: as of `ClientPort`. `counts`: by word, of what becomes of requests
+        (`picker_metrics` shows them).
 
         `found`: the priority of an objective by discovery; None: nobody knows it.
         """
@@ -84,7 +84,7 @@ class PickerPort:
         self._found = found
         self._endpoints = Endpoints(service.fleet, service.clock)
         forwards = config().unknown_paths == "forward"
-        self._port = ClientPort(self._pick, service, forwards, kserve)
+        self._port = ClientPort(self._pick, service, forwards, dialects)
         self._listener = GrpcListener(self._handler, self._health)
         self._probed = GrpcListener(lambda method: None, self._health)
         self._terms = self.terms_of(config())
@@ -231,7 +231,7 @@ class PickerPort:
             raise RefusedError("bad_header")
         return head_of(text + b"\r\n\r\n", False)
 
-    async def _pick(self, http: Request) -> Answer:
+    async def _pick(self, http: Request, target: Target | None = None) -> Answer:
         """As `Inference.handle`, within the time for a decision."""
         assert isinstance(http, PickedHttp), "made here"
         call, terms, service = http.call, self._terms, self._service
@@ -241,8 +241,8 @@ class PickerPort:
             try:
                 async with asyncio.timeout(terms.decision_s) as limit:
                     call.limit = limit
-                    target = None if call.exchange.blind else target_of(http.path)
-                    return await self._inference.answer(request, target)
+                    seen = None if call.exchange.blind else target
+                    return await self._inference.answer(request, seen)
             except TimeoutError:
                 if not limit.expired():
                     raise

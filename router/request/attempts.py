@@ -23,8 +23,9 @@ from typing import Any
 import msgspec
 
 from kvkernels import AnswerDue
-from router.body.kserve_http import last_event, says_busy, says_unreadable
+from router.body.kserve_http import says_busy, says_unreadable
 from router.body.legs import RELEASE, TRY_BITS, Handover, Leg, Transfer, Try
+from router.body.paths import OwnAnswers
 from router.body.scan import LONG_BYTES
 from router.core.contract.actions import Reject
 from router.engines.table import TRANSFERS
@@ -180,19 +181,23 @@ class Sieve:
     """
 
     def __init__(
-        self, reply: ReplySink, kserve: bool = False, escaped: bool = False, model: str = ""
+        self,
+        reply: ReplySink,
+        answers: OwnAnswers | None = None,
+        escaped: bool = False,
+        model: str = "",
     ) -> None:
-        """`model`: that the request is for. `kserve`: 400 may mean that a queue is full, and that
-        of another worker is not. `escaped`: the target has escapes, which some servers leave as
-        they are: not found is then the target.
+        """`model`: that the request is for. `answers`: as of `Path`; 400 may then mean that a queue
+        is full, and that of another worker is not. `escaped`: the target has escapes, which some
+        servers leave as they are: not found is then the target.
         """
         self._reply = reply
         self._model = model
         self._escaped = escaped
-        self._kserve = kserve
-        self._events: Body | None = None  # of KServe's, as far as they have come
+        self._answers = answers
+        self._events: Body | None = None  # of a stream that it may end, as far as they have come
         self._events_end = b"\n\n"
-        self._kept = _STATUSES | {400} if kserve else _STATUSES
+        self._kept = _STATUSES if answers is None else _STATUSES | {400}
         self._head: ReplyHead | None = None  # kept back
         self._body: Body
         self._data: list[bytes] = []
@@ -221,7 +226,7 @@ class Sieve:
             self._head = head
             self._body = follow(head, _FRAMING)
             return
-        if self._kserve and head.event_stream and not self.dechunk:
+        if self._answers is not None and head.event_stream and not self.dechunk:
             self._events = follow(head, _FRAMING)
         self._reply.head(head)
 
@@ -258,14 +263,22 @@ class Sieve:
             held.deliver(self._reply)
 
     def abort(self, late: bool = False) -> None:
-        """As of `ReplySink`; KServe's events end with one that says so, where there is room."""
+        """As of `ReplySink`; events end with one that says so, where there is such a one, and room
+        for it.
+        """
         if self._head is not None:
             self._broken = True
-        elif self._events is None or not self._events.between_chunks or self._events_end != b"\n\n":
+        elif self._answers is None or not self._whole_events:
             self._reply.abort(late)
         else:
-            self._reply.data(last_event(late))
+            self._reply.data(self._answers.last_event(late))
             self._reply.finish()
+
+    @property
+    def _whole_events(self) -> bool:
+        """The client has whole events in whole chunks."""
+        events = self._events
+        return events is not None and events.between_chunks and self._events_end == b"\n\n"
 
     def judged(self, outcome: Outcome) -> Outcome:
         """What became of the dispatch, as far as the client is concerned."""
@@ -548,10 +561,10 @@ class Attempts:
         sent = self._upstream_request(request, leg, attempt, member, terms, due)
         sieve = None
         if arrival.needs is not None:
-            kserve = request.path.reads in ("infer", "tensors")
-            sent = replace(sent, mark=request.path.mark, keeps_ends=kserve)
+            answers = request.path.answers
+            sent = replace(sent, mark=request.path.mark, keeps_ends=answers is not None)
             escaped = "%" in sent.target.partition("?")[0]
-            sieve = Sieve(stream or reply, kserve, escaped, arrival.model)
+            sieve = Sieve(stream or reply, answers, escaped, arrival.model)
         sending = request.upstream(member).send(
             sent if stream is None else stream.request(sent),
             sieve or stream or reply,

@@ -7,12 +7,12 @@ from dataclasses import replace
 from types import TracebackType
 
 from policies.facts import Arrival
-from router.body.kserve_grpc import STATUS_OF, GrpcTarget, answer_usage
+from router.body.kserve_grpc import STATUS_OF, GrpcTarget
 from router.body.kserve_http import BROKEN, LATE
 from router.core.contract.actions import Dispatch
 from router.fleet.member import Member
 from router.http.messages import Request
-from router.http.reply import Header, Outcome, ReplyHead, Sends, Usage
+from router.http.reply import Header, ReplyHead, Sends
 from router.record.explain import Asked
 from router.record.request_record import Attempt
 from router.request.prompts import Prompt
@@ -123,11 +123,6 @@ class GrpcInference(InferenceRequest):
         """Its worker's gRPC: one without lacks the path."""
         assert member.grpc is not None, "it was chosen"
         return member.grpc
-
-    def usage_of(self, outcome: Outcome, block_size: int | None) -> Usage | None:
-        """The tokens that the last message of an answer tells of."""
-        streamed = self.path.streams
-        return answer_usage(outcome.kept, streamed, outcome.events, block_size)
 
     def reply(self, buffer_bytes: int, extra_headers: tuple[Header, ...] = ()) -> GrpcReply:
         """Where a worker's answer goes."""

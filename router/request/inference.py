@@ -11,8 +11,6 @@ import msgspec
 
 from policies.facts import Arrival
 from router.body.json_edit import with_last_field
-from router.body.kserve import Target
-from router.body.kserve_http import target_of
 from router.body.legs import check_no_override, splits
 from router.body.paths import OTHER, Path
 from router.body.scan import LONG_BYTES, ScanLimits, Scanned
@@ -21,6 +19,7 @@ from router.http.messages import Answer, Request
 from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
 from router.request.attempts import Attempts, AttemptTerms, Deadlines, cohort
+from router.request.dialect import Target
 from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of
 from router.request.request import InferenceRequest
@@ -84,14 +83,14 @@ class Inference:
         self.terms = terms
         self.attempts.renew(attempts, migration)
 
-    async def handle(self, http: Request) -> Answer:
+    async def handle(self, http: Request, target: Target | None = None) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""
         with InferenceRequest(self._service, http) as request:
-            return await self.answer(request, target_of(http.path))
+            return await self.answer(request, target)
 
     async def answer(self, request: InferenceRequest, target: Target | None) -> Answer:
-        """Answer a request that has begun; `target`: what it asks of KServe's. Raises ClientError
-        for what is the client's own fault.
+        """Answer a request that has begun; `target`: what it asks for on a path of a dialect's.
+        Raises ClientError for what is the client's own fault.
         """
         request.identify(self.tenants.key_of(request.http))
         await self._read(request, target)
@@ -143,7 +142,7 @@ class Inference:
     ) -> tuple[Arrival, Prompt, str | None]:
         """The request as the core takes it, its prompt, and a salt that its worker must be told.
 
-        `named`: its model, where the body names none; `target`: of a path of KServe's. Raises
+        `named`: its model, where the body names none; `target`: of a path of a dialect's. Raises
         ClientError.
         """
         terms, turn = self.terms, self._prompts.next_turn()
@@ -152,8 +151,7 @@ class Inference:
         else:
             base, adapter = self._service.identity(target.model)
             alone = adapter is None and base != target.model
-            roles = self._service.kserve_roles(target.model)
-            read = target.scanner(roles, header, target.model if alone else None)
+            read = target.scanner(header, target.model if alone else None)
             scanned = await self._prompts.scan(body, path, terms.scan, read, turn)
         model = scanned.model or named or self._only_model()
         if model:

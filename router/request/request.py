@@ -11,8 +11,6 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from policies.facts import Arrival, Role
-from router.body.kserve import Target
-from router.body.kserve_http import answer_usage
 from router.body.legs import PREFILLER, SIDECAR
 from router.body.paths import OTHER, PATHS, Path
 from router.core.contract.actions import Dispatch, Reject
@@ -36,6 +34,7 @@ from router.record.explain import (
 )
 from router.record.logs import about
 from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
+from router.request.dialect import Target
 from router.request.dispatcher import Ticket
 from router.request.prompts import Prompt
 from router.request.quotas import tokens_used, too_many
@@ -206,7 +205,7 @@ class InferenceRequest(Ticket):
     # --- decisions ----------------------------------------------------------------------------
 
     def path_of(self, target: Target | None) -> Path:
-        """How it is to be read; `target`: what it asks of KServe's."""
+        """How it is to be read; `target`: what it asks for on a path of a dialect's."""
         return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
     def was_read(self, body: bytes, path: Path) -> None:
@@ -380,11 +379,13 @@ class InferenceRequest(Ticket):
         return follows
 
     def _told(self, outcome: Outcome, attempt: Attempt) -> Usage | None:
-        """What an answer of KServe's tells of its tokens."""
+        """What an answer in a form of its protocol's own tells of its tokens."""
+        if (answers := self.path.answers) is None:
+            return None
         member = self._service.fleet.members.get(attempt.worker_id)
         known = None if member is None else member.recognized
         size = None if known is None else known.kv_block_tokens
-        return self.usage_of(outcome, size)
+        return answers.usage(outcome.kept, outcome.events, size)
 
     def _ask_s(self) -> None:
         if self.traced:
@@ -451,10 +452,6 @@ class InferenceRequest(Ticket):
         if cached is None or prompt is None or 2 * cached >= prompt:
             return cached
         return None if any(word in self.body for word in _COMPUTED_WHOLE) else cached
-
-    def usage_of(self, outcome: Outcome, block_size: int | None) -> Usage | None:
-        """The tokens that what was kept of a KServe answer tells of."""
-        return answer_usage(outcome.kept, outcome.events, block_size)
 
     # --- what its client gets -----------------------------------------------------------------
 

@@ -6,11 +6,9 @@ import itertools
 import logging
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
-from router.body.kserve import Roles, overridden
-from router.body.kserve_http import Sequences
 from router.core.workers.table import HalfMissing, serves
 from router.fleet.manager import FleetManager
 from router.http.messages import Request
@@ -23,6 +21,7 @@ from router.record.trace import Tracer
 from router.record.trace_export import Exporter
 from router.request.dispatcher import Dispatcher
 from router.request.prompts import TokenCheck
+from router.request.sequences import Sequences
 
 ID_HEADER = "x-request-id"
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -60,8 +59,6 @@ class Service:
         self.tracer = tracer
         self.latest = LatestAttempts()
         self.sequences = Sequences()
-        self.triton_inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
-        self.triton_loads = False  # some keys may load and unload models
         self.counts = TenantCounts()
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end
@@ -78,18 +75,9 @@ class Service:
         self._told_version = -1  # of the workers, when it was looked which roles do nothing
         self._told_halves: set[str] = set()
 
-    def renew(self, triton_inputs: Mapping[str, Mapping[str, str]], triton_loads: bool) -> None:
-        """Read Triton's inputs by these names from now on; let keys load models, or not."""
-        self.triton_inputs, self.triton_loads = triton_inputs, triton_loads
-
     def retire(self, why: str) -> None:
         """Let `/ready` say no from now on; `why` is the reason that it gives."""
         self.retired = why
-
-    def kserve_roles(self, model: str) -> Roles:
-        """Which inputs of a model are what: as its servers' configs say, and our operator."""
-        roles = self.fleet.kserve_roles(model)
-        return overridden(roles, self.triton_inputs.get(model, {}))
 
     def id_of(self, request: Request) -> str:
         """The client's number for a request, else one of ours, which no other router gives."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from router.body.kserve_http import is_kserve, target_of, tritons_error
 from router.body.paths import PATHS
 from router.http.errors import ClientError
 from router.http.messages import (
@@ -21,8 +20,8 @@ from router.http.messages import (
 )
 
 if TYPE_CHECKING:
+    from router.request.dialect import Dialect, Target
     from router.request.service import Service
-    from router.server.kserve_port import KservePort
 
 log = logging.getLogger(__name__)
 
@@ -32,20 +31,26 @@ _GET_PATHS = frozenset({_MODELS, "/health", "/ready"})
 _SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 
 
+class Infers(Protocol):
+    """What answers requests for inference, as `Inference.handle` does."""
+
+    async def __call__(self, http: Request, target: Target | None = None) -> Answer: ...
+
+
 class ClientPort:
     """Answers each request of the client port. Lifetime: process."""
 
     def __init__(
         self,
-        inference: Handler,
+        inference: Infers,
         service: Service,
         forwards: bool = False,
-        kserve: KservePort | None = None,
+        dialects: Sequence[Dialect] = (),
     ) -> None:
-        """`forwards`: workers get paths that are not known here, too. `kserve` answers what
-        KServe's clients ask beside inference.
+        """`forwards`: workers get paths that are not known here, too. `dialects` are served beside
+        OpenAI's paths.
         """
-        self._kserve = kserve
+        self._dialects = dialects
         self._inference = inference
         self._service = service
         self._forwards = forwards
@@ -54,10 +59,14 @@ class ClientPort:
     async def answer(self, request: Request) -> Answer:
         """The answer, errors included. Raises OSError where the client left."""
         answer = await answered(self._handle, request, self.faulty)
-        if isinstance(answer, Response) and answer.status >= 400 and is_kserve(request.path):
-            target = target_of(request.path)
-            answer.body = tritons_error(answer.body, None if target is None else target.model)
+        if isinstance(answer, Response) and answer.status >= 400:
+            path = request.path
+            if (dialect := self._dialect_of(path)) is not None:
+                answer.body = dialect.error(path, answer.body)
         return answer
+
+    def _dialect_of(self, path: str) -> Dialect | None:
+        return next((dialect for dialect in self._dialects if dialect.has(path)), None)
 
     async def _handle(self, request: Request) -> Answer:
         if request.method == "POST" and request.path in PATHS:
@@ -66,12 +75,12 @@ class ClientPort:
 
     async def _other(self, request: Request) -> Answer:
         method, path = request.method, request.path
-        if target_of(path) is not None:
+        if (dialect := self._dialect_of(path)) is not None:
+            if (target := dialect.target_of(path)) is None:
+                return await dialect.answer(request)
             if method == "POST":
-                return await self._inference(request)
+                return await self._inference(request, target)
             return self._not_allowed(request, "POST")
-        if self._kserve is not None and (answer := await self._kserve.answer(request)) is not None:
-            return answer
         if path in PATHS:
             return self._not_allowed(request, "POST")
         of_model = path.startswith(f"{_MODELS}/") and len(path) > len(_MODELS) + 1

@@ -132,6 +132,7 @@ class GrpcPort:
         self._inference = inference
         self._service = service
         self._kserve = kserve
+        self.roles_of = kserve.roles_of
         self._config = config
         self._running: dict[Named, int] = {}
         self.address = ""  # host and port, once it listens
@@ -214,7 +215,7 @@ class GrpcPort:
 
         async def handle(http: Request) -> Answer:
             if not known:
-                known.append(target_of(http.body))
+                known.append(target_of(http.body, roles=self.roles_of))
             made = (self._service, http, known[0], make_reply, self._running)
             with GrpcInference(*made) as request:
                 return await self._inference.answer(request, known[0])
@@ -227,7 +228,7 @@ class GrpcPort:
 
     def decoupled(self, model: str) -> bool:
         """Whether a model's answers come as they are made."""
-        return self._service.kserve_roles(model).decoupled
+        return self.roles_of(model).decoupled
 
     # --- all else -----------------------------------------------------------------------------
 
@@ -241,7 +242,6 @@ class GrpcPort:
             method, path, body = asked(rpc, message)
             try:
                 answer = await self._kserve.answer(caller.request(path, body, method))
-                assert answer is not None, "a path of KServe's"
             except ClientError as error:
                 answer = Response(error.status, error.body())
             try:
@@ -360,7 +360,7 @@ class ClientStream:
             known: list[GrpcTarget] = []
             why: ClientError | None = None
             try:
-                known.append(target_of(message, streamed=True))
+                known.append(target_of(message, True, self._port.roles_of))
             except ClientError as error:
                 why = error
             before = after = None

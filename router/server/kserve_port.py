@@ -18,7 +18,15 @@ import aiohttp
 import msgspec
 
 from engine.wire.events import WireError
-from router.body.kserve_http import PREFIX, is_kserve, unknown_model
+from router.body.kserve import USUAL, Roles, overridden
+from router.body.kserve_http import (
+    PREFIX,
+    HttpTarget,
+    is_kserve,
+    target_of,
+    tritons_error,
+    unknown_model,
+)
 from router.engines.adapter import MAX_METRICS_BYTES, Reply, ask
 from router.engines.table import adapter_of
 from router.fleet.member import Member
@@ -47,26 +55,48 @@ log = logging.getLogger(__name__)
 
 
 class KservePort:
-    """Answers what is asked for on KServe's paths, but for inference. Lifetime: process."""
+    """KServe's paths, as of `router.request.dialect.Dialect`. Lifetime: process."""
 
     def __init__(self, service: Service, tenants: Tenants, http: aiohttp.ClientSession) -> None:
         self._service = service
         self._tenants = tenants
         self._http = http
+        self._inputs: Mapping[str, Mapping[str, str]] = {}  # by model, as configured
+        self._loads = False  # some keys may load and unload models
         self._changes: set[asyncio.Task[Response]] = set()  # loads that go on, whoever waits
 
-    async def answer(self, request: Request) -> Response | None:
-        """The answer; None: the path is none of KServe's. Raises ClientError."""
+    def renew(self, inputs: Mapping[str, Mapping[str, str]], loads: bool) -> None:
+        """Read models' inputs by these names from now on; let keys load models, or not."""
+        self._inputs, self._loads = inputs, loads
+
+    def has(self, path: str) -> bool:
+        return is_kserve(path)
+
+    def target_of(self, path: str) -> HttpTarget | None:
+        return target_of(path, self.roles_of)
+
+    def error(self, path: str, body: bytes) -> bytes:
+        target = target_of(path)
+        return tritons_error(body, None if target is None else target.model)
+
+    def roles_of(self, model: str) -> Roles:
+        """Which inputs of a model are what: as its servers' configs say, and our operator; else by
+        their names.
+        """
+        known = (member.recognized for member in self._service.fleet.members.values())
+        told = (one.roles[model] for one in known if one is not None and model in one.roles)
+        return overridden(next(told, USUAL), self._inputs.get(model, {}))
+
+    async def answer(self, request: Request) -> Response:
+        """The answer to what is no inference. Raises ClientError."""
         path = request.path
-        if not is_kserve(path):
-            return None
         if path in ("/v2/health/live", "/v2/health/ready"):
             well = path.endswith("live") or self._service.takes_any()
             return Response(200 if well else 400, content_type="text/plain")
         terms = self._tenants.key_of(request).terms
         if path.startswith(("/v2/systemsharedmemory", "/v2/cudasharedmemory")):
             raise ClientError(400, _OF_ONE_HOST)
-        if self._service.triton_loads and (load := _LOAD.fullmatch(path)) is not None:
+        if self._loads and (load := _LOAD.fullmatch(path)) is not None:
             return await self._change(request, load["model"].replace("%2F", "/"), load["verb"])
         if _LOADS.fullmatch(path) or "/trace/" in path or path == "/v2/logging":
             raise ClientError(400, _OFF)
@@ -216,7 +246,7 @@ class KservePort:
         common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
         # Those are of one host, or off here.
         off = ["shared_memory", "trace", "logging"]
-        off += [] if self._service.triton_loads else ["model_repository("]
+        off += [] if self._loads else ["model_repository("]
         kept = [name for name in common if isinstance(name, str) and not _has(name, off)]
         return {"name": "warmroute", "version": "2", "extensions": kept}
 

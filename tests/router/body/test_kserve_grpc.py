@@ -217,13 +217,13 @@ def test_fields_may_come_in_any_order(order: list[int], long: bool) -> None:
 def test_what_it_is_sent_to_and_what_is_scanned_of_it(size: int) -> None:
     request = request_of([("text_input", "BYTES", [["a" * size]])], {}, True)
     message = request.SerializeToString()
-    target = target_of(message)
+    target = target_of(message, roles=lambda model: ROLES)
     assert (target.model, target.version, target.id) == ("m", "3", "7")
-    scanned = target.scanner(ROLES, {}.get, "m")(message, ScanLimits())
+    scanned = target.scanner({}.get, "m")(message, ScanLimits())
     assert (scanned.model, scanned.stream, scanned.prompts) == ("m", False, ("a" * size,))
     assert (scanned.cache_salt, scanned.routed_by) == ("model=m version=3", "T")
-    streamed = target_of(message, streamed=True)
-    assert streamed.scanner(ROLES, {}.get)(message, ScanLimits()).stream
+    streamed = target_of(message, True, lambda model: ROLES)
+    assert streamed.scanner({}.get)(message, ScanLimits()).stream
 
 
 @pytest.mark.parametrize("field", ["model_name", "model_version", "id"])

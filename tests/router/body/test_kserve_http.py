@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from router.body.kserve import MAX_INPUTS, Roles
 from router.body.kserve_http import (
     LENGTH_HEADER,
-    Sequences,
     generate_content,
     infer_content,
     is_kserve,
@@ -24,7 +23,7 @@ from router.body.kserve_http import (
     target_of,
     tritons_error,
 )
-from router.body.scan import ScanLimits, Scanned, Sequenced
+from router.body.scan import ScanLimits, Scanned
 from router.http.errors import ClientError
 from router.server.kserve_port import merged
 from tests.effort import QUICK, examples
@@ -54,9 +53,9 @@ def body_of(*, binary: bool) -> tuple[bytes, str | None]:
 
 def read(path: str, body: bytes, **headers: str) -> Scanned:
     """What the router makes of a request."""
-    target = target_of(path)
+    target = target_of(path, lambda model: ROLES)
     assert target is not None
-    return target.scanner(ROLES, headers.get)(body, ScanLimits())
+    return target.scanner(headers.get)(body, ScanLimits())
 
 
 @pytest.mark.parametrize("binary", [True, False])
@@ -201,20 +200,6 @@ def test_errors_of_our_own_get_tritons_form() -> None:
     assert tritons_error(ours, None) == b'{"error":"no"}'
     assert b"unknown model: 'm' is not found" in tritons_error(ours, "m")
     assert tritons_error(b'{"error":"theirs"}', "m") == b'{"error":"theirs"}'
-
-
-def test_a_sequence_is_known_until_it_ends_or_too_many_came() -> None:
-    known, first = Sequences(most=2), Sequenced("1", start=True)
-    assert known.worker_of("m", None, Sequenced("1")) is None
-    known.sent("m", None, first, 5)
-    assert known.worker_of("m", None, Sequenced("1")) == 5
-    assert known.worker_of("m", "other", Sequenced("1")) is None
-    assert known.worker_of("m", None, first) is None, "it begins anew, anywhere"
-    known.sent("m", None, Sequenced("1", end=True), 5)
-    assert len(known) == 0
-    for number in range(3):
-        known.sent("m", None, Sequenced(str(number)), number)
-    assert [known.worker_of("m", None, Sequenced(str(n))) for n in range(3)] == [None, 1, 2]
 
 
 def test_statistics_are_summed_by_model_and_batch_size() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from policies.facts import Failure
+from router.body.kserve_http import ANSWERS
 from router.core.contract.actions import Dispatch, Reject
 from router.http.reply import Framing, Outcome, ReplyHead
 from router.request.attempts import Sieve, says_absent
@@ -49,7 +50,7 @@ def test_only_what_speaks_of_the_path_means_the_path(
 def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
     """Triton leaves them as they are, so any client could take a path from all others."""
     client, body = CollectedReply(99), b'{"error":"Not Found"}'
-    sieve = Sieve(client, kserve=True, escaped=escaped)
+    sieve = Sieve(client, ANSWERS, escaped)
     sieve.head(ReplyHead(404, b"", (), Framing.LENGTH, len(body)))
     sieve.data(body)
     sieve.finish()
