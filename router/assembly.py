@@ -21,7 +21,6 @@ from policies.facts import Tick, WorkerChange
 from policies.load import load
 from router.admin.advice import Advising
 from router.admin.app import AdminApi
-from router.body.kserve import given_roles
 from router.collectors.core import router_metrics
 from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
@@ -31,13 +30,15 @@ from router.config.schema import Config
 from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
 from router.doctor.page import DoctorPages
+from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
-from router.fleet.upstreams import GrpcOpener, WorkerTrust, grpc_opener
+from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.http.reply import RelayLimits
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
+from router.kserve.port import KservePort
 from router.metrics.exposition import exposition
 from router.process.hang_watch import THREAD_USE, HangWatch, PolicyTrouble
 from router.process.systemd import Pulse
@@ -59,7 +60,6 @@ from router.request.service import Service
 from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
-from router.server.kserve_port import KservePort
 from router.settings.load import reloadable, without
 from router.settings.terms import (
     admin_hosts,
@@ -74,8 +74,8 @@ from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
 
 if TYPE_CHECKING:
+    from router.kserve.grpc_port import GrpcPort
     from router.picker.port import PickerPort
-    from router.server.grpc_port import GrpcPort
 
 log = logging.getLogger(__name__)
 
@@ -225,7 +225,7 @@ class Router:
         """What answers Triton's clients by gRPC, where that is wanted."""
         if self.config.grpc_port < 0:
             return None
-        from router.server.grpc_port import GrpcPort
+        from router.kserve.grpc_port import GrpcPort
 
         return GrpcPort(self.inference, self.service, self._kserve, lambda: self.config)
 
@@ -380,6 +380,8 @@ def _shares(config: Config) -> str:
 def _grpc_opener(config: Config, limits: Callable[[], RelayLimits]) -> GrpcOpener | None:
     if config.grpc_port < 0:
         return None
+    from router.kserve.grpc_upstream import grpc_opener
+
     return grpc_opener(time.monotonic, config.workers_tls, limits)
 
 

@@ -27,8 +27,8 @@ from router.server.sockets import cannot_listen, listening_at
 from router.settings.rules import is_loopback
 
 if TYPE_CHECKING:
+    from router.kserve.grpc_port import GrpcPort
     from router.picker.port import PickerPort
-    from router.server.grpc_port import GrpcPort
 
 log = logging.getLogger(__name__)
 

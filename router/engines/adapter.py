@@ -16,8 +16,8 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
-from router.body.kserve import Roles
 from router.body.legs import Door, Transfer
+from router.engines.triton_inputs import Roles
 from router.engines.worker_spec import WorkerSpec
 from router.events.sources import EventSource
 

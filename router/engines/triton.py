@@ -13,7 +13,6 @@ import msgspec
 
 from engine.wire.events import WireError
 from engine.wire.metrics import samples
-from router.body.kserve import ModelConfig, Roles, config_of, roles_of
 from router.body.paths import GRPC_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
@@ -27,6 +26,7 @@ from router.engines.adapter import (
     share,
     total,
 )
+from router.engines.triton_inputs import ModelConfig, Roles, config_of, roles_of
 
 _CONFIGS = 128  # models whose configurations are read
 _REQUESTS, _BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
@@ -210,3 +210,43 @@ ADAPTER = Adapter(
     speaks_kserve=True,
     has_repository=True,
 )
+
+
+# How the texts of its refusals begin that mean load; 2.51 says some of them with 400.
+QUEUE_FULL, TIMED_OUT = "Exceeds maximum queue size", "Request timeout expired"
+
+
+class _Said(msgspec.Struct):
+    error: str
+
+
+def error_in(body: bytes) -> str:
+    """What an error of Triton's says; empty: nothing that can be read."""
+    try:
+        return msgspec.json.decode(body, type=_Said).error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return ""
+
+
+def says_busy(status: int, body: bytes) -> bool:
+    """Whether an error of Triton's means that its queue is full, or was too long for the request:
+    another worker may be quicker.
+    """
+    if status not in (400, 503) or len(body) > 4_096:
+        return False
+    error = error_in(body)
+    return QUEUE_FULL in error or TIMED_OUT in error
+
+
+# How what Triton's parser says of a request's body begins; 2.51 says it with 500.
+_PARSER = (
+    *("failed to parse the request JSON", "failed to get request params"),
+    *("Unable to parse ", "attempt to access ", "attempt to get "),
+)
+
+
+def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
+    """Whether an error of a worker means that the request's body cannot be read, though its
+    status blames the worker.
+    """
+    return kind == ADAPTER.kind and status == 500 and error_in(body).startswith(_PARSER)

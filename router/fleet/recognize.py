@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 
 from policies.facts import Role, WorkerFacts
-from router.body.kserve import Roles
 from router.body.legs import Door
 from router.engines import triton
 from router.engines.adapter import (
@@ -26,6 +25,7 @@ from router.engines.adapter import (
     cards,
 )
 from router.engines.table import ADAPTERS, TRANSFERS
+from router.engines.triton_inputs import Roles
 from router.engines.trtllm import EVENTS_PATH
 from router.engines.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.events.sources import (

@@ -59,25 +59,7 @@ class WorkerTrust:
         return await handler(request)
 
 
-GrpcOpener = Callable[[str, WorkerSpec], Sends]
-
-
-def grpc_opener(
-    clock: Callable[[], float], files: WorkerTls | None, limits: Callable[[], RelayLimits]
-) -> GrpcOpener:
-    """What opens gRPC to a worker's address. `files`: TLS towards workers whose URL is https.
-
-    Raises `router.http.tls.TlsError`, and ImportError without gRPC.
-    """
-    from router.upstream.grpc_upstream import GrpcUpstream, credentials_of
-
-    trusted = credentials_of(files or WorkerTls())
-
-    def open_at(address: str, spec: WorkerSpec) -> Sends:
-        secure = spec.url.startswith("https:")
-        return GrpcUpstream(address, clock, trusted if secure else None, spec.server_name, limits())
-
-    return open_at
+GrpcOpener = Callable[[str, WorkerSpec], Sends]  # of gRPC to a worker's address
 
 
 def upstream_at(

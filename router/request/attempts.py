@@ -23,12 +23,12 @@ from typing import Any
 import msgspec
 
 from kvkernels import AnswerDue
-from router.body.kserve_http import says_busy, says_unreadable
 from router.body.legs import RELEASE, TRY_BITS, Handover, Leg, Transfer, Try
 from router.body.paths import OwnAnswers
 from router.body.scan import LONG_BYTES
 from router.core.contract.actions import Reject
 from router.engines.table import TRANSFERS
+from router.engines.triton import says_busy, says_unreadable
 from router.fleet.member import Member
 from router.http.bodies import Body, follow
 from router.http.errors import ClientError, WorkerError

@@ -14,12 +14,12 @@ import msgspec
 
 from policies import POLICIES
 from policies.load import load
-from router.body.kserve import given_roles
 from router.config.keys import Key
 from router.config.schema import Config, check_endpoint
 from router.core.placement.admission import model_limits
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
+from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import WorkerSpecError, taken, worker_spec_of
 from router.events.sources import event_hosts
 from router.record.access_log import STDOUT

@@ -8,9 +8,8 @@ import aiohttp
 import pytest
 
 from engine.wire.events import WireError
-from router.body.kserve_http import says_unreadable
 from router.engines.adapter import LoadReader, UnrecognizedError
-from router.engines.triton import loads_in
+from router.engines.triton import loads_in, says_unreadable
 from tests.router.engines.engine_pages import MODELS, Pages, engine, loads_of, recognized
 
 CORE = """\

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from policies.facts import Failure
-from router.body.kserve_http import ANSWERS
 from router.core.contract.actions import Dispatch, Reject
 from router.http.reply import Framing, Outcome, ReplyHead
+from router.kserve.http import ANSWERS
 from router.request.attempts import Sieve, says_absent
 from router.upstream.collected_reply import CollectedReply
 from tests.router.core.core_world import World

@@ -20,27 +20,24 @@ from google.protobuf.json_format import ParseDict, ParseError
 from google.protobuf.message import DecodeError
 
 from engine.wire.tensors import MAX_RANK, Buffer, Tensor
-from router.body.kserve import (
-    MAX_INPUTS,
+from router.body.paths import KSERVE_GRPC, OwnAnswers, Path
+from router.body.protobuf import message_classes
+from router.body.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
+from router.engines.triton_inputs import MAX_INPUTS, Roles, RolesOf, usual_roles
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Usage
+from router.kserve.content import (
     MAX_KEY_CHARS,
     MAX_VALUES,
     SHARED_MEMORY,
     USAGE_OUTPUTS,
     Content,
-    Roles,
-    RolesOf,
     Target,
     content_of,
     sequence_in,
     usage_of,
-    usual_roles,
 )
-from router.body.kserve_http import NO_SUCH_MEMORY, last_event, unknown_model
-from router.body.paths import KSERVE_GRPC, OwnAnswers, Path
-from router.body.protobuf import message_classes
-from router.body.scan import LONG_BYTES, ScanLimits, Scanned, Sequenced
-from router.http.errors import ClientError, WorkerError
-from router.http.reply import Usage
+from router.kserve.http import NO_SUCH_MEMORY, last_event, unknown_model
 
 SERVICE = "inference.GRPCInferenceService"
 MAX_FIELDS = 4_096  # of a long message, at its top
@@ -357,7 +354,7 @@ def _answer(message: bytes) -> Any:
 def answer_usage(
     message: bytes, streamed: bool, events: int, block_size: int | None
 ) -> Usage | None:
-    """The tokens that the last message of an answer tells of; None: none. As of kserve_http's."""
+    """As of `http.answer_usage`, by the last message of an answer."""
     if b"num_" not in message and b"kv_cache_" not in message:
         return None
     try:

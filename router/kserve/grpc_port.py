@@ -19,7 +19,21 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from router.body.kserve_grpc import (
+from router.body.paths import KSERVE_GRPC
+from router.config.schema import Config
+from router.engines.triton import error_in
+from router.http.errors import ClientError, WorkerError
+from router.http.messages import Answer, Request, Response, error_response
+from router.http.parser import Fields, Head
+from router.http.reply import (
+    Header,
+    Timeouts,
+    UpstreamRequest,
+)
+from router.kserve.grpc_request import GrpcInference, GrpcReply, Named
+from router.kserve.grpc_upstream import STREAM
+from router.kserve.http import code_in, tritons_error
+from router.kserve.messages import (
     RPCS,
     SERVICE,
     STATUS_OF,
@@ -29,27 +43,14 @@ from router.body.kserve_grpc import (
     stream_error,
     target_of,
 )
-from router.body.kserve_grpc import answered as grpc_answer
-from router.body.kserve_http import code_in, error_in, tritons_error
-from router.body.paths import KSERVE_GRPC
-from router.config.schema import Config
-from router.http.errors import ClientError, WorkerError
-from router.http.messages import Answer, Request, Response, error_response
-from router.http.parser import Fields, Head
-from router.http.reply import (
-    Header,
-    Timeouts,
-    UpstreamRequest,
-)
+from router.kserve.messages import answered as grpc_answer
+from router.kserve.port import KservePort
 from router.record.request_record import DEADLINE
-from router.request.grpc_request import GrpcInference, GrpcReply, Named
 from router.request.inference import Inference
 from router.request.service import Service
 from router.server.client_port import answered
 from router.server.grpc_listener import GrpcListener, Peer, Place, serves
-from router.server.kserve_port import KservePort
 from router.upstream.collected_reply import CollectedReply
-from router.upstream.grpc_upstream import STREAM
 
 _AT_ONCE = 1_024  # requests of one stream that are under way; then no more of it is read
 _MESSAGE_CHARS = 4_096  # of a refusal

@@ -13,19 +13,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body.kserve import MAX_INPUTS, Roles
-from router.body.kserve_http import (
+from router.body.scan import ScanLimits, Scanned
+from router.engines.triton import says_busy
+from router.engines.triton_inputs import MAX_INPUTS, Roles
+from router.http.errors import ClientError
+from router.kserve.http import (
     LENGTH_HEADER,
     generate_content,
     infer_content,
     is_kserve,
-    says_busy,
     target_of,
     tritons_error,
 )
-from router.body.scan import ScanLimits, Scanned
-from router.http.errors import ClientError
-from router.server.kserve_port import merged
+from router.kserve.port import merged
 from tests.effort import QUICK, examples
 
 ROLES = Roles(text="text_input", ids="input_ids", max_tokens="max_tokens", stream="stream", why="T")

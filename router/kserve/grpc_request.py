@@ -7,18 +7,18 @@ from dataclasses import replace
 from types import TracebackType
 
 from policies.facts import Arrival
-from router.body.kserve_grpc import STATUS_OF, GrpcTarget
-from router.body.kserve_http import BROKEN, LATE
 from router.core.contract.actions import Dispatch
 from router.fleet.member import Member
 from router.http.messages import Request
 from router.http.reply import Header, ReplyHead, Sends
+from router.kserve.grpc_upstream import grpc_error
+from router.kserve.http import BROKEN, LATE
+from router.kserve.messages import STATUS_OF, GrpcTarget
 from router.record.explain import Asked
 from router.record.request_record import Attempt
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
 from router.request.service import Service
-from router.upstream.grpc_upstream import grpc_error
 
 Named = tuple[str, str | None, str]  # a request: model, tenant, its client's id
 

@@ -18,8 +18,14 @@ import aiohttp
 import msgspec
 
 from engine.wire.events import WireError
-from router.body.kserve import USUAL, Roles, overridden
-from router.body.kserve_http import (
+from router.engines.adapter import MAX_METRICS_BYTES, Reply, ask
+from router.engines.table import adapter_of
+from router.engines.triton_inputs import USUAL, Roles, overridden
+from router.fleet.member import Member
+from router.http.errors import ClientError
+from router.http.messages import Request, Response, json_response
+from router.keys.key_file import KeyTerms
+from router.kserve.http import (
     PREFIX,
     HttpTarget,
     is_kserve,
@@ -27,12 +33,6 @@ from router.body.kserve_http import (
     tritons_error,
     unknown_model,
 )
-from router.engines.adapter import MAX_METRICS_BYTES, Reply, ask
-from router.engines.table import adapter_of
-from router.fleet.member import Member
-from router.http.errors import ClientError
-from router.http.messages import Request, Response, json_response
-from router.keys.key_file import KeyTerms
 from router.request.quotas import Tenants, check_model
 from router.request.service import Service
 

@@ -14,9 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.wire.tensors import Tensor
-from router.body.kserve import USAGE_OUTPUTS, usage_of
-from router.body.kserve_http import answer_usage
 from router.http.reply import Usage
+from router.kserve.content import USAGE_OUTPUTS, usage_of
+from router.kserve.http import answer_usage
 from router.upstream.meter import Meter
 from tests.effort import examples
 

@@ -30,26 +30,21 @@ from engine.wire.tensors import (
     json_bytes,
     listed,
 )
-from router.body.kserve import (
-    MAX_INPUTS,
+from router.body.paths import KSERVE, OwnAnswers, Path
+from router.body.scan import ScanLimits, Scanned
+from router.engines.triton_inputs import MAX_INPUTS, Roles, RolesOf, usual_roles
+from router.http.errors import ClientError
+from router.http.reply import Usage
+from router.kserve.content import (
     MAX_TEXT_BYTES,
-    QUEUE_FULL,
     SHARED_MEMORY,
-    TIMED_OUT,
     USAGE_OUTPUTS,
     Content,
-    Roles,
-    RolesOf,
     Target,
     content_of,
     said_by_triton,
     usage_of,
-    usual_roles,
 )
-from router.body.paths import KSERVE, OwnAnswers, Path
-from router.body.scan import ScanLimits, Scanned
-from router.http.errors import ClientError
-from router.http.reply import Usage
 
 PREFIX = "/v2"
 MAX_UNPACKED_BYTES = 64 << 20  # of a compressed body that are read
@@ -141,14 +136,6 @@ def last_event(late: bool) -> bytes:
     """
     words = b'data: {"error":"%b"}\n\n' % (LATE if late else BROKEN).encode()
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
-
-
-def error_in(body: bytes) -> str:
-    """What an error of Triton's says; empty: nothing that can be read."""
-    try:
-        return msgspec.json.decode(body, type=_Said).error
-    except _BAD:
-        return ""
 
 
 def unknown_model(name: str) -> str:
@@ -351,34 +338,3 @@ ANSWERS = OwnAnswers(answer_usage, last_event)
 _PATHS: Mapping[str, Path] = MappingProxyType(
     {verb: replace(path, answers=ANSWERS) for verb, path in KSERVE.items()}
 )
-
-# How the texts of Triton's refusals begin that mean load; 2.51 says some of them with 400.
-_BUSY = (QUEUE_FULL, TIMED_OUT)
-
-
-def says_busy(status: int, body: bytes) -> bool:
-    """Whether an error of Triton's means that its queue is full, or was too long for the request:
-    another worker may be quicker.
-    """
-    if status not in (400, 503) or len(body) > 4_096:
-        return False
-    error = error_in(body)
-    return any(words in error for words in _BUSY)
-
-
-class _Said(msgspec.Struct):
-    error: str
-
-
-# How what Triton's parser says of a request's body begins; 2.51 says it with 500.
-_PARSER = (
-    *("failed to parse the request JSON", "failed to get request params"),
-    *("Unable to parse ", "attempt to access ", "attempt to get "),
-)
-
-
-def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
-    """Whether an error of a worker means that the request's body cannot be read, though its
-    status blames the worker.
-    """
-    return kind == "triton" and status == 500 and error_in(body).startswith(_PARSER)

@@ -13,18 +13,17 @@ from hypothesis import strategies as st
 
 from engine.wire.events import WireError
 from engine.wire.tensors import Tensor
-from router.body.kserve import (
+from router.body.scan import Sequenced
+from router.engines.triton_inputs import (
     BY_LOAD,
-    MAX_TEXT_BYTES,
     ROLES,
     ModelConfig,
     Roles,
     config_of,
-    content_of,
     overridden,
     roles_of,
 )
-from router.body.scan import Sequenced
+from router.kserve.content import MAX_TEXT_BYTES, content_of
 
 
 def model(backend: str, *inputs: str, **more: Any) -> ModelConfig:

@@ -18,9 +18,15 @@ from google.protobuf.json_format import MessageToDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body import kserve_grpc
-from router.body.kserve import MAX_INPUTS, MAX_KEY_CHARS, Content, Roles, Sequenced
-from router.body.kserve_grpc import (
+from router.body.scan import LONG_BYTES, ScanLimits
+from router.engines.triton_inputs import MAX_INPUTS, Roles
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import RETRYABLE_STATUSES, Usage
+from router.kserve import messages
+from router.kserve.content import MAX_KEY_CHARS, Content, Sequenced
+from router.kserve.http import infer_content as http_content
+from router.kserve.http import is_kserve
+from router.kserve.messages import (
     MAX_READ_BYTES,
     RPCS,
     STATUS_OF,
@@ -35,11 +41,6 @@ from router.body.kserve_grpc import (
     stream_failure,
     target_of,
 )
-from router.body.kserve_http import infer_content as http_content
-from router.body.kserve_http import is_kserve
-from router.body.scan import LONG_BYTES, ScanLimits
-from router.http.errors import ClientError, WorkerError
-from router.http.reply import RETRYABLE_STATUSES, Usage
 from tests.effort import QUICK
 
 ROLES = Roles(
@@ -63,13 +64,13 @@ def parts(field: FieldDescriptor) -> tuple[Any, ...]:
 
 
 def test_each_message_has_the_fields_that_it_has_in_triton() -> None:
-    for name, ours in kserve_grpc._CLASSES.items():
+    for name, ours in messages._CLASSES.items():
         if name == "HealthCheckRequest":  # of another file, and its only field is the first
             continue
         theirs = oracle.DESCRIPTOR.pool.FindMessageTypeByName(f"inference.{name}")
         assert list(map(parts, ours.DESCRIPTOR.fields)) == list(map(parts, theirs.fields)), name
     service = oracle.DESCRIPTOR.services_by_name["GRPCInferenceService"]
-    assert service.full_name == kserve_grpc.SERVICE
+    assert service.full_name == messages.SERVICE
     assert {one.name for one in service.methods} == {*RPCS, "ModelStreamInfer"}
 
 
@@ -628,8 +629,8 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
 HOSTILE = """
 import resource, sys
 from router.http.errors import ClientError
-from router.body.kserve import Roles
-from router.body.kserve_grpc import infer_content, target_of
+from router.engines.triton_inputs import Roles
+from router.kserve.messages import infer_content, target_of
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10

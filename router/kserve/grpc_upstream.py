@@ -17,8 +17,9 @@ import grpc
 import msgspec
 from grpc import aio
 
-from router.body.kserve_grpc import SERVICE, has_outputs, http_status, stream_failure
-from router.body.kserve_http import says_busy
+from router.engines.triton import says_busy
+from router.engines.worker_spec import WorkerSpec
+from router.fleet.upstreams import GrpcOpener
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind
 from router.http.reply import (
     RETRYABLE_STATUSES,
@@ -29,11 +30,13 @@ from router.http.reply import (
     RelayLimits,
     ReplyHead,
     ReplySink,
+    Sends,
     Terms,
     Timeouts,
     UpstreamRequest,
 )
 from router.http.tls import WorkerTls, pem
+from router.kserve.messages import SERVICE, has_outputs, http_status, stream_failure
 
 STREAM = f"/{SERVICE}/ModelStreamInfer"
 CODE_HEADER, MESSAGE_HEADER = b"grpc-status", b"grpc-message"
@@ -161,6 +164,22 @@ def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
     """TLS towards workers. Raises TlsError for a file that cannot be read."""
     ca, key, cert = (None if p is None else pem(p) for p in (files.ca, files.key, files.cert))
     return grpc.ssl_channel_credentials(ca, key, cert)
+
+
+def grpc_opener(
+    clock: Callable[[], float], files: WorkerTls | None, limits: Callable[[], RelayLimits]
+) -> GrpcOpener:
+    """What opens gRPC to a worker's address. `files`: TLS towards workers whose URL is https.
+
+    Raises `router.http.tls.TlsError`.
+    """
+    trusted = credentials_of(files or WorkerTls())
+
+    def open_at(address: str, spec: WorkerSpec) -> Sends:
+        secure = spec.url.startswith("https:")
+        return GrpcUpstream(address, clock, trusted if secure else None, spec.server_name, limits())
+
+    return open_at
 
 
 class _Exchange:
