@@ -19,14 +19,12 @@ import zmq.asyncio
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
-from router.admin.advice import Advising
 from router.admin.app import AdminApi
 from router.collectors.core import router_metrics
 from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
 from router.collectors.workers import discovery_metrics, role_metrics
-from router.config.schema import Config
 from router.core.core import RouterCore
 from router.discovery.discovery import discovery_of
 from router.doctor.page import DoctorPages
@@ -42,8 +40,8 @@ from router.kserve.port import KservePort
 from router.metrics.exposition import exposition
 from router.process.hang_watch import THREAD_USE, HangWatch, PolicyTrouble
 from router.process.systemd import Pulse
-from router.record.access_log import access_log_of
-from router.record.recorder import recorder_of
+from router.record.access_log import AccessLog, access_log
+from router.record.recorder import FactRecorder
 from router.record.request_log import RequestLog, request_log_of
 from router.record.trace import Tracer, below_of
 from router.record.trace_export import exporter
@@ -61,14 +59,20 @@ from router.request.tokenizing import Tokenizing
 from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
 from router.settings.load import reloadable, without
+from router.settings.ports import grpc_port_settings, picker_settings
+from router.settings.schema import Config
 from router.settings.terms import (
     admin_hosts,
     attempt_terms,
     core_settings,
+    discovery_terms,
     fleet_terms,
     inference_terms,
     migration_terms,
-    role_terms,
+    replica_terms,
+    request_log_terms,
+    token_probe_terms,
+    tokenizer_terms,
 )
 from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
@@ -94,19 +98,13 @@ class Router:
     ) -> None:
         """`trust`: TLS towards workers; none: as configured, but for what `http` asks."""
         self.config = config
-        report = PolicyTrouble().report
-        core = RouterCore(
-            load(config.policy),
-            core_settings(config),
-            config.seed,
-            report,
-            time.monotonic,
-            THREAD_USE,
-        )
+        core = _core(config)
         calls = self._fleet_calls()
-        self.dispatcher = Dispatcher(core, time.monotonic, calls, recorder_of(config, core))
+        self.dispatcher = Dispatcher(core, time.monotonic, calls, _recorder(config, core))
         self.hang_watch = HangWatch(core.guard, time.monotonic, config.policy_hang_s)
-        self._request_log = request_log_of(config, core, lambda: len(self.fleet.members))
+        self._request_log = request_log_of(
+            request_log_terms(config), core, lambda: len(self.fleet.members)
+        )
         self.zmq = zmq.asyncio.Context()
         # A worker has up to five: its stream, a replay, what tells of connections (two ends each).
         self.zmq.set(zmq.MAX_SOCKETS, _WORKER_SOCKETS * config.limits.workers + _SPARE_SOCKETS)
@@ -114,7 +112,7 @@ class Router:
         self._rings = _rings(config, time.monotonic)
         keys = self.api_keys = self._rings.get("api_keys_file")
         use = None if keys is None else keys.shared_use
-        self.replica = Replica(config, core, self.dispatcher.tell, use)
+        self.replica = Replica(replica_terms(config), core, self.dispatcher.tell, use)
         self._context = FleetContext(
             http,
             self.zmq,
@@ -131,13 +129,13 @@ class Router:
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.roles = _roles(config, self.fleet, core)
-        self.discovery = discovery_of(self.fleet, lambda: self.config)
+        self.discovery = discovery_of(self.fleet, lambda: discovery_terms(self.config))
         self._keeper = _keeper(config, core, self.fleet)
-        self.tokenizing = Tokenizing(lambda: self.config, self._threads, self.fleet, http)
+        self.tokenizing = self._tokenizing(http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
         self.metrics = router_metrics(core, self.fleet, prompts, lines, check, self._keeper)
-        self.access, self.traces = access_log_of(config), exporter(config.tracing)
+        self.access, self.traces = _access_log(config), exporter(config.tracing)
         self.pulse = Pulse(self.relay_turn, time.monotonic)
         self.service = self._service(config, lines, check)
         self.inference = _inference(self.service, prompts, config, keys)
@@ -155,12 +153,19 @@ class Router:
             self._context.relay.thread()
         self._watching = [asyncio.create_task(ring.watch()) for ring in self._rings.values()]
         self._watching.append(asyncio.create_task(self.admin.ui.run(), name="page"))
-        if self.admin.advising is not None and self.admin.advising.wanted:
-            self._watching.append(asyncio.create_task(self.admin.advising.run(), name="advice"))
         if self._keeper is not None:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         self.replica.start()
+
+    def _tokenizing(self, http: aiohttp.ClientSession) -> Tokenizing:
+        return Tokenizing(
+            tokenizer_terms(self.config),
+            lambda: token_probe_terms(self.config),
+            self._threads,
+            self.fleet,
+            http,
+        )
 
     def _admin_api(self, config: Config) -> AdminApi:
         members = self.fleet.members
@@ -170,7 +175,6 @@ class Router:
             *parts,
             self.metrics,
             keys=self._rings.get("admin_keys_file"),
-            advising=Advising(config),
             pages={"/doctor": {"GET": doctor.examine}},
             hosts=admin_hosts(config),
             sources=self.discovery.shown,
@@ -227,7 +231,9 @@ class Router:
             return None
         from router.kserve.grpc_port import GrpcPort
 
-        return GrpcPort(self.inference, self.service, self._kserve, lambda: self.config)
+        return GrpcPort(
+            self.inference, self.service, self._kserve, lambda: grpc_port_settings(self.config)
+        )
 
     def picker_port(self) -> PickerPort | None:
         """What tells other data planes where requests go, where that is wanted."""
@@ -235,8 +241,14 @@ class Router:
             return None
         from router.picker.port import PickerPort
 
-        made = (self.inference, self.service, (self._kserve,), lambda: self.config, self._picked)
-        return PickerPort(*made, self.discovery.priority_of)
+        return PickerPort(
+            self.inference,
+            self.service,
+            (self._kserve,),
+            lambda: picker_settings(self.config),
+            self._picked,
+            self.discovery.priority_of,
+        )
 
     async def relay_turn(self) -> None:
         """Return once the relay's thread has had a turn."""
@@ -282,7 +294,7 @@ class Router:
             lines += self.discovery.apply(specs, config.discovery)
         self.config = without(refused, config, self.config)
         self._settle_terms()
-        self.replica.renew(self.config)
+        self.replica.renew(replica_terms(self.config))
         if "log_level" in applied:
             logging.getLogger().setLevel(config.log_level.upper())
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
@@ -372,6 +384,25 @@ class Router:
             member.feed.resync(from_seq)
 
 
+def _core(config: Config) -> RouterCore:
+    report, clock = PolicyTrouble().report, time.monotonic
+    settings = core_settings(config)
+    return RouterCore(load(config.policy), settings, config.seed, report, clock, THREAD_USE)
+
+
+def _recorder(config: Config, core: RouterCore) -> FactRecorder | None:
+    if config.record_facts is None:
+        return None
+    path = Path(config.record_facts)
+    return FactRecorder(path, config.record_facts_bytes, core, config.seed)
+
+
+def _access_log(config: Config) -> AccessLog | None:
+    if config.access_log is None:
+        return None
+    return access_log(config.access_log, config.access_log_bytes)
+
+
 def _shares(config: Config) -> str:
     """Where this router is one of several, for comparing; empty: nowhere."""
     return "" if config.state is None else f"{config.replicas.fleet} {redacted(config.state)}"
@@ -408,7 +439,7 @@ def _inference(
 
 
 def _roles(config: Config, fleet: FleetManager, core: RouterCore) -> RoleKeeper | None:
-    return RoleKeeper(fleet, core, role_terms(config)) if config.roles.follow else None
+    return RoleKeeper(fleet, core, config.roles) if config.roles.follow else None
 
 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import msgspec
 
-from router.admin.advice import Advising
 from router.admin.kv_view import encode_kv_view, kv_view
 from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
@@ -58,7 +57,6 @@ class AdminApi:
         decisions: LatestAttempts,
         metrics: RouterMetrics,
         keys: KeyRing | None = None,
-        advising: Advising | None = None,
         pages: Mapping[str, Mapping[str, Handler]] = _NO_PAGES,
         hosts: tuple[str, ...] = (),
         sources: Rows = list,
@@ -78,7 +76,6 @@ class AdminApi:
         self._metrics = metrics
         self.ui = UiState(dispatcher, service, fleet, decisions, metrics, replicas)
         self._keys = keys
-        self.advising = advising
         self._pages = pages
         self._hosts = hosts
         self._sources = sources
@@ -111,7 +108,6 @@ class AdminApi:
             "/kv": {"GET": self.kv},
             "/explain": {"GET": explain.look, "POST": explain.attempt},
             **self._pages,
-            **({} if self.advising is None else {"/advice": {"GET": self.advising.show}}),
             "/policy": {"GET": self.policy},
             "/trunks": {"GET": self.trunks},
             "/metrics": {"GET": self.metrics},

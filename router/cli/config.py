@@ -14,6 +14,7 @@ from pathlib import Path
 from router.config.keys import FILE_VARIABLE, Key, attribute_of, flag_of, keys_of, text_of
 from router.settings.load import ConfigError, Loaded, effective_yaml, load_config
 from router.settings.reload import FIXED, REMOVED, STANDING
+from router.settings.schema import Config
 
 PICKER_PORT = 9002  # as gateways' charts and guides have it
 
@@ -31,7 +32,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help=f"the same as --picker-port {PICKER_PORT}",
     )
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for key in keys_of().values():
+    for key in keys_of(Config).values():
         section = key.path.rpartition(".")[0]
         if section not in groups:
             groups[section] = parser.add_argument_group(section or "main keys")
@@ -89,7 +90,7 @@ END = "<!-- keys: end -->\n"
 def key_table() -> str:
     """A Markdown table of all keys: meaning, default, what is allowed, reload."""
     lines = ["| key | meaning | default | allowed | reload |", "|---|---|---|---|---|"]
-    lines += [_row(key) for key in keys_of().values()]
+    lines += [_row(key) for key in keys_of(Config).values()]
     return "\n".join(lines) + "\n"
 
 

@@ -25,11 +25,11 @@ from router.cli.kv import ABOUT as KV_ABOUT
 from router.cli.kv import add_kv_command, kv_command
 from router.cli.top import ABOUT as TOP_ABOUT
 from router.cli.top import add_top_command, top_command
-from router.config.schema import Config
 from router.record.logs import configure
 from router.redis.url import redacted
 from router.restart.hot_restart import take_over
 from router.settings.load import ConfigError, load_config
+from router.settings.schema import Config
 
 _SERVE = """\
 Route OpenAI requests to the worker whose KV cache is warm for them.
@@ -49,6 +49,9 @@ What to change, by the router's own request log: policy, thresholds, block size,
 
 It is `warmroute-sim advise` at low priority; its options: warmroute advise --help
 """
+# -P: no module of the folder it starts in.
+_ADVISE_PROGRAM = ("-P", "-m", "simulator", "advise")
+_ADVISE_BOUNDS = ("--nice=10", "--memory-mb=4096", "--budget=3600")
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +140,14 @@ def _parser() -> BriefParser:
     return parser
 
 
-def _advise(arguments: Sequence[str]) -> int:
-    """Runs it in the terminal; its exit status."""
-    from router.admin.advice import command_of  # only here: other commands start sooner
+def advise_command(arguments: Sequence[str]) -> list[str]:
+    """The command line. What `arguments` say comes last, and so holds."""
+    return [sys.executable, *_ADVISE_PROGRAM, *_ADVISE_BOUNDS, *arguments]
 
-    process = subprocess.Popen(command_of(arguments, 3_600.0, 4_096))
+
+def _advise(arguments: Sequence[str]) -> int:
+    """Run it in the terminal; its exit status. A process, for the router imports no simulator."""
+    process = subprocess.Popen(advise_command(arguments))
     while True:
         try:
             return process.wait()

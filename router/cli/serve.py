@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 from router.assembly import Router
 from router.cli.handover import added_by_hand, resume, workers_of
 from router.collectors.ports_and_logs import server_metrics
-from router.config.schema import Config
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
 from router.process.garbage import release, settle
@@ -24,7 +23,9 @@ from router.process.systemd import notify, notify_ready, reloading
 from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.server.listener import AdminListener, ClientListener, enough
 from router.server.sockets import cannot_listen, listening_at
+from router.settings.ports import admin_port_settings, client_port_settings
 from router.settings.rules import is_loopback
+from router.settings.schema import Config
 
 if TYPE_CHECKING:
     from router.kserve.grpc_port import GrpcPort
@@ -91,8 +92,8 @@ class Server:
         self._router = router
         self._read_config = read_config
         self._successor = successor
-        self._client = ClientListener(lambda: router.config, files)
-        self._admin = AdminListener(lambda: router.config)
+        self._client = ClientListener(lambda: client_port_settings(router.config), files)
+        self._admin = AdminListener(lambda: admin_port_settings(router.config))
         self._grpc: GrpcPort | None = None
         self._picker: PickerPort | None = None
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])

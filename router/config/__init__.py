@@ -1,7 +1,7 @@
-"""The configuration's keys: what may be set, with its unit, range, default and help.
+"""How settings are read: keys of any Struct, with flag, variable, range, default and help.
 
-Owns: every key; the names of its flag, its variable and its place in the file.
-Gives: `schema.Config`, `keys`.
-Never imports: the core, the fleet.
-Start reading at: `schema.py`.
+Owns: the names of a key's flag, its variable and its place in the file.
+Gives: `keys.keys_of`, `keys.Key`.
+Never imports: anything of the router.
+Start reading at: `keys.py`.
 """

@@ -1,4 +1,4 @@
-"""The configuration's keys, read off the Structs: path, flag, variable, type, range, help."""
+"""Keys read off Structs of settings: path, flag, variable, type, range, help."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
-
-from router.config.schema import Config
 
 _QUOTED = re.compile(r"`[^`]*`")
 _NAME = re.compile(r"\b(?:bool|str|int|float)\b")
@@ -35,7 +33,6 @@ def _spoken(quoted: re.Match[str]) -> str:
 
 PREFIX = "WARMROUTE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
-_ONE_ITEM = MappingProxyType({"workers": "--worker", "discovery": "--discover"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +44,12 @@ class Key:
     default: Any
     help: str
     allowed: str  # range or values, for people
+    item_flag: str | None = None  # of a list: its flag's name, which is of one item
 
     @property
     def flag(self) -> str:
         """The command line's name of it; a list's flag takes one item and may be repeated."""
-        return _ONE_ITEM.get(self.path) or flag_of(self.path)
+        return self.item_flag or flag_of(self.path)
 
     @property
     def attribute(self) -> str:
@@ -103,17 +101,20 @@ def variable_of(path: str) -> str:
 
 
 @cache
-def keys_of() -> Mapping[str, Key]:
-    """All keys by path, in the order of the Structs: the top level first, then the sections."""
+def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, Key]:
+    """All keys of a Struct and of its sections by path, the top level first.
+
+    Each field is `Annotated[type, Meta(description=...)]`; a section is a field that is a Struct.
+    """
     found: dict[str, Key] = {}
-    _collect(Config, "", found)
+    _collect(struct, "", found)
     top = {path: key for path, key in found.items() if "." not in path}
     return MappingProxyType(top | found)
 
 
-def value_at(config: Config, path: str) -> Any:
-    """The value of the key `path` in `config`."""
-    value: Any = config
+def value_at(settings: msgspec.Struct, path: str) -> Any:
+    """The value of the key `path` in `settings`."""
+    value: Any = settings
     for name in path.split("."):
         value = getattr(value, name)
     return value
@@ -139,7 +140,8 @@ def _collect(struct: type[msgspec.Struct], prefix: str, found: dict[str, Key]) -
             continue
         inner, *metas = get_args(hint)
         (meta,) = metas
-        found[path] = Key(path, hint, field.default, meta.description, _allowed(inner, meta))
+        flag = (meta.extra or {}).get("flag")
+        found[path] = Key(path, hint, field.default, meta.description, _allowed(inner, meta), flag)
 
 
 def _allowed(kind: Any, meta: msgspec.Meta) -> str:

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from router.config.schema import Config
 from router.discovery.plain_sources import DnsSource, FileSource
 from router.discovery.source import (
     DnsSpec,
@@ -27,7 +26,7 @@ from router.discovery.source import (
 )
 from router.discovery.trtllm import TrtllmSource
 from router.engines.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
-from router.events.sources import event_hosts
+from router.events.sources import EventHosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
 from router.redis.url import RedisUrl, parse_redis_url
@@ -401,17 +400,28 @@ class Discovery:
         return all(one.believed.heard for one in self._followed.values())
 
 
-def discovery_of(fleet: FleetManager, config: Callable[[], Config]) -> Discovery:
-    """What follows the sources of the configuration in force."""
+@dataclass(frozen=True, slots=True)
+class DiscoveryTerms:
+    """What sources need besides their own specs. Lifetime: until the next reload."""
+
+    grace_s: float  # how long the last workers stay where a source fails or is empty
+    redis_url: str | None  # of the state that replicas share
+    fleet: str  # whose replicas share it
+    event_hosts: EventHosts  # besides a worker's own, that may send its events
+    objectives: bool  # of an InferencePool are read, too
+
+
+def discovery_of(fleet: FleetManager, terms: Callable[[], DiscoveryTerms]) -> Discovery:
+    """The sources' followers, by the `terms` in force."""
 
     def opened(spec: SourceSpec) -> Source:
-        return open_source(spec, config)
+        return open_source(spec, terms)
 
-    return Discovery(fleet, opened, lambda: config().discovery_grace_s)
+    return Discovery(fleet, opened, lambda: terms().grace_s)
 
 
-def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
-    """The source; `config`: that in force. Raises ValueError where it has not what is needed."""
+def open_source(spec: SourceSpec, terms: Callable[[], DiscoveryTerms]) -> Source:
+    """The source of a spec. Raises ValueError if `terms` lack what the source needs."""
     match spec:
         case FileSpec(path):
             return FileSource(Path(path))
@@ -424,9 +434,9 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
             from router.discovery.redis_source import RedisSource
 
             return RedisSource(
-                lambda: _redis_of(config()),
-                config().replicas.fleet,
-                hosts_now=lambda: event_hosts(config().event_hosts),
+                lambda: _redis_of(terms()),
+                terms().fleet,
+                hosts_now=lambda: terms().event_hosts,
             )
         case KubernetesSpec():
             from router.discovery.kubernetes_source import KubernetesSource
@@ -435,10 +445,10 @@ def open_source(spec: SourceSpec, config: Callable[[], Config]) -> Source:
         case InferencePoolSpec():
             from router.discovery.kubernetes_source import InferencePoolSource
 
-            return InferencePoolSource(spec, objectives=config().picker.port >= 0)
+            return InferencePoolSource(spec, objectives=terms().objectives)
 
 
-def _redis_of(config: Config) -> RedisUrl:
-    if config.state is None:
+def _redis_of(terms: DiscoveryTerms) -> RedisUrl:
+    if terms.redis_url is None:
         raise ValueError("the source redis needs `state`")
-    return parse_redis_url(config.state)
+    return parse_redis_url(terms.redis_url)

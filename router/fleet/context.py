@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import aiohttp
+import msgspec
 import zmq.asyncio
+from msgspec import Meta
 
 from policies.facts import LoadReport, Probed, Silence, WorkerChange
 from router.engines.adapter import MAX_MODELS
@@ -88,6 +90,22 @@ WorkerFact = WorkerChange | LoadReport | FeedFact | Probed | Silence
 # Of following a worker. "asleep" and "paused": its engine lives on and takes no requests. "more":
 # it serves on, and answers where it did not when it was recognized.
 End = Literal["down", "asleep", "paused", "anew", "broken", "more"]
+
+
+class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Decides what failed health probes do to a worker. Lifetime: until the next reload."""
+
+    probes: Annotated[
+        int,
+        Meta(ge=1, le=1_000, description="probes in a row: errors: down; no answer: requests move"),
+    ] = 2
+    panic_share: Annotated[
+        float,
+        Meta(ge=0.0, le=1.0, description="of a model silent: beyond it nothing moves; 1: never"),
+    ] = 0.5
+    silent_s: Annotated[
+        float, Meta(ge=0.1, le=86_400.0, description="silence until a worker is down, seconds")
+    ] = 300.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import Any
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.core.core import RouterCore
 from router.core.placement.roster import TableFullError
-from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
+from router.core.workers.roles import RoleController, RoleSettings, WorkMeter
 from router.core.workers.table import Worker, halves_missing, serves
 from router.engines.table import adapter_of
 from router.engines.worker_spec import WorkerSpec, WorkerSpecError, taken
@@ -582,7 +582,7 @@ _FOLLOW_S = 1.0  # between two looks at the work of roles
 class RoleKeeper:
     """Lets workers take the other role as the mix of requests asks. Lifetime: process."""
 
-    def __init__(self, fleet: FleetManager, core: RouterCore, terms: RoleTerms) -> None:
+    def __init__(self, fleet: FleetManager, core: RouterCore, terms: RoleSettings) -> None:
         self.groups: dict[str, tuple[RoleController, WorkMeter]] = {}
         self._fleet = fleet
         self._core = core

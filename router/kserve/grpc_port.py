@@ -20,7 +20,6 @@ import grpc
 from grpc import aio
 
 from router.body.paths import KSERVE_GRPC
-from router.config.schema import Config
 from router.engines.triton import error_in
 from router.http.errors import ClientError, WorkerError
 from router.http.messages import Answer, Request, Response, error_response
@@ -49,7 +48,8 @@ from router.record.request_record import DEADLINE
 from router.request.inference import Inference
 from router.request.service import Service
 from router.server.client_port import answered
-from router.server.grpc_listener import GrpcListener, Peer, Place, serves
+from router.server.grpc_listener import GrpcListener, Peer, serves
+from router.server.settings import GrpcPortSettings
 from router.upstream.collected_reply import CollectedReply
 
 _AT_ONCE = 1_024  # requests of one stream that are under way; then no more of it is read
@@ -128,32 +128,29 @@ class GrpcPort:
         inference: Inference,
         service: Service,
         kserve: KservePort,
-        config: Callable[[], Config],
+        settings: Callable[[], GrpcPortSettings],
     ) -> None:
         self._inference = inference
         self._service = service
         self._kserve = kserve
         self.roles_of = kserve.roles_of
-        self._config = config
         self._running: dict[Named, int] = {}
         self.address = ""  # host and port, once it listens
-        self._listener = GrpcListener(self._handler, self._health)
+        self._listener = GrpcListener(self._handler, self._health, settings)
 
     async def listen(self) -> None:
         """Serve at `address`. Raises OSError, TlsError."""
-        config = self._config()
-        place = Place(config.host, config.grpc_port, config.tls)
-        self.address = await self._listener.listen(place, config)
+        self.address = await self._listener.listen()
 
     def renew(self) -> None:
         """Read the files of TLS anew. Those that cannot be used change nothing."""
-        self._listener.renew(self._config().tls)
+        self._listener.renew()
 
     def accept_no_more(self) -> None:
         """Somebody else listens: running calls may end, and what is left after
         `timeouts.handover_s` is cut off.
         """
-        self._listener.accept_no_more(self._config().timeouts.handover_s)
+        self._listener.accept_no_more()
 
     async def left(self) -> None:
         """Return once none is left, after `accept_no_more`."""
@@ -163,7 +160,7 @@ class GrpcPort:
         """Take no more calls; returns once nothing is left, which is cut off after
         `timeouts.shutdown_s`.
         """
-        await self._listener.aclose(self._config().timeouts.shutdown_s)
+        await self._listener.aclose()
 
     @property
     def stopping(self) -> asyncio.Event:

@@ -18,7 +18,6 @@ import grpc
 import msgspec
 from grpc import aio
 
-from router.config.schema import Config
 from router.http.messages import REFUSALS, Answer, Request, Response, error_response
 from router.http.parser import Head, RefusedError, head_of
 from router.http.reply import Header
@@ -32,17 +31,17 @@ from router.picker.picked import (
     PickedReply,
     PickerTerms,
 )
+from router.picker.settings import Picker, PickerSettings
 from router.record.request_record import DEADLINE
 from router.request.dialect import Dialect, Target
 from router.request.inference import Inference
 from router.request.quotas import objectives_of
 from router.request.service import Service
 from router.server.client_port import ClientPort
-from router.server.grpc_listener import GrpcListener, Peer, Place, serves
+from router.server.grpc_listener import GrpcListener, Peer, serves
 
 _SERVICES = frozenset({"", SERVICE, "readiness", "inference-extension"})
 _LIVENESS = "liveness"
-_MESSAGE_BYTES = 1 << 20  # beside a body, in one message
 _FAIRNESS = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")
 _REASON = b"x-llm-d-request-dropped-reason"
 # By the code of a refusal: llm-d's word for it.
@@ -67,7 +66,7 @@ class PickerPort:
         inference: Inference,
         service: Service,
         dialects: Sequence[Dialect],
-        config: Callable[[], Config],
+        settings: Callable[[], PickerSettings],
         counts: Counter[str],
         found: Callable[[str], int | None],
     ) -> None:
@@ -78,46 +77,43 @@ class PickerPort:
         """
         self._inference = inference
         self._service = service
-        self._config = config
+        self._settings = settings
         self.address = self.health_address = ""  # once it listens
         self._counts = counts
         self._found = found
         self._endpoints = Endpoints(service.fleet, service.clock)
-        forwards = config().unknown_paths == "forward"
+        forwards = settings().forwards_unknown_paths
         self._port = ClientPort(self._pick, service, forwards, dialects)
-        self._listener = GrpcListener(self._handler, self._health)
-        self._probed = GrpcListener(lambda method: None, self._health)
-        self._terms = self.terms_of(config())
+        self._listener = GrpcListener(self._handler, self._health, lambda: settings().port)
+        self._probed = GrpcListener(
+            lambda method: None, self._health, lambda: settings().health_port
+        )
+        self._terms = self.terms_of(settings().picker)
 
-    def terms_of(self, config: Config) -> PickerTerms:
-        """What requests are bound by."""
-        picker = config.picker
+    def terms_of(self, picker: Picker) -> PickerTerms:
+        """The bounds of requests."""
         known = objectives_of(picker.objectives)
         return PickerTerms(picker.decision_s, picker.endpoints, known, self._found, self._counts)
 
     def settle(self) -> None:
         """Take over the configuration in force."""
-        self._terms = self.terms_of(self._config())
+        self._terms = self.terms_of(self._settings().picker)
 
     async def listen(self) -> None:
         """Serve at `address`, and health alone at `health_address`. Raises OSError, TlsError."""
-        config = self._config()
-        picker, most = config.picker, config.limits.body_bytes + _MESSAGE_BYTES
-        place = Place(picker.host, picker.port, config.picker_tls)
-        self.address = await self._listener.listen(place, config, most)
-        if picker.health_port >= 0:
-            place = Place(picker.host, picker.health_port)
-            self.health_address = await self._probed.listen(place, config)
+        self.address = await self._listener.listen()
+        if self._settings().picker.health_port >= 0:
+            self.health_address = await self._probed.listen()
 
     def renew(self) -> None:
         """Read the files of TLS anew. Those that cannot be used change nothing."""
-        self._listener.renew(self._config().picker_tls)
+        self._listener.renew()
 
     def accept_no_more(self) -> None:
         """Somebody else listens: running streams may end, and what is left after
         `timeouts.handover_s` is cut off.
         """
-        self._listener.accept_no_more(self._config().timeouts.handover_s)
+        self._listener.accept_no_more()
 
     async def left(self) -> None:
         """Return once none is left, after `accept_no_more`."""
@@ -127,8 +123,8 @@ class PickerPort:
         """Take no more streams; returns once nothing is left, which is cut off after
         `timeouts.shutdown_s`. Probes are answered to the end.
         """
-        await self._listener.aclose(self._config().timeouts.shutdown_s)
-        await self._probed.aclose(0.0)
+        await self._listener.aclose()
+        await self._probed.aclose()
 
     def _handler(self, method: str) -> Any:
         """What answers a method; None: nobody does."""
@@ -146,7 +142,7 @@ class PickerPort:
 
     async def _process(self, _: object, context: Any) -> None:
         """ExternalProcessor/Process. Ends with the stream; cancelled where that is reset."""
-        exchange = Exchange(self._config().limits.body_bytes)
+        exchange = Exchange(self._settings().body_bytes)
         call = _Stream(context, exchange, self._service.clock)
         self._counts["open"] += 1
         broken = False
@@ -218,7 +214,7 @@ class PickerPort:
         """A head by the grammar of HTTP/1.1, whatever the data plane lets through."""
         named = {name: value for name, value in headers if name.startswith(b":")}
         pairs = [one for one in headers if one[0] not in named and one[0] not in _FRAMING]
-        tenant, names = self._config().tenant_header.encode(), dict(pairs)
+        tenant, names = self._settings().tenant_header.encode(), dict(pairs)
         if tenant not in names:
             pairs += [(tenant, names[name]) for name in _FAIRNESS if name in names][:1]
         method, path = named.get(b":method", b"GET"), named.get(b":path", b"/")
@@ -250,7 +246,7 @@ class PickerPort:
 
     def _hint(self, http: Request, exchange: Exchange) -> list[str] | None:
         """The endpoints that it may go to; None: any."""
-        if not self._config().picker.conformance:
+        if not self._settings().picker.conformance:
             return exchange.subset
         exchange.tells_served = True
         chosen = http.headers.get(TEST_CHOICE)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import msgspec
 
-from router.config.schema import Config
 from router.record.log_files import LineFile, LineSink, LogFile, QueuedLog, Stdout, opening
 from router.record.request_record import CLIENT_LEFT, RequestRecord
 
@@ -146,10 +145,3 @@ def access_log(where: str, limit_bytes: int) -> AccessLog:
     path = Path(where)
     with opening("access_log", path):
         return AccessLog(LogFile(path, limit_bytes))
-
-
-def access_log_of(config: Config) -> AccessLog | None:
-    """Raises OSError."""
-    if config.access_log is None:
-        return None
-    return access_log(config.access_log, config.access_log_bytes)

@@ -13,10 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Generic, Protocol, TypeVar
+from typing import Annotated, Generic, Protocol, TypeVar
+
+import msgspec
+from msgspec import Meta
 
 from router.record.logs import worth_a_line
 from router.record.salt import Salt, salt_in
@@ -343,20 +345,27 @@ _PACKED = 6  # zlib's level; chains hardly shrink at any
 _STEP = timedelta(microseconds=1)
 
 
-@dataclass(frozen=True, slots=True)
-class PartLimits:
-    """How large a folder of parts may become. Lifetime: process."""
+class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How much of the traffic the folder `record` keeps."""
 
-    part_bytes: int
-    part_s: float  # a part holds lines of one such span of unix time
-    parts: int  # files, the open one included
-    total_bytes: int  # of all files, the open one at its largest included
+    part_bytes: Annotated[int, Meta(ge=4_096, le=1 << 40, description="size of a part, bytes")] = (
+        64 << 20
+    )
+    part_s: Annotated[float, Meta(ge=1.0, le=86_400.0, description="time of a part, seconds")] = (
+        3_600.0
+    )
+    parts: Annotated[
+        int, Meta(ge=2, le=100_000, description="parts kept; the oldest goes first")
+    ] = 1_000
+    total_bytes: Annotated[
+        int, Meta(ge=8_192, le=1 << 50, description="of all parts, bytes; the oldest goes")
+    ] = 8 << 30
 
 
 class Parts:
     """Lifetime: process. Used by one thread; several routers may have one folder."""
 
-    def __init__(self, folder: Path, limits: PartLimits, now_s: Callable[[], float]) -> None:
+    def __init__(self, folder: Path, limits: Recording, now_s: Callable[[], float]) -> None:
         """Makes the folder where only that is missing. `now_s`: unix time.
 
         Raises OSError that says which file cannot be written and why.

@@ -23,7 +23,6 @@ from policies.facts import (
     Stored,
     WorkerChange,
 )
-from router.config.schema import Config
 from router.core.contract.actions import Action, Reject
 from router.core.core import RouterCore
 from router.core.workers.kv_events import WireEvents, block_name, block_names, chain_of
@@ -407,11 +406,3 @@ def _size_of(what: Any) -> int:
             if isinstance(event, Stored):
                 size_bytes += 8 * len(event.tokens)
     return size_bytes
-
-
-def recorder_of(config: Config, core: RouterCore) -> FactRecorder | None:
-    """The recording of facts. Raises OSError."""
-    if config.record_facts is None:
-        return None
-    path = Path(config.record_facts)
-    return FactRecorder(path, config.record_facts_bytes, core, config.seed)

@@ -10,6 +10,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -20,7 +21,6 @@ import numpy as np
 
 from policies.contract import Hashes
 from policies.facts import Arrival, WorkerFacts
-from router.config.schema import Config
 from router.core.contract.actions import regret_hit_tokens, regret_s
 from router.core.contract.settings import NO_LIMIT
 from router.core.core import RouterCore
@@ -30,9 +30,9 @@ from router.record.log_files import (
     LineFile,
     LineSink,
     LogFile,
-    PartLimits,
     Parts,
     QueuedLog,
+    Recording,
     opening,
 )
 from router.record.request_line import (
@@ -268,19 +268,29 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
+@dataclass(frozen=True, slots=True)
+class RequestLogTerms:
+    """Where the log that replays read is written, and the router's limits, which it states."""
+
+    file: str | None
+    file_bytes: int
+    folder: str | None  # for parts, in place of the file
+    parts: Recording
+    worker_requests: int
+    worker_queued_tokens: int
+
+
 def request_log_of(
-    config: Config, core: RouterCore, workers: Callable[[], int]
+    terms: RequestLogTerms, core: RouterCore, workers: Callable[[], int]
 ) -> RequestLog | None:
-    """The log that replays read, a file or a folder of parts. Raises OSError."""
+    """The log that replays read; None where neither file nor folder is given. Raises OSError."""
     file: LineFile
     salt: Salt
-    if config.record is not None:
-        keeping = config.recording
-        limits = (keeping.part_bytes, keeping.part_s, keeping.parts, keeping.total_bytes)
-        file = parts = Parts(Path(config.record), PartLimits(*limits), time.time)
+    if terms.folder is not None:
+        file = parts = Parts(Path(terms.folder), terms.parts, time.time)
         salt = parts.salt
-    elif config.request_log is not None:
-        file, salt = request_log_file(Path(config.request_log), config.request_log_bytes)
+    elif terms.file is not None:
+        file, salt = request_log_file(Path(terms.file), terms.file_bytes)
     else:
         return None
 
@@ -291,8 +301,8 @@ def request_log_of(
             core.policy.spec,
             workers(),
             fleet=fleet_parts(facts),
-            worker_requests=_limit(config.limits.worker_requests),
-            worker_queued_tokens=_limit(config.limits.worker_queued_tokens),
+            worker_requests=_limit(terms.worker_requests),
+            worker_queued_tokens=_limit(terms.worker_queued_tokens),
         )
 
     return RequestLog(file, salt, time.monotonic, time.time, header, core.policy.spec)

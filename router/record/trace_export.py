@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import urlsplit
 
-from router.config.schema import Tracing, traces_url
+import msgspec
+from msgspec import Meta
+
 from router.record.log_files import QueuedLog
 
 if TYPE_CHECKING:
@@ -17,6 +21,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+NO_OTEL = (
+    "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2' "
+    "'opentelemetry-exporter-otlp-proto-http>=1.45,<2' (or '.[otel]' in the checkout)"
+)
 _WAITING = 2_048  # traces
 _WAITING_BYTES = 64 << 20
 _TRACE_BYTES = 8_192  # what a trace keeps alive besides its chains, roughly
@@ -99,6 +107,40 @@ class _Said(logging.Handler):
         if not any(part in said for part in _NO_REASONS):
             told = (meaning for part, meaning in _MEANINGS if part in said)
             self.last = next(told, said[:300])
+
+
+class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Spans of requests, told to a collector."""
+
+    endpoint: Annotated[
+        str | None, Meta(description="OTLP/HTTP collector, http://HOST:4318/v1/traces; none: off")
+    ] = None
+    sample: Annotated[
+        float, Meta(ge=0.0, le=1.0, description="share traced if the caller does not decide")
+    ] = 0.01
+    service_name: Annotated[
+        str, Meta(min_length=1, max_length=255, description="service name in spans")
+    ] = "warmroute"
+
+
+def check_endpoint(url: str) -> None:
+    """Raises ValueError that says what is wrong with a collector's address, or missing for it."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url} is no http(s) URL; give one such as http://127.0.0.1:4318")
+    try:
+        found = find_spec("opentelemetry.exporter.otlp.proto.http")
+    except ModuleNotFoundError:
+        found = None
+    if found is None:
+        raise ValueError(NO_OTEL)
+
+
+def traces_url(endpoint: str) -> str:
+    """Where traces are posted: `endpoint`, with OTLP's own path where it has none."""
+    parts = urlsplit(endpoint)
+    path = parts.path if parts.path.strip("/") else "/v1/traces"
+    return parts._replace(path=path).geturl()
 
 
 def exporter(terms: Tracing) -> Exporter | None:

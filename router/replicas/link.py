@@ -14,10 +14,9 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from router.config.schema import Config
 from router.record.logs import worth_a_line
 from router.redis.connection import ANSWER_S, Command, Wire, checked, open_wire, reason_of
-from router.redis.url import RedisUrl, parse_redis_url
+from router.redis.url import RedisUrl
 from router.replicas.lease import Leases
 from router.replicas.membership import (
     FIELDS,
@@ -35,6 +34,7 @@ from router.replicas.membership import (
     read_identity,
     refusal,
 )
+from router.replicas.settings import Replicas
 from router.replicas.sharing import Sharing
 
 MAX_MESSAGE_BYTES = 256 << 10
@@ -419,13 +419,16 @@ class Link:
     """
 
     def __init__(
-        self, config: Config, identity: str, exchange: Sharing, terms: Mapping[str, str]
+        self,
+        url: RedisUrl,
+        replicas: Replicas,
+        identity: str,
+        exchange: Sharing,
+        terms: Mapping[str, str],
     ) -> None:
-        """`config.state` is given. `identity`: of `new_identity`; `terms`: of `terms_of`."""
-        assert config.state is not None
-        replicas = config.replicas
+        """`url`: of Redis. `identity`: of `new_identity`; `terms`: of `terms_of`."""
         keys = Keys(replicas.fleet)
-        self.url = parse_redis_url(config.state)
+        self.url = url
         self.identity = identity
         self.keys = keys
         self.exchange = exchange

@@ -23,10 +23,9 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from router.config.keys import text_of, value_at
-from router.config.schema import Config
 from router.keys.key_file import KeyFileError, read_keys
 from router.record.logs import worth_a_line
+from router.replicas.settings import ReplicaTerms
 
 _IDENTITY = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,63}@[0-9a-f]{16}")
 _STRANGE = re.compile(r"[^A-Za-z0-9._-]")
@@ -84,17 +83,7 @@ class Keys:
 
 log = logging.getLogger(__name__)
 
-# Keys of the configuration whose values are told as they are.
-PLAIN = (
-    "policy",
-    "session_header",
-    "tenant_header",
-    "tenants.isolate",
-    "chat_content_format",
-    "chat_template_kwargs",
-    "chat_drops_unused_tools",
-)
-# Told as digests: of the tokenizer's file; of tenants' names and salts in the file of keys.
+# Compared by digests: of the tokenizer's file; of tenants' names and salts in the file of keys.
 TOKENIZER = "tokenizer"
 SALTS = "api_keys_file (tenants' salts)"
 VERSION = "version of messages"
@@ -107,18 +96,18 @@ class ReplicaRefusedError(ValueError):
     """This router may not share state with one that runs."""
 
 
-def terms_of(config: Config, speaks: int) -> dict[str, str]:
+def terms_of(terms: ReplicaTerms, speaks: int) -> dict[str, str]:
     """What peers must have alike, `speaks` among it: our version of messages.
 
     Reads the tokenizer's file and the file of keys.
     """
-    terms = {VERSION: str(speaks)}
-    terms |= {path: _short(text_of(value_at(config, path))) for path in PLAIN}
-    terms[TOKENIZER] = "none"
-    if config.tokenizer is not None:
-        terms[TOKENIZER] = _digest_of(Path(config.tokenizer) / "tokenizer.json")
-    terms[SALTS] = "none" if config.api_keys_file is None else _salts(Path(config.api_keys_file))
-    return terms
+    alike = {VERSION: str(speaks)}
+    alike |= {key: _short(text) for key, text in terms.alike.items()}
+    alike[TOKENIZER] = "none"
+    if terms.tokenizer is not None:
+        alike[TOKENIZER] = _digest_of(Path(terms.tokenizer) / "tokenizer.json")
+    alike[SALTS] = "none" if terms.api_keys_file is None else _salts(Path(terms.api_keys_file))
+    return alike
 
 
 def differences(ours: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[tuple[str, str]]:

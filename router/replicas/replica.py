@@ -7,13 +7,13 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from policies.facts import Fact
-from router.config.schema import Config
 from router.core.core import RouterCore
 from router.core.workers.snapshot import FrozenCache
 from router.keys.quota import SharedUse
 from router.redis.url import parse_redis_url
 from router.replicas.membership import new_identity, terms_of
 from router.replicas.messages import VERSION
+from router.replicas.settings import ReplicaTerms
 
 if TYPE_CHECKING:
     from router.replicas.kv_events import Borrowing, Claim
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 class Replica:
     """This router as one of several. Lifetime: process.
 
-    `agree`, `start` and `aclose` once each, in this order. Without `config.state` all of it
+    `agree`, `start` and `aclose` once each, in this order. Without `terms.url` all of it
     does nothing.
     """
 
     def __init__(
         self,
-        config: Config,
+        terms: ReplicaTerms,
         core: RouterCore,
         tell: Callable[[Fact], None],
         uses: SharedUse | None,
@@ -40,17 +40,18 @@ class Replica:
         self.link: Link | None = None
         self.borrowing: Borrowing | None = None
         self._reading: asyncio.Task[None] | None = None
-        if config.state is not None:
+        if terms.url is not None:
             # Imported here: with Redis' client, a tenth of the start that one router does without.
             from router.replicas.kv_events import Borrowing
             from router.replicas.link import Link
             from router.replicas.sharing import Sharing
 
-            identity = new_identity(config.replicas.name)
+            identity = new_identity(terms.replicas.name)
             self.sharing = Sharing(identity, core, tell, uses, _dump)
-            self.link = Link(config, identity, self.sharing, terms_of(config, VERSION))
+            url, alike = parse_redis_url(terms.url), terms_of(terms, VERSION)
+            self.link = Link(url, terms.replicas, identity, self.sharing, alike)
             clock = self.link.leases.clock
-            self.sharing.kv.stand(self.link.leases, config.replicas.lease_s)
+            self.sharing.kv.stand(self.link.leases, terms.replicas.lease_s)
             self.borrowing = Borrowing(self.sharing.kv, core.workers, tell, clock)
 
     @property
@@ -73,10 +74,10 @@ class Replica:
         if self.link is not None:
             self.link.start()
 
-    def renew(self, config: Config) -> None:
+    def renew(self, terms: ReplicaTerms) -> None:
         """The configuration was read anew. Peers look at what differs from now on."""
         if self.link is not None:
-            self._reading = asyncio.create_task(self._renew(self.link, config))
+            self._reading = asyncio.create_task(self._renew(self.link, terms))
 
     async def aclose(self) -> None:
         """Say goodbye, within a second."""
@@ -85,10 +86,10 @@ class Replica:
         if self.link is not None:
             await self.link.aclose()
 
-    async def _renew(self, link: Link, config: Config) -> None:
-        assert config.state is not None  # a reload cannot take it away
-        terms = await asyncio.to_thread(terms_of, config, VERSION)
-        link.renew(terms, parse_redis_url(config.state))
+    async def _renew(self, link: Link, terms: ReplicaTerms) -> None:
+        assert terms.url is not None  # a reload cannot take it away
+        alike = await asyncio.to_thread(terms_of, terms, VERSION)
+        link.renew(alike, parse_redis_url(terms.url))
 
 
 def _dump(frozen: FrozenCache, done: Callable[[bytes], None]) -> None:

@@ -8,8 +8,10 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 from hashlib import sha256
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from router.http.addresses import Network, trusts
 from router.http.errors import ClientError
@@ -23,6 +25,12 @@ ANTHROPIC_HEADER = "x-api-key"  # where Anthropic's clients put a key
 
 _MAX_NAME_CHARS = 1_024  # of a tenant, which is kept in memory
 _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to every reader
+
+
+class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What tenants may do to each other."""
+
+    isolate: Annotated[bool, Meta(description="tenants share no cached prefix")] = False
 
 
 class Tenants:

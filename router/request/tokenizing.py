@@ -10,7 +10,7 @@ from concurrent.futures import Executor
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import aiohttp
 import msgspec
@@ -20,7 +20,6 @@ from engine.wire.events import WireError
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
 from router.body.scan import Tokens
-from router.config.schema import Config
 from router.engines.adapter import ask, decoded
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
@@ -196,30 +195,43 @@ class _NoAnswerError(Exception):
     """The worker has no /tokenize, or refuses all our prompts."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenizerTerms:
+    """Which tokenizer there is, and what it may take. Lifetime: process."""
+
+    folder: str | None  # with tokenizer.json; None: there is none
+    content_format: Literal["auto", "string", "openai"]  # of chat templates
+    template_kwargs: str  # JSON, templates' default variables
+    drops_unused_tools: bool  # where a chat's tool_choice is none
+    memo_bytes: int  # of known beginnings of chats
+    max_chars: int  # of one prompt's text
+    waiting_requests: int  # that may wait for a thread
+
+
 class Tokenizing:
-    """Lifetime: process. `config` gives the configuration of the moment.
+    """Reads prompts, and checks that workers read them alike. Lifetime: process.
 
     Raises ValueError for a tokenizer that cannot be used.
     """
 
     def __init__(
         self,
-        config: Callable[[], Config],
+        terms: TokenizerTerms,
+        probing: Callable[[], ProbeTerms],
         threads: tuple[Executor, Executor],
         fleet: FleetManager,
         http: aiohttp.ClientSession,
     ) -> None:
         """`threads`: where prompts are tokenized, and where long bodies are read."""
-        given = config()
-        encoder = encoder_of(given)
-        self.check = TokenCheck(time.monotonic, lambda: config().intervals.token_recheck_s)
+        encoder = encoder_of(terms)
+        self.check = TokenCheck(time.monotonic, lambda: probing().recheck_s)
         self.reader = PromptReader(
             encoder,
             threads[0],
             time.time,
-            given.limits.inflight_requests,
+            terms.waiting_requests,
             self.check,
-            drops_unused_tools=given.chat_drops_unused_tools,
+            drops_unused_tools=terms.drops_unused_tools,
             long=threads[1],
         )
         self._probe: TokenProbe | None = None
@@ -231,7 +243,7 @@ class Tokenizing:
                 self.check,
                 time.monotonic,
                 time.time,
-                lambda: _probe_terms(config()),
+                probing,
             )
 
     async def run(self) -> None:
@@ -240,23 +252,15 @@ class Tokenizing:
             await self._probe.run()
 
 
-def _probe_terms(config: Config) -> ProbeTerms:
-    intervals = config.intervals
-    return ProbeTerms(intervals.health_s, config.timeouts.probe_s, intervals.token_recheck_s)
-
-
-def encoder_of(config: Config) -> MemoEncoder | None:
+def encoder_of(terms: TokenizerTerms) -> MemoEncoder | None:
     """The tokenizer and its memo; None without one. Raises ValueError where it cannot be used."""
-    if config.tokenizer is None:
+    if terms.folder is None:
         return None
     from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
 
-    defaults = msgspec.json.decode(config.chat_template_kwargs, type=dict)
+    defaults = msgspec.json.decode(terms.template_kwargs, type=dict)
     try:
-        tokenizer = HfTokenizer(Path(config.tokenizer), config.chat_content_format, defaults)
+        tokenizer = HfTokenizer(Path(terms.folder), terms.content_format, defaults)
     except OSError as error:
         raise ValueError(f"tokenizer: {error}") from error
-    limits = config.limits
-    return MemoEncoder(
-        tokenizer, tokenizer, limits.token_memo_bytes, max_chars=limits.tokenized_chars
-    )
+    return MemoEncoder(tokenizer, tokenizer, terms.memo_bytes, max_chars=terms.max_chars)

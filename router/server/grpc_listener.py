@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
@@ -17,9 +16,9 @@ from google.protobuf.message import DecodeError
 from grpc import aio
 
 from router.body.protobuf import message_classes
-from router.config.schema import Config
 from router.http.tls import Tls, TlsError, pem, server_tls
 from router.request.service import Service
+from router.server.settings import GrpcPortSettings
 
 _HEALTH = "grpc.health.v1.Health"
 _WATCH_S = 0.5  # between two looks of a health watch
@@ -49,47 +48,41 @@ class Peer:
         self.host = host.strip("[]") if kind in ("ipv4", "ipv6") else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a server listens."""
-
-    host: str
-    port: int  # 0: the system chooses
-    tls: Tls = field(default_factory=Tls)
-
-
 class GrpcListener:
     """Lifetime: process."""
 
-    def __init__(self, find: Callable[[str], Any], health: Serves) -> None:
-        """`find`: the handler of a method, None: nobody's."""
+    def __init__(
+        self,
+        find: Callable[[str], Any],
+        health: Serves,
+        settings: Callable[[], GrpcPortSettings],
+    ) -> None:
+        """`find`: the handler of a method, None: nobody's. `settings`: those in force."""
         self._find = find
         self._health = health
+        self._settings = settings
         self._server: aio.Server | None = None
         self.stopping = asyncio.Event()
         self._stopping: asyncio.Task[None] | None = None
         self._credentials: grpc.ServerCertificateConfiguration | None = None
 
-    async def listen(self, place: Place, config: Config, message_bytes: int = 0) -> str:
-        """Serve there; returns host and port. `message_bytes`: the largest message, where that is
-        not a request's body. Raises OSError, TlsError.
-        """
+    async def listen(self) -> str:
+        """Serve; returns host and port. Raises OSError, TlsError."""
+        place = self._settings()
         host = f"[{place.host}]" if ":" in place.host else place.host
-        limits, server = config.limits, config.server
-        shared = config.reuse_port or config.hot_restart is not None
         self._server = aio.server(
             options=(
-                ("grpc.so_reuseport", int(shared)),
-                ("grpc.max_receive_message_length", message_bytes or limits.body_bytes),
+                ("grpc.so_reuseport", int(place.shared)),
+                ("grpc.max_receive_message_length", place.message_bytes),
                 ("grpc.max_send_message_length", -1),
-                ("grpc.max_metadata_size", limits.header_bytes),
-                ("grpc.server_handshake_timeout_ms", int(server.head_s * 1e3)),
+                ("grpc.max_metadata_size", place.header_bytes),
+                ("grpc.server_handshake_timeout_ms", int(place.handshake_s * 1e3)),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
                 ("grpc.keepalive_permit_without_calls", 1),
                 ("grpc.keepalive_time_ms", 60_000),  # a client that is gone without a word
                 ("grpc.keepalive_timeout_ms", 20_000),
             ),
-            maximum_concurrent_rpcs=server.connections,
+            maximum_concurrent_rpcs=place.calls,
         )
         self._server.add_generic_rpc_handlers((_Handlers(self._handler),))
         try:
@@ -104,10 +97,10 @@ class GrpcListener:
         await self._server.start()
         return f"{host}:{port}"
 
-    def renew(self, tls: Tls) -> None:
+    def renew(self) -> None:
         """Read the files of TLS anew. Those that cannot be used change nothing."""
         try:
-            self._read_files(tls)
+            self._read_files(self._settings().tls)
         except TlsError as error:
             log.error("TLS files not read anew for gRPC, the old ones stay: %s", error)
 
@@ -128,25 +121,31 @@ class GrpcListener:
             self._credentials, lambda: self._credentials, tls.client_ca is not None
         )
 
-    def accept_no_more(self, grace_s: float) -> None:
-        """Take no more calls; running ones may end, and what is left after `grace_s` is cut off."""
-        self.stopping.set()
-        if self._server is not None and self._stopping is None:
-            self._stopping = asyncio.create_task(self._server.stop(grace_s))
+    def accept_no_more(self) -> None:
+        """Another router listens: running calls may end, and the port cuts off what is left after
+        `handover_s`.
+        """
+        self._stop(self._settings().handover_s)
 
     async def left(self) -> None:
         """Return once nothing is left, after `accept_no_more`."""
         if self._stopping is not None:
             await self._stopping
 
-    async def aclose(self, grace_s: float) -> None:
-        """As `accept_no_more`; returns once nothing is left. A longer time that was granted before
-        is cut to `grace_s`.
+    async def aclose(self) -> None:
+        """Take no more calls; returns once none is left, at the latest after `shutdown_s`, whatever
+        was granted before.
         """
+        grace_s = self._settings().shutdown_s
         if self._server is not None and self._stopping is not None:
             await self._server.stop(grace_s)
-        self.accept_no_more(grace_s)
+        self._stop(grace_s)
         await self.left()
+
+    def _stop(self, grace_s: float) -> None:
+        self.stopping.set()
+        if self._server is not None and self._stopping is None:
+            self._stopping = asyncio.create_task(self._server.stop(grace_s))
 
     def _handler(self, method: str) -> Any:
         if method == f"/{_HEALTH}/Check":

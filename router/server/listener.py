@@ -9,12 +9,10 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from ipaddress import ip_network
 
-from router.config.schema import Config
-from router.http.parser import RequestLimits
 from router.http.tls import Tls, TlsError, renew, server_tls
 from router.server.server import Application, HttpServer, ServerTerms
+from router.server.settings import PortSettings
 from router.server.sockets import cannot_listen
 
 log = logging.getLogger(__name__)
@@ -30,39 +28,35 @@ _ADMIN_CONNECTIONS = 128
 class PortListener(ABC):
     """One of the two ports. Lifetime: process."""
 
-    def __init__(self, config: Callable[[], Config], tls: Callable[[], Tls]) -> None:
-        """Raises TlsError."""
-        self._config = config
-        self._tls = PortTls(tls)
-        first = config()
-        trusted = tuple(ip_network(peer) for peer in first.trusted_peers)
-        self.server = HttpServer(_request_limits(first), self.terms(first), trusted, time.monotonic)
+    def __init__(self, settings: Callable[[], PortSettings]) -> None:
+        """`settings`: those in force. Raises TlsError."""
+        self._settings = settings
+        self._tls = PortTls(lambda: settings().tls)
+        first = settings()
+        terms = self.terms(first)
+        self.server = HttpServer(first.requests, terms, first.trusted, time.monotonic)
 
     @abstractmethod
-    def terms(self, config: Config) -> ServerTerms:
+    def terms(self, settings: PortSettings) -> ServerTerms:
         """The bounds of its connections."""
-
-    @abstractmethod
-    def place(self, config: Config) -> tuple[str, int, bool]:
-        """Host and port to listen at, and whether others may listen there, too."""
 
     async def listen(self, application: Application, sockets: Sequence[socket.socket] = ()) -> str:
         """Serve `application`; returns its URL, which matters for port 0. Raises OSError.
 
         `sockets`: those to listen with, instead of new ones of our own.
         """
-        host, port, shared = self.place(self._config())
+        place = self._settings()
         try:
             bound = await self.server.listen(
                 application,
-                host,
-                port,
+                place.host,
+                place.port,
                 tls=self._tls.context,
                 sockets=sockets,
-                reuse_port=shared,
+                reuse_port=place.shared,
             )
         except OSError as error:
-            raise cannot_listen(host, port, error) from error
+            raise cannot_listen(place.host, place.port, error) from error
         return self._tls.url(bound)
 
     def accept_no_more(self) -> None:
@@ -78,7 +72,7 @@ class PortListener(ABC):
 
     async def aclose(self) -> None:
         """Listen no more, let running requests end, cut off what is left."""
-        await self.server.aclose(self._config().timeouts.shutdown_s)
+        await self.server.aclose(self._settings().shutdown_s)
 
     def renew(self) -> None:
         """Read the files of TLS anew."""
@@ -86,41 +80,29 @@ class PortListener(ABC):
 
     def settle(self) -> None:
         """Take over the limits of the configuration in force."""
-        self.server.terms = self.terms(self._config())
+        self.server.terms = self.terms(self._settings())
 
 
 class ClientListener(PortListener):
     """The client port. Lifetime: process."""
 
-    def __init__(self, config: Callable[[], Config], files: int) -> None:
+    def __init__(self, settings: Callable[[], PortSettings], files: int) -> None:
         """`files`: how many the process may have open. Raises TlsError."""
         self._files = files - min(_SPARE_FILES, files // 4)
-        self._most = connections_for(config().server.connections, files)
-        super().__init__(config, lambda: config().tls)
+        self._most = connections_for(settings().connections.connections, files)
+        super().__init__(settings)
 
-    def terms(self, config: Config) -> ServerTerms:
+    def terms(self, settings: PortSettings) -> ServerTerms:
         """As configured, but for more connections than there are files for."""
-        return replace(_terms(config, self._most), files=self._files)
-
-    def place(self, config: Config) -> tuple[str, int, bool]:
-        """Where clients look."""
-        return config.host, config.port, config.reuse_port
+        return replace(_terms(settings, self._most), files=self._files)
 
 
 class AdminListener(PortListener):
     """The admin port: for operators, loopback by default. Lifetime: process."""
 
-    def __init__(self, config: Callable[[], Config]) -> None:
-        """Raises TlsError."""
-        super().__init__(config, lambda: config().admin_tls)
-
-    def terms(self, config: Config) -> ServerTerms:
+    def terms(self, settings: PortSettings) -> ServerTerms:
         """Few connections, whoever they are from: a proxy's are all from one address."""
-        return replace(_terms(config, _ADMIN_CONNECTIONS), connections_per_address=0)
-
-    def place(self, config: Config) -> tuple[str, int, bool]:
-        """Where operators look."""
-        return config.admin_host, config.admin_port, False
+        return replace(_terms(settings, _ADMIN_CONNECTIONS), connections_per_address=0)
 
 
 class PortTls:
@@ -170,19 +152,14 @@ def connections_for(wanted: int, files: int) -> int:
     return min(wanted, possible)
 
 
-def _request_limits(config: Config) -> RequestLimits:
-    limits = config.limits
-    return RequestLimits(config.server.head_bytes, limits.header_bytes, limits.body_bytes)
-
-
-def _terms(config: Config, most: int) -> ServerTerms:
-    server = config.server
+def _terms(settings: PortSettings, most: int) -> ServerTerms:
+    bounds = settings.connections
     return ServerTerms(
-        connections=min(server.connections, most),
-        connections_per_address=server.connections_per_address,
-        held_bytes=server.arriving_bytes,
-        head_s=server.head_s,
-        body_s=server.body_s,
-        client_s=config.timeouts.between_bytes_s,
-        keep_alive_s=config.timeouts.keep_alive_s,
+        connections=min(bounds.connections, most),
+        connections_per_address=bounds.connections_per_address,
+        held_bytes=bounds.arriving_bytes,
+        head_s=bounds.head_s,
+        body_s=bounds.body_s,
+        client_s=settings.client_s,
+        keep_alive_s=settings.keep_alive_s,
     )

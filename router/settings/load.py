@@ -23,10 +23,10 @@ from router.config.keys import (
     value_at,
     variable_of,
 )
-from router.config.schema import Config
 from router.redis.url import redacted
 from router.settings.reload import FIXED, REMOVED, STANDING
 from router.settings.rules import BadItemsError, check_together, check_value
+from router.settings.schema import Config
 
 MAX_FILE_BYTES = 1 << 20
 _NULL = "tag:yaml.org,2002:null"
@@ -159,7 +159,7 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
     Raises ConfigError with every problem found: unknown keys, values out of range, values that
     contradict each other; each with the key's path, its source and what is allowed.
     """
-    keys = keys_of()
+    keys = keys_of(Config)
     file = getattr(args, "config", None) or environ.get(FILE_VARIABLE)
     problems: list[str] = []
     given = {path: Given(key.default, "default") for path, key in keys.items()}
@@ -184,7 +184,7 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
 
 def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:
     """What differs: paths that can change while running; and those that cannot, with why."""
-    changed = [path for path in keys_of() if value_at(old, path) != value_at(new, path)]
+    changed = [path for path in keys_of(Config) if value_at(old, path) != value_at(new, path)]
     refused = {path: FIXED[path] for path in changed if path in FIXED}
     for path, why in STANDING.items():
         if path in changed and None in (value_at(old, path), value_at(new, path)):
@@ -283,7 +283,7 @@ def effective_yaml(loaded: Loaded) -> str:
     """
     lines: list[str] = []
     section = ""
-    for path in keys_of():
+    for path in keys_of(Config):
         where, _, name = path.rpartition(".")
         if where != section:
             lines.append(f"{where}:")

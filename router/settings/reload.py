@@ -54,7 +54,6 @@ FIXED = MappingProxyType(
                 "request_log",
                 "request_log_bytes",
                 *("record", "recording.part_bytes", "recording.part_s", "recording.parts"),
-                *("advise.every_s", "advise.budget_s", "advise.memory_mb", "advise.options"),
                 *("recording.total_bytes", "tracing.endpoint", "tracing.service_name"),
                 "access_log",
                 "access_log_bytes",
@@ -101,6 +100,10 @@ REMOVED = MappingProxyType(
                 *("connections", "connections_per_address", "head_bytes", "arriving_bytes"),
                 *("head_s", "body_s"),
             )
+        },
+        **{
+            f"advise.{name}": "removed; run `warmroute advise LOG` by hand or by cron"
+            for name in ("every_s", "budget_s", "memory_mb", "options")
         },
         "front": "removed; one server serves all paths of the client port",
         "intervals.gather_s": "removed; each event is passed on at once, as with 0, its default",

@@ -15,7 +15,6 @@ import msgspec
 from policies import POLICIES
 from policies.load import load
 from router.config.keys import Key
-from router.config.schema import Config, check_endpoint
 from router.core.placement.admission import model_limits
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
@@ -23,8 +22,10 @@ from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import WorkerSpecError, taken, worker_spec_of
 from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
+from router.record.trace_export import check_endpoint
 from router.redis.url import parse_redis_url
 from router.request.quotas import objectives_of
+from router.settings.schema import Config
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 NO_GRPC = (
@@ -175,11 +176,6 @@ def check_together(config: Config) -> list[str]:
             problems.append(f"{one} and {other} are both {written[one]}")
     if config.record is not None and config.request_log is not None:
         problems.append("record and request_log are both given: they hold the same lines")
-    if config.advise.every_s and config.request_log is None and config.record is None:
-        problems.append("advise.every_s needs a log to read: give request_log or record")
-    strange = [one for one in config.advise.options if one.startswith("-")]
-    if strange:
-        problems.append(f"advise.options has {strange[0]!r}: write each as NAME=VALUE, without --")
     if config.recording.part_bytes * 2 > config.recording.total_bytes:
         problems.append(
             f"recording.part_bytes {config.recording.part_bytes} is more than half of "

@@ -6,9 +6,9 @@ import logging
 
 from router.body.legs import Trtllm
 from router.body.scan import ScanLimits
-from router.config.schema import Config
+from router.config.keys import text_of, value_at
 from router.core.contract.settings import CoreSettings
-from router.core.workers.roles import RoleTerms
+from router.discovery.discovery import DiscoveryTerms
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
 from router.engines import trtllm
@@ -16,8 +16,12 @@ from router.engines.table import TRANSFERS
 from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.http.reply import RelayLimits, Timeouts
+from router.record.request_log import RequestLogTerms
+from router.replicas.settings import ReplicaTerms
 from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
+from router.request.tokenizing import ProbeTerms, TokenizerTerms
+from router.settings.schema import Config
 from router.upstream.migration.stream import MigrationTerms
 
 log = logging.getLogger(__name__)
@@ -151,10 +155,69 @@ def _trtllm(config: Config) -> Trtllm:
     return Trtllm()
 
 
-def role_terms(config: Config) -> RoleTerms:
-    """When workers take the other role by themselves."""
-    roles = config.roles
-    return RoleTerms(roles.window_s, roles.settle_s, roles.gain)
+# Keys whose values all replicas must have alike.
+_ALIKE = (
+    "policy",
+    "session_header",
+    "tenant_header",
+    "tenants.isolate",
+    "chat_content_format",
+    "chat_template_kwargs",
+    "chat_drops_unused_tools",
+)
+
+
+def replica_terms(config: Config) -> ReplicaTerms:
+    """What makes this router one of several."""
+    return ReplicaTerms(
+        url=config.state,
+        replicas=config.replicas,
+        alike={key: text_of(value_at(config, key)) for key in _ALIKE},
+        tokenizer=config.tokenizer,
+        api_keys_file=config.api_keys_file,
+    )
+
+
+def discovery_terms(config: Config) -> DiscoveryTerms:
+    """What sources of workers need besides their own specs."""
+    return DiscoveryTerms(
+        grace_s=config.discovery_grace_s,
+        redis_url=config.state,
+        fleet=config.replicas.fleet,
+        event_hosts=event_hosts(config.event_hosts),
+        objectives=config.picker.port >= 0,
+    )
+
+
+def tokenizer_terms(config: Config) -> TokenizerTerms:
+    """Which tokenizer there is."""
+    return TokenizerTerms(
+        folder=config.tokenizer,
+        content_format=config.chat_content_format,
+        template_kwargs=config.chat_template_kwargs,
+        drops_unused_tools=config.chat_drops_unused_tools,
+        memo_bytes=config.limits.token_memo_bytes,
+        max_chars=config.limits.tokenized_chars,
+        waiting_requests=config.limits.inflight_requests,
+    )
+
+
+def token_probe_terms(config: Config) -> ProbeTerms:
+    """When workers are asked for their token ids."""
+    intervals = config.intervals
+    return ProbeTerms(intervals.health_s, config.timeouts.probe_s, intervals.token_recheck_s)
+
+
+def request_log_terms(config: Config) -> RequestLogTerms:
+    """Where the log that replays read is written."""
+    return RequestLogTerms(
+        file=config.request_log,
+        file_bytes=config.request_log_bytes,
+        folder=config.record,
+        parts=config.recording,
+        worker_requests=config.limits.worker_requests,
+        worker_queued_tokens=config.limits.worker_queued_tokens,
+    )
 
 
 def admin_hosts(config: Config) -> tuple[str, ...]:

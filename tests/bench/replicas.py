@@ -23,13 +23,13 @@ from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 
-import msgspec
 import redis.asyncio
 import uvloop
 
-from router.config.schema import Config, Replicas
+from router.redis.url import parse_redis_url
 from router.replicas.link import Link
 from router.replicas.membership import VERSION, new_identity
+from router.replicas.settings import Replicas
 from tests.bench.measuring import Row, show
 from tests.live.redis_server import redis_server
 
@@ -66,8 +66,7 @@ class Stamped:
 
 def link(url: str, name: str, exchange: Stamped) -> Link:
     """One that is to be started."""
-    config = msgspec.structs.replace(Config(), state=url, replicas=Replicas())
-    return Link(config, new_identity(name), exchange, {VERSION: "1"})
+    return Link(parse_redis_url(url), Replicas(), new_identity(name), exchange, {VERSION: "1"})
 
 
 async def talk(url: str) -> None:

@@ -22,11 +22,12 @@ import aiohttp
 import uvloop
 
 from router.assembly import Router
-from router.config.schema import Config
 from router.engines.worker_spec import parse_worker_spec
 from router.process.garbage import settle
 from router.server.listener import ClientListener
 from router.server.server import Connection
+from router.settings.ports import client_port_settings
+from router.settings.schema import Config
 from tests.bench.dataplane.programs import engines
 from tests.bench.measuring import Row, arguments, pinned, show
 
@@ -167,7 +168,7 @@ async def measured(runs: int, urls: list[str], profile: str | None) -> list[Row]
     rows = []
     async with aiohttp.ClientSession() as http:
         router = Router(config, http)
-        port = ClientListener(lambda: router.config, 4_096)
+        port = ClientListener(lambda: client_port_settings(router.config), 4_096)
         await port.listen(router.client_port())
         await router.start()
         for spec in config.workers:

@@ -16,11 +16,13 @@ from collections.abc import Callable
 import aiohttp
 
 from router.assembly import Router
-from router.config.schema import Config, Tracing
 from router.engines.worker_spec import parse_worker_spec
 from router.process.garbage import settle
+from router.record.trace_export import Tracing
 from router.server.listener import ClientListener
 from router.server.server import Connection
+from router.settings.ports import client_port_settings
+from router.settings.schema import Config
 from tests.bench.dataplane.programs import engines
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.request_path import BATCH, Client, Loop, requests
@@ -62,7 +64,8 @@ async def measured(runs: int, urls: list[str]) -> list[Row]:
                 tracing=tracing,
             )
             router = Router(config, http)
-            port = ClientListener(lambda router=router: router.config, 4_096)  # type: ignore[misc]
+            settings = client_port_settings(config)
+            port = ClientListener(lambda settings=settings: settings, 4_096)  # type: ignore[misc]
             await port.listen(router.client_port())
             await router.start()
             for spec in config.workers:

@@ -14,6 +14,7 @@ from grafana.make_dashboards import pretty
 from router.config.keys import keys_of
 from router.discovery.source import _OF_ONE
 from router.engines.worker_spec import KEYS, WorkerSpec
+from router.settings.schema import Config
 from tests.deploy.parsed import DEPLOY
 
 FILE = DEPLOY / "helm" / "warmroute" / "values.schema.json"
@@ -28,7 +29,7 @@ def config_schema() -> Schema:
     (`router.settings.rules`).
     """
     top = _mapping({})
-    for path, key in keys_of().items():
+    for path, key in keys_of(Config).items():
         section, _, name = path.rpartition(".")
         place = top["properties"].setdefault(section, _mapping({})) if section else top
         place["properties"][name] = _told(msgspec.json.schema(key.kind))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import engine.cli.main
 import router.cli.main
-from router.config.schema import Config
 from router.settings.load import load_config
+from router.settings.schema import Config
 
 DEPLOY = Path(__file__).parents[2] / "docs" / "deploy"
 ENGINE_PATHS = {"/health", "/metrics"}

@@ -20,9 +20,10 @@ import yaml
 
 import release.chart
 from router.config.keys import keys_of
-from router.config.schema import Config
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
 from router.request.tokenizing import encoder_of
+from router.settings.schema import Config
+from router.settings.terms import tokenizer_terms
 from tests.deploy import chart
 from tests.deploy.chart import (
     CHART,
@@ -252,7 +253,7 @@ CHARTS_OWN = re.compile(
 
 def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
     """Also numbers of many digits, which Helm's templates would write with an exponent."""
-    given = {path: another_value(path, tmp_path) for path in keys_of()}
+    given = {path: another_value(path, tmp_path) for path in keys_of(Config)}
     config = nested({path: v for path, v in given.items() if not CHARTS_OWN.match(path)})
     found = objects(merged(SOURCES, {"config": config}))
     (text,) = [one["data"]["router.yaml"] for one in found if one["kind"] == "ConfigMap"]
@@ -262,7 +263,7 @@ def test_every_key_reaches_the_router_as_it_was_given(tmp_path: Path) -> None:
             place = read
             for name in path.split("."):
                 place = place[name]
-            assert keys_of()[path].read(place) == value, path
+            assert keys_of(Config)[path].read(place) == value, path
 
 
 @each_variant
@@ -476,7 +477,7 @@ def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
     assert mount["readOnly"]
     source = values["tokenizer"]["volume"] if "tokenizer" in values else PVC
     assert volume == {"name": mount["name"], **source}
-    encoder = encoder_of(config_of(found, tmp_path))
+    encoder = encoder_of(tokenizer_terms(config_of(found, tmp_path)))
     assert encoder is not None
     exact = tokenizers.Tokenizer.from_str(tokenizer_text("bytes")).encode("as it is").ids
     assert encoder.encode("as it is").tolist() == exact

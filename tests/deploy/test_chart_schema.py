@@ -11,6 +11,7 @@ import jsonschema
 import yaml
 
 from router.config.keys import keys_of
+from router.settings.schema import Config
 from tests.deploy.config_schema import FILE, written
 from tests.router.settings.config_values import another_value, nested
 
@@ -25,11 +26,11 @@ def test_it_is_that_of_the_routers_keys() -> None:
 
 
 def test_every_key_is_taken(tmp_path: Path) -> None:
-    CHECK.validate(nested({path: another_value(path, tmp_path) for path in keys_of()}))
+    CHECK.validate(nested({path: another_value(path, tmp_path) for path in keys_of(Config)}))
 
 
 def test_no_key_is_taken_by_another_name_or_in_another_type() -> None:
-    for path, key in keys_of().items():
+    for path, key in keys_of(Config).items():
         assert not CHECK.is_valid(nested({f"{path}x": key.default})), path
         wrong: list[Any] = [{"a": 1}, [[]]]
         if isinstance(key.default, int | float):

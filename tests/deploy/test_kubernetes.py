@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from engine.cli.main import parser
-from router.config.schema import Config
+from router.settings.schema import Config
 from tests.deploy.chart import VERSIONS, faults, first_requests
 from tests.deploy.parsed import DEPLOY, ENGINE_PATHS, ROUTER_PATHS, engine_ports, router_config
 from tests.live.stack import running

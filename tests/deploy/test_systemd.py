@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.schema import Config
+from router.settings.schema import Config
 from tests.deploy.parsed import DEPLOY
 
 UNITS = sorted(DEPLOY.glob("*.service"))

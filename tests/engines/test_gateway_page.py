@@ -21,7 +21,7 @@ import pytest
 import yaml
 
 from router.cli.config import PICKER_PORT
-from router.config.schema import Config
+from router.settings.schema import Config
 from simulator import CHECKOUT
 from tests.engines.envoy import BOOTSTRAPS, ENVOY, Envoy, picker_of, running_envoy, tls_to_picker
 from tests.live.stack import MODEL, Stack, running

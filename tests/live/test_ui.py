@@ -10,10 +10,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import msgspec
 import pytest
 
-from simulator.runs.advice import Advice
 from tests.live.browser import CHROMIUM, Page, opened
 from tests.live.stack import running
 from tests.live.ui_checks import BROKEN, CONTRASTS, INKS, NAMELESS, SIGHTS, contrast, distance
@@ -21,7 +19,6 @@ from tests.router.crowded import Crowd, crowd
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 
-ADVICE = Path(__file__).parents[1] / "data" / "advice.json"
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\"'&"
 ROWS = "document.querySelectorAll('#decision-rows tbody tr').length"
 
@@ -325,27 +322,6 @@ async def test_the_doctor_is_asked_at_the_press_of_a_button(tmp_path: Path) -> N
         said = await page.text("#doctor-rows tbody")
         assert HOSTILE in said
         assert "f: 1 → 2" in said
-        assert await page.run(NAMELESS) == []
-
-
-async def test_the_advice_that_lies_beside_the_log_is_shown(tmp_path: Path) -> None:
-    """As the adviser gave it once of 250 requests (tests/simulator/advised.py)."""
-    advice = msgspec.json.decode(ADVICE.read_bytes(), type=Advice)
-    log = tmp_path / "log.jsonl"
-    (tmp_path / f"{log.name}.advice.json").write_bytes(msgspec.json.encode(advice))
-    async with (
-        crowd(2, request_log=str(log)) as one,
-        shown(one, tmp_path / "profile", 1280) as page,
-    ):
-        await page.until("document.querySelector('#advice-rows tbody tr')", "the advice")
-        await page.picture(tmp_path / "advice.png")
-        assert "by 250 requests." in await page.text("#advice-said")
-        first = advice.findings[0]
-        said = await page.text("#advice-rows tbody tr")
-        assert first.change.title in said
-        assert "–" not in said
-        assert f"{first.forecast.next_ttft.mean:.2f} [" in said
-        assert await page.run("document.documentElement.scrollWidth") <= 1280
         assert await page.run(NAMELESS) == []
 
 

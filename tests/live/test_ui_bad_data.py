@@ -68,13 +68,9 @@ async def test_nonsense_breaks_nothing(tmp_path: Path) -> None:
         told += 1
         return web.json_response(text=json.dumps(answer))
 
-    async def advice(request: web.Request) -> web.Response:
-        return web.json_response({"advice": [4, {"rows": "x"}], "failed": {}, "every_s": "often"})
-
     app = web.Application()
     app.router.add_get("/ui", show)
     app.router.add_get("/ui/state", state)
-    app.router.add_get("/advice", advice)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -14,7 +14,6 @@ import numpy as np
 
 from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config.schema import Config, Intervals, Limits
 from router.core.contract.actions import Reject
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.recognize import Recognized
@@ -23,6 +22,7 @@ from router.http.messages import Request
 from router.http.reply import Outcome, Usage
 from router.request.prompts import Prompt
 from router.request.request import InferenceRequest
+from router.settings.schema import Config, Intervals, Limits
 from tests.router.fleet.fleet_support import admin_port
 
 BLOCK = 16

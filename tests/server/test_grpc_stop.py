@@ -8,8 +8,9 @@ from typing import Any
 import grpc
 import pytest
 
-from router.config.schema import Config
-from router.server.grpc_listener import GrpcListener, Place
+from router.server.grpc_listener import GrpcListener
+from router.settings.ports import grpc_port_settings
+from router.settings.schema import Config, Timeouts
 
 METHOD = "/test/Wait"
 
@@ -23,17 +24,22 @@ async def test_a_long_time_is_cut_short_by_a_stop() -> None:
         return b""
 
     handler = grpc.unary_unary_rpc_method_handler(wait)
-    listener = GrpcListener(lambda method: handler if method == METHOD else None, lambda _: True)
-    at = await listener.listen(Place("127.0.0.1", 0), Config())
+    config = Config(grpc_port=0, timeouts=Timeouts(handover_s=3_600.0, shutdown_s=0.1))
+    listener = GrpcListener(
+        lambda method: handler if method == METHOD else None,
+        lambda _: True,
+        lambda: grpc_port_settings(config),
+    )
+    at = await listener.listen()
     async with grpc.aio.insecure_channel(at) as channel:
         call = channel.unary_unary(METHOD)(b"")
         asking = asyncio.ensure_future(_code(call))
         await asyncio.wait_for(begun.wait(), 30)
-        listener.accept_no_more(3_600.0)
+        listener.accept_no_more()
         left = asyncio.ensure_future(listener.left())
         done, _ = await asyncio.wait([left, asking], timeout=0.3)
         assert not done, "it has its hour"
-        await asyncio.wait_for(listener.aclose(0.1), 30)
+        await asyncio.wait_for(listener.aclose(), 30)
         await asyncio.wait_for(left, 30)
         assert await asking in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
 

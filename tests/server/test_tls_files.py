@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.config.schema import Tls, WorkerTls
 from router.engines.worker_spec import WorkerSpecError, parse_worker_spec
-from router.http.tls import TlsError, renew, server_tls, worker_tls
+from router.http.tls import Tls, TlsError, WorkerTls, renew, server_tls, worker_tls
 from tests.server.certs import Authority
 
 

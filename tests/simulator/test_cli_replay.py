@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from router.config.schema import Config
+from router.settings.schema import Config
 from simulator.cli.replay_options import POLICIES
 from simulator.cli.study_options import VALIDATED
 from simulator.live.demo import acts

@@ -7,8 +7,8 @@ import tomllib
 import pytest
 
 from engine.cli.options import NEEDS_TORCH
-from router.config.schema import NO_OTEL
 from router.discovery.kubernetes_watch import MISSING as NO_KUBERNETES
+from router.record.trace_export import NO_OTEL
 from router.settings.rules import NO_GRPC
 from simulator.cli.command_line import OF_EXTRAS
 from simulator.report.plots import MISSING as NO_MATPLOTLIB

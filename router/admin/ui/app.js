@@ -95,7 +95,6 @@ function take(told) {
   guarded("decisions", drawDecisions);
   guarded("replicas", () => drawReplicas(list(frame.replicas).map(record)));
   guarded("detail", () => void drawDetail());
-  followAdvice();
 }
 
 function summary(frame) {

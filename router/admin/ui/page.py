@@ -23,7 +23,6 @@ _SCRIPTS = (
     "trunks",
     "decisions",
     "doctor",
-    "advice",
     "app",
 )
 _STYLES = ("look", "parts")

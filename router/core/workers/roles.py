@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 
 from policies.facts import Role
 from router.core.workers.columns import WorkerColumns
@@ -23,14 +26,24 @@ _FULL_REQUESTS = 64  # the same of one whose KV capacity nobody knows
 _CAUTION_MAX = 16.0
 
 
-@dataclass(frozen=True, slots=True)
-class RoleTerms:
-    """When a worker takes the other role. Lifetime: process."""
+# Share of a half's workers at work below which nothing is changed.
+_LEAST_BUSY = 0.6
 
-    window_s: float = 30.0  # over which work is averaged
-    settle_s: float = 30.0  # for so long a change must seem to pay
-    gain: float = 0.05  # least, of what the pool can carry, to begin with
-    busy: float = 0.6  # share of a half's workers at work below which nothing is changed
+
+class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Workers of split pools that take the other role by themselves. Lifetime: process."""
+
+    follow: Annotated[bool, Meta(description="roles follow the mix of requests")] = False
+    gain: Annotated[
+        float,
+        Meta(ge=0.01, le=10.0, description="least share more that a change lets a pool carry"),
+    ] = 0.05
+    settle_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="for so long it must seem to pay, seconds")
+    ] = 30.0
+    window_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="over which work is averaged, seconds")
+    ] = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +67,9 @@ class RoleChange:
 class RoleController:
     """Of one group of workers. Pure: time is passed in. Lifetime: as long as the group."""
 
-    def __init__(self, terms: RoleTerms) -> None:
+    def __init__(self, settings: RoleSettings) -> None:
         self.prefill_work = self.decode_work = 0.0  # in workers, averaged over the window
-        self._terms = terms
+        self._settings = settings
         self._seen_s: float | None = None
         self._began_s = 0.0
         self._wish: tuple[Role, float] | None = None  # which role pays, and since when
@@ -70,7 +83,7 @@ class RoleController:
         if self._seen_s is None:
             self._seen_s = self._began_s = self._calm_s = now_s
             return
-        part = -math.expm1((self._seen_s - now_s) / self._terms.window_s)
+        part = -math.expm1((self._seen_s - now_s) / self._settings.window_s)
         self._seen_s = now_s
         self.prefill_work += part * (prefill_work - self.prefill_work)
         self.decode_work += part * (decode_work - self.decode_work)
@@ -81,12 +94,12 @@ class RoleController:
         role = None if change is None else change.role
         if self._wish is not None and self._wish[0] != role:  # it did not last
             self._wish, self._calm_s = None, now_s
-        if change is None or now_s - self._began_s < self._terms.window_s:
+        if change is None or now_s - self._began_s < self._settings.window_s:
             self._underway &= change is not None
             return None
         if self._wish is None:
             self._wish = change.role, now_s
-        settle_s = self._terms.settle_s
+        settle_s = self._settings.settle_s
         if now_s - self._calm_s > 2 * _CAUTION_MAX * settle_s:
             self._caution, self._calm_s = max(self._caution / 2, 1.0), now_s
         back = self._last is not None and self._last != change.role
@@ -102,21 +115,21 @@ class RoleController:
     def refused(self, now_s: float) -> None:
         """The change was not made: try no other one for a while."""
         self._wish, self._underway = None, False
-        self._began_s = now_s + _CAUTION_MAX * self._terms.settle_s
+        self._began_s = now_s + _CAUTION_MAX * self._settings.settle_s
 
     def _better(self, prefill: int, decode: int) -> RoleChange | None:
         """The change that pays by the work of now."""
         p, d, count = self.prefill_work, self.decode_work, prefill + decode
         if min(prefill, decode) < 1 or count < 3 or p <= 0.0 or d <= 0.0:
             return None
-        if max(p / prefill, d / decode) < self._terms.busy:
+        if max(p / prefill, d / decode) < _LEAST_BUSY:
             return None
         carried = min(prefill / p, decode / d)
         best = max(range(1, count), key=lambda n: (min(n / p, (count - n) / d), -abs(n - prefill)))
         gain = min(best / p, (count - best) / d) / carried - 1
         role: Role = "prefill" if best > prefill else "decode"
         goes_on = self._underway and role == self._last
-        if best == prefill or gain < self._terms.gain * (0.5 if goes_on else 1.0):
+        if best == prefill or gain < self._settings.gain * (0.5 if goes_on else 1.0):
             return None
         return RoleChange(role, p, d, best, gain)
 

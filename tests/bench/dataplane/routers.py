@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from router.config.schema import Config
+from router.settings.schema import Config
 from tests.bench.dataplane.programs import (
     Cores,
     Engines,

@@ -13,7 +13,7 @@ import pytest
 
 from policies.facts import Arrival, Finish, WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config.schema import Config, Limits
+from router.settings.schema import Config, Limits
 from tests.router.core.core_world import BLOCK, chain_of
 from tests.router.fleet.fleet_support import admin_port
 

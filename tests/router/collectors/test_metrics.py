@@ -15,11 +15,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from policies.facts import Arrival, Finish, KvEvents, WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config.schema import Config
 from router.core.contract.actions import Dispatch
 from router.engines.worker_spec import parse_worker_spec
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import Outcome, Usage
+from router.settings.schema import Config
 from tests.router.core.core_world import BLOCK, chain_of, stored
 
 

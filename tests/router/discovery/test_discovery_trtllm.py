@@ -20,6 +20,7 @@ from router.config.keys import keys_of
 from router.discovery.source import Report, SourceSpecError, TrtllmSpec, parse_source
 from router.discovery.trtllm import ClusterStore, StoreFullError, TrtllmSource, joined, read_pool
 from router.settings.rules import check_value
+from router.settings.schema import Config
 
 URLS = "context_servers: {num_instances: 2, urls: ['h1:8001', 'h2:8002']}\n"
 GEN = "generation_servers: {num_instances: 1, urls: ['h3:8003'], router: {type: round_robin}}\n"
@@ -75,7 +76,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says.replace("[", r"\[").replace("]", r"\]")):
         read_pool(spec)
     with pytest.raises(ValueError, match=r"disagg\.yaml"):
-        check_value(keys_of()["discovery"], [str(spec)])
+        check_value(keys_of(Config)["discovery"], [str(spec)])
 
 
 @pytest.mark.parametrize(

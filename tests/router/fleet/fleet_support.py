@@ -16,6 +16,7 @@ from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager
 from router.http.reply import RelayLimits
 from router.server.listener import AdminListener
+from router.settings.ports import admin_port_settings
 
 
 @asynccontextmanager
@@ -39,7 +40,7 @@ async def fleet_of(max_workers: int) -> AsyncIterator[tuple[FleetManager, list[W
 async def admin_port(router: Router) -> AsyncIterator[str]:
     """The admin port of a router without others, on a free port; yields its URL."""
     config = msgspec.structs.replace(router.config, admin_port=0)
-    listener = AdminListener(lambda: config)
+    listener = AdminListener(lambda: admin_port_settings(config))
     try:
         yield await listener.listen(router.admin)
     finally:

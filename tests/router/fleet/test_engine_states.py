@@ -13,10 +13,10 @@ import pytest
 import zmq.asyncio
 
 from router.assembly import Router
-from router.config.schema import Config, Intervals, Limits, Timeouts
 from router.core.workers.kv_state import KvState
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.member import Member
+from router.settings.schema import Config, Intervals, Limits, Timeouts
 from tests.router.engines.engine_pages import HANGS, MODELS, engine, recognized
 from tests.router.engines.test_engines_sglang import SGLANG
 from tests.router.engines.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON

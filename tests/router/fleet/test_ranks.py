@@ -16,7 +16,6 @@ import pytest
 
 from router.assembly import Router
 from router.config.keys import keys_of
-from router.config.schema import Config, Intervals, Limits
 from router.core.placement.roster import TableFullError
 from router.core.workers.table import Worker
 from router.engines.worker_spec import parse_worker_spec
@@ -24,7 +23,9 @@ from router.fleet.manager import DuplicateWorkerError, reconcile
 from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker
 from router.server.listener import ClientListener
+from router.settings.ports import client_port_settings
 from router.settings.rules import BadItemsError, check_value
+from router.settings.schema import Config, Intervals, Limits
 from tests.router.engines.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.fleet.fleet_support import admin_port
 from tests.router.waiting import DEADLINE_S, until
@@ -84,7 +85,7 @@ async def front(workers: int = 8) -> AsyncIterator[Front]:
     async with aiohttp.ClientSession() as http:
         router = Router(Config(limits=Limits(workers=workers), intervals=times), http)
         config = msgspec.structs.replace(router.config, port=0, trusted_peers=("127.0.0.0/8",))
-        client = ClientListener(lambda: config, 1_024)
+        client = ClientListener(lambda: client_port_settings(config), 1_024)
         try:
             async with admin_port(router) as url:
                 yield Front(router, await client.listen(router.client_port()), url, http)
@@ -286,7 +287,7 @@ async def test_ports_of_the_other_ranks_are_counted_up_from_those_given() -> Non
 
 
 def test_a_configuration_names_a_url_as_a_whole_or_by_ranks_that_differ() -> None:
-    key, url = keys_of()["workers"], "http://h:1"
+    key, url = keys_of(Config)["workers"], "http://h:1"
     assert check_value(key, [f"{url},rank=0", f"{url},rank=1", "http://h:2"])
     for second in (url, f"{url},rank=0"):
         for workers in ([f"{url},rank=0", second], [second, f"{url},rank=0"]):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
-from policies.facts import Arrival
+from policies.facts import Arrival, WorkerFacts
 from router.http.errors import ClientError, WorkerError
-from router.record.request_line import hashes_of
-from router.record.request_log import RequestLog
+from router.record.request_line import FleetPart, hashes_of
+from router.record.request_log import RequestLog, fleet_parts
 from tests.router.record.record_log_support import (
     CHAIN,
     SIZE,
@@ -119,3 +121,12 @@ def test_errors_after_the_first_byte(tmp_path: Path) -> None:
 
     line = line_of(tmp_path / "log", tell)
     assert (line.status, line.error, line.output_tokens) == (200, "client", 7)
+
+
+def test_workers_that_are_alike_are_one_part_of_a_heading() -> None:
+    alike = WorkerFacts("a", ("m",), 16, kv_capacity_tokens=1600.0)
+    other = WorkerFacts("b", ("m",), 64, max_requests=8.0, role="decode")
+    parts = fleet_parts([alike, other, alike])
+    assert parts == (FleetPart(2, 16, 1600), FleetPart(1, 64, None, "decode", 8.0))
+    told = json.loads(msgspec.json.encode(parts[0]))
+    assert told == {"count": 2, "block_size": 16, "kv_tokens": 1600}

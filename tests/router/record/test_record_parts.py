@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.record.log_files import PartLimits, Parts, parts_in
+from router.record.log_files import Parts, Recording, parts_in
 from tests.effort import examples
 
 HOUR_S = 3_600.0
@@ -32,7 +32,7 @@ class Clock:
 
 def parts(folder: Path, clock: Clock, **limits: float) -> Parts:
     known = {"part_bytes": 1_000, "part_s": HOUR_S, "parts": 100, "total_bytes": 100_000}
-    return Parts(folder, PartLimits(**(known | limits)), clock)  # type: ignore[arg-type]
+    return Parts(folder, Recording(**(known | limits)), clock)  # type: ignore[arg-type]
 
 
 def put(to: Parts, line: bytes) -> None:

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.config.schema import check_endpoint, traces_url
 from router.record.trace import Tracer, below_of, headers_of, read_context
+from router.record.trace_export import check_endpoint, traces_url
 from tests.effort import examples
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -182,6 +182,6 @@ def test_without_the_extra_one_line_says_what_to_install(
         if found is not None:
             raise found
 
-    monkeypatch.setattr("router.config.schema.find_spec", find)
+    monkeypatch.setattr("router.record.trace_export.find_spec", find)
     with pytest.raises(ValueError, match=r"or '\.\[otel\]' in the checkout"):
         check_endpoint("http://c:4318")

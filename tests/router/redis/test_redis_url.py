@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from router.cli.config import add_flags
 from router.cli.main import main
-from router.config.schema import Config
 from router.redis.url import MOST_CHARS, parse_redis_url, redacted
 from router.settings.load import effective_yaml, load_config
+from router.settings.schema import Config
 
 SECRET = "hush-hush"
 

@@ -8,11 +8,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
-import msgspec
-
-from router.config.schema import Config, Replicas
+from router.redis.url import parse_redis_url
 from router.replicas.link import Link
 from router.replicas.membership import VERSION, new_identity
+from router.replicas.settings import Replicas
 
 WAIT_S = 20.0
 TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}
@@ -63,8 +62,9 @@ class Replica:
         options = {"lease_s": 1.5, **replicas}
         self.notes = Notes()
         self.identity = new_identity(name)
-        config = msgspec.structs.replace(Config(), state=url, replicas=Replicas(**options))
-        self.link = Link(config, self.identity, self.notes, terms)
+        self.link = Link(
+            parse_redis_url(url), Replicas(**options), self.identity, self.notes, terms
+        )
 
     def say(self, *words: bytes) -> None:
         self.notes.to_say.extend(words)

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis import exceptions as redis
 
-from router.config.schema import Config, TenantRules
 from router.redis.connection import reason_of
 from router.replicas.membership import (
     MOST_PEERS,
@@ -29,6 +28,9 @@ from router.replicas.membership import (
     refusal,
     terms_of,
 )
+from router.request.quotas import TenantRules
+from router.settings.schema import Config
+from router.settings.terms import replica_terms
 
 LEASE_S = 3.0
 ME = "me@0000000000000000"
@@ -139,6 +141,10 @@ def test_identities():
     assert Keys("f").stream("a@0") == "warmroute:{f}:stream:a@0"
 
 
+def shared(config: Config, speaks: int) -> dict[str, str]:
+    return terms_of(replica_terms(config), speaks)
+
+
 def test_what_must_agree(tmp_path: Path):
     keys = tmp_path / "keys"
     keys.write_text("- alice salt=s1\n- bob\n")
@@ -147,8 +153,8 @@ def test_what_must_agree(tmp_path: Path):
     (model / "tokenizer.json").write_text("{}")
     plain = Config()
     replace = msgspec.structs.replace
-    ours = terms_of(plain, 1)
-    assert not list(differences(ours, terms_of(replace(plain, port=1, seed=5), 1)))
+    ours = shared(plain, 1)
+    assert not list(differences(ours, shared(replace(plain, port=1, seed=5), 1)))
     for field, value in (
         ("policy", "least_requests"),
         ("session_header", "x-s"),
@@ -157,18 +163,18 @@ def test_what_must_agree(tmp_path: Path):
         ("tokenizer", str(model)),
         ("api_keys_file", str(keys)),
     ):
-        ((key, how),) = differences(ours, terms_of(replace(plain, **{field: value}), 1))
+        ((key, how),) = differences(ours, shared(replace(plain, **{field: value}), 1))
         assert key.startswith(field)
         assert " here and " in how
-    assert [key for key, _ in differences(ours, terms_of(plain, 2))] == [VERSION]
+    assert [key for key, _ in differences(ours, shared(plain, 2))] == [VERSION]
     with_keys = replace(plain, api_keys_file=str(keys))
-    first = terms_of(with_keys, 1)
+    first = shared(with_keys, 1)
     assert "s1" not in str(first)
     keys.write_text("- bob\n- carol\n- alice salt=s1\n")
-    assert terms_of(with_keys, 1) == first, "keys may differ, salts may not"
+    assert shared(with_keys, 1) == first, "keys may differ, salts may not"
     keys.write_text("- alice salt=s2\n")
-    assert terms_of(with_keys, 1) != first
-    assert len(str(terms_of(replace(plain, policy="x" * 10_000), 1))) < 1_000
+    assert shared(with_keys, 1) != first
+    assert len(str(shared(replace(plain, policy="x" * 10_000), 1))) < 1_000
     assert "replicas.fleet" in str(refusal("b@1", "x"))
 
 

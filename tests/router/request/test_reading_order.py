@@ -15,8 +15,8 @@ import pytest
 from router import assembly
 from router.assembly import Router
 from router.body.paths import PATHS
-from router.config.schema import Config
 from router.keys.key_file import KeyTerms
+from router.settings.schema import Config
 from tests.live.test_tokenizer import write_model
 from tests.router.steps import Steps, settled
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from router.config.keys import keys_of
+from router.settings.schema import Config
 
 WORKER = "http://127.0.0.1:9001"
 
@@ -38,7 +39,6 @@ def another_value(path: str, folder: Path) -> object:
         "explain": False,
         "model_limits": ("mine:max_requests=8", "other:max_queued_tokens=9,max_requests=2"),
         "triton_admin": "load",
-        "advise.options": ("profile=mine.json", "draws=12"),
         "picker.objectives": ("batch=10", "chat=-1"),
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "drain_refuses": True,
@@ -69,7 +69,7 @@ def another_value(path: str, folder: Path) -> object:
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
     shares = "ejection.rate", "ejection.max_share", "health.panic_share"
     special |= dict.fromkeys(shares, 0.25)
-    return special[path] if path in special else _changed(keys_of()[path].default)
+    return special[path] if path in special else _changed(keys_of(Config)[path].default)
 
 
 def _changed(default: int | float) -> bool | int | float:
@@ -79,8 +79,7 @@ def _changed(default: int | float) -> bool | int | float:
 def flags_beside(path: str, folder: Path) -> tuple[str, ...]:
     """What else must be given where the key has that value."""
     keys = ("--api-keys-file", str(folder / "tokenizer.json"))
-    log = ("--request-log", str(folder / "requests.jsonl"))
-    return {"triton_admin": keys, "advise.every_s": log}.get(path, ())
+    return keys if path == "triton_admin" else ()
 
 
 def nested(values: dict[str, Any]) -> dict[str, Any]:

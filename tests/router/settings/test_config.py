@@ -9,9 +9,9 @@ import pytest
 
 from router.cli.config import add_config_command, add_flags, check_command, key_table
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
-from router.config.schema import Config
 from router.settings.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
 from router.settings.reload import FIXED, REMOVED
+from router.settings.schema import Config
 from tests.router.settings.config_values import WORKER, another_value, flags_beside
 
 
@@ -86,7 +86,7 @@ def test_flag_over_environment_over_file_over_default(tmp_path):
 
 
 def test_every_key_can_be_given_as_flag_variable_and_line(tmp_path):
-    for key in keys_of().values():
+    for key in keys_of(Config).values():
         changed = another_value(key.path, tmp_path)
         texts = changed if isinstance(changed, tuple) else (text_of(changed),)
         flags = [part for text in texts for part in (key.flag, text)]
@@ -280,7 +280,7 @@ def test_state_changes_to_another_but_not_from_none_or_to_none():
 
 
 def test_fixed_keys_exist():
-    assert set(FIXED) <= set(keys_of())
+    assert set(FIXED) <= set(keys_of(Config))
 
 
 def test_what_is_printed_loads_as_the_same(tmp_path):
@@ -310,6 +310,6 @@ def test_the_help_teaches_every_key(capsys):
     parser = argparse.ArgumentParser()
     add_flags(parser)
     told = " ".join(parser.format_help().split())
-    for key in keys_of().values():
+    for key in keys_of(Config).values():
         assert key.flag in told
         assert key.variable in told

@@ -14,6 +14,7 @@ from router.config.keys import keys_of
 from router.engines.worker_spec import KEYS
 from router.settings.reload import REMOVED
 from router.settings.rules import check_value
+from router.settings.schema import Config
 
 CHANGELOG = Path(__file__).parents[3] / "CHANGELOG.md"
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "configuration.md"
@@ -34,7 +35,7 @@ def test_the_table_of_worker_keys_is_complete():
 
 def test_the_example_can_be_used():
     (example,) = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    keys = keys_of()
+    keys = keys_of(Config)
     for name, value in yaml.safe_load(example).items():
         leaves = {f"{name}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {}
         for path, leaf in (leaves or {name: value}).items():

@@ -6,7 +6,7 @@ import aiohttp
 import msgspec
 
 from router.assembly import Router
-from router.config.schema import Config
+from router.settings.schema import Config
 
 
 async def test_a_reload_reaches_every_part() -> None:

@@ -13,9 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Arrival, Finish, FirstToken, WorkerChange, WorkerFacts
 from router.assembly import Router
-from router.config.schema import Config
 from router.core.contract.actions import Dispatch
 from router.core.core import RouterCore
+from router.settings.schema import Config
 from tests.policies.pool import Job, Pool, shared_prompt
 from tests.router.core.core_world import BLOCK, World, chain_of
 from tests.router.fleet.fleet_support import admin_port

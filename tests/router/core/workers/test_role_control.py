@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Role
 from router.core.workers.columns import WorkerColumns
-from router.core.workers.roles import RoleController, RoleTerms, WorkMeter
+from router.core.workers.roles import RoleController, RoleSettings, WorkMeter
 from tests.router.core.core_world import World
 
 DRAIN_S = 10.0
@@ -27,7 +27,7 @@ class Fluid:
         self.now_s = 0.0
         self.fixed = fixed
         self.counts: dict[Role, int] = {"prefill": prefill, "decode": workers - prefill}
-        self.controller = RoleController(RoleTerms())
+        self.controller = RoleController(RoleSettings())
         self.changes: list[tuple[float, Role]] = []
         self._turning: tuple[Role, float] | None = None
 

@@ -6,118 +6,21 @@ and `docs/reference/configuration.md` all follow from these Structs (`router.con
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated, Literal
-from urllib.parse import urlsplit
 
 import msgspec
 from msgspec import Meta, field
 
+from router.core.placement.settings import Ejection, RetrySettings
+from router.core.workers.roles import RoleSettings
+from router.fleet.context import Health
 from router.http.tls import Tls, WorkerTls
-
-
-class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
-
-    connections: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="connections at a port at the same time")
-    ] = 16_384
-    connections_per_address: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="of these from one address; 0: any number")
-    ] = 0
-    head_bytes: Annotated[
-        int, Meta(ge=1_024, le=1 << 22, description="largest head of a request, bytes")
-    ] = 64 << 10
-    arriving_bytes: Annotated[
-        int, Meta(ge=1 << 16, le=1 << 44, description="of all that are still arriving, bytes")
-    ] = 1 << 30
-    head_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="for TLS, then for a whole head, seconds")
-    ] = 20.0
-    body_s: Annotated[float, Meta(ge=0.1, le=3_600.0, description="for a whole body, seconds")] = (
-        60.0
-    )
-
-
-class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a failing worker is ejected. Lifetime: until the next reload."""
-
-    failures: Annotated[
-        int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
-    ] = 3
-    rate: Annotated[
-        float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
-    ] = 0.5
-    requests: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="least number of results for the share")
-    ] = 20
-    window_s: Annotated[
-        float, Meta(ge=0.1, le=600.0, description="the window of the share, seconds")
-    ] = 5.0
-    max_share: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="most of a pool ejected; one always may be")
-    ] = 0.5
-    recover_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="shortest ejection, seconds; grows")
-    ] = 2.0
-    breaks: Annotated[
-        int,
-        Meta(
-            ge=1, le=1_000, description="or broken answers that many good ones do not make up for"
-        ),
-    ] = 8
-
-
-class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Decides what failed health probes do to a worker. Lifetime: until the next reload."""
-
-    probes: Annotated[
-        int,
-        Meta(ge=1, le=1_000, description="probes in a row: errors: down; no answer: requests move"),
-    ] = 2
-    panic_share: Annotated[
-        float,
-        Meta(ge=0.0, le=1.0, description="of a model silent: beyond it nothing moves; 1: never"),
-    ] = 0.5
-    silent_s: Annotated[
-        float, Meta(ge=0.1, le=86_400.0, description="silence until a worker is down, seconds")
-    ] = 300.0
-
-
-class Retries(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """When a failed request goes to another worker. Lifetime: until the next reload."""
-
-    attempts: Annotated[
-        int, Meta(ge=1, le=100, description="workers that may fail one request")
-    ] = 3
-    backoff_s: Annotated[
-        float, Meta(ge=0.0, le=60.0, description="longest first wait, seconds; doubles")
-    ] = 0.025
-    backoff_max_s: Annotated[
-        float, Meta(ge=0.0, le=60.0, description="longest wait of a retry, seconds")
-    ] = 0.25
-    budget_share: Annotated[
-        float, Meta(ge=0.0, le=10.0, description="retries per request over ten seconds")
-    ] = 0.2
-    budget_per_s: Annotated[
-        float, Meta(ge=0.0, le=1e6, description="further retries, per second")
-    ] = 10.0
-    busy_s: Annotated[
-        float,
-        Meta(
-            ge=0.001,
-            le=60.0,
-            description="how long a worker that says it is busy is spared, seconds; doubles",
-        ),
-    ] = 0.5
-    busy_max_s: Annotated[
-        float,
-        Meta(
-            ge=0.0,
-            le=60.0,
-            description="longest such time, whatever the worker says, seconds; 0: none is spared",
-        ),
-    ] = 5.0
+from router.picker.settings import Picker
+from router.record.log_files import Recording
+from router.record.trace_export import Tracing
+from router.replicas.settings import Replicas
+from router.request.quotas import TenantRules
+from router.server.settings import Server
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -220,101 +123,6 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ] = 1 << 25
 
 
-class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How much of the traffic the folder `record` keeps."""
-
-    part_bytes: Annotated[int, Meta(ge=4_096, le=1 << 40, description="size of a part, bytes")] = (
-        64 << 20
-    )
-    part_s: Annotated[float, Meta(ge=1.0, le=86_400.0, description="time of a part, seconds")] = (
-        3_600.0
-    )
-    parts: Annotated[
-        int, Meta(ge=2, le=100_000, description="parts kept; the oldest goes first")
-    ] = 1_000
-    total_bytes: Annotated[
-        int, Meta(ge=8_192, le=1 << 50, description="of all parts, bytes; the oldest goes")
-    ] = 8 << 30
-
-
-class Advise(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`warmroute advise` beside the router, by its own log. Lifetime: process."""
-
-    every_s: Annotated[
-        float,
-        Meta(ge=0.0, le=30 * 86_400.0, description="seconds between two advices; 0: none"),
-    ] = 0.0
-    budget_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="that one may take, seconds")
-    ] = 900.0
-    memory_mb: Annotated[
-        int, Meta(ge=256, le=1 << 20, description="that each of its processes may take, MiB")
-    ] = 4_096
-    options: Annotated[
-        tuple[str, ...],
-        Meta(description="options of `warmroute advise`, as profile=mine.json"),
-    ] = ()
-
-
-_NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
-
-
-class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Several routers of the same workers, joined by `state`. Lifetime: process."""
-
-    name: Annotated[
-        str,
-        Meta(pattern=f"{_NAME}|^$", description="this router's name; empty: the host's"),
-    ] = ""
-    fleet: Annotated[str, Meta(pattern=_NAME, description="replicas of one fleet share state")] = (
-        "default"
-    )
-    flush_s: Annotated[
-        float, Meta(ge=0.001, le=0.25, description="news waits so long to be sent, seconds")
-    ] = 0.01
-    lease_s: Annotated[
-        float, Meta(ge=1.0, le=60.0, description="silence that means gone, seconds")
-    ] = 3.0
-
-
-class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Spans of requests, told to a collector."""
-
-    endpoint: Annotated[
-        str | None, Meta(description="OTLP/HTTP collector, http://HOST:4318/v1/traces; none: off")
-    ] = None
-    sample: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="share traced if the caller does not decide")
-    ] = 0.01
-    service_name: Annotated[
-        str, Meta(min_length=1, max_length=255, description="service name in spans")
-    ] = "warmroute"
-
-
-def check_endpoint(url: str) -> None:
-    """Raises ValueError that says what is wrong with a collector's address, or missing for it."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url} is no http(s) URL; give one such as http://127.0.0.1:4318")
-    try:
-        found = find_spec("opentelemetry.exporter.otlp.proto.http")
-    except ModuleNotFoundError:
-        found = None
-    if found is None:
-        raise ValueError(NO_OTEL)
-
-
-def traces_url(endpoint: str) -> str:
-    """Where traces are posted: `endpoint`, with OTLP's own path where it has none."""
-    parts = urlsplit(endpoint)
-    path = parts.path if parts.path.strip("/") else "/v1/traces"
-    return parts._replace(path=path).geturl()
-
-
-NO_OTEL = (
-    "OpenTelemetry is not installed: pip install 'opentelemetry-sdk>=1.45,<2' "
-    "'opentelemetry-exporter-otlp-proto-http>=1.45,<2' (or '.[otel]' in the checkout)"
-)
 _HEADER = r"^[a-z0-9][a-z0-9-]{0,63}$"
 
 
@@ -393,63 +201,6 @@ class Intervals(_Section, frozen=True):
     ] = 60.0
 
 
-class TenantRules(_Section, frozen=True):
-    """What tenants may do to each other."""
-
-    isolate: Annotated[bool, Meta(description="tenants share no cached prefix")] = False
-
-
-class Roles(_Section, frozen=True):
-    """Workers of split pools that take the other role by themselves."""
-
-    follow: Annotated[bool, Meta(description="roles follow the mix of requests")] = False
-    gain: Annotated[
-        float,
-        Meta(ge=0.01, le=10.0, description="least share more that a change lets a pool carry"),
-    ] = 0.05
-    settle_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="for so long it must seem to pay, seconds")
-    ] = 30.0
-    window_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="over which work is averaged, seconds")
-    ] = 30.0
-
-
-class Picker(_Section, frozen=True):
-    """Where another data plane, as Envoy, asks which worker a request goes to (ext_proc)."""
-
-    port: Annotated[
-        int,
-        Meta(ge=-1, le=65_535, description="port of the picker; 0: the system chooses; -1: none"),
-    ] = -1
-    host: Annotated[str, Meta(min_length=1, description="address of the picker's ports")] = (
-        "127.0.0.1"
-    )
-    health_port: Annotated[
-        int,
-        Meta(
-            ge=-1,
-            le=65_535,
-            description="port of gRPC health alone, without TLS; 0: the system chooses; -1: none",
-        ),
-    ] = -1
-    decision_s: Annotated[
-        float,
-        Meta(ge=0.05, le=60.0, description="a decision, holding included, then 503, seconds"),
-    ] = 5.0
-    endpoints: Annotated[
-        int,
-        Meta(ge=1, le=3, description="named, best first; beyond 1 where the data plane tries them"),
-    ] = 1
-    objectives: Annotated[
-        tuple[str, ...],
-        Meta(description="NAME=PRIORITY of objectives that requests name; lower goes first"),
-    ] = ()
-    conformance: Annotated[
-        bool, Meta(description="headers of the Inference Extension's conformance tests are obeyed")
-    ] = False
-
-
 class Config(_Section, frozen=True):
     """The whole configuration, valid by construction of `router.settings.load`."""
 
@@ -476,13 +227,17 @@ class Config(_Section, frozen=True):
     ] = False
     workers: Annotated[
         tuple[str, ...],
-        Meta(description="workers: URL,key=value,... each (in a file also as mappings)"),
+        Meta(
+            description="workers: URL,key=value,... each (in a file also as mappings)",
+            extra={"flag": "--worker"},
+        ),
     ] = ()
     discovery: Annotated[
         tuple[str, ...],
         Meta(
             description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., "
-            "inferencepool:..., trtllm:PATH"
+            "inferencepool:..., trtllm:PATH",
+            extra={"flag": "--discover"},
         ),
     ] = ()
     event_hosts: Annotated[
@@ -675,9 +430,8 @@ class Config(_Section, frozen=True):
     picker: Picker = field(default_factory=Picker)
     picker_tls: Tls = field(default_factory=Tls)
     recording: Recording = field(default_factory=Recording)
-    advise: Advise = field(default_factory=Advise)
-    retries: Retries = field(default_factory=Retries)
-    roles: Roles = field(default_factory=Roles)
+    retries: RetrySettings = field(default_factory=RetrySettings)
+    roles: RoleSettings = field(default_factory=RoleSettings)
     tenants: TenantRules = field(default_factory=TenantRules)
     replicas: Replicas = field(default_factory=Replicas)
     tracing: Tracing = field(default_factory=Tracing)

@@ -1,0 +1,68 @@
+"""The section `server` of the configuration, and where ports listen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from router.http.addresses import Network
+from router.http.parser import RequestLimits
+from router.http.tls import Tls
+
+
+class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
+
+    connections: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="connections at a port at the same time")
+    ] = 16_384
+    connections_per_address: Annotated[
+        int, Meta(ge=0, le=1_000_000, description="of these from one address; 0: any number")
+    ] = 0
+    head_bytes: Annotated[
+        int, Meta(ge=1_024, le=1 << 22, description="largest head of a request, bytes")
+    ] = 64 << 10
+    arriving_bytes: Annotated[
+        int, Meta(ge=1 << 16, le=1 << 44, description="of all that are still arriving, bytes")
+    ] = 1 << 30
+    head_s: Annotated[
+        float, Meta(ge=0.1, le=3_600.0, description="for TLS, then for a whole head, seconds")
+    ] = 20.0
+    body_s: Annotated[float, Meta(ge=0.1, le=3_600.0, description="for a whole body, seconds")] = (
+        60.0
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class PortSettings:
+    """Where an HTTP port listens, and its bounds. Lifetime: until the next reload."""
+
+    host: str
+    port: int  # 0: the system chooses
+    shared: bool  # other routers may listen there, too
+    tls: Tls
+    connections: Server
+    requests: RequestLimits
+    trusted: tuple[Network, ...]  # peers that may send private headers
+    client_s: float  # for a client to read what waits for it
+    keep_alive_s: float  # of an idle connection
+    shutdown_s: float  # for running requests when the port closes
+
+
+@dataclass(frozen=True, slots=True)
+class GrpcPortSettings:
+    """Where a gRPC port listens, and its bounds. Lifetime: until the next reload."""
+
+    host: str
+    port: int  # 0: the system chooses
+    shared: bool  # other routers may listen there, too
+    tls: Tls
+    calls: int  # at the same time
+    message_bytes: int  # of the largest message that a client may send
+    header_bytes: int
+    handshake_s: float
+    handover_s: float  # for running calls when another router takes over
+    shutdown_s: float  # for running calls when the port closes
