@@ -11,8 +11,9 @@ import os
 import sys
 from pathlib import Path
 
+from router.config.file import ConfigError
 from router.config.keys import FILE_VARIABLE, Key, attribute_of, flag_of, keys_of, text_of
-from router.settings.load import ConfigError, Loaded, effective_yaml, load_config
+from router.settings.load import Loaded, effective_yaml, load_config
 from router.settings.reload import FIXED, REMOVED, STANDING
 from router.settings.schema import Config
 

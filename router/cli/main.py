@@ -25,10 +25,11 @@ from router.cli.kv import ABOUT as KV_ABOUT
 from router.cli.kv import add_kv_command, kv_command
 from router.cli.top import ABOUT as TOP_ABOUT
 from router.cli.top import add_top_command, top_command
+from router.config.file import ConfigError
 from router.record.logs import configure
 from router.redis.url import redacted
 from router.restart.hot_restart import take_over
-from router.settings.load import ConfigError, load_config
+from router.settings.load import load_config
 from router.settings.schema import Config
 
 _SERVE = """\

@@ -41,7 +41,7 @@ from policies.contract import Hashes
 from policies.load import PolicyError, load
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore, take
-from router.core.placement.admission import model_limits
+from router.record.model_limits import model_limits
 
 FORMAT = "warmroute-facts"
 VERSION = 1

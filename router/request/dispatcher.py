@@ -36,9 +36,9 @@ from router.core.contract.actions import (
     Resync,
 )
 from router.core.core import RouterCore, take
-from router.core.placement.admission import model_limits
 from router.core.placement.chooser import Choice, Withheld
 from router.core.placement.health import STALLED
+from router.record.model_limits import model_limits
 from router.record.recorder import FactRecorder
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import yaml
 
+from router.config.file import ConfigError, Given, read_file
+from router.config.items import BadItemsError
 from router.config.keys import (
     FILE_VARIABLE,
     PREFIX,
@@ -25,112 +26,8 @@ from router.config.keys import (
 )
 from router.redis.url import redacted
 from router.settings.reload import FIXED, REMOVED, STANDING
-from router.settings.rules import BadItemsError, check_together, check_value
+from router.settings.rules import check_together, check_value
 from router.settings.schema import Config
-
-MAX_FILE_BYTES = 1 << 20
-_NULL = "tag:yaml.org,2002:null"
-
-
-class ConfigError(ValueError):
-    """The configuration cannot be used. `problems` has a line for each thing that is wrong."""
-
-    def __init__(self, problems: list[str]) -> None:
-        super().__init__("\n".join(problems))
-        self.problems = problems
-
-
-@dataclass(frozen=True, slots=True)
-class Given:
-    """A value as somebody gave it. Lifetime: one reading of the configuration."""
-
-    value: Any
-    source: str  # "file:line", "flag --port", "WARMROUTE_PORT" or "default"
-    item_sources: tuple[str, ...] = ()  # of a file's list: where each of its items begins
-
-    def source_of(self, item: int) -> str:
-        """Where item number `item` of a list was given."""
-        return self.item_sources[item] if item < len(self.item_sources) else self.source
-
-
-def read_file(path: Path) -> dict[str, Given]:
-    """Key path -> what the file gives for it, in the file's order.
-
-    Keys are not checked here, except for repetition.
-
-    Sections are opened one level deep, nothing else is walked: an alias cannot blow up.
-    Raises ConfigError for a file that cannot be read, is too large, or is not YAML of that shape.
-    """
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-    except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
-    if len(data) > MAX_FILE_BYTES:
-        raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
-    loader = None
-    try:
-        loader = yaml.SafeLoader(data)
-        root = loader.get_single_node()
-        if root is None or root.tag == _NULL:
-            return {}
-        return _Walk(path, loader).open(root)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise ConfigError([f"{place}: not YAML: {error.problem}"]) from error
-    except (yaml.YAMLError, RecursionError) as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise ConfigError([f"{path}: not YAML: {' '.join(why.split())}"]) from error
-    finally:
-        if loader is not None:
-            loader.dispose()
-
-
-class _Walk:
-    """One file on its way to key paths. Lifetime: one reading."""
-
-    def __init__(self, path: Path, loader: yaml.SafeLoader) -> None:
-        self._path = path
-        self._loader = loader
-        self._found: dict[str, Given] = {}
-        self._problems: list[str] = []
-
-    def open(self, root: yaml.Node) -> dict[str, Given]:
-        self._mapping(root, "")
-        if self._problems:
-            raise ConfigError(self._problems)
-        return self._found
-
-    def _mapping(self, node: yaml.Node, prefix: str) -> None:
-        if not isinstance(node, yaml.MappingNode):
-            what = f"{prefix[:-1]} must be" if prefix else "the file must be"
-            self._problems.append(f"{self._place(node)}: {what} a mapping of keys to values")
-            return
-        seen: set[str] = set()
-        for key_node, value_node in node.value:
-            name = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
-            if name is None or name in seen:
-                what = "a key must be text" if name is None else f"{prefix}{name} is given twice"
-                self._problems.append(f"{self._place(key_node)}: {what}")
-                continue
-            seen.add(name)
-            if not prefix and (name in SECTIONS or name in _OLD_SECTIONS):
-                if value_node.tag != _NULL:  # a section without any key
-                    self._mapping(value_node, f"{name}.")
-                continue
-            try:
-                value = self._loader.construct_object(value_node, deep=True)
-            except ValueError as error:  # such as a date in a thirteenth month
-                self._problems.append(f"{self._place(key_node)}: {prefix}{name}: {error}")
-                continue
-            items = value_node.value if isinstance(value_node, yaml.SequenceNode) else ()
-            places = tuple(self._place(item) for item in items)
-            self._found[f"{prefix}{name}"] = Given(value, self._place(key_node), places)
-
-    def _place(self, node: yaml.Node) -> str:
-        return f"{self._path}:{node.start_mark.line + 1}"
-
 
 SECTIONS = frozenset(
     field.name
@@ -163,7 +60,7 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
     file = getattr(args, "config", None) or environ.get(FILE_VARIABLE)
     problems: list[str] = []
     given = {path: Given(key.default, "default") for path, key in keys.items()}
-    from_file = read_file(Path(file)) if file else {}
+    from_file = read_file(Path(file), SECTIONS | _OLD_SECTIONS) if file else {}
     layers = (from_file, _from_environment(keys, environ), _from_flags(keys, args))
     for layer in layers:
         given |= {path: one for path, one in layer.items() if path in keys}

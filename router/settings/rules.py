@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from itertools import combinations
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from policies import POLICIES
 from policies.load import load
+from router.config.items import each
 from router.config.keys import Key
-from router.core.placement.admission import model_limits
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import WorkerSpecError, taken, worker_spec_of
 from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
+from router.record.model_limits import model_limits
 from router.record.trace_export import check_endpoint
 from router.redis.url import parse_redis_url
 from router.request.quotas import objectives_of
@@ -32,15 +32,6 @@ NO_GRPC = (
     "gRPC is not installed: pip install 'grpcio>=1.80,<2' 'protobuf>=6.33' "
     "(or '.[grpc]' in the checkout)"
 )
-Item = TypeVar("Item")
-
-
-class BadItemsError(ValueError):
-    """Items of a list that cannot be used; `problems` has one for each, by the item's number."""
-
-    def __init__(self, problems: dict[int, str]) -> None:
-        super().__init__("; ".join(f"[{number}]: {text}" for number, text in problems.items()))
-        self.problems = problems
 
 
 def check_value(key: Key, value: Any) -> Any:
@@ -66,11 +57,11 @@ def check_value(key: Key, value: Any) -> Any:
     elif key.path == "policy_fallback":
         _check_fallback(read)
     elif key.path == "trusted_peers":
-        _each(read, _check_peer)
+        each(read, _check_peer)
     elif key.path == "admin_allowed_hosts":
-        return _each(read, _host_name)
+        return each(read, _host_name)
     elif key.path == "event_hosts":
-        _each(read, lambda host: event_hosts((host,)))
+        each(read, lambda host: event_hosts((host,)))
     elif key.path in ("session_header", "tenant_header", "deadline_header") and read.startswith(
         "x-warmroute-"
     ):
@@ -211,7 +202,7 @@ def _workers(value: Any) -> tuple[str, ...]:
         ranks.add(spec.rank)
         return str(spec)
 
-    return _each(value, text_of)
+    return each(value, text_of)
 
 
 def _sources(value: Any) -> tuple[str, ...]:
@@ -232,7 +223,7 @@ def _sources(value: Any) -> tuple[str, ...]:
                 raise ValueError(f"{spec.path}: {error}") from error
         return text
 
-    return _each(value, text_of)
+    return each(value, text_of)
 
 
 def _check_fallback(spec: str) -> None:
@@ -274,17 +265,3 @@ def _host_name(text: str) -> str:
     if not _HOST_NAME.fullmatch(name):
         raise ValueError(f"{text!r} is no host name; give one such as router-1, without a port")
     return name
-
-
-def _each(items: Iterable[Any], check: Callable[[Any], Item]) -> tuple[Item, ...]:
-    """`check` of every item. Raises BadItemsError for all those that it refuses."""
-    checked: list[Item] = []
-    problems: dict[int, str] = {}
-    for number, item in enumerate(items):
-        try:
-            checked.append(check(item))
-        except ValueError as error:
-            problems[number] = str(error)
-    if problems:
-        raise BadItemsError(problems)
-    return tuple(checked)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from math import exp, inf
 from typing import Generic, TypeVar
 
@@ -83,41 +83,12 @@ class Drain(Generic[K]):
         return pool.computed_tokens / pool.busy_s
 
 
-_MOST = 1 << 50  # of a limit
-_LIMITS = ("max_requests", "max_queued_tokens")
-
-
 @dataclass(frozen=True, slots=True)
 class ModelLimit:
     """What a model's workers may have of it at once, all together. Lifetime: until a reload."""
 
     max_requests: float = inf  # unfinished
     max_queued_tokens: float = inf  # of prompts, sent and not known to be computed
-
-
-def model_limits(lines: Iterable[str]) -> dict[str, ModelLimit]:
-    """By model, each line as `MODEL:KEY=NUMBER,...`. Raises ValueError."""
-    found: dict[str, ModelLimit] = {}
-    for line in lines:
-        model, colon, rest = line.rpartition(":")
-        if not (model and colon and rest):
-            raise ValueError(f"{line[:200]!r} is not MODEL:KEY=NUMBER,...; keys: {_KEYS}")
-        given = {}
-        for pair in rest.split(","):
-            key, _, number = pair.strip().partition("=")
-            if key not in _LIMITS or key in given:
-                raise ValueError(f"{line[:200]!r}: {pair[:64]!r}; keys, each once: {_KEYS}")
-            whole = number.isascii() and number.isdigit() and len(number) <= 16
-            if not (whole and 1 <= int(number) <= _MOST):
-                raise ValueError(f"{line[:200]!r}: {key} must be 1..{_MOST}, is {number[:20]!r}")
-            given[key] = float(number)
-        if model in found:
-            raise ValueError(f"the model {model[:200]!r} is given twice")
-        found[model] = replace(ModelLimit(), **given)
-    return found
-
-
-_KEYS = ", ".join(_LIMITS)
 
 
 class ModelLimits:

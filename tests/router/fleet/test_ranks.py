@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from router.assembly import Router
+from router.config.items import BadItemsError
 from router.config.keys import keys_of
 from router.core.placement.roster import TableFullError
 from router.core.workers.table import Worker
@@ -24,7 +25,7 @@ from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker
 from router.server.listener import ClientListener
 from router.settings.ports import client_port_settings
-from router.settings.rules import BadItemsError, check_value
+from router.settings.rules import check_value
 from router.settings.schema import Config, Intervals, Limits
 from tests.router.engines.ranked_engine import BLOCK_TOKENS, BLOCKS, RankedEngine, ranked_engine
 from tests.router.fleet.fleet_support import admin_port

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from router.cli.config import add_config_command, add_flags, check_command, key_table
+from router.config.file import ConfigError
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
-from router.settings.load import ConfigError, Loaded, effective_yaml, load_config, reloadable
+from router.settings.load import Loaded, effective_yaml, load_config, reloadable
 from router.settings.reload import FIXED, REMOVED
 from router.settings.schema import Config
 from tests.router.settings.config_values import WORKER, another_value, flags_beside

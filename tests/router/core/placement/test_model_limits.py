@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 
 from policies.facts import Failure, Finish, FirstToken, Tick, WorkerChange
 from router.core.contract.actions import Action, Cancel, Dispatch, Hold, Reject
-from router.core.placement.admission import ModelLimit, model_limits
+from router.core.placement.admission import ModelLimit
 from router.core.placement.chooser import Withheld
 from router.record.explain import withheld
+from router.record.model_limits import model_limits
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World
 from tests.router.core.placement.test_split import (
