@@ -38,6 +38,8 @@ from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
 from router.kserve.port import KservePort
 from router.metrics.exposition import exposition
+from router.migration.metrics import MigrationMetrics
+from router.migration.stream import Migrations
 from router.process.hang_watch import THREAD_USE, HangWatch, PolicyTrouble
 from router.process.systemd import Pulse
 from router.record.access_log import AccessLog, access_log
@@ -68,13 +70,11 @@ from router.settings.terms import (
     discovery_terms,
     fleet_terms,
     inference_terms,
-    migration_terms,
     replica_terms,
     request_log_terms,
     token_probe_terms,
     tokenizer_terms,
 )
-from router.upstream.migration.stream import Migrations
 from router.upstream.native import NativeRelay
 
 if TYPE_CHECKING:
@@ -140,11 +140,12 @@ class Router:
         self.service = self._service(config, lines, check)
         self.inference = _inference(self.service, prompts, config, keys)
         self._kserve = KservePort(self.service, self.inference.tenants, http)
-        self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
+        self._migrations: Migrations | None = None
         shares = _shares(config)
         self.former = FormerRouters(core, self.dispatcher.tell, time.monotonic, shares)
         self._show_more(core)
         self.admin = self._admin_api(config)
+        self._settle_terms()
         self._watching: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -209,7 +210,9 @@ class Router:
 
     def _show_more(self, core: RouterCore) -> None:
         self._picked: Counter[str] = Counter()  # by the endpoint picker
+        self._moved = MigrationMetrics()
         register = self.metrics.register
+        register(self._moved.collect)
         register(lambda: log_metrics("access", self.access))
         register(lambda: tracing_metrics(self.traces))
         register(lambda: picker_metrics(self._picked))
@@ -219,6 +222,15 @@ class Router:
         register(lambda: replica_metrics(self.replica))
         register(lambda: former_metrics(self.former))
         register(lambda: role_metrics(self.roles))
+
+    def _movers(self, config: Config) -> Migrations | None:
+        """What lets streams go on at another worker; None where none is to."""
+        if not config.migration.moves:
+            return None
+        if self._migrations is None:
+            self._migrations = Migrations(self.service, self._moved, config.migration)
+        self._migrations.renew(config.migration)
+        return self._migrations
 
     def client_port(self) -> ClientPort:
         """What answers requests of the client port."""
@@ -305,9 +317,7 @@ class Router:
         config = self.config
         self._context.renew(fleet_terms(config))
         self.admin.renew(admin_hosts(config))
-        self.inference.renew(
-            inference_terms(config), attempt_terms(config), migration_terms(config)
-        )
+        self.inference.renew(inference_terms(config), attempt_terms(config), self._movers(config))
         self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
         self.dispatcher.set_model_limits(config.model_limits)
         if self.service.tracer is not None:
@@ -429,12 +439,10 @@ def _inference(
     service: Service, prompts: PromptReader, config: Config, keys: KeyRing | None
 ) -> Inference:
     """The handler of inference paths; `keys` are clients' API keys."""
-    service.dispatcher.set_model_limits(config.model_limits)
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)
-    migrations = Migrations(service, service.metrics.migrations, migration_terms(config))
     asks_keys = tenants.asks_keys
-    attempts = Attempts(attempt_terms(config), not asks_keys, migrations)
+    attempts = Attempts(attempt_terms(config), not asks_keys)
     return Inference(service, prompts, tenants, attempts, inference_terms(config))
 
 

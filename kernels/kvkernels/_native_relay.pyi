@@ -72,7 +72,7 @@ class RelayEnd:
     def journal(self) -> RelayJournal | None: ...  # of a reply that went by events
 
 class RelayRoom:
-    """`router.upstream.migration.journal` is its twin; for any thread."""
+    """`router.migration.journal` is its twin; for any thread."""
 
     stream_tokens: int
     tokens: int
@@ -91,7 +91,7 @@ class RelayJournalTerms:
     def __init__(self, room: RelayRoom, hidden: bytes, migratable_line: bytes) -> None: ...
 
 class RelayJournal:
-    """One stream's first worker; `router.upstream.migration.journal` is its twin. Gives the room of
+    """One stream's first worker; `router.migration.journal` is its twin. Gives the room of
     its ids back at its end, but for what `leave_room` leaves to the caller.
     """
 

@@ -1,7 +1,8 @@
 """How settings are read: keys of any Struct, with flag, variable, range, default and help.
 
-Owns: the names of a key's flag, its variable and its place in the file.
-Gives: `keys.keys_of`, `keys.Key`, `file.read_file`, `items.each`.
+Owns: the names of a key's flag, its variable and its place in the file; the sections of extras,
+which may be left out of an installation while their keys stay.
+Gives: `keys.keys_of`, `keys.Key`, `file.read_file`, `items.each`, `extras`.
 Never imports: anything of the router.
 Start reading at: `keys.py`.
 """

@@ -8,7 +8,6 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
 
 from router.metrics.exposition import Families
-from router.metrics.migrations import MigrationMetrics
 from router.metrics.requests import RequestMetrics
 
 
@@ -19,8 +18,6 @@ class RouterMetrics:
         registry = CollectorRegistry()
         self.requests = RequestMetrics(registry)
         self._registry = registry
-        self.migrations = MigrationMetrics()
-        self.register(self.migrations.collect)
 
     def register(self, read: Callable[[], Iterable[Metric]]) -> None:
         """Show what another part counts, too."""

@@ -1,4 +1,4 @@
-"""Metrics of requests on their way: server, faults, relay, migration, tokens, logs, traces."""
+"""Metrics of requests on their way: server, faults, relay, tokens, logs, traces."""
 
 from __future__ import annotations
 

@@ -46,13 +46,12 @@ from router.http.reply import (
 from router.record.explain import EXPLAIN_HEADER
 from router.record.request_record import DEADLINE, Attempt
 from router.request.denials import denies_model
+from router.request.moving import Movers, MovingStream
 from router.request.quotas import told_on
 from router.request.request import InferenceRequest, Whose
 from router.request.token_ids import with_token_ids
 from router.upstream.client_reply import ClientReply, Reply, upstream_request
 from router.upstream.collected_reply import CollectedReply
-from router.upstream.migration.plan import MOVABLE
-from router.upstream.migration.stream import Migrations, MigrationTerms, Stream
 
 ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
 CODE = DEADLINE
@@ -384,40 +383,36 @@ class Attempts:
         self,
         terms: AttemptTerms,
         keep_authorization: bool,
-        migrations: Migrations | None = None,
+        movers: Movers | None = None,
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """`keep_authorization`: False where clients' keys are this router's own business."""
+        """`keep_authorization`: False where clients' keys are this router's own business.
+        `movers`: None where no stream goes on at another worker.
+        """
         self.terms = terms
         self._clock = clock  # that deadlines are told by
         self._draw = draw  # so many random bits
         self._keep_authorization = keep_authorization
         self._releases = Releases()
-        self.migrations = migrations
+        self.movers = movers
 
-    def renew(self, terms: AttemptTerms, migration: MigrationTerms) -> None:
+    def renew(self, terms: AttemptTerms, movers: Movers | None) -> None:
         """Try requests by these from now on."""
-        self.terms = terms
-        if self.migrations is not None:
-            self.migrations.renew(migration)
+        self.terms, self.movers = terms, movers
 
     async def answer(self, request: InferenceRequest) -> Answer:
         """The answer of the first worker that gives one, or the refusal."""
         arrival = request.arrival
-        migrations = self.migrations
         with FirstLeg(self._releases) as first:
-            moves = request.moves and arrival.stream
-            if not (migrations and migrations.terms.moves and moves):
-                return await self._answer(request, None, first)
-            if arrival.needs not in MOVABLE:
+            if self.movers is None or not (request.moves and arrival.stream):
                 return await self._answer(request, None, first)
             read = (arrival, request.prompt.encoded)
-            with migrations.stream(request.body, request.http.path, *read) as stream:
+            with self.movers.stream(request.body, request.http.path, *read) as stream:
                 return await self._answer(request, stream, first)
 
     async def _answer(
-        self, request: InferenceRequest, stream: Stream | None, first: FirstLeg
+        self, request: InferenceRequest, stream: MovingStream | None, first: FirstLeg
     ) -> Answer:
         held: HeldReply | None = None
         while True:
@@ -428,6 +423,8 @@ class Attempts:
                     request.turned_away(attempt, 200, begun=True)
                     return stream.give_up("refused")
                 return self._refused(request, attempt, held)
+            if stream is not None:
+                stream.placed(attempt.uncached_tokens)
             if attempt.wait_s:
                 await asyncio.sleep(attempt.wait_s)
             if (member := request.member(attempt)) is None:
@@ -542,7 +539,7 @@ class Attempts:
         attempt: Attempt,
         member: Member,
         reply: Reply,
-        stream: Stream | None,
+        stream: MovingStream | None,
         terms: AttemptTerms,
         begun: Callable[[float], None] | None = None,
     ) -> tuple[Outcome, int | None]:
@@ -597,7 +594,7 @@ class Attempts:
         attempt: Attempt,
         member: Member,
         reply: Reply,
-        stream: Stream | None,
+        stream: MovingStream | None,
         terms: AttemptTerms,
     ) -> tuple[Outcome, int | None, Whose] | None:
         """Both legs at once: the outcome that counts, as of `_attempt`, and whose it is. The other

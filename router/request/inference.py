@@ -20,11 +20,11 @@ from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
 from router.request.attempts import Attempts, AttemptTerms, Deadlines, cohort
 from router.request.dialect import Target
+from router.request.moving import Movers
 from router.request.prompts import Plain, Prompt, PromptReader
 from router.request.quotas import Tenants, check_model, priority_within, salt_of
 from router.request.request import InferenceRequest
 from router.request.service import Service
-from router.upstream.migration.stream import MigrationTerms
 
 _HEADER = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})
@@ -76,12 +76,10 @@ class Inference:
         self.attempts = attempts
         self.terms = terms
 
-    def renew(
-        self, terms: InferenceTerms, attempts: AttemptTerms, migration: MigrationTerms
-    ) -> None:
+    def renew(self, terms: InferenceTerms, attempts: AttemptTerms, movers: Movers | None) -> None:
         """Read, try and move requests by these from now on."""
         self.terms = terms
-        self.attempts.renew(attempts, migration)
+        self.attempts.renew(attempts, movers)
 
     async def handle(self, http: Request, target: Target | None = None) -> Answer:
         """Answer one request. Raises ClientError for what is the client's own fault."""

@@ -94,7 +94,6 @@ class InferenceRequest(Ticket):
         "_prompt_tokens",
         "_read_s",
         "_refused",
-        "_resumes",
         "_service",
         "arrival",
         "attempts",
@@ -131,7 +130,6 @@ class InferenceRequest(Ticket):
         self._asked_s: float | None = None  # of a traced request; None: there is no open question
         self._answered_s: float | None = None
         self._lost: Outcome | None = None  # of the worker that a begun stream left
-        self._resumes = False  # the next attempt goes on with an answer that has begun
         self._refused: tuple[int, str | None] | None = None
         self._late_status: int | None = None
 
@@ -259,8 +257,6 @@ class InferenceRequest(Ticket):
         worker = service.dispatcher.core.workers.get(action.worker_id)
         size = None if worker is None else worker.facts.block_size
         attempt = Attempt(self.arrival, action, service.clock(), self._asked_s, size)
-        if self._resumes:
-            service.metrics.migrations.recomputed_tokens += attempt.uncached_tokens
         if self.trace is not None and self.traced:
             assert service.tracer is not None, "whoever traces has a tracer"
             self._asked_s = None
@@ -368,7 +364,6 @@ class InferenceRequest(Ticket):
         service.metrics.requests.ended(self.arrival, attempt.worker_id, outcome, now_s)
         attempt.end(outcome, now_s)
         self._compare(outcome, own_tokens)
-        self._resumes = outcome.resumable
         if outcome.resumable:
             self._lost = outcome
         follows = self._settle(attempt.worker_id, outcome, rest, whose)

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
+from router.config.extras import Migration
 from router.core.placement.settings import Ejection, RetrySettings
 from router.core.workers.roles import RoleSettings
 from router.fleet.context import Health
@@ -107,20 +108,6 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     events_backlog_batches: Annotated[
         int, Meta(ge=1, le=1_000_000, description="event batches of a worker kept during a replay")
     ] = 10_000
-
-
-class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Streamed answers whose worker is lost. Lifetime: until the next reload."""
-
-    moves: Annotated[
-        int, Meta(ge=0, le=16, description="times a begun stream may go on elsewhere; 0: never")
-    ] = 0
-    stream_tokens: Annotated[
-        int, Meta(ge=1, le=1 << 24, description="prompt and answer kept of a stream, tokens")
-    ] = 1 << 17
-    tokens: Annotated[
-        int, Meta(ge=1, le=1 << 32, description="the same of all streams, tokens of 4 bytes")
-    ] = 1 << 25
 
 
 _HEADER = r"^[a-z0-9][a-z0-9-]{0,63}$"

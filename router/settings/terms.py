@@ -22,7 +22,6 @@ from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
 from router.request.tokenizing import ProbeTerms, TokenizerTerms
 from router.settings.schema import Config
-from router.upstream.migration.stream import MigrationTerms
 
 log = logging.getLogger(__name__)
 
@@ -223,9 +222,3 @@ def request_log_terms(config: Config) -> RequestLogTerms:
 def admin_hosts(config: Config) -> tuple[str, ...]:
     """Names by which the admin port may be asked, besides localhost and addresses."""
     return (config.admin_host.lower(), *config.admin_allowed_hosts)
-
-
-def migration_terms(config: Config) -> MigrationTerms:
-    """What streams that go on at another worker are bound by."""
-    migration = config.migration
-    return MigrationTerms(migration.moves, migration.stream_tokens, migration.tokens)

@@ -16,11 +16,11 @@ from typing import Any
 
 import kvkernels
 from router.http.bodies import ChunkedBody
+from router.migration.journal import Journal, Room
+from router.migration.plan import Plan, asking_for_ids, plan_of
 from router.upstream.meter import Meter
-from router.upstream.migration.journal import Journal, Room
-from router.upstream.migration.plan import Plan, asking_for_ids, plan_of
-from tests.router.upstream.migration_engines import Engine
-from tests.router.upstream.migration_support import FORMS
+from tests.router.migration.migration_engines import Engine
+from tests.router.migration.migration_support import FORMS
 
 EVENTS = 2_000
 ROUNDS = 15

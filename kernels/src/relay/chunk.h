@@ -1,4 +1,4 @@
-// What is read of one event of a streamed answer; twin: `router/upstream/migration/journal.py`.
+// What is read of one event of a streamed answer; twin: `router/migration/journal.py`.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // What is remembered of a stream's first worker, and the bytes its client gets. No I/O; the twin is
-// `router/upstream/migration/journal.py`, which goes on from here when the worker is lost.
+// `router/migration/journal.py`, which goes on from here when the worker is lost.
 #pragma once
 
 #include <atomic>

@@ -6,6 +6,7 @@ import aiohttp
 import msgspec
 
 from router.assembly import Router
+from router.migration.stream import Migrations
 from router.settings.schema import Config
 
 
@@ -14,12 +15,13 @@ async def test_a_reload_reaches_every_part() -> None:
     async with aiohttp.ClientSession() as http:
         router = Router(config, http)
         assert router.inference.terms.session_header == "x-one"
+        assert router.inference.attempts.movers is None
         migration = msgspec.structs.replace(config.migration, moves=3)
         new = {"session_header": "x-other", "forward_token_ids": True, "migration": migration}
         assert router.apply(msgspec.structs.replace(config, **new)) == []
         attempts = router.inference.attempts
         assert router.inference.terms.session_header == "x-other"
         assert attempts.terms.forward_token_ids
-        assert attempts.migrations is not None
-        assert attempts.migrations.terms.moves == 3
+        assert isinstance(attempts.movers, Migrations)
+        assert attempts.movers.terms.moves == 3
         await router.aclose()

@@ -8,11 +8,9 @@ import json
 import pytest
 
 from router.upstream.native import NativeRelay, NativeUpstream
-from tests.router.upstream import relay_support
-from tests.router.upstream.migration_engines import Engine
-from tests.router.upstream.migration_support import TOTAL, Chain, chain
-from tests.router.upstream.relay_support import STREAM, WorkerCall, ask, chunked, header
-from tests.router.upstream.test_migration_stream import (
+from tests.router.migration.migration_engines import Engine
+from tests.router.migration.migration_support import TOTAL, Chain, chain
+from tests.router.migration.test_migration_stream import (
     BODY,
     PROMPT,
     WHOLE,
@@ -24,6 +22,8 @@ from tests.router.upstream.test_migration_stream import (
     framed,
     serves,
 )
+from tests.router.upstream import relay_support
+from tests.router.upstream.relay_support import STREAM, WorkerCall, ask, chunked, header
 from tests.router.waiting import until
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import msgspec
 
 from router.http.errors import WorkerError
-from router.upstream.migration.journal import (
+from router.migration.journal import (
     GIVEN_UP,
     SAYS_NOTHING,
     WITHHELD_TOKENS,
@@ -25,7 +25,7 @@ from router.upstream.migration.journal import (
     Journal,
     read_chunk,
 )
-from router.upstream.migration.plan import Plan
+from router.migration.plan import Plan
 
 _GROWTHS = 4  # texts that each go on from a shorter one: by then they are whole, and no pieces
 

@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from engine.server.bodies import DEFAULT_CHAT_TOKENS, DEFAULT_COMPLETION_TOKENS
-from router.upstream.migration.journal import Room
-from router.upstream.migration.plan import (
+from router.migration.journal import Room
+from router.migration.plan import (
     COMPLETION_TOKENS,
     Plan,
     asking_for_ids,
@@ -19,7 +19,7 @@ from router.upstream.migration.plan import (
     to_completions,
     tokens_left,
 )
-from tests.router.upstream.migration_support import FORMS
+from tests.router.migration.migration_support import FORMS
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"

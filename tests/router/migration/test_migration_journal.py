@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.upstream.migration.journal import Journal, Room
-from router.upstream.migration.plan import (
+from router.migration.journal import Journal, Room
+from router.migration.plan import (
     Plan,
     asking_for_ids,
     plan_of,
@@ -19,8 +19,8 @@ from router.upstream.migration.plan import (
     tokens_left,
 )
 from tests.effort import examples
-from tests.router.upstream.migration_engines import Engine
-from tests.router.upstream.migration_support import FORMS
+from tests.router.migration.migration_engines import Engine
+from tests.router.migration.migration_support import FORMS
 
 PROMPT = [3, 1, 4, 1, 5]
 PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}

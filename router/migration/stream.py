@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,15 +13,16 @@ import numpy as np
 from kvkernels import RelayEnd, RelayJournalTerms, chain_hashes, chain_seed
 from policies.facts import Arrival
 from router.body.scan import Tokens
+from router.config.extras import Migration
 from router.engines.adapter import StreamForm
 from router.engines.table import adapter_of
 from router.http.errors import WorkerError
 from router.http.reply import Framing, Outcome, ReplyHead, UpstreamRequest, Usage
-from router.metrics.migrations import MigrationMetrics
-from router.upstream.client_reply import ClientReply, LendingSink
-from router.upstream.migration.generate import journal_of
-from router.upstream.migration.journal import AnyRoom, Room, room_of_streams
-from router.upstream.migration.plan import (
+from router.migration.generate import journal_of
+from router.migration.journal import AnyRoom, Room, room_of_streams
+from router.migration.metrics import MigrationMetrics
+from router.migration.plan import (
+    MOVABLE,
     Plan,
     asking_for_ids,
     plan_of,
@@ -29,6 +30,7 @@ from router.upstream.migration.plan import (
     to_completions,
     tokens_left,
 )
+from router.upstream.client_reply import ClientReply, LendingSink
 
 MIGRATABLE_HEADER = b"x-warmroute-migratable"
 _MIGRATABLE_LINE = MIGRATABLE_HEADER + b": 1\r\n"
@@ -46,7 +48,7 @@ class Service(Protocol):
 
 
 class Stream(LendingSink):
-    """A `ReplySink` for one worker after the other. Lifetime: request; `close` it."""
+    """A `router.request.moving.MovingStream`. Lifetime: request; `close` it."""
 
     dechunk = True  # events are looked at, so the client's chunks are framed here
 
@@ -81,11 +83,11 @@ class Stream(LendingSink):
         self._taken = False  # a worker was, so there is a reply
         self._over = False  # the client's reply was ended or broken off
 
-    def take(self, kind: str | None, reply: ClientReply) -> bool:
-        """A worker of this kind is next; False where such a one cannot go on with the stream.
+    def placed(self, uncached_tokens: int) -> None:
+        if self._lost is not None:
+            self._metrics.recomputed_tokens += uncached_tokens
 
-        `reply` is the client's, unless one has begun.
-        """
+    def take(self, kind: str | None, reply: ClientReply) -> bool:
         form = adapter_of(kind).stream_form
         if self._journal.said and form is None:
             return False
@@ -99,7 +101,6 @@ class Stream(LendingSink):
         return True
 
     def request(self, request: UpstreamRequest) -> UpstreamRequest:
-        """What to send to the worker taken: `request` itself, or one for the rest of its answer."""
         said = len(self._journal.said)
         if said and self._left is not None:
             ids = [*self._journal.prompt, *self._journal.said]
@@ -110,7 +111,6 @@ class Stream(LendingSink):
         return replace(request, body=asking_for_ids(request.body, self._plan))
 
     def rest(self) -> Arrival | None:
-        """The request as it stands now; None while nothing has been said of its answer."""
         if not self._journal.said:
             return None
         ids = np.array([*self._journal.prompt, *self._journal.said], dtype=np.int32)
@@ -128,9 +128,6 @@ class Stream(LendingSink):
         )
 
     def ended(self, outcome: Outcome) -> Outcome:
-        """What a dispatch's end means to the client, whose connection is ended here where nobody
-        can go on; `resumable` where another worker may.
-        """
         error = outcome.error
         if self._refused is not None:
             what = f"the worker answered the rest of a stream with status {self._refused}"
@@ -168,7 +165,6 @@ class Stream(LendingSink):
         return replace(outcome, resumable=True)
 
     def give_up(self, result: str) -> ClientReply:
-        """Nobody goes on with a stream that has begun: it breaks off, as the client must see."""
         self._metrics.ended[result, self._lost.kind if self._lost is not None else ""] += 1
         self._break_off()
         return self.reply
@@ -332,19 +328,10 @@ _MODELS = 1_024
 _BODY_BYTES, _BYTES_A_TOKEN = 1 << 20, 8  # of a body, which is more than its prompt
 
 
-@dataclass(frozen=True, slots=True)
-class MigrationTerms:
-    """Bounds of migration. Lifetime: process, replaced on reload."""
-
-    moves: int = 0  # of one stream; 0: none goes on elsewhere
-    stream_tokens: int = 1 << 17  # kept of a stream, prompt and answer
-    tokens: int = 1 << 25  # kept of all
-
-
 class Migrations:
-    """Lifetime: process."""
+    """As of `router.request.moving.Movers`. Lifetime: process."""
 
-    def __init__(self, service: Service, metrics: MigrationMetrics, terms: MigrationTerms) -> None:
+    def __init__(self, service: Service, metrics: MigrationMetrics, terms: Migration) -> None:
         self.room: AnyRoom = room_of_streams()
         self._service = service
         self._metrics = metrics
@@ -352,7 +339,7 @@ class Migrations:
         self._distrusted: set[str] = set()  # models, until the end of the process
         metrics.kept_tokens = lambda: self.room.taken
 
-    def renew(self, terms: MigrationTerms) -> None:
+    def renew(self, terms: Migration) -> None:
         """Move streams by these from now on."""
         self.terms = terms
 
@@ -360,11 +347,9 @@ class Migrations:
     def stream(
         self, body: bytes, path: str, arrival: Arrival, encoded: Sequence[Tokens] = ()
     ) -> Iterator[Stream | None]:
-        """The stream of a request; None where it stays with the worker that begins it. To be asked
-        where `terms.moves` is above 0 only.
-
-        `encoded`: the ids that were made here of its prompts.
-        """
+        if arrival.needs not in MOVABLE:
+            yield None
+            return
         terms = self.terms
         if arrival.model in self._distrusted:
             self._metrics.unfit["miscounted"] += 1

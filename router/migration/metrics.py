@@ -17,7 +17,7 @@ _RESULTS = {(result, "early_close"): 0 for result in ("moved", "closed", "unfit"
 
 
 class MigrationMetrics:
-    """Counts for `router.upstream.migration`. Lifetime: process."""
+    """Counts for `router.migration`. Lifetime: process."""
 
     def __init__(self) -> None:
         self.ended: Counted[tuple[str, str]] = Counted()  # (result, kind of failure)

@@ -1,9 +1,10 @@
 """A streamed answer goes on at another worker when the one that gave it is lost.
 
 Owns: which requests allow it, what is kept of a stream (token ids), the request for the rest
-of an answer, and the seam: the client reads one stream, in the shape of the first worker's.
-Gives: `Migrations.stream(...) -> Stream | None`, a `ReplySink` between the relay and the client.
-Never imports: router.core, prometheus_client.
+of an answer, the seam (the client reads one stream, in the shape of the first worker's), and what
+is counted of all this.
+Gives: `stream.Migrations`, the `Movers` of `router.request.moving`.
+Never imports: router.core, or another extra.
 Start reading at: `stream.py`, then `journal.py` (what is kept; `generate.py` for SGLang's own API),
 `plan.py` (what is asked for).
 

@@ -10,14 +10,15 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from policies.facts import Arrival
+from router.config.extras import Migration
 from router.engines.table import ADAPTERS
 from router.http.messages import Answer, Request, Response
 from router.http.reply import Outcome, Timeouts
-from router.metrics.migrations import MigrationMetrics
+from router.migration.metrics import MigrationMetrics
+from router.migration.stream import Migrations
 from router.request.attempts import passed_on
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
-from router.upstream.migration.stream import Migrations, MigrationTerms
 from tests.router.upstream.relay_support import Script, served, upstreams_to, worker
 
 FORMS = {kind: one.stream_form for kind, one in ADAPTERS.items() if one.stream_form is not None}
@@ -41,7 +42,7 @@ class Desk:
 class Chain:
     """Workers that are tried in turn. Lifetime: test."""
 
-    def __init__(self, upstreams: list[Upstream], terms: MigrationTerms, buffer_bytes: int) -> None:
+    def __init__(self, upstreams: list[Upstream], terms: Migration, buffer_bytes: int) -> None:
         self.metrics = MigrationMetrics()
         self.migrations = Migrations(Desk(), self.metrics, terms)  # type: ignore[arg-type]
         self.outcomes: list[Outcome] = []
@@ -81,7 +82,7 @@ async def chain(
         workers = [await exits.enter_async_context(worker(script)) for script in scripts]
         ports = [each.port for each in workers]
         upstreams = await exits.enter_async_context(upstreams_to(*ports))
-        it = Chain(upstreams, MigrationTerms(**{"moves": 3, **terms}), buffer_bytes)
+        it = Chain(upstreams, Migration(**{"moves": 3, **terms}), buffer_bytes)
         async with served(it.handle) as it.port:
             yield it
         assert it.metrics.kept_tokens() == 0

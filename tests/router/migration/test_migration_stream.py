@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from policies.facts import Arrival
-from router.upstream.migration.journal import Journal
-from tests.router.upstream.migration_engines import Engine
-from tests.router.upstream.migration_support import TOTAL, chain
+from router.migration.journal import Journal
+from tests.router.migration.migration_engines import Engine
+from tests.router.migration.migration_support import TOTAL, chain
 from tests.router.upstream.relay_support import (
     STREAM,
     WorkerCall,

@@ -11,13 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.timed import continuation
-from router.upstream.migration.generate import GenerateJournal, journal_of
-from router.upstream.migration.journal import Room
-from router.upstream.migration.plan import Plan, plan_of, rest_of, tokens_left
+from router.migration.generate import GenerateJournal, journal_of
+from router.migration.journal import Room
+from router.migration.plan import Plan, plan_of, rest_of, tokens_left
 from tests.effort import examples
+from tests.router.migration.migration_engines import VOCAB, texts
+from tests.router.migration.migration_support import FORMS
 from tests.router.property_support import cut
-from tests.router.upstream.migration_engines import VOCAB, texts
-from tests.router.upstream.migration_support import FORMS
 
 PROMPT = [3, 1, 4, 1, 5]
 Mode = Literal["whole", "ids", "pieces"]  # what is new in each event: nothing, ids, ids and text

@@ -12,7 +12,7 @@ import msgspec
 import kvkernels
 from router.engines.adapter import StreamForm
 from router.http.errors import WorkerError
-from router.upstream.migration.plan import Plan
+from router.migration.plan import Plan
 
 
 class Room:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import kvkernels
 from router.engines.adapter import StreamForm
-from router.upstream.migration.journal import Journal, Room
-from router.upstream.migration.plan import Plan, plan_of
+from router.migration.journal import Journal, Room
+from router.migration.plan import Plan, plan_of
 from tests.effort import examples
-from tests.router.upstream.migration_engines import Engine
+from tests.router.migration.migration_engines import Engine
 
 pytestmark = pytest.mark.skipif(kvkernels.Relay is None, reason="no relay was built")
 
