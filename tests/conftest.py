@@ -38,7 +38,6 @@ LONGEST_FIRST = (
     "engine",
     "router",
     "policies",
-    "server",
 )
 VLLM_GROUP = "vllm"  # the longest one before real engines
 TESTS = Path(__file__).parent

@@ -36,7 +36,6 @@ LIVE = (
     "release/test_first_hour.py",
     "release/test_image.py",
     "release/test_wheels.py",
-    "server/test_relay_over_tls.py",
     "engine/test_instances_live.py",
     "engine/test_triton.py",
     "simulator/test_cli_ends.py",

@@ -32,7 +32,7 @@ from router.http.reply import Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
-from tests.server.support import behind
+from tests.router.server_support import behind
 
 EVENT = b"data: " + b"x" * 192 + b"\n\n"
 EVENT_CHUNK = b"%x\r\n%s\r\n" % (len(EVENT), EVENT)

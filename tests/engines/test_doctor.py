@@ -37,7 +37,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SOURCE = Path(__file__).with_name("doctor_model.py")
 WATCH_S = 1.0
-FULL = pytest.mark.full  # `make test` examines readings of each cause (tests/doctor)
+FULL = pytest.mark.full  # `make test` examines readings of each cause (tests/router/doctor)
 # Resources and a cache, which models without them do not see.
 FLAGS = ("--rate-limit", "execution_count", "--cache-config", "local,size=1048576")
 SERIAL = itertools.count(1)

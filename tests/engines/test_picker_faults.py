@@ -21,6 +21,7 @@ import pytest
 
 from router.picker.messages import PROCESS
 from simulator.live.processes import Program
+from tests.certs import Authority
 from tests.effort import QUICK
 from tests.engines.echo_worker import EVENTS, MODEL, EchoWorker, echo_worker, event
 from tests.engines.envoy import (
@@ -35,7 +36,6 @@ from tests.engines.envoy import (
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.router.picker.test_picker_exchange import message
-from tests.server.certs import Authority
 
 ORIGINAL_DST, OVERRIDE_HOST = "original-dst.yaml", "override-host.yaml"
 PATH = "/v1/completions"

@@ -17,11 +17,11 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from router.body.scan import LONG_BYTES
+from tests.certs import Authority
 from tests.live.grpc_worker import FLOOD, MODEL, GrpcWorker, asked, grpc_worker, metrics_page
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
 from tests.served_app import served_by
-from tests.server.certs import Authority
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

@@ -13,9 +13,9 @@ import pytest
 
 from router.http.tls import server_tls
 from simulator.live.processes import Programs
+from tests.certs import Authority
 from tests.live.crowd import Crowd, crowding
 from tests.live.stack import engine_arguments, until
-from tests.server.certs import Authority
 
 MODELS = b'{"object":"list","data":[{"id":"tiny"}]}'
 BODY = {"model": "tiny", "prompt": [1, 2, 3]}

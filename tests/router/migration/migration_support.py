@@ -19,7 +19,7 @@ from router.migration.stream import Migrations
 from router.request.attempts import passed_on
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
-from tests.router.upstream.relay_support import Script, served, upstreams_to, worker
+from tests.router.relay_support import Script, served, upstreams_to, worker
 
 FORMS = {kind: one.stream_form for kind, one in ADAPTERS.items() if one.stream_form is not None}
 

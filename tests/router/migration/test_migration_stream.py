@@ -11,7 +11,7 @@ from policies.facts import Arrival
 from router.migration.journal import Journal
 from tests.router.migration.migration_engines import Engine
 from tests.router.migration.migration_support import TOTAL, chain
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     STREAM,
     WorkerCall,
     ask,

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from router.upstream.native import NativeRelay, NativeUpstream
+from tests.router import relay_support
 from tests.router.migration.migration_engines import Engine
 from tests.router.migration.migration_support import TOTAL, Chain, chain
 from tests.router.migration.test_migration_stream import (
@@ -22,8 +23,7 @@ from tests.router.migration.test_migration_stream import (
     framed,
     serves,
 )
-from tests.router.upstream import relay_support
-from tests.router.upstream.relay_support import STREAM, WorkerCall, ask, chunked, header
+from tests.router.relay_support import STREAM, WorkerCall, ask, chunked, header
 from tests.router.waiting import until
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")

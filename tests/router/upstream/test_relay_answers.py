@@ -22,7 +22,7 @@ from tests.router.http.answer_bodies import (
     text,
     usage,
 )
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     DEADLINE_S,
     STREAM,
     WorkerCall,

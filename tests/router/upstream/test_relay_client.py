@@ -9,7 +9,7 @@ import pytest
 from router.http.messages import Answer, Request, Response
 from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply, upstream_request
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     EVENT,
     STREAM,
     WorkerCall,
@@ -23,7 +23,7 @@ from tests.router.upstream.relay_support import (
     worker,
 )
 
-pytestmark = pytest.mark.usefixtures("both_paths")
+pytestmark = pytest.mark.usefixtures("every_path")
 
 
 async def echo(call: WorkerCall) -> None:

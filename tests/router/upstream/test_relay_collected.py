@@ -9,7 +9,7 @@ import pytest
 
 from router.http.reply import Outcome, Timeouts, UpstreamRequest, Usage
 from router.upstream.collected_reply import CollectedReply
-from tests.router.upstream.relay_support import WorkerCall, chunked, relay, until, worker
+from tests.router.relay_support import WorkerCall, chunked, relay, until, worker
 
 pytestmark = pytest.mark.usefixtures("both_paths")
 

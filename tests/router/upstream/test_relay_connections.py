@@ -12,7 +12,7 @@ from router.http.errors import ClientError
 from router.http.reply import RelayLimits, Timeouts, UpstreamRequest
 from router.upstream.client_reply import ClientReply
 from router.upstream.fallback import Upstream
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     EVENT,
     OK,
     STREAM,

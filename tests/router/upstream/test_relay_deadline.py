@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from router.upstream.fallback import Deadline
-from tests.router.upstream.relay_support import until
+from tests.router.relay_support import until
 
 
 async def test_it_calls_once_its_moment_has_passed_on_the_given_clock() -> None:

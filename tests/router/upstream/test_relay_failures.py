@@ -12,7 +12,7 @@ import pytest
 from router.http.messages import Answer, Request
 from router.http.reply import RelayLimits, Timeouts, retry_after_s
 from router.upstream.client_reply import ClientReply, upstream_request
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     DEADLINE_S,
     EVENT,
     OK,
@@ -30,7 +30,7 @@ from tests.router.upstream.relay_support import (
     worker,
 )
 
-pytestmark = pytest.mark.usefixtures("both_paths")
+pytestmark = pytest.mark.usefixtures("every_path")
 
 
 @contextmanager

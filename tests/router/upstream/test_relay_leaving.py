@@ -12,8 +12,8 @@ from router.http.messages import Answer, Request
 from router.http.reply import Outcome, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.native import NativeRelay
-from tests.router.upstream import relay_support
-from tests.router.upstream.relay_support import EVENT, OK, STREAM, post, served, until, upstreams_to
+from tests.router import relay_support
+from tests.router.relay_support import EVENT, OK, STREAM, post, served, until, upstreams_to
 
 pytestmark = pytest.mark.skipif(not NativeRelay.usable(), reason="the native relay was not built")
 

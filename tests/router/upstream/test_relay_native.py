@@ -15,8 +15,8 @@ from router.http.messages import Answer, Request
 from router.http.reply import RelayLimits, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.native import NativeRelay, NativeUpstream
-from tests.router.upstream import relay_support
-from tests.router.upstream.relay_support import (
+from tests.router import relay_support
+from tests.router.relay_support import (
     EVENT,
     OK,
     STREAM,

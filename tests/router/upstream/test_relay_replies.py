@@ -8,7 +8,7 @@ import random
 import pytest
 
 from router.http.reply import Outcome, RelayLimits, Timeouts, Usage
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     WorkerCall,
     ask,
     chunked,
@@ -20,7 +20,7 @@ from tests.router.upstream.relay_support import (
     worker,
 )
 
-pytestmark = pytest.mark.usefixtures("both_paths")
+pytestmark = pytest.mark.usefixtures("every_path")
 
 
 async def once(reply: bytes, request: bytes, close: bool = False) -> tuple[bytes, Outcome, bytes]:

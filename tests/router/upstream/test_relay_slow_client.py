@@ -8,7 +8,7 @@ import pytest
 
 from router.http.errors import ClientError
 from router.http.reply import RelayLimits, ReplyHead, Timeouts, UpstreamRequest
-from tests.router.upstream.relay_support import (
+from tests.router.relay_support import (
     DEADLINE_S,
     STREAM,
     Worker,
@@ -20,7 +20,7 @@ from tests.router.upstream.relay_support import (
     worker,
 )
 
-pytestmark = pytest.mark.usefixtures("both_paths")
+pytestmark = pytest.mark.usefixtures("every_path")
 
 
 async def held_up(w: Worker) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, PRIVATE, refused, served, sized
-from tests.server.support import behind, pieces
+from tests.router.server_support import behind, pieces
 
 REFUSED = {name: (status, data) for name, status, data in refused()}
 SERVED = dict(served())

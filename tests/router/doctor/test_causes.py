@@ -6,7 +6,7 @@ import pytest
 
 from router.doctor.evidence import Evidence
 from router.doctor.judge import CAUSES, judge
-from tests.doctor.catalogue import CASES, Case, others
+from tests.router.doctor.catalogue import CASES, Case, others
 
 OTHERS = others()
 

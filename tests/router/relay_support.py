@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+import pytest
+
 from kvkernels import AnswerDue
 from router.http.errors import WorkerError
 from router.http.messages import Answer, Handler, Request, error_response
@@ -18,14 +20,22 @@ from router.http.reply import Outcome, RelayLimits, Timeouts
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from router.upstream.native import NativeRelay, NativeUpstream
+from tests.router.server_support import LIMITS, behind
 from tests.router.waiting import DEADLINE_S, until
-from tests.server.support import LIMITS, behind
 
+BOTH_PATHS = (pytest.param("python", marks=pytest.mark.live), "native")
 PATH = "python"  # or "native": how the relays made here go; set by the fixture `both_paths`
 
 TLS: ssl.SSLContext | None = None  # of what listens for clients
 
 Script = Callable[["WorkerCall"], Awaitable[None]]
+
+
+def go_by(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relays that are made in this test go that way."""
+    if path == "native" and not NativeRelay.usable():
+        pytest.skip("the native relay was not built: no compiler, or no Linux")
+    monkeypatch.setattr(f"{__name__}.PATH", path)
 
 
 @dataclass

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from router.doctor.evidence import Evidence
-from tests.doctor.pools import (
+from tests.router.doctor.pools import (
     LOOKS,
     URL,
     URLS,

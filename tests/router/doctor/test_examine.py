@@ -17,11 +17,11 @@ from router.doctor.examine import Options, examine
 from router.doctor.probe import ProbeLimits, check_allowed
 from router.doctor.report import DoctorError
 from router.http.tls import server_tls
-from tests.doctor.pools import config
+from tests.certs import Authority
 from tests.engine.harness import eventually, running
+from tests.router.doctor.pools import config
 from tests.router.engines.engine_pages import CUT, HANGS, Pages, engine
 from tests.served_app import served_by
-from tests.server.certs import Authority
 
 OPTIONS = Options(seconds=0.4, timeout_s=1.0)
 SLEEP_S = 0.01

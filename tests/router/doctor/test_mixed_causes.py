@@ -11,8 +11,8 @@ import pytest
 
 from router.doctor.evidence import Evidence
 from router.doctor.judge import judge
-from tests.doctor.catalogue import ALONE, FREE, LLM, MEMORY, QUIET, TOGETHER, llm, one
-from tests.doctor.pools import (
+from tests.router.doctor.catalogue import ALONE, FREE, LLM, MEMORY, QUIET, TOGETHER, llm, one
+from tests.router.doctor.pools import (
     URL,
     URLS,
     config,

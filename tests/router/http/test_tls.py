@@ -9,7 +9,7 @@ import pytest
 
 from router.engines.worker_spec import WorkerSpecError, parse_worker_spec
 from router.http.tls import Tls, TlsError, WorkerTls, renew, server_tls, worker_tls
-from tests.server.certs import Authority
+from tests.certs import Authority
 
 
 @pytest.fixture(scope="module")

@@ -11,8 +11,8 @@ import pytest
 
 from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, coded, head, sized
+from tests.router.server_support import LIMITS, behind, pieces
 from tests.router.waiting import until
-from tests.server.support import LIMITS, behind, pieces
 
 
 class Clock:

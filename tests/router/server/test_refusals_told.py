@@ -9,9 +9,9 @@ from router.collectors.ports_and_logs import server_metrics
 from router.http.messages import GIVEN_UP, REFUSALS
 from router.http.parser import PRIVATE
 from router.server.server import HttpServer
-from tests.server.support import LIMITS, TERMS
+from tests.router.server_support import LIMITS, TERMS
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 PAGE = "".join((REFERENCE / f"{n}.md").read_text(encoding="utf-8") for n in ("server", "errors"))
 
 

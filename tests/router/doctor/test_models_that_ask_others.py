@@ -9,7 +9,7 @@ import pytest
 from router.doctor.evidence import Evidence
 from router.doctor.judge import judge
 from router.doctor.report import Finding
-from tests.doctor.pools import URLS, config, instances, pool, ran, triton, trt
+from tests.router.doctor.pools import URLS, config, instances, pool, ran, triton, trt
 
 # In ten seconds, as seen at a real tritonserver: a wrapper of 24 clients, full batches of it, and
 # batches of several sizes whose requests are passed on one by one.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from router.doctor.evidence import Evidence
 from router.doctor.judge import judge
 from router.doctor.report import Report
-from tests.doctor.pools import (
+from tests.router.doctor.pools import (
     LOOKS,
     URL,
     URLS,

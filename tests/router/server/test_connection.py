@@ -13,9 +13,9 @@ from router.http.messages import Answer, Request, Response
 from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
 from tests.live.hostile.corpus import BODY, coded, head, sized
+from tests.router.server.test_slow_clients import Clock, good, only, opened
+from tests.router.server_support import LIMITS, behind, pieces
 from tests.router.waiting import until
-from tests.server.support import LIMITS, behind, pieces
-from tests.server.test_slow import Clock, good, only, opened
 
 GET = head(line=b"GET /v1/completions HTTP/1.1")
 LAST = sized(b"Connection: close")

@@ -1,4 +1,4 @@
-"""The relay's own tests once more, with TLS between client and router, and router and worker."""
+"""TLS between client and router, and router and worker, in tests that do not ask for it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,8 @@ import pytest
 
 from router.http.tls import server_tls, worker_tls
 from router.upstream.fallback import Upstream
-from tests.router.upstream import relay_support
-from tests.router.upstream.test_relay_client import *  # noqa: F403
-from tests.router.upstream.test_relay_failures import *  # noqa: F403
-from tests.router.upstream.test_relay_replies import *  # noqa: F403
-from tests.router.upstream.test_relay_slow_client import *  # noqa: F403
-from tests.server.certs import Authority
+from tests.certs import Authority
+from tests.router import relay_support
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,27 +24,13 @@ class Sides:
     router: ssl.SSLContext  # towards workers
 
 
-@pytest.fixture(scope="module")
-def sides(tmp_path_factory) -> Sides:
-    authority = Authority(tmp_path_factory.mktemp("certificates"))
+def sides_of(authority: Authority) -> Sides:
     files = authority.port(authority.signed("server"))
     return Sides(server_tls(files), authority.client(), worker_tls(authority.workers()))
 
 
-@pytest.fixture
-def both_paths() -> None:
-    """Over TLS there is one path only, that in Python."""
-
-
-# A worker that never reads gets no request over TLS, for it answers no handshake.
-NOT_OVER_TLS = ("test_a_worker_that_stops_taking_the_request_is_late_in_that_phase",)
-
-
-@pytest.fixture(autouse=True)
-def tls_everywhere(sides: Sides, monkeypatch, request) -> None:
+def tls_everywhere(sides: Sides, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever listens does so with TLS, whatever connects expects it."""
-    if request.node.originalname in NOT_OVER_TLS:
-        pytest.skip("there is no such failure over TLS")
     client = {"ssl": sides.client, "server_hostname": "localhost"}
     start_server, open_connection = asyncio.start_server, asyncio.open_connection
 

@@ -1,0 +1,20 @@
+"""The event loops that tests of the router run on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+import uvloop
+
+from tests.effort import QUICK
+
+Loops = Mapping[str, Callable[[], asyncio.AbstractEventLoop]]
+
+PLAIN: Loops = {"asyncio": asyncio.new_event_loop}
+OWN: Loops = {"uvloop": uvloop.new_event_loop}
+
+
+def relay_loops() -> Loops:
+    """The router's own loop; at full length asyncio's, too."""
+    return OWN if QUICK else {**OWN, **PLAIN}
