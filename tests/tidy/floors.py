@@ -1,6 +1,6 @@
-"""How the packages of the product import each other: rings, and imports that run upward.
+"""The shape of a checkout in figures: rings of packages, imports that run upward, and more.
 
-    python -m tests.tidy.floors [CHECKOUT]
+    python -m tests.tidy.floors [CHECKOUT ...]
 
 Every import counts, those for type checkers and those inside functions as well. A package is a
 folder; a module beside packages, as `router/assembly.py`, counts as a package of its own.
@@ -19,6 +19,13 @@ from pathlib import Path
 ROOTS = ("router", "engine", "simulator", "policies")
 OWN = Path(__file__).parents[2]
 FLOORS_CONTRACT = "Floors of the router"
+KINDS = ("vllm", "sglang", "trtllm", "triton")
+WIRING = (
+    "router.assembly",
+    "router.cli.serve",
+    "router.request.dispatcher",
+    "router.request.service",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,7 @@ def package_of(module: str, path: Path) -> str:
     if path.name == "__init__.py":
         return module
     parent = module.rpartition(".")[0]
-    return module if parent in ROOTS else parent
+    return module if "." not in parent else parent
 
 
 def imports(checkout: Path, root: str) -> Iterator[Import]:
@@ -117,23 +124,76 @@ def upward(checkout: Path) -> list[Import]:
     return sorted(found, key=lambda one: (one.importer, one.imported))
 
 
+def kinds_spelt(checkout: Path) -> list[str]:
+    """Where the router spells an engine's kind, outside `engines` and the doctor."""
+    return [
+        f"{name}:{node.lineno}"
+        for name, path in modules(checkout, "router").items()
+        if not name.startswith(("router.engines", "router.fleet.engines", "router.doctor"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and node.value in KINDS
+    ]
+
+
+def late_set(checkout: Path) -> list[str]:
+    """Where the modules that wire the router set an attribute of another object."""
+    found = []
+    for name, path in modules(checkout, "router").items():
+        if name not in WIRING:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            targets = node.targets if isinstance(node, ast.Assign) else ()
+            for target in targets:
+                if isinstance(target, ast.Attribute) and ast.unparse(target.value) != "self":
+                    found.append(f"{name}:{target.lineno}")
+    return found
+
+
+def between_tests(checkout: Path) -> set[str]:
+    """Where a module of tests imports another one that has tests."""
+    return {
+        f"{one.importer} -> {one.imported}"
+        for one in imports(checkout, "tests")
+        if one.imported.rpartition(".")[2].startswith("test_")
+    }
+
+
+def product_lines(checkout: Path) -> int:
+    """Lines of Python of the product."""
+    folders = (*ROOTS, "kernels/kvkernels", "grafana")
+    files = (path for folder in folders for path in (checkout / folder).rglob("*.py"))
+    return sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+
+
+def figures(checkout: Path) -> dict[str, int]:
+    """Each figure by its name."""
+    rings = {root: len(ringed(package_graph(checkout, root))) for root in ROOTS}
+    return {
+        **{f"packages in rings, {root}": count for root, count in rings.items()},
+        **({"imports that run upward": len(upward(checkout))} if router_floors(checkout) else {}),
+        "engines' kinds spelt outside `engines`": len(kinds_spelt(checkout)),
+        "attributes set late by wiring": len(late_set(checkout)),
+        "imports between modules of tests": len(between_tests(checkout)),
+        "lines of Python of the product": product_lines(checkout),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("checkout", nargs="?", type=Path, default=OWN)
-    parser.add_argument("--list", action="store_true", help="list the imports that run upward")
+    parser.add_argument("checkouts", nargs="*", type=Path, default=[OWN], metavar="CHECKOUT")
+    parser.add_argument("--list", action="store_true", help="list what is counted, too")
     given = parser.parse_args()
-    for root in ROOTS:
-        rings = ringed(package_graph(given.checkout, root))
-        print(f"packages in rings, {root}: {len(rings)}")
-    if not router_floors(given.checkout):
-        print(f"imports that run upward: its pyproject.toml has no contract {FLOORS_CONTRACT!r}")
-        return
-    found = upward(given.checkout)
-    print(f"imports that run upward, router: {len(found)}")
-    for one in found if given.list else ():
-        print(f"  {one.importer} -> {one.imported}")
+    found = [figures(checkout) for checkout in given.checkouts]
+    print("|", " | ".join(["", *(checkout.name or "here" for checkout in given.checkouts)]), "|")
+    print("|---" * (len(found) + 1) + "|")
+    for name in found[-1]:
+        print("|", " | ".join([name, *(str(one.get(name, "no floors")) for one in found)]), "|")
+    if given.list:
+        for checkout in given.checkouts:
+            listed = [f"{one.importer} -> {one.imported}" for one in upward(checkout)]
+            print(*listed, *kinds_spelt(checkout), *late_set(checkout), sep="\n")
 
 
 if __name__ == "__main__":
