@@ -125,6 +125,7 @@ class Router:
             relay=NativeRelay.wanted(config.relay),
             grpc=_grpc_opener(config, lambda: self._context.terms.relay),
             claim=self.replica.claim,
+            worker_count=lambda: len(self.fleet.members),
             borrow=self.replica.borrow,
         )
         self.fleet = FleetManager(self._context, config.limits.workers)

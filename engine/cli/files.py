@@ -38,8 +38,9 @@ def _calibrate(folder: Path, device: str, tp_size: int, out: Path) -> None:
     """Raises what reading the model, the device and writing raise."""
     import torch
 
+    from engine.model.backends import KVKERNELS
     from engine.model.config import PLAIN, Shard, read_config
-    from engine.model.kernel_choice import KVKERNELS, choose_attention
+    from engine.model.kernel_choice import choose_attention
     from engine.runner.kernel_costs import DecodeTimer, WayTimer, fastest, write_costs
     from kvkernels.ops.calibration import PAGE, calibrate
     from kvkernels.ops.shared_costs import AttentionShape

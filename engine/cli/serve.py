@@ -26,8 +26,8 @@ from engine.cli.options import (
     worker_settings,
 )
 from engine.instances import Addresses, addresses_of, end_with, supervise
+from engine.model.backends import ATTENTION_BACKENDS, BACKENDS, TORCH
 from engine.model.config import KV_DTYPES, WEIGHTS, Quantization
-from engine.model.kernel_choice import ATTENTION_BACKENDS, BACKENDS, TORCH
 from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings
 from engine.server.announcer import Announce

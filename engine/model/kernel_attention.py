@@ -27,17 +27,7 @@ from engine.model.attention import (
     TorchAttention,
     attend_part,
 )
-from engine.model.batch import (
-    NOTHING_SAVED,
-    FlatBatch,
-    Ints64,
-    Plan,
-    Saving,
-    Sizes,
-    Span,
-    placed,
-)
-from engine.model.kernel_choice import (
+from engine.model.backends import (
     ALL_KERNELS,
     CUDNN,
     FLASHINFER,
@@ -47,6 +37,16 @@ from engine.model.kernel_choice import (
     TRITON,
     Ways,
     device_lost,
+)
+from engine.model.batch import (
+    NOTHING_SAVED,
+    FlatBatch,
+    Ints64,
+    Plan,
+    Saving,
+    Sizes,
+    Span,
+    placed,
 )
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms

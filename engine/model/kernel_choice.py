@@ -8,46 +8,32 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from engine.model.backends import (
+    ALL_KERNELS,
+    ATTENTION_BACKENDS,
+    ATTENTION_KERNELS,
+    BACKENDS,
+    FLASHINFER,
+    INT8_KERNELS,
+    KVKERNELS,
+    LEAST_CAPABILITY,
+    MOST_ROWS,
+    TORCH,
+    TRITON,
+    Int8Choice,
+    KernelChoice,
+    Ways,
+)
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard
 
 if TYPE_CHECKING:
     import torch
 
     from engine.model.kernel_trial import AttentionTrial
-
-TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
-TRITON = "triton"  # torch's attention, with decode in Triton's language
-BACKENDS = ("auto", TORCH, KVKERNELS)
-ATTENTION_BACKENDS = (*BACKENDS, TRITON)
-# Ways to compute a part of a step that has one of these shapes; `calibrate-kernels` times them.
-MMA = "kvkernels_mma"  # prefill by the kernel of all GPUs, on Hopper, too
-CUDNN = "cudnn"  # torch's attention over gathered pages, by that backend
-FLASHINFER = "flashinfer"  # over the pages where they lie
-_DECODE = (KVKERNELS, TRITON, FLASHINFER, TORCH)
-_PREFILL = (KVKERNELS, MMA, FLASHINFER, CUDNN, TORCH)
-SHAPES = MappingProxyType(
-    {
-        "decode_short": _DECODE,
-        "decode_long": _DECODE,  # some context beyond LONG_TOKENS
-        "decode_shared": _DECODE,  # requests that read pages once
-        "prefill_fresh": _PREFILL,
-        "prefill_hit": _PREFILL,  # some prompt with tokens in the cache
-    }
-)
-LONG_TOKENS = 8192
-Ways = Mapping[str, str]  # by shape
-ALL_KERNELS: Ways = MappingProxyType(dict.fromkeys(SHAPES, KVKERNELS))
-FellBack = Mapping[str, str]  # by part, "attention" or "int8": why torch computes it by now
-LEAST_CAPABILITY = (8, 0)
-ATTENTION_KERNELS = ("append", "prefill", "shared_decode")
-INT8_KERNELS = ("w8a16",)
-MOST_ROWS = 64  # of a step, that the INT8 kernel takes: all that it has
 
 log = logging.getLogger(__name__)
 
@@ -81,56 +67,6 @@ def device_lacks(device: str, kernels: Sequence[str]) -> str:
     except (BuildError, LaunchError, RefusedError, OSError, AttributeError) as error:
         return f"the kernels' library: {error!s:.500}"
     return f"the kernels' library, which lacks {', '.join(missing)}" if missing else ""
-
-
-def device_lost(device: str | torch.device) -> str:
-    """Why nothing will compute on `device` in this process any more; empty: something may.
-
-    Some of CUDA's errors break the context (an illegal address, an ECC error): each later call
-    says them again, and only a new process gets a new one. Waits for what was launched.
-    """
-    import torch
-
-    if torch.device(device).type != "cuda":
-        return ""
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError as error:
-        return f"{error!s:.300}"
-    return ""
-
-
-@dataclass(frozen=True, slots=True)
-class KernelChoice:
-    """A backend, and why it is not the kernels; of the kernels, the `ways` of attention by shape.
-
-    Lifetime: worker.
-    """
-
-    backend: str = TORCH
-    why: str = ""
-    ways: Ways = field(default_factory=lambda: ALL_KERNELS)
-
-    def __str__(self) -> str:
-        others = [f"{shape} by {way}" for shape, way in self.ways.items() if way != KVKERNELS]
-        told = f"{self.backend}, because of {self.why}" if self.why else self.backend
-        return "; ".join((told, *others))
-
-
-class Int8Choice(KernelChoice):
-    """What multiplies few rows by INT8 weights: the kernel moves one byte a weight, torch, which
-    widens the weights first, five or more. Beyond MOST_ROWS torch does it. Lifetime: worker."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        if self.backend == KVKERNELS:
-            return f"{self.backend}, torch beyond {MOST_ROWS} rows"
-        return KernelChoice.__str__(self)
-
-    def of_step(self, rows: int) -> str:
-        """The backend of a step of `rows`, padding included."""
-        return self.backend if rows <= MOST_ROWS else TORCH
 
 
 def choose_attention(

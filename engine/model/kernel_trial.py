@@ -15,6 +15,7 @@ import torch
 
 from engine.model.attention import Decode, attend, write
 from engine.model.batch import Piece, flat_batch, is_cuda
+from engine.model.kernel_attention import FlashInfer
 from engine.model.kv_cache import LayerKv
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops import append as _append  # noqa: F401 - defines the operator
@@ -100,8 +101,6 @@ class AttentionTrial:
 
     def flashinfer_why_not(self, device: str) -> str:
         """Why FlashInfer is not to be taken for decodes and chunks; empty: it is right."""
-        from engine.model.kernel_attention import FlashInfer  # which imports what calls this
-
         blocks = self._table().tolist()
         pieces = [Piece([0], LONG - 1, blocks), Piece([0], 4, blocks)]
         pieces += [Piece([0] * 40, LONG - 40, blocks), Piece([0] * 90, 0, blocks)]

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn import functional
 
-from engine.model.kernel_choice import MOST_ROWS, device_lost
+from engine.model.backends import MOST_ROWS, device_lost
 from kvkernels.ops import w8a16 as _w8a16  # noqa: F401 - defines the operator
 
 log = logging.getLogger(__name__)

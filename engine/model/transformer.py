@@ -10,10 +10,10 @@ import torch
 from torch.nn import functional
 
 from engine.model.attention import Attention, StepAttention, TorchAttention
+from engine.model.backends import FellBack
 from engine.model.batch import FlatBatch
 from engine.model.checkpoint import Checkpoint, Weights, part_of, rows_of
 from engine.model.config import EMBEDDING, HEAD, NORM, PLAIN, ModelConfig, Quantization, Shard
-from engine.model.kernel_choice import FellBack
 from engine.model.kv_cache import KvCache, LayerKv
 from engine.model.layers import (
     Alone,

@@ -12,8 +12,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from engine.model.backends import TORCH, FellBack, Int8Choice, device_lost
 from engine.model.batch import FlatBatch, Planner, flat_batch, is_cuda
-from engine.model.kernel_choice import TORCH, FellBack, Int8Choice, device_lost
 from engine.model.kv_cache import Moves
 from engine.runner.graphs import DecodeGraphs, GraphUse
 from engine.runner.torch_sampler import NOTHING, Sampled, Sampler, TokenLogprobs

@@ -16,8 +16,8 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from engine.model.backends import FellBack, device_lost
 from engine.model.batch import FlatBatch, Piece, Planner, fixed_batch, is_cuda, pages_of
-from engine.model.kernel_choice import FellBack, device_lost
 
 GRAPH_TOKENS = 2048  # of context at most: torch reads as much for every row
 KERNEL_GRAPH_TOKENS = 8192  # of context a row, on average: kernels' partial results have room

@@ -23,8 +23,8 @@ from dataclasses import replace
 import msgspec
 import torch
 
+from engine.model.backends import FellBack
 from engine.model.batch import FlatBatch
-from engine.model.kernel_choice import FellBack
 from engine.model.kv_cache import Moves
 from engine.runner.ranks import MOVED, READY, RankModel, RankSpec, batch_bytes, moves_bytes
 

@@ -20,19 +20,11 @@ import msgspec
 import torch
 
 from engine.model.attention import attend
+from engine.model.backends import ALL_KERNELS, CUDNN, FLASHINFER, MMA, SHAPES, TRITON, Ways
 from engine.model.batch import Piece, flat_batch, is_cuda
 from engine.model.config import ModelConfig, ModelError
 from engine.model.kernel_attention import KernelAttention, KernelPlanner
-from engine.model.kernel_choice import (
-    ALL_KERNELS,
-    CUDNN,
-    FLASHINFER,
-    MMA,
-    SHAPES,
-    TRITON,
-    Ways,
-    flashinfer_lacks,
-)
+from engine.model.kernel_choice import flashinfer_lacks
 from engine.model.kernel_trial import HOPPER, MOST_ERROR, row_error
 from engine.model.kv_cache import LayerKv
 from engine.model.layers import HeadNorms

@@ -12,6 +12,7 @@ import torch
 
 from engine.block_pool import BlockPool
 from engine.capacity import Capacity, fit
+from engine.model.backends import KVKERNELS, TORCH, FellBack, Int8Choice, KernelChoice
 from engine.model.batch import FlatBatch, Planner
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import (
@@ -24,7 +25,6 @@ from engine.model.config import (
     read_config,
 )
 from engine.model.kernel_attention import KernelPlanner, attention_of
-from engine.model.kernel_choice import KVKERNELS, TORCH, FellBack, Int8Choice, KernelChoice
 from engine.model.kv_cache import (
     HostKv,
     KvCache,

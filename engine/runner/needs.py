@@ -14,6 +14,15 @@ import torch
 
 from engine.capacity import CapacityError, Footprint, Limits, readable
 from engine.model.attention import MAX_GATHERED
+from engine.model.backends import (
+    ALL_KERNELS,
+    FLASHINFER,
+    KVKERNELS,
+    MMA,
+    Int8Choice,
+    KernelChoice,
+    Ways,
+)
 from engine.model.batch import is_cuda
 from engine.model.checkpoint import Checkpoint, expected
 from engine.model.config import (
@@ -26,17 +35,7 @@ from engine.model.config import (
     Shard,
 )
 from engine.model.kernel_attention import FLASHINFER_BYTES, FLASHINFER_PLAN_BYTES
-from engine.model.kernel_choice import (
-    ALL_KERNELS,
-    FLASHINFER,
-    KVKERNELS,
-    MMA,
-    Int8Choice,
-    KernelChoice,
-    Ways,
-    choose_attention,
-    choose_int8,
-)
+from engine.model.kernel_choice import choose_attention, choose_int8
 from engine.model.kv_cache import kv_storage
 from engine.model.layers import MAX_WIDENED
 from engine.runner.graphs import graph_room
@@ -87,7 +86,7 @@ class LoadSettings:
     `dtype` auto: float32 on a CPU, where it is as fast and exact, else the checkpoint's own.
     `quantization`: weights and KV in fewer bits. `tp_size` ranks cut every layer, `pp_size` stages
     share the layers: that many processes in all, on a GPU each where `device` is cuda. `attention`,
-    `int8`: what computes attention, and products with INT8 weights; of `kernel_choice.BACKENDS`.
+    `int8`: what computes attention, and products with INT8 weights; of `backends.BACKENDS`.
     `steps`: how they follow each other. `threads`: of this process's matrix products on CPUs; None:
     torch's choice. `memory_bytes`: what this instance may use, weights included; None: all that is
     available. `shares_kv`: other processes of this host may map the KV.

@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import distributed
 
+from engine.model.backends import ALL_KERNELS, KVKERNELS, TORCH, FellBack
 from engine.model.batch import FlatBatch, Sizes
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import attention_of
-from engine.model.kernel_choice import ALL_KERNELS, KVKERNELS, TORCH, FellBack
 from engine.model.kv_cache import HostKv, KvCache, Moves
 from engine.model.transformer import Transformer
 from engine.scheduler.scheduler import MAX_STEPS_IN_FLIGHT

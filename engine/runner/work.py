@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.model.backends import Int8Choice
 from engine.model.batch import FlatBatch, Piece, placed
-from engine.model.kernel_choice import Int8Choice
 from engine.scheduler.request import Request, State
 from engine.scheduler.types import Step
 

@@ -16,7 +16,8 @@ from router.admin.ui.state import UiState
 from router.admin.views.explain import ExplainPages
 from router.admin.views.rows import policy_shown, shown_count, trunks_shown, worker_shown
 from router.core.placement.roster import TableFullError
-from router.engines.worker_spec import ROLES, WorkerSpecError, worker_spec_of
+from router.engines.spec import ROLES, WorkerSpecError
+from router.engines.worker_spec import worker_spec_of
 from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError
 from router.fleet.member import Member
 from router.http.errors import ClientError

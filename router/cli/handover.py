@@ -7,7 +7,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from router.core.placement.roster import TableFullError
-from router.engines.worker_spec import WorkerSpecError, parse_worker_spec
+from router.engines.spec import WorkerSpecError
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import DuplicateWorkerError
 from router.restart.hot_restart import Handover, Worker
 

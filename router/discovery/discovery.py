@@ -25,7 +25,8 @@ from router.discovery.source import (
     parse_source,
 )
 from router.discovery.trtllm import TrtllmSource
-from router.engines.worker_spec import WorkerSpec, WorkerSpecError, parse_worker_spec
+from router.engines.spec import WorkerSpec, WorkerSpecError
+from router.engines.worker_spec import parse_worker_spec
 from router.events.sources import EventHosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of

@@ -29,13 +29,8 @@ from router.discovery.source import (
     ReportedWorker,
     bounded,
 )
-from router.engines.worker_spec import (
-    POLL,
-    WorkerSpec,
-    WorkerSpecError,
-    of_rank,
-    parse_worker_spec,
-)
+from router.engines.spec import POLL, WorkerSpec, WorkerSpecError, of_rank
+from router.engines.worker_spec import parse_worker_spec
 
 GROUP = "inference.networking.k8s.io"
 OBJECTIVES_GROUP = "inference.networking.x-k8s.io"

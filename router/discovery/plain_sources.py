@@ -13,7 +13,8 @@ import msgspec
 import yaml
 
 from router.discovery.source import MAX_SEEN, DnsSpec, Report, ReportedWorker, bounded
-from router.engines.worker_spec import WorkerSpecError, worker_spec_of
+from router.engines.spec import WorkerSpecError
+from router.engines.worker_spec import worker_spec_of
 
 LOOK_S = 0.25
 MAX_BYTES = 1 << 20

@@ -18,7 +18,8 @@ from engine.wire.announcement import (
 )
 from engine.wire.events import WireError
 from router.discovery.source import MAX_SEEN, Report, ReportedWorker, bounded
-from router.engines.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_spec_of
+from router.engines.spec import POLL, WorkerSpec, WorkerSpecError
+from router.engines.worker_spec import worker_spec_of
 from router.events.sources import NO_OTHERS, EventHosts
 from router.redis.connection import ANSWER_S, Wire, checked, open_wire, reason_of
 from router.redis.url import RedisUrl

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Protocol
 
-from router.engines.worker_spec import POLL, WorkerSpec, WorkerSpecError, worker_spec_of
+from router.engines.spec import POLL, WorkerSpec, WorkerSpecError
+from router.engines.worker_spec import worker_spec_of
 
 FORMS = (
     "file:PATH, dns:NAME:PORT[,every=5][,scheme=https], redis, "

@@ -27,7 +27,7 @@ from msgspec import Meta
 
 from router.discovery.plain_sources import FileSource, data_in
 from router.discovery.source import Report, ReportedWorker, TrtllmSpec, bounded
-from router.engines.worker_spec import WorkerSpec, WorkerSpecError
+from router.engines.spec import WorkerSpec, WorkerSpecError
 from router.http.errors import ClientError
 from router.http.messages import Answer, Request, Response, json_response
 from router.http.parser import RequestLimits

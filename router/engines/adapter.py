@@ -17,8 +17,8 @@ from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
 from router.body.legs import Door, Transfer
+from router.engines.spec import WorkerSpec
 from router.engines.triton_inputs import Roles
-from router.engines.worker_spec import WorkerSpec
 from router.events.sources import EventSource
 
 MAX_REPLY_BYTES = 4 << 20  # of JSON: event sources, models (thousands of adapters)

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Hashable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 from weakref import WeakValueDictionary
 
 import aiohttp
@@ -22,10 +22,6 @@ from router.fleet.pauses import Pauses
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.http.reply import RelayLimits
 from router.upstream.native import NativeRelay
-
-if TYPE_CHECKING:
-    from router.fleet.member import Member
-
 
 T = TypeVar("T")
 
@@ -135,7 +131,6 @@ class FleetContext:
     tell: Callable[[WorkerFact], None]
     terms: FleetTerms
     relay: NativeRelay | None = None  # None: all is relayed in Python
-    members: dict[int, Member] = field(default_factory=dict)
     answers: SharedAnswers = field(default_factory=SharedAnswers)  # that ranks of one engine share
     readers: SharedReaders = field(
         default_factory=SharedReaders
@@ -152,6 +147,7 @@ class FleetContext:
     borrow: Borrow | None = None  # for events that an engine cannot tell again
     # Set while requests are under way that this router knows of, as of its latest tick.
     busy: asyncio.Event = field(default_factory=_busy)
+    worker_count: Callable[[], int] = lambda: 0  # of the whole fleet
     pauses: Pauses = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,7 +160,7 @@ class FleetContext:
     @property
     def scrape_interval_s(self) -> float:
         """Seconds between two scrapes of one worker."""
-        return max(self.terms.load_report_s, len(self.members) / _SCRAPES_PER_S_MAX)
+        return max(self.terms.load_report_s, self.worker_count() / _SCRAPES_PER_S_MAX)
 
     async def until_scrape(self, is_busy: bool) -> None:
         """Until a worker is to be scraped again, which has requests by its latest figures, or none.

@@ -14,8 +14,8 @@ from router.core.core import RouterCore
 from router.core.placement.roster import TableFullError
 from router.core.workers.roles import RoleController, RoleSettings, WorkMeter
 from router.core.workers.table import Worker, halves_missing, serves
+from router.engines.spec import WorkerSpec, WorkerSpecError, taken
 from router.engines.table import adapter_of
-from router.engines.worker_spec import WorkerSpec, WorkerSpecError, taken
 from router.fleet.context import FleetContext
 from router.fleet.member import Member
 from router.fleet.pauses import Pauses
@@ -50,7 +50,7 @@ class FleetManager:
 
     def __init__(self, context: FleetContext, max_workers: int) -> None:
         self._context = context
-        self.members: dict[int, Member] = context.members  # by id
+        self.members: dict[int, Member] = {}  # by id
         self._max_workers = max_workers
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._asking: dict[int, asyncio.Task[None]] = {}  # probes that the core wanted
@@ -148,12 +148,21 @@ class FleetManager:
         self._check_seat(spec)
         if len(self.members) >= self._max_workers:
             raise TableFullError(f"all {self._max_workers} worker slots are taken (limits.workers)")
-        member = Member(self._next_id, spec, named, self._context, self._fits)
+        member = Member(
+            self._next_id, spec, named, self._context, self._fits, self._served_by_others
+        )
         self._next_id += 1
         self.members[member.worker_id] = member
         self._start(member, member.run())
         log.info("worker %d (%s) added, by %s", member.worker_id, spec.name, by)
         return member
+
+    def _served_by_others(self, worker_id: int, models: Iterable[str]) -> bool:
+        """Whether other workers, ready and not silent, serve all of these models."""
+        others = (m for m in self.members.values() if m.worker_id != worker_id and m.ready)
+        others = (m for m in others if m.silent_since_s is None)
+        served = {name for m in others if m.recognized for name in m.recognized.facts.models}
+        return served.issuperset(models)
 
     def _check_seat(self, spec: WorkerSpec) -> None:
         """Raises DuplicateWorkerError where another worker has its place at a bound endpoint."""

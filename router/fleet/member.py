@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,8 +25,8 @@ from router.engines.adapter import (
     is_paused,
     trouble_with,
 )
+from router.engines.spec import WorkerSpec
 from router.engines.table import adapter_of
-from router.engines.worker_spec import WorkerSpec
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
@@ -84,9 +84,10 @@ class Member:
         named: NamedWorker,
         context: FleetContext,
         fits: Fits,
+        served_by_others: Callable[[int, Iterable[str]], bool],
     ) -> None:
         """`fits` is asked whether `spec` is right for an engine of these ranks; it may change
-        it, or let the member leave.
+        it, or let the member leave. `served_by_others` says whether other workers serve models.
         """
         self.worker_id = worker_id
         self.spec = spec
@@ -113,6 +114,7 @@ class Member:
         self._models_trouble = ""  # why the models that it has now are not known
         self._context = context
         self._fits = fits
+        self._served_by_others = served_by_others
         self.grpc: Sends | None = None  # to where its engine speaks it
         self._former: list[Sends] = []  # by options that it had before; what runs there may end
         self.upstream = upstream_at(
@@ -199,10 +201,7 @@ class Member:
 
     def _replaceable(self, recognized: Recognized) -> bool:
         """Whether others can answer what it was asked; else it is better to wait for it."""
-        others = (m for m in self._context.members.values() if m is not self and m.ready)
-        others = (m for m in others if m.silent_since_s is None)
-        served = {name for m in others if m.recognized for name in m.recognized.facts.models}
-        return served.issuperset(recognized.facts.models)
+        return self._served_by_others(self.worker_id, recognized.facts.models)
 
     async def _follow(self, recognized: Recognized) -> End:
         """Listen, probe and scrape until one of these ends; says how.

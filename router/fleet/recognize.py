@@ -24,10 +24,10 @@ from router.engines.adapter import (
     UnrecognizedError,
     cards,
 )
+from router.engines.spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.engines.table import ADAPTERS, TRANSFERS
 from router.engines.triton_inputs import Roles
 from router.engines.trtllm import EVENTS_PATH
-from router.engines.worker_spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
 from router.events.sources import (
     NO_OTHERS,
     EventHosts,

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from router.engines.worker_spec import WorkerSpec
+from router.engines.spec import WorkerSpec
 from router.http.reply import RelayLimits, Sends
 from router.http.tls import WorkerTls, worker_tls
 from router.upstream.fallback import Upstream

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from policies.facts import Role
-from router.engines.worker_spec import WorkerSpec, of_rank
+from router.engines.spec import WorkerSpec, of_rank
 
 Key = tuple[str, int | None]  # a worker's URL and rank: which one it is, whoever names it
 CONFIGURATION = "configuration"

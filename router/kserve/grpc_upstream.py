@@ -17,8 +17,8 @@ import grpc
 import msgspec
 from grpc import aio
 
+from router.engines.spec import WorkerSpec
 from router.engines.triton import says_busy
-from router.engines.worker_spec import WorkerSpec
 from router.fleet.upstreams import GrpcOpener
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind
 from router.http.reply import (

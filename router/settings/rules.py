@@ -17,8 +17,9 @@ from router.config.items import each
 from router.config.keys import Key
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
+from router.engines.spec import WorkerSpecError, taken
 from router.engines.triton_inputs import given_roles
-from router.engines.worker_spec import WorkerSpecError, taken, worker_spec_of
+from router.engines.worker_spec import worker_spec_of
 from router.events.sources import event_hosts
 from router.record.access_log import STDOUT
 from router.record.model_limits import model_limits

@@ -13,7 +13,7 @@ import msgspec
 from grafana.make_dashboards import pretty
 from router.config.keys import keys_of
 from router.discovery.source import _OF_ONE
-from router.engines.worker_spec import KEYS, WorkerSpec
+from router.engines.spec import KEYS, WorkerSpec
 from router.settings.schema import Config
 from tests.deploy.parsed import DEPLOY
 

@@ -15,17 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.model.attention import attend
+from engine.model.backends import FLASHINFER, KVKERNELS, SHAPES, KernelChoice
 from engine.model.batch import Piece, flat_batch
 from engine.model.checkpoint import Checkpoint
 from engine.model.config import Quantization, Shard, read_config
 from engine.model.kernel_attention import FlashInfer, KernelAttention, KernelPlanner
-from engine.model.kernel_choice import (
-    FLASHINFER,
-    KVKERNELS,
-    SHAPES,
-    KernelChoice,
-    choose_attention,
-)
+from engine.model.kernel_choice import choose_attention
 from engine.model.kernel_trial import AttentionTrial
 from engine.model.kv_cache import LayerKv
 from engine.model.tiny import TinySettings

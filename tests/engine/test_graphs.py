@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.model.backends import KVKERNELS
 from engine.model.batch import FlatBatch, Piece, Plan, Planner, Span, fixed_batch, flat_batch
-from engine.model.kernel_choice import KVKERNELS
 from engine.model.tiny import TinySettings
 from engine.runner.graphs import DecodeGraphs, graph_rows
 from engine.runner.needs import StepSettings

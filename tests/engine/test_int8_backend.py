@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from engine.cli import main as cli
+from engine.model.backends import KVKERNELS, MOST_ROWS, TORCH, Int8Choice
 from engine.model.config import PLAIN, ModelError, Quantization, Shard, read_config
-from engine.model.kernel_choice import KVKERNELS, MOST_ROWS, TORCH, Int8Choice, choose_int8
+from engine.model.kernel_choice import choose_int8
 from engine.model.layers import Int8Kernel, Int8Weight, Linear, quantize_rows
 from engine.model.tiny import TinySettings
 from kvkernels.cuda.library import LIBRARY_VARIABLE

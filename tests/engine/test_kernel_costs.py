@@ -12,16 +12,9 @@ import pytest
 import torch
 
 from engine.cli import main as cli
+from engine.model.backends import ALL_KERNELS, KVKERNELS, SHAPES, TORCH, TRITON, KernelChoice
 from engine.model.batch import Piece, flat_batch
 from engine.model.config import ModelError, read_config
-from engine.model.kernel_choice import (
-    ALL_KERNELS,
-    KVKERNELS,
-    SHAPES,
-    TORCH,
-    TRITON,
-    KernelChoice,
-)
 from engine.model.tiny import make_tiny
 from engine.runner.kernel_costs import (
     MAX_BYTES,

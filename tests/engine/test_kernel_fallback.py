@@ -16,8 +16,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.model.backends import KVKERNELS, device_lost
 from engine.model.config import Quantization
-from engine.model.kernel_choice import KVKERNELS, device_lost
 from engine.model.tiny import TinySettings
 from engine.runner.compute import Compute
 from engine.runner.load import Loaded

@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from engine.model import kernel_trial
+from engine.model.backends import KVKERNELS, TORCH
 from engine.model.config import ModelConfig, ModelError, Quantization, Shard, read_config
-from engine.model.kernel_choice import KVKERNELS, TORCH, choose_attention, choose_int8
+from engine.model.kernel_choice import choose_attention, choose_int8
 from engine.model.kernel_trial import AttentionTrial, int8_why_not
 from engine.model.tiny import TinySettings, make_tiny
 from kvkernels.cuda.library import LaunchError

@@ -17,17 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.cli import main as cli
+from engine.model.backends import KVKERNELS, MMA, SHAPES, TORCH, KernelChoice
 from engine.model.batch import FlatBatch, Piece, fixed_batch, flat_batch
 from engine.model.config import PLAIN, ModelConfig, ModelError, Quantization, Shard, read_config
 from engine.model.kernel_attention import attention_of, shared_part
-from engine.model.kernel_choice import (
-    KVKERNELS,
-    MMA,
-    SHAPES,
-    TORCH,
-    KernelChoice,
-    choose_attention,
-)
+from engine.model.kernel_choice import choose_attention
 from engine.model.tiny import TinySettings
 from engine.runner.load import Computing
 from engine.runner.needs import StepSettings

@@ -10,9 +10,10 @@ import torch
 
 from engine.model import kernel_choice
 from engine.model.attention import attend, attend_fused
+from engine.model.backends import KVKERNELS, TORCH, TRITON, KernelChoice
 from engine.model.batch import Piece, fixed_batch, flat_batch
 from engine.model.config import PLAIN, ModelConfig, ModelError, Shard, read_config
-from engine.model.kernel_choice import KVKERNELS, TORCH, TRITON, KernelChoice, choose_attention
+from engine.model.kernel_choice import choose_attention
 from engine.model.kernel_trial import AttentionTrial
 from engine.model.kv_cache import KvCache
 from engine.model.tiny import TinySettings

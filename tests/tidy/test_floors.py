@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.floors import OWN, ROOTS, imports, package_graph, ringed
+from tests.tidy.floors import OWN, ROOTS, imports, modules, package_graph, ringed
 
 
 @pytest.mark.parametrize("root", ROOTS)
@@ -33,3 +33,12 @@ def test_rings_and_imports_are_seen(tmp_path: Path) -> None:
     assert ringed(graph) == {"router.a", "router.b", "router.c"}
     assert graph["router.d"] == {"router.a", "router.c"}
     assert len(list(imports(tmp_path, "router"))) == 5
+
+
+@pytest.mark.parametrize("root", ROOTS)
+def test_no_modules_import_each_other_in_a_ring(root: str) -> None:
+    """Those for type checkers and those inside functions count, too."""
+    graph: dict[str, set[str]] = {name: set() for name in modules(OWN, root)}
+    for one in imports(OWN, root):
+        graph[one.importer].add(one.imported)
+    assert sorted(ringed(graph)) == []

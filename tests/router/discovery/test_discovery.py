@@ -10,7 +10,8 @@ from policies.facts import WorkerFacts
 from router.collectors.workers import discovery_metrics
 from router.discovery.discovery import Discovery
 from router.engines.adapter import UnrecognizedError
-from router.engines.worker_spec import WorkerSpec, parse_worker_spec
+from router.engines.spec import WorkerSpec
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet import member as member_module
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_thresholds

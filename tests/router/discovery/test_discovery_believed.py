@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from router.discovery.discovery import LINGER_MAX_S, SourceTrust, union
 from router.discovery.source import Report, ReportedWorker, bounded
-from router.engines.worker_spec import WorkerSpec, parse_worker_spec
+from router.engines.spec import WorkerSpec
+from router.engines.worker_spec import parse_worker_spec
 
 GRACE_S = 30.0
 

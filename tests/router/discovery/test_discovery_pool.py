@@ -31,7 +31,7 @@ from router.discovery.kubernetes_source import (
 )
 from router.discovery.kubernetes_watch import Objects, TooOldError, WatchError
 from router.discovery.source import InferencePoolSpec, Report, parse_source
-from router.engines.worker_spec import WorkerSpec
+from router.engines.spec import WorkerSpec
 from tests.router.discovery.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
 from tests.router.discovery.kubernetes_server import hosts
 

@@ -17,8 +17,8 @@ from router.engines.adapter import (
     UnrecognizedError,
     trouble_with,
 )
+from router.engines.spec import WorkerSpecError
 from router.engines.vllm import loads_in
-from router.engines.worker_spec import WorkerSpecError
 from router.events.sources import PollSource, ZmqSource
 from router.fleet.recognize import NoSuchRankError, Recognized
 from tests.router.core.core_world import World

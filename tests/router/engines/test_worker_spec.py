@@ -9,14 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.engines.worker_spec import (
-    KEYS,
-    WorkerSpec,
-    WorkerSpecError,
-    of_rank,
-    parse_worker_spec,
-    worker_spec_of,
-)
+from router.engines.spec import KEYS, WorkerSpec, WorkerSpecError, of_rank
+from router.engines.worker_spec import parse_worker_spec, worker_spec_of
 
 URL = "http://127.0.0.1:8000"
 

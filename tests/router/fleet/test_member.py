@@ -18,7 +18,8 @@ import zmq.asyncio
 from policies.facts import WorkerChange, WorkerFacts
 from router.core.placement.roster import TableFullError
 from router.engines.adapter import RankLoad, UnrecognizedError
-from router.engines.worker_spec import WorkerSpec, parse_worker_spec
+from router.engines.spec import WorkerSpec
+from router.engines.worker_spec import parse_worker_spec
 from router.events.sources import ZmqSource
 from router.events.zmq_feed import ZmqFeed
 from router.fleet import member as member_module

@@ -8,7 +8,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.engines.worker_spec import WorkerSpec
+from router.engines.spec import WorkerSpec
 from router.fleet.manager import DuplicateWorkerError, FleetManager, reconcile
 from router.fleet.member import Member
 from router.fleet.wanted import WantedWorker, key_of

@@ -19,7 +19,8 @@ from hypothesis import strategies as st
 
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.core.workers.table import halves_missing, serves
-from router.engines.worker_spec import WorkerSpec, parse_worker_spec
+from router.engines.spec import WorkerSpec
+from router.engines.worker_spec import parse_worker_spec
 from router.fleet import member as member_module
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager, RoleRefusedError, reconcile

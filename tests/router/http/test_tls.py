@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from router.engines.worker_spec import WorkerSpecError, parse_worker_spec
+from router.engines.spec import WorkerSpecError
+from router.engines.worker_spec import parse_worker_spec
 from router.http.tls import Tls, TlsError, WorkerTls, renew, server_tls, worker_tls
 from tests.certs import Authority
 

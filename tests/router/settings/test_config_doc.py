@@ -11,7 +11,7 @@ import yaml
 from router.cli.config import with_table
 from router.cli.main import main
 from router.config.keys import keys_of
-from router.engines.worker_spec import KEYS
+from router.engines.spec import KEYS
 from router.settings.reload import REMOVED
 from router.settings.rules import check_value
 from router.settings.schema import Config
