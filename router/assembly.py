@@ -26,12 +26,13 @@ from router.collectors.replicas import former_metrics, replica_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
 from router.collectors.workers import discovery_metrics, role_metrics
 from router.core.core import RouterCore
-from router.discovery.discovery import discovery_of
+from router.discovery.opening import open_source
 from router.doctor.page import DoctorPages
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
+from router.fleet.sources import Discovery, Source
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
 from router.http.reply import RelayLimits
 from router.keys.key_file import KeyFileError
@@ -130,7 +131,7 @@ class Router:
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.roles = _roles(config, self.fleet, core)
-        self.discovery = discovery_of(self.fleet, lambda: discovery_terms(self.config))
+        self.discovery = self._discovery()
         self._keeper = _keeper(config, core, self.fleet)
         self.tokenizing = self._tokenizing(http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
@@ -159,6 +160,12 @@ class Router:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         self.replica.start()
+
+    def _discovery(self) -> Discovery:
+        def opened(text: str) -> Source:
+            return open_source(text, lambda: discovery_terms(self.config))
+
+        return Discovery(self.fleet, opened, lambda: self.config.discovery_grace_s)
 
     def _tokenizing(self, http: aiohttp.ClientSession) -> Tokenizing:
         return Tokenizing(

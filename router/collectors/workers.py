@@ -18,9 +18,9 @@ from prometheus_client.samples import Sample
 from router.core.core import RouterCore
 from router.core.workers.columns import WorkerColumns
 from router.core.workers.table import Worker
-from router.discovery.discovery import Discovery
 from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.member import Member, skipped_events
+from router.fleet.sources import Discovery
 from router.metrics.exposition import counter, counters, gauge, gauges
 
 _GAUGES = {

@@ -21,16 +21,10 @@ from router.discovery.kubernetes_watch import (
     Resource,
     WatchError,
 )
-from router.discovery.source import (
-    MAX_SEEN,
-    InferencePoolSpec,
-    KubernetesSpec,
-    Report,
-    ReportedWorker,
-    bounded,
-)
+from router.discovery.source import MAX_SEEN, InferencePoolSpec, KubernetesSpec, bounded
 from router.engines.spec import POLL, WorkerSpec, WorkerSpecError, of_rank
 from router.engines.worker_spec import parse_worker_spec
+from router.fleet.sources import Report, ReportedWorker
 
 GROUP = "inference.networking.k8s.io"
 OBJECTIVES_GROUP = "inference.networking.x-k8s.io"

@@ -12,9 +12,10 @@ from typing import Any
 import msgspec
 import yaml
 
-from router.discovery.source import MAX_SEEN, DnsSpec, Report, ReportedWorker, bounded
+from router.discovery.source import MAX_SEEN, DnsSpec, bounded
 from router.engines.spec import WorkerSpecError
 from router.engines.worker_spec import worker_spec_of
+from router.fleet.sources import Report, ReportedWorker
 
 LOOK_S = 0.25
 MAX_BYTES = 1 << 20

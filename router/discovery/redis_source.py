@@ -17,10 +17,11 @@ from engine.wire.announcement import (
     names_key,
 )
 from engine.wire.events import WireError
-from router.discovery.source import MAX_SEEN, Report, ReportedWorker, bounded
+from router.discovery.source import MAX_SEEN, bounded
 from router.engines.spec import POLL, WorkerSpec, WorkerSpecError
 from router.engines.worker_spec import worker_spec_of
 from router.events.sources import NO_OTHERS, EventHosts
+from router.fleet.sources import Report, ReportedWorker
 from router.redis.connection import ANSWER_S, Wire, checked, open_wire, reason_of
 from router.redis.url import RedisUrl
 

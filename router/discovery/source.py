@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Protocol
 
 from router.engines.spec import POLL, WorkerSpec, WorkerSpecError
 from router.engines.worker_spec import worker_spec_of
+from router.fleet.sources import Report, ReportedWorker
 
 FORMS = (
     "file:PATH, dns:NAME:PORT[,every=5][,scheme=https], redis, "
@@ -226,37 +225,6 @@ def _template(options: dict[str, str]) -> Template:
 
 MAX_SEEN = 4_096  # workers of one source, the most that a router can have
 _REFUSED_MAX = 100
-
-
-@dataclass(frozen=True, slots=True)
-class ReportedWorker:
-    """One worker as a source knows it."""
-
-    spec: WorkerSpec
-    stopping: bool = False  # it said that it ends: nothing new, and no surprise when it is gone
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """All that a source knows now."""
-
-    workers: (
-        tuple[ReportedWorker, ...] | None
-    )  # None: it could not be asked, what it said before stands
-    trouble: str = ""  # what is wrong with it, for people
-    refused: tuple[str, ...] = ()  # entries that cannot be used, and why
-    # Priorities by the names of objectives, lower goes first; None: what it said before stands.
-    objectives: Mapping[str, int] | None = None
-
-
-class Source(Protocol):
-    """Where workers are named."""
-
-    def reports(self) -> AsyncIterator[Report]:
-        """A complete set whenever there is news; never ends by itself.
-
-        What is wrong out there is a report; an exception is a defect of ours.
-        """
 
 
 def bounded(seen: list[ReportedWorker], refused: list[str], trouble: str = "") -> Report:

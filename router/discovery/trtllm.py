@@ -26,8 +26,9 @@ import yaml
 from msgspec import Meta
 
 from router.discovery.plain_sources import FileSource, data_in
-from router.discovery.source import Report, ReportedWorker, TrtllmSpec, bounded
+from router.discovery.source import TrtllmSpec, bounded
 from router.engines.spec import WorkerSpec, WorkerSpecError
+from router.fleet.sources import Report, ReportedWorker
 from router.http.errors import ClientError
 from router.http.messages import Answer, Request, Response, json_response
 from router.http.parser import RequestLimits

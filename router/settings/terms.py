@@ -8,7 +8,7 @@ from router.body.legs import Trtllm
 from router.body.scan import ScanLimits
 from router.config.keys import text_of, value_at
 from router.core.contract.settings import CoreSettings
-from router.discovery.discovery import DiscoveryTerms
+from router.discovery.opening import DiscoveryTerms
 from router.discovery.source import TrtllmSpec, parse_source
 from router.discovery.trtllm import read_pool
 from router.engines import trtllm
@@ -180,7 +180,6 @@ def replica_terms(config: Config) -> ReplicaTerms:
 def discovery_terms(config: Config) -> DiscoveryTerms:
     """What sources of workers need besides their own specs."""
     return DiscoveryTerms(
-        grace_s=config.discovery_grace_s,
         redis_url=config.state,
         fleet=config.replicas.fleet,
         event_hosts=event_hosts(config.event_hosts),

@@ -17,7 +17,7 @@ from engine.wire.announcement import (
 )
 from router.discovery import redis_source
 from router.discovery.redis_source import RedisSource
-from router.discovery.source import Report
+from router.fleet.sources import Report
 from router.redis.url import parse_redis_url
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, engine_arguments, running, until

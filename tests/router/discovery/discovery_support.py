@@ -7,11 +7,10 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from router.discovery.discovery import Discovery
-from router.discovery.source import Report, ReportedWorker, Source
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
+from router.fleet.sources import Discovery, Report, ReportedWorker, Source
 from tests.router.fleet.fleet_support import fleet_of
 from tests.router.waiting import until
 

@@ -8,13 +8,13 @@ import pytest
 
 from policies.facts import WorkerFacts
 from router.collectors.workers import discovery_metrics
-from router.discovery.discovery import Discovery
 from router.engines.adapter import UnrecognizedError
 from router.engines.spec import WorkerSpec
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet import member as member_module
 from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_thresholds
+from router.fleet.sources import Discovery
 from tests.router.discovery.discovery_support import Told, world
 from tests.router.fleet.fleet_support import fleet_of
 from tests.router.waiting import until

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.discovery.discovery import LINGER_MAX_S, SourceTrust, union
-from router.discovery.source import Report, ReportedWorker, bounded
+from router.discovery.source import bounded
 from router.engines.spec import WorkerSpec
 from router.engines.worker_spec import parse_worker_spec
+from router.fleet.sources import LINGER_MAX_S, Report, ReportedWorker, SourceTrust, union
 
 GRACE_S = 30.0
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from router.discovery import kubernetes_watch
 from router.discovery.kubernetes_source import KubernetesSource, Slice, slices_of, workers_of
 from router.discovery.kubernetes_watch import MISSING, Objects, TooOldError, WatchError
-from router.discovery.source import KubernetesSpec, Report, parse_source
+from router.discovery.source import KubernetesSpec, parse_source
+from router.fleet.sources import Report
 from tests.router.discovery.kubernetes_server import (
     ApiServer,
     a_slice,

@@ -12,9 +12,8 @@ import msgspec
 import pytest
 
 from router.discovery import kubernetes_watch
-from router.discovery.discovery import SourceTrust
 from router.discovery.kubernetes_source import MAX_OBJECTIVES, InferenceObjective, priorities_in
-from router.discovery.source import Report
+from router.fleet.sources import Report, SourceTrust
 from router.picker.picked import PickerTerms
 from tests.router.discovery.discovery_support import world
 from tests.router.discovery.kubernetes_api import KubernetesApi, objective, pod, pool

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.discovery import kubernetes_watch
-from router.discovery.discovery import SourceTrust
 from router.discovery.kubernetes_source import (
     InferencePool,
     InferencePoolSource,
@@ -30,8 +29,9 @@ from router.discovery.kubernetes_source import (
     workers_in,
 )
 from router.discovery.kubernetes_watch import Objects, TooOldError, WatchError
-from router.discovery.source import InferencePoolSpec, Report, parse_source
+from router.discovery.source import InferencePoolSpec, parse_source
 from router.engines.spec import WorkerSpec
+from router.fleet.sources import Report, SourceTrust
 from tests.router.discovery.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
 from tests.router.discovery.kubernetes_server import hosts
 

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from router.discovery.plain_sources import DnsSource, FileSource
-from router.discovery.source import DnsSpec, Report, Source, parse_source
+from router.discovery.source import DnsSpec, parse_source
+from router.fleet.sources import Report, Source
 
 LOOK_S = 0.01
 

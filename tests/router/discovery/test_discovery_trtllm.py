@@ -17,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.config.keys import keys_of
-from router.discovery.source import Report, SourceSpecError, TrtllmSpec, parse_source
+from router.discovery.source import SourceSpecError, TrtllmSpec, parse_source
 from router.discovery.trtllm import ClusterStore, StoreFullError, TrtllmSource, joined, read_pool
+from router.fleet.sources import Report
 from router.settings.rules import check_value
 from router.settings.schema import Config
 

@@ -5,32 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from router.discovery.plain_sources import DnsSource, FileSource
-from router.discovery.source import (
-    DnsSpec,
-    FileSpec,
-    InferencePoolSpec,
-    KubernetesSpec,
-    RedisSpec,
-    Report,
-    ReportedWorker,
-    Source,
-    SourceSpec,
-    TrtllmSpec,
-    parse_source,
-)
-from router.discovery.trtllm import TrtllmSource
 from router.engines.spec import WorkerSpec, WorkerSpecError
 from router.engines.worker_spec import parse_worker_spec
-from router.events.sources import EventHosts
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import CONFIGURATION, Key, WantedWorker, key_of
-from router.redis.url import RedisUrl, parse_redis_url
 
 FLAP_S = 60.0  # gone and back within so long: it flaps
 STEADY_S = 300.0  # in without a break for so long: it flaps no more
@@ -38,6 +20,37 @@ LINGER_MAX_S = 60.0
 _PASTS_MAX = 8_192
 
 Answers = Callable[[WorkerSpec], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportedWorker:
+    """One worker as a source knows it."""
+
+    spec: WorkerSpec
+    stopping: bool = False  # it said that it ends: nothing new, and no surprise when it is gone
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that a source knows now."""
+
+    workers: (
+        tuple[ReportedWorker, ...] | None
+    )  # None: it could not be asked, what it said before stands
+    trouble: str = ""  # what is wrong with it, for people
+    refused: tuple[str, ...] = ()  # entries that cannot be used, and why
+    # Priorities by the names of objectives, lower goes first; None: what it said before stands.
+    objectives: Mapping[str, int] | None = None
+
+
+class Source(Protocol):
+    """Where workers are named."""
+
+    def reports(self) -> AsyncIterator[Report]:
+        """A complete set whenever there is news; never ends by itself.
+
+        What is wrong out there is a report; an exception is a defect of ours.
+        """
 
 
 @dataclass(slots=True)
@@ -196,7 +209,7 @@ _LOOK_S = 0.25  # between two looks at what time alone changes
 _AGAIN_S = 1.0  # a source that broke is opened anew
 _NAMED_MAX = 10  # in one log line
 
-Open = Callable[[SourceSpec], Source]
+Open = Callable[[str], Source]  # by the text that names it
 
 
 @dataclass(slots=True)
@@ -334,7 +347,7 @@ class Discovery:
         """What one source says, for ever. A defect in it costs one round."""
         while True:
             try:
-                async for report in self._open(parse_source(one.name)).reports():
+                async for report in self._open(one.name).reports():
                     self._hear(one, report)
                 report = Report(None, "it ended")
             except Exception as error:  # a defect of ours: named, and begun anew
@@ -399,57 +412,3 @@ class Discovery:
 
     def _all_heard(self) -> bool:
         return all(one.believed.heard for one in self._followed.values())
-
-
-@dataclass(frozen=True, slots=True)
-class DiscoveryTerms:
-    """What sources need besides their own specs. Lifetime: until the next reload."""
-
-    grace_s: float  # how long the last workers stay where a source fails or is empty
-    redis_url: str | None  # of the state that replicas share
-    fleet: str  # whose replicas share it
-    event_hosts: EventHosts  # besides a worker's own, that may send its events
-    objectives: bool  # of an InferencePool are read, too
-
-
-def discovery_of(fleet: FleetManager, terms: Callable[[], DiscoveryTerms]) -> Discovery:
-    """The sources' followers, by the `terms` in force."""
-
-    def opened(spec: SourceSpec) -> Source:
-        return open_source(spec, terms)
-
-    return Discovery(fleet, opened, lambda: terms().grace_s)
-
-
-def open_source(spec: SourceSpec, terms: Callable[[], DiscoveryTerms]) -> Source:
-    """The source of a spec. Raises ValueError if `terms` lack what the source needs."""
-    match spec:
-        case FileSpec(path):
-            return FileSource(Path(path))
-        case DnsSpec():
-            return DnsSource(spec)
-        case TrtllmSpec():
-            return TrtllmSource(spec)
-        case RedisSpec():
-            # Imported here, like the next: each with its client, which few need.
-            from router.discovery.redis_source import RedisSource
-
-            return RedisSource(
-                lambda: _redis_of(terms()),
-                terms().fleet,
-                hosts_now=lambda: terms().event_hosts,
-            )
-        case KubernetesSpec():
-            from router.discovery.kubernetes_source import KubernetesSource
-
-            return KubernetesSource(spec)
-        case InferencePoolSpec():
-            from router.discovery.kubernetes_source import InferencePoolSource
-
-            return InferencePoolSource(spec, objectives=terms().objectives)
-
-
-def _redis_of(terms: DiscoveryTerms) -> RedisUrl:
-    if terms.redis_url is None:
-        raise ValueError("the source redis needs `state`")
-    return parse_redis_url(terms.redis_url)
