@@ -7,40 +7,35 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import aiohttp
 import zmq.asyncio
 
 from policies.facts import Tick, WorkerChange
 from policies.load import load
-from router.admin.app import AdminApi
 from router.collectors.core import router_metrics
 from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
 from router.collectors.workers import discovery_metrics, role_metrics
 from router.core.core import RouterCore
-from router.discovery.opening import open_source
-from router.doctor.page import DoctorPages
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, WorkerFact
 from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.sources import Discovery, Source
 from router.fleet.upstreams import GrpcOpener, WorkerTrust
+from router.http.messages import Handler
 from router.http.reply import RelayLimits
 from router.keys.key_file import KeyFileError
 from router.keys.key_ring import KeyRing
-from router.kserve.port import KservePort
 from router.metrics.exposition import exposition
-from router.migration.metrics import MigrationMetrics
-from router.migration.stream import Migrations
 from router.process.hang_watch import THREAD_USE, HangWatch, PolicyTrouble
 from router.process.systemd import Pulse
 from router.record.access_log import AccessLog, access_log
@@ -49,9 +44,6 @@ from router.record.request_log import RequestLog, request_log_of
 from router.record.trace import Tracer, below_of
 from router.record.trace_export import exporter
 from router.redis.url import redacted
-from router.replicas.former import FormerRouters, Teller
-from router.replicas.replica import Replica
-from router.replicas.shown import replicas_shown
 from router.request.attempts import Attempts
 from router.request.dispatcher import Dispatcher, FleetCalls
 from router.request.inference import Inference
@@ -59,8 +51,8 @@ from router.request.prompts import PromptReader, TokenCheck
 from router.request.quotas import Tenants
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
-from router.restart.saved_caches import StateKeeper
 from router.server.client_port import ClientPort
+from router.settings.extras import installed
 from router.settings.load import reloadable, without
 from router.settings.ports import grpc_port_settings, picker_settings
 from router.settings.schema import Config
@@ -78,9 +70,17 @@ from router.settings.terms import (
 )
 from router.upstream.native import NativeRelay
 
+# Extras are imported where the configuration asks for them, or where they are on by default and
+# there (`router.settings.extras`).
 if TYPE_CHECKING:
+    from router.admin.app import AdminApi
     from router.kserve.grpc_port import GrpcPort
+    from router.kserve.port import KservePort
+    from router.migration.stream import Migrations
     from router.picker.port import PickerPort
+    from router.replicas.former import FormerRouters, Teller
+    from router.replicas.replica import Replica
+    from router.restart.saved_caches import StateKeeper
 
 log = logging.getLogger(__name__)
 
@@ -112,8 +112,7 @@ class Router:
         self._threads = _reading_threads()
         self._rings = _rings(config, time.monotonic)
         keys = self.api_keys = self._rings.get("api_keys_file")
-        use = None if keys is None else keys.shared_use
-        self.replica = Replica(replica_terms(config), core, self.dispatcher.tell, use)
+        replica = self.replica = self._replica(config, core)
         self._context = FleetContext(
             http,
             self.zmq,
@@ -125,9 +124,9 @@ class Router:
             trust=trust or WorkerTrust(config.workers_tls),
             relay=NativeRelay.wanted(config.relay),
             grpc=_grpc_opener(config, lambda: self._context.terms.relay),
-            claim=self.replica.claim,
+            claim=None if replica is None else replica.claim,
             worker_count=lambda: len(self.fleet.members),
-            borrow=self.replica.borrow,
+            borrow=None if replica is None else replica.borrow,
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.roles = _roles(config, self.fleet, core)
@@ -141,12 +140,11 @@ class Router:
         self.pulse = Pulse(self.relay_turn, time.monotonic)
         self.service = self._service(config, lines, check)
         self.inference = _inference(self.service, prompts, config, keys)
-        self._kserve = KservePort(self.service, self.inference.tenants, http)
+        self._kserve = _kserve(self.service, self.inference, http)
         self._migrations: Migrations | None = None
-        shares = _shares(config)
-        self.former = FormerRouters(core, self.dispatcher.tell, time.monotonic, shares)
+        self.former = self._former(config)
         self._show_more(core)
-        self.admin = self._admin_api(config)
+        self.admin = self._admin_api(config) if installed("admin") else None
         self._settle_terms()
         self._watching: list[asyncio.Task[None]] = []
 
@@ -155,14 +153,36 @@ class Router:
         if self._context.relay is not None:  # now, not when open files have run out
             self._context.relay.thread()
         self._watching = [asyncio.create_task(ring.watch()) for ring in self._rings.values()]
-        self._watching.append(asyncio.create_task(self.admin.ui.run(), name="page"))
+        if self.admin is not None:
+            self._watching.append(asyncio.create_task(self.admin.ui.run(), name="page"))
         if self._keeper is not None:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
-        self.replica.start()
+        if self.replica is not None:
+            self.replica.start()
+
+    def _replica(self, config: Config, core: RouterCore) -> Replica | None:
+        """This router as one of several, where it is."""
+        if config.state is None:
+            return None
+        from router.replicas.replica import Replica
+
+        use = None if self.api_keys is None else self.api_keys.shared_use
+        return Replica(replica_terms(config), core, self.dispatcher.tell, use)
+
+    def _former(self, config: Config) -> FormerRouters | None:
+        """The routers that this one followed, where it may follow any."""
+        if config.hot_restart is None:
+            return None
+        from router.replicas.former import FormerRouters
+
+        core, tell = self.dispatcher.core, self.dispatcher.tell
+        return FormerRouters(core, tell, time.monotonic, _shares(config))
 
     def _discovery(self) -> Discovery:
         def opened(text: str) -> Source:
+            from router.discovery.opening import open_source
+
             return open_source(text, lambda: discovery_terms(self.config))
 
         return Discovery(self.fleet, opened, lambda: self.config.discovery_grace_s)
@@ -177,17 +197,29 @@ class Router:
         )
 
     def _admin_api(self, config: Config) -> AdminApi:
-        members = self.fleet.members
-        doctor = DoctorPages(self.dispatcher, members, lambda: exposition(self.metrics))
+        from router.admin.app import AdminApi
+
+        pages: dict[str, Mapping[str, Handler]] = {}
+        replicas: Callable[[], list[dict[str, Any]]] = list
+        if installed("doctor"):
+            from router.doctor.page import DoctorPages
+
+            members = self.fleet.members
+            doctor = DoctorPages(self.dispatcher, members, lambda: exposition(self.metrics))
+            pages["/doctor"] = {"GET": doctor.examine}
+        if self.replica is not None:
+            from router.replicas.shown import replicas_shown
+
+            replicas = partial(replicas_shown, self.replica)
         parts = (self.dispatcher, self.service, self.fleet, self.inference, self.service.latest)
         return AdminApi(
             *parts,
             self.metrics,
             keys=self._rings.get("admin_keys_file"),
-            pages={"/doctor": {"GET": doctor.examine}},
+            pages=pages,
             hosts=admin_hosts(config),
             sources=self.discovery.shown,
-            replicas=partial(replicas_shown, self.replica),
+            replicas=replicas,
         )
 
     def _service(
@@ -218,9 +250,12 @@ class Router:
 
     def _show_more(self, core: RouterCore) -> None:
         self._picked: Counter[str] = Counter()  # by the endpoint picker
-        self._moved = MigrationMetrics()
         register = self.metrics.register
-        register(self._moved.collect)
+        if installed("migration"):  # whose counts are shown while they are zero, too
+            from router.migration.metrics import MigrationMetrics
+
+            self._moved = MigrationMetrics()
+            register(self._moved.collect)
         register(lambda: log_metrics("access", self.access))
         register(lambda: tracing_metrics(self.traces))
         register(lambda: picker_metrics(self._picked))
@@ -236,6 +271,8 @@ class Router:
         if not config.migration.moves:
             return None
         if self._migrations is None:
+            from router.migration.stream import Migrations
+
             self._migrations = Migrations(self.service, self._moved, config.migration)
         self._migrations.renew(config.migration)
         return self._migrations
@@ -243,11 +280,15 @@ class Router:
     def client_port(self) -> ClientPort:
         """What answers requests of the client port."""
         forwards = self.config.unknown_paths == "forward"
-        return ClientPort(self.inference.handle, self.service, forwards, (self._kserve,))
+        return ClientPort(self.inference.handle, self.service, forwards, self._dialects)
+
+    @property
+    def _dialects(self) -> tuple[KservePort, ...]:
+        return () if self._kserve is None else (self._kserve,)
 
     def grpc_port(self) -> GrpcPort | None:
         """What answers Triton's clients by gRPC, where that is wanted."""
-        if self.config.grpc_port < 0:
+        if self.config.grpc_port < 0 or self._kserve is None:
             return None
         from router.kserve.grpc_port import GrpcPort
 
@@ -264,7 +305,7 @@ class Router:
         return PickerPort(
             self.inference,
             self.service,
-            (self._kserve,),
+            self._dialects,
             lambda: picker_settings(self.config),
             self._picked,
             self.discovery.priority_of,
@@ -314,7 +355,8 @@ class Router:
             lines += self.discovery.apply(specs, config.discovery)
         self.config = without(refused, config, self.config)
         self._settle_terms()
-        self.replica.renew(replica_terms(self.config))
+        if self.replica is not None:
+            self.replica.renew(replica_terms(self.config))
         if "log_level" in applied:
             logging.getLogger().setLevel(config.log_level.upper())
         log.info("reloaded; changed: %s", ", ".join(applied) or "nothing")
@@ -324,9 +366,11 @@ class Router:
         """Give each part what it needs of the configuration in force."""
         config = self.config
         self._context.renew(fleet_terms(config))
-        self.admin.renew(admin_hosts(config))
+        if self.admin is not None:
+            self.admin.renew(admin_hosts(config))
         self.inference.renew(inference_terms(config), attempt_terms(config), self._movers(config))
-        self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
+        if self._kserve is not None:
+            self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
         self.dispatcher.set_model_limits(config.model_limits)
         if self.service.tracer is not None:
             self.service.tracer.renew(below_of(config.tracing.sample))
@@ -353,6 +397,8 @@ class Router:
 
     def teller(self, line: socket.socket) -> Teller:
         """What tells a router that follows of our requests, by its connection."""
+        from router.replicas.former import Teller
+
         return Teller(line, self.dispatcher.core, time.monotonic)
 
     def retire(self, why: str) -> None:
@@ -371,8 +417,10 @@ class Router:
             task.cancel()
         if self.config.state is not None:  # while what is read is ours to tell
             await self._context.readers.finish(_LAST_POLLS_S)
-        await self.replica.aclose()
-        await self.former.aclose()
+        if self.replica is not None:
+            await self.replica.aclose()
+        if self.former is not None:
+            await self.former.aclose()
         if self._request_log is not None:  # before the fleet goes, which a header counts
             await asyncio.to_thread(self._request_log.close)
         if self.access is not None:
@@ -434,6 +482,16 @@ def _grpc_opener(config: Config, limits: Callable[[], RelayLimits]) -> GrpcOpene
     return grpc_opener(time.monotonic, config.workers_tls, limits)
 
 
+def _kserve(
+    service: Service, inference: Inference, http: aiohttp.ClientSession
+) -> KservePort | None:
+    if not installed("kserve"):
+        return None
+    from router.kserve.port import KservePort
+
+    return KservePort(service, inference.tenants, http)
+
+
 def _reading_threads() -> tuple[ThreadPoolExecutor, ThreadPoolExecutor]:
     """Those that tokenize, and those that read long bodies, for which nobody else must wait."""
     one, other = (
@@ -461,6 +519,8 @@ def _roles(config: Config, fleet: FleetManager, core: RouterCore) -> RoleKeeper 
 def _keeper(config: Config, core: RouterCore, fleet: FleetManager) -> StateKeeper | None:
     if config.kv_state is None:
         return None
+    from router.restart.saved_caches import StateKeeper
+
     return StateKeeper(Path(config.kv_state), core, lambda: fleet.members)
 
 

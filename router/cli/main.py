@@ -17,18 +17,14 @@ from typing import Any, NoReturn
 from router.cli.admin import ABOUT as WORKERS_ABOUT
 from router.cli.admin import add_workers_command, workers_command
 from router.cli.config import add_config_command, add_flags, check_command
-from router.cli.doctor import ABOUT as DOCTOR_ABOUT
-from router.cli.doctor import add_doctor_command, doctor_command
 from router.cli.keys import ABOUT as KEYS_ABOUT
 from router.cli.keys import add_keys_command, keys_command
-from router.cli.kv import ABOUT as KV_ABOUT
-from router.cli.kv import add_kv_command, kv_command
 from router.cli.top import ABOUT as TOP_ABOUT
 from router.cli.top import add_top_command, top_command
 from router.config.file import ConfigError
 from router.record.logs import configure
 from router.redis.url import redacted
-from router.restart.hot_restart import take_over
+from router.settings.extras import installed
 from router.settings.load import load_config
 from router.settings.schema import Config
 
@@ -65,6 +61,37 @@ class _Command:
     run: Callable[[argparse.Namespace], int] | None = None  # None: it serves
 
 
+def _absent(help: str, extra: str) -> _Command:
+    """A command that needs an extra which is not installed."""
+
+    def add(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("arguments", nargs=argparse.REMAINDER)
+
+    def run(args: argparse.Namespace) -> int:
+        print(f"error: router/{extra} is not installed, which this needs", file=sys.stderr)
+        return 1
+
+    return _Command(help, None, add, run)
+
+
+def _kv() -> _Command:
+    words = "what the router knows of a worker's cache"
+    if not installed("admin"):
+        return _absent(words, "admin")
+    from router.cli.kv import ABOUT, add_kv_command, kv_command
+
+    return _Command(words, ABOUT, add_kv_command, kv_command)
+
+
+def _doctor() -> _Command:
+    words = "why servers do not batch, and what to change"
+    if not installed("doctor"):
+        return _absent(words, "doctor")
+    from router.cli.doctor import ABOUT, add_doctor_command, doctor_command
+
+    return _Command(words, ABOUT, add_doctor_command, doctor_command)
+
+
 _COMMANDS = MappingProxyType(
     {
         "serve": _Command("run the router", _SERVE, add_flags),
@@ -72,9 +99,7 @@ _COMMANDS = MappingProxyType(
             "check or print a configuration", None, add_config_command, check_command
         ),
         "keys": _Command("make API keys", KEYS_ABOUT, add_keys_command, keys_command),
-        "kv": _Command(
-            "what the router knows of a worker's cache", KV_ABOUT, add_kv_command, kv_command
-        ),
+        "kv": _kv(),
         "workers": _Command(
             "list, add, drain and remove workers",
             WORKERS_ABOUT,
@@ -82,12 +107,7 @@ _COMMANDS = MappingProxyType(
             workers_command,
         ),
         "advise": _Command("what to change, by the request log", _ADVISE, lambda parser: None),
-        "doctor": _Command(
-            "why servers do not batch, and what to change",
-            DOCTOR_ABOUT,
-            add_doctor_command,
-            doctor_command,
-        ),
+        "doctor": _doctor(),
         "top": _Command(
             "watch the fleet and the decisions, live", TOP_ABOUT, add_top_command, top_command
         ),
@@ -170,6 +190,8 @@ def _serve(args: argparse.Namespace, argv: list[str]) -> int:
     try:
         before = None
         if config.hot_restart is not None:
+            from router.restart.hot_restart import take_over
+
             before = take_over(Path(config.hot_restart))
         import uvloop  # only here: `warmroute config` starts faster without the server
 

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from router.assembly import Router
-from router.cli.handover import added_by_hand, resume, workers_of
 from router.collectors.ports_and_logs import server_metrics
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.upstreams import WorkerTrust
 from router.process.garbage import release, settle
 from router.process.systemd import notify, notify_ready, reloading
-from router.restart.hot_restart import Handover, HandoverServer, Predecessor, Successor
 from router.server.listener import AdminListener, ClientListener, enough
 from router.server.sockets import cannot_listen, listening_at
+from router.settings.extras import not_served
 from router.settings.ports import admin_port_settings, client_port_settings
 from router.settings.rules import is_loopback
 from router.settings.schema import Config
@@ -30,6 +29,7 @@ from router.settings.schema import Config
 if TYPE_CHECKING:
     from router.kserve.grpc_port import GrpcPort
     from router.picker.port import PickerPort
+    from router.restart.hot_restart import Handover, HandoverServer, Predecessor
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,12 @@ async def serve(
     """
     files = enough(allow_many_files())
     faulthandler.enable()  # systemd ends what hangs by SIGABRT: the log then says where it stood
+    for line in not_served():
+        log.warning("%s", line)
     trust = WorkerTrust(config.workers_tls)
     async with trust.session() as http:
         router = Router(config, http, trust)
-        server = Server(router, files, read_config, Successor(argv, config.hot_restart))
+        server = Server(router, files, read_config, _follower(argv, config))
         server.obey()
         ticking = asyncio.create_task(router.tick(), name="tick")
         checking = asyncio.create_task(router.tokenizing.run(), name="token check")
@@ -85,15 +87,17 @@ class Server:
         router: Router,
         files: int,
         read_config: Callable[[], Config],
-        successor: Successor,
+        follow: Callable[[], None],
     ) -> None:
-        """`files`: how many may be open. Raises TlsError."""
+        """`files`: how many may be open. `follow` starts a router that follows. Raises TlsError."""
         self.stop = asyncio.Event()
         self._router = router
         self._read_config = read_config
-        self._successor = successor
+        self._follow = follow
         self._client = ClientListener(lambda: client_port_settings(router.config), files)
-        self._admin = AdminListener(lambda: admin_port_settings(router.config))
+        self._admin: AdminListener | None = None
+        if router.admin is not None:
+            self._admin = AdminListener(lambda: admin_port_settings(router.config))
         self._grpc: GrpcPort | None = None
         self._picker: PickerPort | None = None
         self._sockets: tuple[list[socket.socket], list[socket.socket]] = ([], [])
@@ -109,7 +113,7 @@ class Server:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop.set)
         loop.add_signal_handler(signal.SIGHUP, self._reload)
-        loop.add_signal_handler(signal.SIGUSR2, self._successor.start)
+        loop.add_signal_handler(signal.SIGUSR2, self._follow)
 
     def obey_no_more(self) -> None:
         """Ignore what asks for more than to stop. gRPC never lets go of the loop, which would keep
@@ -122,7 +126,8 @@ class Server:
     async def start(self, before: Predecessor | None) -> None:
         """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
         router, config = self._router, self._router.config
-        await router.replica.agree()
+        if router.replica is not None:
+            await router.replica.agree()
         self._sockets = _sockets(config, before)
         handover = None if before is None else before.handover
         if handover is None:
@@ -135,24 +140,41 @@ class Server:
         router.discovery.start(workers, config.discovery, found)
         if before is not None and handover is not None:  # it serves meanwhile
             await router.discovery.heard(_HEARD_S)
-            await resume(router, handover)
-            if handover.tells:
-                await router.former.follow(before.line, handover.shares)
+            await self._resume(before, handover)
             client, admin = await self._listen()
-        _warn_of_exposure(config)
+        if self._admin is not None:
+            _warn_of_exposure(config)
         _warn_of_no_worker(config, admin)
         settle()
+        await self._follow_on(before)
+        notify_ready()
+        self.pulse.serve(True)
+        shown = f" admin={admin}" if admin else ""
+        grpc = "" if self._grpc is None else f" grpc={self._grpc.address}"
+        print(f"ready {client}{shown}{grpc}{self._picker_shown()}", flush=True)
+
+    async def _resume(self, before: Predecessor, handover: Handover) -> None:
+        """Follow whom the router before followed."""
+        from router.cli.handover import resume
+
+        router = self._router
+        await resume(router, handover)
+        if handover.tells and router.former is not None:
+            await router.former.follow(before.line, handover.shares)
+
+    async def _follow_on(self, before: Predecessor | None) -> None:
+        """Tell the router before that this one serves, and wait for one that follows."""
+        router, socket_path = self._router, self._router.config.hot_restart
+        if socket_path is None or router.former is None:
+            return
+        from router.restart.hot_restart import HandoverServer
+
         if before is not None:
             await before.serving(router.former.gone if before.handover.tells else None)
             router.former.serve(zip(before.lines, before.handover.lines, strict=True))
-        if config.hot_restart is not None:
-            path = Path(config.hot_restart)
-            self._handover = HandoverServer(path, self.leave, self.hand_over, router.teller)
-            self._handover.start()
-        notify_ready()
-        self.pulse.serve(True)
-        grpc = "" if self._grpc is None else f" grpc={self._grpc.address}"
-        print(f"ready {client} admin={admin}{grpc}{self._picker_shown()}", flush=True)
+        path = Path(socket_path)
+        self._handover = HandoverServer(path, self.leave, self.hand_over, router.teller)
+        self._handover.start()
 
     def _picker_shown(self) -> str:
         """Its addresses, for the ready line."""
@@ -163,10 +185,14 @@ class Server:
 
     async def leave(self) -> tuple[Handover, list[socket.socket]]:
         """What a router that follows gets."""
+        from router.cli.handover import added_by_hand, workers_of
+        from router.restart.hot_restart import Handover
+
         await self._router.save()
         added, workers = added_by_hand(self._router), workers_of(self._router)
         client, admin = self._sockets
         found, former = self._router.discovery.found(), self._router.former
+        assert former is not None, "there may be a follower"
         lines = former.lines()
         shares = tuple(shared for _, shared in lines)
         handover = Handover(
@@ -179,11 +205,13 @@ class Server:
         self.pulse.serve(False)
         self._router.hand_over()
         self._client.accept_no_more()
-        self._admin.accept_no_more()
+        if self._admin is not None:
+            self._admin.accept_no_more()
         for port in (self._grpc, self._picker):
             if port is not None:
                 port.accept_no_more()
-        await self._router.former.leave()
+        if self._router.former is not None:
+            await self._router.former.leave()
         self._lingering = asyncio.create_task(self._linger(), name="after a hot restart")
 
     async def _linger(self) -> None:
@@ -215,12 +243,13 @@ class Server:
         closing = [self._client.aclose()]
         closing += [port.aclose() for port in (self._grpc, self._picker) if port is not None]
         await asyncio.gather(*closing)
-        await self._admin.aclose()  # last: it shows how the requests end
+        if self._admin is not None:  # last: it shows how the requests end
+            await self._admin.aclose()
         if self._handover is not None:
             await self._handover.aclose()
 
     async def _listen(self) -> tuple[str, str]:
-        """The URLs of clients' and of the admin port."""
+        """The URLs of clients' and of the admin port; empty for one that is not served."""
         router = self._router
         client = await self._client.listen(router.client_port(), self._sockets[0])
         self._grpc = router.grpc_port()
@@ -229,7 +258,9 @@ class Server:
         self._picker = router.picker_port()
         if self._picker is not None:
             await self._picker.listen()
-        admin = await self._admin.listen(router.admin, self._sockets[1])
+        admin = ""
+        if self._admin is not None and router.admin is not None:
+            admin = await self._admin.listen(router.admin, self._sockets[1])
         self._listens = True
         return client, admin
 
@@ -238,7 +269,8 @@ class Server:
         with reloading() if self.pulse.serves else nullcontext():
             self._router.reopen_files()
             self._client.renew()
-            self._admin.renew()
+            if self._admin is not None:
+                self._admin.renew()
             for port in (self._grpc, self._picker):
                 if port is not None:
                     port.renew()
@@ -249,7 +281,8 @@ class Server:
                 log.error("reload refused, the old configuration stays: %s", error)
                 return
             self._client.settle()
-            self._admin.settle()
+            if self._admin is not None:
+                self._admin.settle()
             if self._picker is not None:
                 self._picker.settle()
             for line in refused:
@@ -299,6 +332,16 @@ async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
             task.result()
 
 
+def _follower(argv: Sequence[str], config: Config) -> Callable[[], None]:
+    """What starts a router that follows, with these arguments of the command."""
+    if config.hot_restart is None:
+        words = "SIGUSR2: no follower is started: the key `hot_restart` names no socket"
+        return lambda: log.error(words)
+    from router.restart.hot_restart import Successor
+
+    return Successor(argv).start
+
+
 def _nothing() -> None:
     """Nobody is there any more."""
 
@@ -315,6 +358,6 @@ def _warn_of_no_worker(config: Config, admin: str) -> None:
     if not config.workers and not config.discovery:
         log.warning(
             "no worker to send requests to: start with --worker URL (or `workers` in the file) or "
-            "--discover SOURCE, or POST one to %s/workers",
-            admin,
+            "--discover SOURCE%s",
+            f", or POST one to {admin}/workers" if admin else "",
         )

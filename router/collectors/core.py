@@ -9,7 +9,7 @@ they happen.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from prometheus_client.metrics_core import Metric
 
@@ -26,7 +26,9 @@ from router.metrics.registry import RouterMetrics
 from router.metrics.requests import Replies
 from router.record.request_log import RequestLog
 from router.request.prompts import PromptReader, TokenCheck
-from router.restart.saved_caches import StateKeeper
+
+if TYPE_CHECKING:
+    from router.restart.saved_caches import StateKeeper
 
 
 def router_metrics(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from prometheus_client.metrics_core import Metric
 
@@ -12,8 +12,10 @@ from router.http.messages import GIVEN_UP, REFUSALS
 from router.metrics.exposition import counter, counters, gauge, gauges
 from router.record.log_files import QueuedLog
 from router.request.prompts import TokenCheck
-from router.restart.saved_caches import StateKeeper
 from router.server.server import HttpServer
+
+if TYPE_CHECKING:
+    from router.restart.saved_caches import StateKeeper
 
 
 def server_metrics(server: HttpServer) -> Iterator[Metric]:

@@ -8,16 +8,18 @@ from typing import TYPE_CHECKING
 from prometheus_client.metrics_core import Metric
 
 from router.metrics.exposition import counter, counters, gauge, gauges
-from router.replicas.former import FormerRouters
-from router.replicas.replica import Replica
 
 if TYPE_CHECKING:
+    from router.replicas.former import FormerRouters
     from router.replicas.link import Link
+    from router.replicas.replica import Replica
     from router.replicas.sharing import Sharing
 
 
-def replica_metrics(replica: Replica) -> Iterator[Metric]:
+def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
     """No families where the router shares nothing."""
+    if replica is None:
+        return
     link, sharing = replica.link, replica.sharing
     if link is not None and sharing is not None:
         yield from _link(link)
@@ -25,15 +27,14 @@ def replica_metrics(replica: Replica) -> Iterator[Metric]:
         yield from _kv(sharing)
 
 
-def former_metrics(former: FormerRouters) -> Iterator[Metric]:
-    """Of routers that this one followed and that have not ended."""
-    yield gauge(
-        "warmroute_former_routers", "Routers before this one that have not ended", len(former)
-    )
+def former_metrics(former: FormerRouters | None) -> Iterator[Metric]:
+    """Of routers that this one followed and that have not ended; zero where it follows none."""
+    count, requests = (0, 0) if former is None else (len(former), former.requests)
+    yield gauge("warmroute_former_routers", "Routers before this one that have not ended", count)
     yield gauge(
         "warmroute_former_requests",
         "Their requests at workers, charged here until they end",
-        former.requests,
+        requests,
     )
 
 

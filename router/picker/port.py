@@ -18,6 +18,7 @@ import grpc
 import msgspec
 from grpc import aio
 
+from router.config.extras import Picker
 from router.http.messages import REFUSALS, Answer, Request, Response, error_response
 from router.http.parser import Head, RefusedError, head_of
 from router.http.reply import Header
@@ -31,7 +32,7 @@ from router.picker.picked import (
     PickedReply,
     PickerTerms,
 )
-from router.picker.settings import Picker, PickerSettings
+from router.picker.settings import PickerSettings
 from router.record.request_record import DEADLINE
 from router.request.dialect import Dialect, Target
 from router.request.inference import Inference

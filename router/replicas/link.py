@@ -14,6 +14,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
+from router.config.extras import Replicas
 from router.record.logs import worth_a_line
 from router.redis.connection import ANSWER_S, Command, Wire, checked, open_wire, reason_of
 from router.redis.url import RedisUrl
@@ -34,7 +35,6 @@ from router.replicas.membership import (
     read_identity,
     refusal,
 )
-from router.replicas.settings import Replicas
 from router.replicas.sharing import Sharing
 
 MAX_MESSAGE_BYTES = 256 << 10

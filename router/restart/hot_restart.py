@@ -320,17 +320,13 @@ def _sockets(line: socket.socket, count: int) -> list[socket.socket]:
 class Successor:
     """Lifetime: process."""
 
-    def __init__(self, argv: Sequence[str], path: str | None) -> None:
-        """`argv` are the arguments of this router's command; `path`: of `hot_restart`."""
+    def __init__(self, argv: Sequence[str]) -> None:
+        """`argv` are the arguments of this router's command."""
         self._argv = list(argv)
-        self._path = path
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, unless one is starting already. It takes over by itself."""
-        if self._path is None:
-            log.error("SIGUSR2: no follower is started: the key `hot_restart` names no socket")
-            return
         if self._process is not None and self._process.poll() is None:
             log.warning("SIGUSR2: process %d is about to follow already", self._process.pid)
             return

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from ipaddress import ip_network
+from typing import TYPE_CHECKING
 
 from router.http.parser import RequestLimits
 from router.http.tls import Tls
-from router.picker.settings import MESSAGE_BYTES, PickerSettings
 from router.server.settings import GrpcPortSettings, PortSettings
 from router.settings.schema import Config
+
+if TYPE_CHECKING:
+    from router.picker.settings import PickerSettings
 
 
 def client_port_settings(config: Config) -> PortSettings:
@@ -58,6 +61,8 @@ def grpc_port_settings(config: Config) -> GrpcPortSettings:
 
 def picker_settings(config: Config) -> PickerSettings:
     """The picker and its two ports. That of health alone has no TLS, and closes at once."""
+    from router.picker.settings import MESSAGE_BYTES, PickerSettings
+
     picker, grpc = config.picker, grpc_port_settings(config)
     port = replace(
         grpc,

@@ -15,8 +15,6 @@ from policies import POLICIES
 from policies.load import load
 from router.config.items import each
 from router.config.keys import Key
-from router.discovery.source import TrtllmSpec, parse_source
-from router.discovery.trtllm import read_pool
 from router.engines.spec import WorkerSpecError, taken
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import worker_spec_of
@@ -26,6 +24,7 @@ from router.record.model_limits import model_limits
 from router.record.trace_export import check_endpoint
 from router.redis.url import parse_redis_url
 from router.request.quotas import objectives_of
+from router.settings.extras import check_extras, installed
 from router.settings.schema import Config
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
@@ -135,6 +134,7 @@ def check_together(config: Config) -> list[str]:
     problems = []
     if config.port == config.admin_port != 0 and config.host == config.admin_host:
         problems.append(f"port and admin_port are both {config.port}; they must differ")
+    problems += check_extras(config)
     problems += _check_grpc(config)
     problems += _check_picker(config)
     if config.reuse_port and not config.port:
@@ -208,6 +208,13 @@ def _workers(value: Any) -> tuple[str, ...]:
 
 def _sources(value: Any) -> tuple[str, ...]:
     """Canonical texts of the sources given."""
+    if not value:
+        return ()
+    if not installed("discovery"):
+        raise ValueError("router/discovery is not installed, which this needs")
+    from router.discovery.source import TrtllmSpec, parse_source
+    from router.discovery.trtllm import read_pool
+
     seen: set[str] = set()
 
     def text_of(one: object) -> str:

@@ -11,15 +11,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from router.config.extras import Migration
+from router.config.extras import Migration, Picker, Replicas
 from router.core.placement.settings import Ejection, RetrySettings
 from router.core.workers.roles import RoleSettings
 from router.fleet.context import Health
 from router.http.tls import Tls, WorkerTls
-from router.picker.settings import Picker
 from router.record.log_files import Recording
 from router.record.trace_export import Tracing
-from router.replicas.settings import Replicas
 from router.request.quotas import TenantRules
 from router.server.settings import Server
 

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import logging
+from typing import TYPE_CHECKING
 
 from router.body.legs import Trtllm
 from router.body.scan import ScanLimits
 from router.config.keys import text_of, value_at
 from router.core.contract.settings import CoreSettings
-from router.discovery.opening import DiscoveryTerms
-from router.discovery.source import TrtllmSpec, parse_source
-from router.discovery.trtllm import read_pool
 from router.engines import trtllm
 from router.engines.table import TRANSFERS
 from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.http.reply import RelayLimits, Timeouts
 from router.record.request_log import RequestLogTerms
-from router.replicas.settings import ReplicaTerms
 from router.request.attempts import AttemptTerms, Deadlines
 from router.request.inference import InferenceTerms
 from router.request.tokenizing import ProbeTerms, TokenizerTerms
 from router.settings.schema import Config
+
+if TYPE_CHECKING:
+    from router.discovery.opening import DiscoveryTerms
+    from router.replicas.settings import ReplicaTerms
 
 log = logging.getLogger(__name__)
 
@@ -142,6 +143,11 @@ def _trtllm(config: Config) -> Trtllm:
     """With what is secret, and the router's number, in the disaggregation YAML. The file was read
     before: where it has become unreadable, as good as it can be.
     """
+    if not config.discovery:
+        return Trtllm()
+    from router.discovery.source import TrtllmSpec, parse_source
+    from router.discovery.trtllm import read_pool
+
     for source in config.discovery:
         spec = parse_source(source)
         if isinstance(spec, TrtllmSpec):
@@ -168,6 +174,8 @@ _ALIKE = (
 
 def replica_terms(config: Config) -> ReplicaTerms:
     """What makes this router one of several."""
+    from router.replicas.settings import ReplicaTerms
+
     return ReplicaTerms(
         url=config.state,
         replicas=config.replicas,
@@ -179,6 +187,8 @@ def replica_terms(config: Config) -> ReplicaTerms:
 
 def discovery_terms(config: Config) -> DiscoveryTerms:
     """What sources of workers need besides their own specs."""
+    from router.discovery.opening import DiscoveryTerms
+
     return DiscoveryTerms(
         redis_url=config.state,
         fleet=config.replicas.fleet,

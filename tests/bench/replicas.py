@@ -26,10 +26,10 @@ from pathlib import Path
 import redis.asyncio
 import uvloop
 
+from router.config.extras import Replicas
 from router.redis.url import parse_redis_url
 from router.replicas.link import Link
 from router.replicas.membership import VERSION, new_identity
-from router.replicas.settings import Replicas
 from tests.bench.measuring import Row, show
 from tests.live.redis_server import redis_server
 

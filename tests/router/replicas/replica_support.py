@@ -8,10 +8,10 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from typing import Any
 
+from router.config.extras import Replicas
 from router.redis.url import parse_redis_url
 from router.replicas.link import Link
 from router.replicas.membership import VERSION, new_identity
-from router.replicas.settings import Replicas
 
 WAIT_S = 20.0
 TERMS: Mapping[str, str] = {VERSION: "1", "policy": "warmset"}

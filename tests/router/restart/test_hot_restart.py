@@ -14,6 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from router.cli.serve import _follower
 from router.restart import hot_restart
 from router.restart.hot_restart import (
     GONE,
@@ -28,6 +29,7 @@ from router.restart.hot_restart import (
     Worker,
     take_over,
 )
+from router.settings.schema import Config
 from tests.router.waiting import until
 
 LEFT = Handover(
@@ -225,10 +227,10 @@ async def test_one_that_hangs_is_not_waited_for_by_a_follower_that_serves(
 def test_a_follower_is_started_once_at_a_time(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Successor([], None).start()
+    _follower([], Config())()
     assert "no follower is started: the key `hot_restart` names no socket" in caplog.text
     with caplog.at_level("INFO"):
-        follower = Successor(["serve", "--config", str(tmp_path / "none.yaml")], "next.sock")
+        follower = Successor(["serve", "--config", str(tmp_path / "none.yaml")])
         follower.start()
         follower.start()
         assert "is about to follow already" in caplog.text
@@ -237,5 +239,5 @@ def test_a_follower_is_started_once_at_a_time(
         assert started.wait(30) == 2, "that configuration cannot be read"
     assert "is started to follow" in caplog.text
     monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
-    Successor([], "next.sock").start()
+    Successor([]).start()
     assert "no follower can be started: " in caplog.text
