@@ -24,8 +24,6 @@ from tests.tiers import NOT_LIVE, QUICK_TIER, TIERS, lacks_of_ci, tier_of
 
 # The models of tests are tiny: more threads of torch would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Before whoever imports Triton first: it is asked once, and CPUs have nothing but its interpreter.
-os.environ.setdefault("TRITON_INTERPRET", "1")
 settings.register_profile("effort", max_examples=examples(100), deadline=None)
 settings.load_profile("effort")
 

@@ -14,13 +14,11 @@ from fnmatch import fnmatch
 # other tests once more, as other processors would.
 NATIVE = (
     "kernels/test_cuda_*.py",
-    "kernels/test_triton_*.py",
     "kernels/test_*_fuzz.py",
     "kernels/test_sanitized.py",
     "simulator/test_every_processor.py",
     "engine/test_kernel_emulated.py",
     "engine/test_kernel_trial.py",
-    "engine/test_triton_language.py",
 )
 # Plans that are made on the host, in Python.
 NOT_NATIVE = ("kernels/test_cuda_*_plan.py",)

@@ -26,7 +26,7 @@ from engine.cli.options import (
     worker_settings,
 )
 from engine.instances import Addresses, addresses_of, end_with, supervise
-from engine.model.backends import ATTENTION_BACKENDS, BACKENDS, TORCH
+from engine.model.backends import BACKENDS, TORCH
 from engine.model.config import KV_DTYPES, WEIGHTS, Quantization
 from engine.scheduler.types import SchedulerSettings
 from engine.server import WorkerSettings
@@ -274,9 +274,8 @@ def _parser() -> argparse.ArgumentParser:
         help="replay steps of decodes at fixed sizes (on a GPU)",
     )  # fmt: skip
     add(
-        "--attention-backend", choices=ATTENTION_BACKENDS, default="auto",
-        help="auto: kvkernels on a GPU that has them for this model, else torch, there with decode "
-        "in Triton's language (triton) where that works",
+        "--attention-backend", choices=BACKENDS, default="auto",
+        help="auto: kvkernels on a GPU that has them for this model, else torch",
     )  # fmt: skip
     add("--kernel-costs", type=Path, metavar="FILE", help="that calibrate-kernels wrote")
     add("--int8-backend", choices=BACKENDS, default="auto", help="the same, of INT8 weights")

@@ -2,8 +2,7 @@
 
 `attend`: scores are made in tiles of KEYS keys from the first token on, whatever the block size;
 the tiles' sums are added in order. `attend_fused` is what GPUs without the kernels get: pages are
-gathered, torch's fused attention does the rest in the model's dtype. Requests of one row may go by
-a `Decode` instead, which reads pages where they lie.
+gathered, torch's fused attention does the rest in the model's dtype.
 """
 
 from __future__ import annotations
@@ -24,8 +23,7 @@ if BUILT_FOR_GPUS:
     from torch.nn.attention.bias import causal_lower_right
 
 KEYS = 64  # keys of a tile
-MAX_GATHERED = 1 << 24  # elements of K that are gathered at once, and of a decode's partial results
-PARTIAL_TOKENS = 256  # of context, at least, for a partial result of a decode
+MAX_GATHERED = 1 << 24  # elements of K that are gathered at once
 
 
 def write(k: torch.Tensor, v: torch.Tensor, layer: LayerKv, slots: torch.Tensor) -> None:
@@ -89,31 +87,10 @@ def attend(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
     return out.view(-1, heads, head_dim).to(q.dtype)
 
 
-class Decode(Protocol):
-    """Attention of requests of one row each: `kvkernels.ops.triton_decode`."""
-
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k_pages: torch.Tensor,
-        v_pages: torch.Tensor,
-        page_table: torch.Tensor,
-        context_tokens: torch.Tensor,
-        scale: float,
-        longest: int,
-        scales: tuple[torch.Tensor | None, torch.Tensor | None],
-    ) -> torch.Tensor:
-        """`q` [R, heads, head_dim] over each request's own pages, q's shape."""
-
-
-def attend_fused(
-    q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode | None = None
-) -> torch.Tensor:
+def attend_fused(q: torch.Tensor, layer: LayerKv, batch: FlatBatch) -> torch.Tensor:
     """`attend` by torch's scaled_dot_product_attention, in q's dtype."""
     if batch.is_fixed:
         kv_heads, block_size = layer.k.shape[2], layer.k.shape[1]
-        if decode is not None:
-            return _decoded(q, layer, batch, decode)
         keys = batch.page_table.shape[1] * block_size
         at_once = max(1, MAX_GATHERED // ((keys + KEYS) * kv_heads * q.shape[2]))
         parts = (torch.split(x, at_once) for x in (q, batch.page_table, batch.context_tokens))
@@ -123,7 +100,7 @@ def attend_fused(
         ]
         return torch.cat(done)
     out = torch.zeros_like(q)
-    attend_part(q, layer, batch, out, range(len(batch.spans)), decode)
+    attend_part(q, layer, batch, out, range(len(batch.spans)))
     return out
 
 
@@ -133,11 +110,10 @@ def attend_part(
     batch: FlatBatch,
     out: torch.Tensor,
     which: range,
-    decode: Decode | None = None,
 ) -> None:
     """Rows of `out` for these requests of a batch that is not fixed, as `attend_fused` does."""
     heads, kv_heads = q.shape[1], layer.k.shape[2]
-    _singles(q, layer, batch, out, [row for row in which if batch.spans[row][1] == 1], decode)
+    _singles(q, layer, batch, out, [row for row in which if batch.spans[row][1] == 1])
     for row in which:
         first, tokens, stop = batch.spans[row]
         if tokens == 1:
@@ -162,37 +138,20 @@ def _lower_right(tokens: int, stop: int) -> torch.Tensor:
     return torch.ones(tokens, stop, dtype=torch.bool).tril(stop - tokens)
 
 
-def _decoded(q: torch.Tensor, layer: LayerKv, batch: FlatBatch, decode: Decode) -> torch.Tensor:
-    """A fixed batch by `decode`, which reads on the device how long each request is."""
-    longest = batch.page_table.shape[1] * layer.k.shape[1]
-    pages = layer.k, layer.v, batch.page_table, batch.context_tokens
-    return decode(q, *pages, q.shape[2] ** -0.5, longest, layer[2:])
-
-
 def _singles(
     q: torch.Tensor,
     layer: LayerKv,
     batch: FlatBatch,
     out: torch.Tensor,
     singles: list[int],
-    decode: Decode | None,
 ) -> None:
     """Rows of `out` for these requests of one row each, some at a time."""
-    heads, head_dim = q.shape[1:]
-    per_token = layer.k.shape[2] * head_dim
-    if decode is not None:
-        per_token = max(1, heads * head_dim // PARTIAL_TOKENS)
-    for rows in _bounded(singles, batch, per_token):
+    for rows in _bounded(singles, batch, layer.k.shape[2] * q.shape[2]):
         at = placed([batch.spans[row][0] for row in rows], torch.int64, q.device)
-        which = placed(rows, torch.int64, q.device)
-        table = batch.page_table[which]
+        table = batch.page_table[placed(rows, torch.int64, q.device)]
         longest = max(batch.spans[row][2] for row in rows)
-        if decode is None:
-            stops = placed([batch.spans[row][2] for row in rows], torch.int64, q.device)
-            out[at] = _one_row_each(q[at], layer, table, stops, longest)
-        else:
-            given = layer.k, layer.v, table, batch.context_tokens[which]
-            out[at] = decode(q[at], *given, head_dim**-0.5, longest, layer[2:])
+        stops = placed([batch.spans[row][2] for row in rows], torch.int64, q.device)
+        out[at] = _one_row_each(q[at], layer, table, stops, longest)
 
 
 def _one_row_each(
@@ -338,15 +297,9 @@ class Attention(Protocol):
 
 
 class TorchAttention:
-    """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs.
-
-    `decode`: of requests of one row, in its place; then nothing is exact.
-    """
+    """Plain torch: the path of CPUs, exact there in float32 and float64; fused on GPUs."""
 
     fell_back = ""
-
-    def __init__(self, decode: Decode | None = None) -> None:
-        self._decode = decode
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         cos, sin = rotary.rows(batch.positions)
@@ -362,8 +315,8 @@ class TorchAttention:
                 q, k = rms_norm(q, norms.q, norms.eps), rms_norm(k, norms.k, norms.eps)
             write(rotate(k, cos, sin), v, layer, batch.slots)
             q = rotate(q, cos, sin)
-            if q.is_cuda or self._decode is not None:
-                return attend_fused(q, layer, batch, self._decode)
+            if q.is_cuda:
+                return attend_fused(q, layer, batch)
             return attend(q, layer, batch)
 
         return attention

@@ -14,14 +14,12 @@ if TYPE_CHECKING:
     import torch
 
 TORCH, KVKERNELS = "torch", "kvkernels"  # what computes a part of a model
-TRITON = "triton"  # torch's attention, with decode in Triton's language
 BACKENDS = ("auto", TORCH, KVKERNELS)
-ATTENTION_BACKENDS = (*BACKENDS, TRITON)
 # Ways to compute a part of a step that has one of these shapes; `calibrate-kernels` times them.
 MMA = "kvkernels_mma"  # prefill by the kernel of all GPUs, on Hopper, too
 CUDNN = "cudnn"  # torch's attention over gathered pages, by that backend
 FLASHINFER = "flashinfer"  # over the pages where they lie
-_DECODE = (KVKERNELS, TRITON, FLASHINFER, TORCH)
+_DECODE = (KVKERNELS, FLASHINFER, TORCH)
 _PREFILL = (KVKERNELS, MMA, FLASHINFER, CUDNN, TORCH)
 SHAPES = MappingProxyType(
     {

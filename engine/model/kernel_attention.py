@@ -22,7 +22,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from engine.model.attention import (
     Attention,
-    Decode,
     StepAttention,
     TorchAttention,
     attend_part,
@@ -34,7 +33,6 @@ from engine.model.backends import (
     KVKERNELS,
     LONG_TOKENS,
     MMA,
-    TRITON,
     Ways,
     device_lost,
 )
@@ -245,12 +243,7 @@ class KernelAttention:
 
     def __init__(self, ways: Ways = ALL_KERNELS) -> None:
         self._ways = ways
-        self._triton: Decode | None = None
         self._flashinfer = FlashInfer() if FLASHINFER in ways.values() else None
-        if TRITON in ways.values():
-            from kvkernels.ops.triton_decode import triton_decode
-
-            self._triton = triton_decode
 
     def begin(self, batch: FlatBatch, rotary: Rotary) -> StepAttention:
         """Raises ValueError for a batch without the plan that it needs."""
@@ -307,11 +300,10 @@ class KernelAttention:
         if way == FLASHINFER:
             assert self._flashinfer is not None
             return self._flashinfer.part(kind, batch, rows)
-        decode = self._triton if way == TRITON else None
 
         def run(q: torch.Tensor, layer: LayerKv, out: torch.Tensor) -> None:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION) if way == CUDNN else nullcontext():
-                attend_part(q, layer, batch, out, rows, decode)
+                attend_part(q, layer, batch, out, rows)
 
         return run
 
@@ -380,7 +372,7 @@ class FallingBack:
                     return by_first(q, k, v, norms, layer)
                 except torch.OutOfMemoryError:
                     raise  # torch needs more
-                except Exception as error:  # Triton's are of no common kind
+                except Exception as error:  # libraries' errors are of no common kind
                     if device_lost(q.device):
                         raise
                     self._fall_back(f"a kernel that failed: {error!s:.300}")
@@ -395,11 +387,7 @@ class FallingBack:
 
 def attention_of(backend: str, ways: Ways = ALL_KERNELS) -> Attention:
     """The backend of that name, one of `kernel_choice`; `ways`: of the kernels. Raises ImportError
-    where one is Triton's or FlashInfer's and that is not installed."""
+    where one is FlashInfer's and that is not installed."""
     if backend == KVKERNELS:
         return FallingBack(KernelAttention(ways))
-    if backend == TRITON:
-        from kvkernels.ops.triton_decode import triton_decode
-
-        return FallingBack(TorchAttention(triton_decode))
     return TorchAttention()

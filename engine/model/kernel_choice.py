@@ -6,15 +6,12 @@ Imports no torch until a function is called, so that command lines know the name
 from __future__ import annotations
 
 import logging
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from engine.model.backends import (
     ALL_KERNELS,
-    ATTENTION_BACKENDS,
     ATTENTION_KERNELS,
     BACKENDS,
     FLASHINFER,
@@ -23,7 +20,6 @@ from engine.model.backends import (
     LEAST_CAPABILITY,
     MOST_ROWS,
     TORCH,
-    TRITON,
     Int8Choice,
     KernelChoice,
     Ways,
@@ -79,20 +75,19 @@ def choose_attention(
     block_size: int,
     ways: Ways = ALL_KERNELS,
 ) -> KernelChoice:
-    """What computes attention for `backend`, one of ATTENTION_BACKENDS; `ways`: that were measured,
-    which kernels leave shapes to.
+    """What computes attention for `backend`, one of BACKENDS; `ways`: that were measured, which
+    kernels leave shapes to.
 
     auto: on CUDA the kernels, where they have this shape and a trial of each against the CPU's
-    operator gives its numbers (`kernel_trial`), else torch, with decode in Triton's language where
-    that passes its trial. On CPUs kvkernels are the operators' plain implementations. May build the
-    kernels' library, which takes minutes. Raises ModelError where what is required cannot be,
-    ValueError for another name.
+    operator gives its numbers (`kernel_trial`), else torch. On CPUs kvkernels are the operators'
+    plain implementations. May build the kernels' library, which takes minutes. Raises ModelError
+    where the backend that was asked for cannot be had, ValueError for another name.
     """
 
     def shape_lacks() -> str:
         return _attention_lacks(config, shard, device, dtype, quantization, block_size)
 
-    _check_backend("attention_backend", backend, ATTENTION_BACKENDS)
+    _check_backend("attention_backend", backend)
 
     def trial() -> AttentionTrial:
         import torch
@@ -111,34 +106,14 @@ def choose_attention(
 
         return trial().why_not(on_device, device)
 
-    if backend == TRITON:
-        if why := _triton_lacks(device, trial):
-            raise _cannot_be(config, "attention", TRITON, why)
-        return KernelChoice(TRITON)
     wants = "attention", backend, config, device, ATTENTION_KERNELS
     why_torch = _why_torch(*wants, shape_lacks, kernels_trial)
-    if why_torch is None:
-        lacking = {
-            TRITON: ("Triton", lambda: _triton_lacks(device, trial)),
-            FLASHINFER: ("FlashInfer", lambda: _flashinfer_why_not(device, trial())),
-        }
-        return KernelChoice(KVKERNELS, ways=_valid(ways, lacking))
-    if why_torch and not (lacks := _triton_lacks(device, trial)):
-        log.warning("decode: triton in place of torch")
-        return KernelChoice(TRITON, why_torch)
-    if why_torch:
-        log.warning("decode: torch, because of %s", lacks)
-    return KernelChoice(TORCH, why_torch)
-
-
-def _valid(ways: Ways, lacking: Mapping[str, tuple[str, Callable[[], str]]]) -> Ways:
-    """`ways`, but for those that cannot be taken here: `lacking` has a name of some, and what says
-    why not."""
-    for of, (name, lacks) in lacking.items():
-        if of in ways.values() and (why := lacks()):
-            log.warning("what was measured as %s's goes by the kernels, because of %s", name, why)
-            ways = {shape: KVKERNELS if way == of else way for shape, way in ways.items()}
-    return ways
+    if why_torch is not None:
+        return KernelChoice(TORCH, why_torch)
+    if FLASHINFER in ways.values() and (why := _flashinfer_why_not(device, trial())):
+        log.warning("the kernels compute what FlashInfer was faster at, because of %s", why)
+        ways = {shape: KVKERNELS if way == FLASHINFER else way for shape, way in ways.items()}
+    return KernelChoice(KVKERNELS, ways=ways)
 
 
 def _flashinfer_why_not(device: str, made: AttentionTrial) -> str:
@@ -157,18 +132,6 @@ def flashinfer_lacks(device: str, is_quantized: bool) -> str:
     except Exception as error:  # noqa: BLE001 - what it needs itself may fail in any way
         return f"FlashInfer, which cannot be imported: {error!s:.200}"
     return ""
-
-
-def _triton_lacks(device: str, trial: Callable[[], AttentionTrial]) -> str:
-    """Why Triton does not decode; empty: it does. Compiles it, which may take seconds."""
-    if find_spec("triton") is None:
-        return "Triton, which is not installed"
-    if device == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        return "a CPU, which has only Triton's interpreter, for tests (TRITON_INTERPRET=1)"
-    from kvkernels.ops.triton_decode import triton_decode, unsupported
-
-    made = trial()
-    return unsupported(made.dtype, made.stored) or made.decode_why_not(triton_decode, device)
 
 
 def choose_int8(
@@ -201,9 +164,9 @@ def choose_int8(
     return Int8Choice(KVKERNELS) if why is None else Int8Choice(TORCH, why)
 
 
-def _check_backend(setting: str, backend: str, backends: Sequence[str] = BACKENDS) -> None:
-    if backend not in backends:
-        known = ", ".join(backends)
+def _check_backend(setting: str, backend: str) -> None:
+    if backend not in BACKENDS:
+        known = ", ".join(BACKENDS)
         raise ValueError(f"{setting} must be one of {known}, not {backend!r:.40}")
 
 

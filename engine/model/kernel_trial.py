@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from engine.model.attention import Decode, attend, write
+from engine.model.attention import attend, write
 from engine.model.batch import Piece, flat_batch, is_cuda
 from engine.model.kernel_attention import FlashInfer
 from engine.model.kv_cache import LayerKv
@@ -84,20 +84,6 @@ class AttentionTrial:
             return self._tried(run, device)
         except (RefusedError, RuntimeError) as error:
             return f"a trial: {error!s:.300}"
-
-    def decode_why_not(self, decode: Decode, device: str) -> str:
-        """Why `decode`, on ragged requests, is not to be taken; empty: it is right."""
-        context = torch.tensor([LONG, 1, LONG // 2, LONG - 1])
-        q, scale = self._tokens()[0][: len(context)], self.head_dim**-0.5
-        table = self._table().expand(len(context), -1).contiguous()
-        try:
-            kept = self._pages(_by_torch, device)
-            pages = *kept[:2], table.to(device), context.int().to(device)
-            out = decode(q.to(device), *pages, scale, LONG, kept[2])
-            error = row_error(out, self._decoded(q, context, table, NEVER, kept)[1])
-        except Exception as why:  # noqa: BLE001 - Triton's are of no common kind
-            return f"a trial: {why!s:.300}"
-        return "" if error < MOST_ERROR else f"a trial: decode is {error:.1e} off"
 
     def flashinfer_why_not(self, device: str) -> str:
         """Why FlashInfer is not to be taken for decodes and chunks; empty: it is right."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from time import perf_counter_ns
@@ -20,7 +19,7 @@ import msgspec
 import torch
 
 from engine.model.attention import attend
-from engine.model.backends import ALL_KERNELS, CUDNN, FLASHINFER, MMA, SHAPES, TRITON, Ways
+from engine.model.backends import ALL_KERNELS, CUDNN, FLASHINFER, MMA, SHAPES, Ways
 from engine.model.batch import Piece, flat_batch, is_cuda
 from engine.model.config import ModelConfig, ModelError
 from engine.model.kernel_attention import KernelAttention, KernelPlanner
@@ -208,10 +207,6 @@ class WayTimer:
             return "a CPU"
         if way == FLASHINFER:
             return flashinfer_lacks(self._device, is_quantized=False)
-        if way == TRITON and not is_gpu:
-            return "a CPU, which has only Triton's interpreter"
-        if way == TRITON and find_spec("triton") is None:
-            return "Triton, which is not installed"
         if way == MMA and not (is_gpu and torch.cuda.get_device_capability(self._device) == HOPPER):
             return "a device that has one kernel of prefill"
         return ""

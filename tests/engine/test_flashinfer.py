@@ -203,7 +203,7 @@ def test_where_it_cannot_be_the_kernels_are(
     ways = {"prefill_hit": FLASHINFER}
     made = choose_attention(KVKERNELS, config, Shard(), device, "bfloat16", quantized, 16, ways)
     assert made == KernelChoice(KVKERNELS, ways={"prefill_hit": KVKERNELS if why else FLASHINFER})
-    said = f"what was measured as FlashInfer's goes by the kernels, because of {why}"
+    said = f"the kernels compute what FlashInfer was faster at, because of {why}"
     assert caplog.messages == ([said] if why else [])
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from engine.cli import main as cli
-from engine.model.backends import ALL_KERNELS, KVKERNELS, SHAPES, TORCH, TRITON, KernelChoice
+from engine.model.backends import ALL_KERNELS, FLASHINFER, KVKERNELS, SHAPES, TORCH, KernelChoice
 from engine.model.batch import Piece, flat_batch
 from engine.model.config import ModelError, read_config
 from engine.model.tiny import make_tiny
@@ -123,15 +123,14 @@ async def test_a_worker_goes_the_ways_of_the_file(
             model.model.close()
 
 
-def test_what_triton_no_longer_has_is_the_kernels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_kernels_compute_what_flashinfer_no_longer_can(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_tiny(tmp_path / "model")
-    monkeypatch.setenv("TRITON_INTERPRET", "0")
-    steps = StepSettings(kernel_costs=written(tmp_path, ways={"decode_long": TRITON}))
+    steps = StepSettings(kernel_costs=written(tmp_path, ways={"decode_long": FLASHINFER}))
     model = loaded(tmp_path / "model", attention=KVKERNELS, steps=steps)
     assert model.attention == KernelChoice(KVKERNELS)
-    assert "what was measured as Triton's goes by the kernels, because of" in caplog.text
+    assert "the kernels compute what FlashInfer was faster at, because of a CPU" in caplog.text
 
 
 ONE_KERNEL = "a device that has one kernel of prefill"

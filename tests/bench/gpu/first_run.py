@@ -74,7 +74,7 @@ PROFILED = (
     *("prefill, 1 x 8k, G 4, wgmma", "decode, 64 x 2k, G 4"),
     "shared prefix 4096, own 256, batch 64",
 )
-TESTED = ("test_cuda_*.py", "test_triton_*.py")
+TESTED = ("test_cuda_*.py",)
 NOT_TESTED = ("build", "emulator", "mutations", "offsets", "plan", "first_run")  # of these files
 
 
@@ -126,7 +126,7 @@ def _peers(fast: list[Case]) -> list[Step]:
 
     made = []
     for peer in peers.ORDER:
-        package = next((one for one in ("flashinfer", "triton") if peer.startswith(one)), "torch")
+        package = "flashinfer" if peer.startswith("flashinfer") else "torch"
         lacks = "" if find_spec(package) else f"{package} is not installed"
         for case in fast:
             if peer in peers.names_of(case):
@@ -135,14 +135,13 @@ def _peers(fast: list[Case]) -> list[Step]:
 
 
 def _tests() -> list[Step]:
-    """The emulator's and the interpreter's tests of numbers, by the real library and compiler."""
+    """The emulator's tests of numbers, by the real library and compiler."""
     folder = bare.ROOT / "tests" / "kernels"
     files = sorted(file for pattern in TESTED for file in folder.glob(pattern))
     made = []
     for file in files:
         needed = ["pytest", "hypothesis"]
         needed += ["msgspec", "safetensors"] if "in_engine" in file.stem else []
-        needed += ["triton"] if "triton" in file.stem else []
         lacks = [name for name in needed if find_spec(name) is None]
         why = f"{' and '.join(lacks)} not installed" if lacks else ""
         if not any(word in file.stem for word in NOT_TESTED):

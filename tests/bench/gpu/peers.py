@@ -156,20 +156,10 @@ def gathering(batch: Batch) -> Run:
     return lambda: gather(batch)
 
 
-def triton(batch: Batch) -> Run:
-    """Ours in Triton's language: what decodes where the library cannot be had."""
-    decode = import_module("kvkernels.ops.triton_decode").triton_decode
-    shape = batch.shape
-    context = torch.full((shape.requests,), shape.context, dtype=torch.int32, device="cuda")
-    pages = batch.k, batch.v, batch.table, context
-    return lambda: decode(batch.q, *pages, shape.dim**-0.5, shape.context)
-
-
 PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
     "decode": {
         "sdpa": sdpa,
         "gather": gathering,
-        "triton": triton,
         "flashinfer": flashinfer_decode,
         "flex": flex,
     },
@@ -181,7 +171,6 @@ PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
         "flex": flex,
     },
     "shared": {
-        "triton": triton,
         "flashinfer": flashinfer_cascade,
         "flashinfer_decode": flashinfer_decode,
     },
@@ -190,7 +179,7 @@ PEERS: dict[str, dict[str, Peer]] = {  # in the order in which they are measured
 
 # cuDNN first: what the bars of prefill are about; what compiles for long comes last.
 ORDER = (
-    *("torch_bf16", "cudnn", "sdpa", "gather", "triton"),
+    *("torch_bf16", "cudnn", "sdpa", "gather"),
     *("flashinfer", "flashinfer_decode", "flex"),
 )
 
