@@ -124,9 +124,9 @@ class Router:
             trust=trust or WorkerTrust(config.workers_tls),
             relay=NativeRelay.wanted(config.relay),
             grpc=_grpc_opener(config, lambda: self._context.terms.relay),
-            claim=None if replica is None else replica.claim,
+            claim=None if replica is None else replica.sharing.kv.claim,
             worker_count=lambda: len(self.fleet.members),
-            borrow=None if replica is None else replica.borrow,
+            borrow=None if replica is None else replica.borrowing.borrow,
         )
         self.fleet = FleetManager(self._context, config.limits.workers)
         self.roles = _roles(config, self.fleet, core)
@@ -159,7 +159,7 @@ class Router:
             await self._keeper.load()
             self._keeper.start(lambda: self.config.intervals.kv_state_s)
         if self.replica is not None:
-            self.replica.start()
+            self.replica.link.start()
 
     def _replica(self, config: Config, core: RouterCore) -> Replica | None:
         """This router as one of several, where it is."""

@@ -127,7 +127,7 @@ class Server:
         """Know the workers, listen, say so. Raises OSError, and ReplicaRefusedError."""
         router, config = self._router, self._router.config
         if router.replica is not None:
-            await router.replica.agree()
+            await router.replica.link.agree()
         self._sockets = _sockets(config, before)
         handover = None if before is None else before.handover
         if handover is None:
@@ -180,7 +180,7 @@ class Server:
         """Its addresses, for the ready line."""
         if (picker := self._picker) is None:
             return ""
-        health = f" health={picker.health_address}" if picker.health_address else ""
+        health = f" health={picker.probed.address}" if picker.probed.address else ""
         return f" picker={picker.address}{health}"
 
     async def leave(self) -> tuple[Handover, list[socket.socket]]:

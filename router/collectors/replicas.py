@@ -20,11 +20,9 @@ def replica_metrics(replica: Replica | None) -> Iterator[Metric]:
     """No families where the router shares nothing."""
     if replica is None:
         return
-    link, sharing = replica.link, replica.sharing
-    if link is not None and sharing is not None:
-        yield from _link(link)
-        yield from _peers(link, sharing)
-        yield from _kv(sharing)
+    yield from _link(replica.link)
+    yield from _peers(replica.link, replica.sharing)
+    yield from _kv(replica.sharing)
 
 
 def former_metrics(former: FormerRouters | None) -> Iterator[Metric]:

@@ -120,7 +120,7 @@ class StreamReply(GrpcReply):
                 self._stream.put(message)
 
 
-class GrpcPort:
+class GrpcPort(GrpcListener):
     """Answers all calls of the service. Lifetime: process."""
 
     def __init__(
@@ -135,39 +135,9 @@ class GrpcPort:
         self._kserve = kserve
         self.roles_of = kserve.roles_of
         self._running: dict[Named, int] = {}
-        self.address = ""  # host and port, once it listens
-        self._listener = GrpcListener(self._handler, self._health, settings)
+        super().__init__(self._method, self._serves, settings)
 
-    async def listen(self) -> None:
-        """Serve at `address`. Raises OSError, TlsError."""
-        self.address = await self._listener.listen()
-
-    def renew(self) -> None:
-        """Read the files of TLS anew. Those that cannot be used change nothing."""
-        self._listener.renew()
-
-    def accept_no_more(self) -> None:
-        """Somebody else listens: running calls may end, and what is left after
-        `timeouts.handover_s` is cut off.
-        """
-        self._listener.accept_no_more()
-
-    async def left(self) -> None:
-        """Return once none is left, after `accept_no_more`."""
-        await self._listener.left()
-
-    async def aclose(self) -> None:
-        """Take no more calls; returns once nothing is left, which is cut off after
-        `timeouts.shutdown_s`.
-        """
-        await self._listener.aclose()
-
-    @property
-    def stopping(self) -> asyncio.Event:
-        """Set once it takes no more calls."""
-        return self._listener.stopping
-
-    def _handler(self, method: str) -> Any:
+    def _method(self, method: str) -> Any:
         """What answers a method; None: nobody does."""
         service, _, rpc = method.removeprefix("/").partition("/")
         if method == STREAM:
@@ -270,7 +240,7 @@ class GrpcPort:
                     return last
         return last or Response(503, b'{"error":"no server answered"}')
 
-    def _health(self, service: str) -> bool | None:
+    def _serves(self, service: str) -> bool | None:
         """Whether a service serves; None: there is none of this name."""
         return serves(self._service) if service in ("", SERVICE) else None
 

@@ -59,8 +59,8 @@ _SATURATED = b"rejected-saturated"
 log = logging.getLogger(__name__)
 
 
-class PickerPort:
-    """Lifetime: process."""
+class PickerPort(GrpcListener):
+    """Answers data planes; health alone at a port of its own. Lifetime: process."""
 
     def __init__(
         self,
@@ -78,16 +78,15 @@ class PickerPort:
         """
         self._inference = inference
         self._service = service
-        self._settings = settings
-        self.address = self.health_address = ""  # once it listens
+        self._picking = settings
         self._counts = counts
         self._found = found
         self._endpoints = Endpoints(service.fleet, service.clock)
         forwards = settings().forwards_unknown_paths
         self._port = ClientPort(self._pick, service, forwards, dialects)
-        self._listener = GrpcListener(self._handler, self._health, lambda: settings().port)
-        self._probed = GrpcListener(
-            lambda method: None, self._health, lambda: settings().health_port
+        super().__init__(self._method, self._serves, lambda: settings().port)
+        self.probed = GrpcListener(
+            lambda method: None, self._serves, lambda: settings().health_port
         )
         self._terms = self.terms_of(settings().picker)
 
@@ -98,42 +97,24 @@ class PickerPort:
 
     def settle(self) -> None:
         """Take over the configuration in force."""
-        self._terms = self.terms_of(self._settings().picker)
+        self._terms = self.terms_of(self._picking().picker)
 
     async def listen(self) -> None:
-        """Serve at `address`, and health alone at `health_address`. Raises OSError, TlsError."""
-        self.address = await self._listener.listen()
-        if self._settings().picker.health_port >= 0:
-            self.health_address = await self._probed.listen()
-
-    def renew(self) -> None:
-        """Read the files of TLS anew. Those that cannot be used change nothing."""
-        self._listener.renew()
-
-    def accept_no_more(self) -> None:
-        """Somebody else listens: running streams may end, and what is left after
-        `timeouts.handover_s` is cut off.
-        """
-        self._listener.accept_no_more()
-
-    async def left(self) -> None:
-        """Return once none is left, after `accept_no_more`."""
-        await self._listener.left()
+        await super().listen()
+        if self._picking().picker.health_port >= 0:
+            await self.probed.listen()
 
     async def aclose(self) -> None:
-        """Take no more streams; returns once nothing is left, which is cut off after
-        `timeouts.shutdown_s`. Probes are answered to the end.
-        """
-        await self._listener.aclose()
-        await self._probed.aclose()
+        await super().aclose()
+        await self.probed.aclose()  # probes are answered to the end
 
-    def _handler(self, method: str) -> Any:
+    def _method(self, method: str) -> Any:
         """What answers a method; None: nobody does."""
         if method == PROCESS:
             return grpc.stream_stream_rpc_method_handler(self._process)
         return None
 
-    def _health(self, service: str) -> bool | None:
+    def _serves(self, service: str) -> bool | None:
         """Whether a service serves; None: there is none of this name."""
         if service == _LIVENESS:
             return not self._service.hangs()
@@ -143,7 +124,7 @@ class PickerPort:
 
     async def _process(self, _: object, context: Any) -> None:
         """ExternalProcessor/Process. Ends with the stream; cancelled where that is reset."""
-        exchange = Exchange(self._settings().body_bytes)
+        exchange = Exchange(self._picking().body_bytes)
         call = _Stream(context, exchange, self._service.clock)
         self._counts["open"] += 1
         broken = False
@@ -215,7 +196,7 @@ class PickerPort:
         """A head by the grammar of HTTP/1.1, whatever the data plane lets through."""
         named = {name: value for name, value in headers if name.startswith(b":")}
         pairs = [one for one in headers if one[0] not in named and one[0] not in _FRAMING]
-        tenant, names = self._settings().tenant_header.encode(), dict(pairs)
+        tenant, names = self._picking().tenant_header.encode(), dict(pairs)
         if tenant not in names:
             pairs += [(tenant, names[name]) for name in _FAIRNESS if name in names][:1]
         method, path = named.get(b":method", b"GET"), named.get(b":path", b"/")
@@ -247,7 +228,7 @@ class PickerPort:
 
     def _hint(self, http: Request, exchange: Exchange) -> list[str] | None:
         """The endpoints that it may go to; None: any."""
-        if not self._settings().picker.conformance:
+        if not self._picking().picker.conformance:
             return exchange.subset
         exchange.tells_served = True
         chosen = http.headers.get(TEST_CHOICE)

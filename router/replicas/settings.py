@@ -12,7 +12,7 @@ from router.config.extras import Replicas
 class ReplicaTerms:
     """What makes this router one of several. Lifetime: until the next reload."""
 
-    url: str | None  # of Redis, where state is shared; None: this router is alone
+    url: str  # of Redis, where state is shared
     replicas: Replicas
     alike: Mapping[str, str]  # values that all replicas must have, by key of the configuration
     tokenizer: str | None  # folder whose tokenizer.json they must have alike

@@ -8,14 +8,12 @@ from router.replicas.replica import Replica
 
 
 def replicas_shown(replica: Replica) -> list[dict[str, Any]]:
-    """This router first, then those that are there, by name; none where it shares nothing.
+    """This router first, then those that are there, by name.
 
     `silent_s`: since its latest message, null for this one; `differs_in`: keys of the
     configuration that must agree and do not.
     """
     link, sharing = replica.link, replica.sharing
-    if link is None or sharing is None:
-        return []
     own = "link up" if link.up else f"link down for {link.stale_s:.0f} s"
     rows = [_row(f"{sharing.identity} (this router)", own, None, None, ())]
     heard = {row.name: row for row in sharing.rows(link.clock())}

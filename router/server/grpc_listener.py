@@ -49,7 +49,7 @@ class Peer:
 
 
 class GrpcListener:
-    """Lifetime: process."""
+    """Serves calls at one port, with TLS or without, until it closes. Lifetime: process."""
 
     def __init__(
         self,
@@ -62,12 +62,13 @@ class GrpcListener:
         self._health = health
         self._settings = settings
         self._server: aio.Server | None = None
-        self.stopping = asyncio.Event()
+        self.address = ""  # host and port, once it listens
+        self.stopping = asyncio.Event()  # set once it takes no more calls
         self._stopping: asyncio.Task[None] | None = None
         self._credentials: grpc.ServerCertificateConfiguration | None = None
 
-    async def listen(self) -> str:
-        """Serve; returns host and port. Raises OSError, TlsError."""
+    async def listen(self) -> None:
+        """Serve at `address`. Raises OSError, TlsError."""
         place = self._settings()
         host = f"[{place.host}]" if ":" in place.host else place.host
         self._server = aio.server(
@@ -95,7 +96,7 @@ class GrpcListener:
         except RuntimeError as error:
             raise OSError(f"cannot listen on {host}, port {place.port}: in use?") from error
         await self._server.start()
-        return f"{host}:{port}"
+        self.address = f"{host}:{port}"
 
     def renew(self) -> None:
         """Read the files of TLS anew. Those that cannot be used change nothing."""

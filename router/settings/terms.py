@@ -177,7 +177,7 @@ def replica_terms(config: Config) -> ReplicaTerms:
     from router.replicas.settings import ReplicaTerms
 
     return ReplicaTerms(
-        url=config.state,
+        url=config.state or "",
         replicas=config.replicas,
         alike={key: text_of(value_at(config, key)) for key in _ALIKE},
         tokenizer=config.tokenizer,

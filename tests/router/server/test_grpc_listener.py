@@ -30,7 +30,8 @@ async def test_a_long_time_is_cut_short_by_a_stop() -> None:
         lambda _: True,
         lambda: grpc_port_settings(config),
     )
-    at = await listener.listen()
+    await listener.listen()
+    at = listener.address
     async with grpc.aio.insecure_channel(at) as channel:
         call = channel.unary_unary(METHOD)(b"")
         asking = asyncio.ensure_future(_code(call))
