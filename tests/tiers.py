@@ -17,8 +17,8 @@ NATIVE = (
     "kernels/test_*_fuzz.py",
     "kernels/test_sanitized.py",
     "simulator/test_every_processor.py",
-    "engine/test_kernel_emulated.py",
-    "engine/test_kernel_trial.py",
+    "engine/model/test_kernel_emulated.py",
+    "engine/model/test_kernel_trial.py",
 )
 # Plans that are made on the host, in Python.
 NOT_NATIVE = ("kernels/test_cuda_*_plan.py",)
@@ -35,7 +35,7 @@ LIVE = (
     "release/test_image.py",
     "release/test_wheels.py",
     "engine/test_instances_live.py",
-    "engine/test_triton.py",
+    "engine/server/test_triton.py",
     "simulator/test_cli_ends.py",
     "simulator/test_demo.py",
     "simulator/test_page_in_browser.py",

@@ -438,7 +438,7 @@ class Scheduler:
 
         Then it waits: the other stands before it in every step, so computing the same blocks
         beside it ends no earlier and makes both their steps longer (measured in
-        tests/engine/test_scheduler_prefix_wait.py). Not for a short prefix, where one more step
+        tests/engine/scheduler/test_prefix_wait.py). Not for a short prefix, where one more step
         costs more than the tokens saved, and not once it has waited for `ageing_s`.
         """
         least_tokens = self.settings.prefix_wait_tokens

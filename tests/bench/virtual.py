@@ -24,7 +24,7 @@ import numpy as np
 
 import kvkernels
 from engine.profiles import profile
-from tests.engine.virtual_pair import Twin, chain_of
+from tests.kernels.virtual_worker.virtual_pair import Twin, chain_of
 from tests.oracles.virtual_worker import VirtualWorker
 
 PROMPT_BLOCKS, SHARED_BLOCKS, TRUNKS, MOST_OUTPUT_TOKENS = 17, 8, 32, 359

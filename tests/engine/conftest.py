@@ -1,19 +1,16 @@
-"""A tiny model and what it says; a folder with a real tokenizer only; the virtual workers."""
+"""A tiny model and what it says; a folder with a real tokenizer only."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import pytest
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-import kvkernels
 from engine.model.tiny import make_tiny
-from tests.engine.virtual_pair import Twin
-from tests.oracles.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
     from tests.engine.real import Reference
@@ -57,11 +54,3 @@ def model(tmp_path: Path) -> Path:
     }
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     return tmp_path
-
-
-@pytest.fixture(params=["plain", "native"])
-def make(request: pytest.FixtureRequest) -> type[Twin]:
-    """The class of a virtual worker."""
-    if request.param == "plain":
-        return VirtualWorker
-    return cast(type[Twin], kvkernels.VirtualWorker)

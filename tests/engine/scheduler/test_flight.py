@@ -10,9 +10,9 @@ from hypothesis import settings
 from engine.block_pool import BlockPool
 from engine.scheduler.scheduler import Request, Scheduler, SchedulerSettings
 from tests.effort import examples
-from tests.engine.flying import FlyingDriver
+from tests.engine.scheduler.flying import FlyingDriver
+from tests.engine.scheduler.test_random_lives import BLOCKS, PolicyMachine, SchedulerMachine
 from tests.engine.scheduling import SIZE, Driver, alone, make, next_token, request
-from tests.engine.test_scheduler_model import BLOCKS, PolicyMachine, SchedulerMachine
 
 
 def in_flight(

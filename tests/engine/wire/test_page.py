@@ -34,7 +34,7 @@ from router.events import trtllm
 from tests.oracles import event_batch as batch_twin
 from tests.oracles import event_batch as fields
 
-PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "wire.md").read_text(encoding="utf-8")
 TOKENS = np.arange(1, 10, dtype=np.int32)
 BLOCK = 4
 BASE, SALTED = 0, chain_seed("tiny", None, "blue")

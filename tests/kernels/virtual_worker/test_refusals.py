@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.engine.virtual_pair import STEP_TIME, Twin
+from tests.kernels.virtual_worker.virtual_pair import STEP_TIME, Twin
 
 OPTIONS: dict[str, Any] = {"blocks": 64, "block_size": 4, "step_time": STEP_TIME}
 NONE = np.zeros(0, dtype=np.uint64)

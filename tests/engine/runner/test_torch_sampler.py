@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.sampling.params import SamplingParams
 from engine.scheduler.request import Request
 from tests.effort import examples
-from tests.engine.sampling_oracle import penalized, probabilities
+from tests.engine.runner.sampling_oracle import penalized, probabilities
 
 torch = pytest.importorskip("torch", reason="the sampler needs torch: pip install -e '.[engine]'")
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import kvkernels
 from engine.step_time import StepTime
 from tests.effort import examples
-from tests.engine.virtual_pair import STEP_TIME, Pair, Twin, chain_of
+from tests.kernels.virtual_worker.virtual_pair import STEP_TIME, Pair, Twin, chain_of
 from tests.oracles.virtual_worker import MAX_STEP_NS, own_hash
 
 MODEL = StepTime(*STEP_TIME)

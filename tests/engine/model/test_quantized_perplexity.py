@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from engine.model.config import Quantization
+from tests.engine.model.trained import VOCAB, perplexity, text, train
 from tests.engine.tiny_models import cache, loaded
-from tests.engine.trained import VOCAB, perplexity, text, train
 
 HELD_OUT = text(99, 1_600)
 # Change allowed, as a share of the unquantized model's perplexity.

@@ -18,8 +18,8 @@ from engine.model.tiny import make_tiny
 from engine.scheduler.types import SchedulerSettings
 from tests.effort import EFFORT
 from tests.engine.harness import Running, eventually, running
-from tests.engine.hostile_bodies import Asked, broken, requests
 from tests.engine.real import computing, loaded
+from tests.engine.server.hostile_bodies import Asked, broken, requests
 from tests.oracles.block_pool import check_pool
 
 SLICE = 1_000

@@ -43,9 +43,9 @@ from tests.engine.real import (
     ids_of,
     loaded,
 )
+from tests.engine.runner.test_overlap import BLOCKS, VOCAB, Arrival, Clients, to_their_ends
 from tests.engine.scheduling import array
 from tests.engine.split import at_rest, split
-from tests.engine.test_overlap import BLOCKS, VOCAB, Arrival, Clients, to_their_ends
 from tests.oracles.block_pool import check_pool
 
 SIZES = {"max_num_tokens": 24, "max_batch_size": 4, "min_chunk_tokens": 4}

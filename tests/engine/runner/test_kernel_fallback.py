@@ -27,8 +27,8 @@ from engine.sampling.params import SamplingParams
 from kvkernels.cuda.library import LaunchError, RefusedError
 from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, ids_of, loaded
-from tests.engine.test_overlap import ARRIVALS, BLOCKS, Arrival, Clients, served
-from tests.engine.test_real_failures import breaking
+from tests.engine.runner.test_failures import breaking
+from tests.engine.runner.test_overlap import ARRIVALS, BLOCKS, Arrival, Clients, served
 from tests.engine.tiny_models import written
 
 OPERATORS = ("append", "prefill", "shared_decode")

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import kvkernels
 from tests.effort import examples
-from tests.engine.virtual_pair import TIGHT, Pair, Twin, chain_of
+from tests.kernels.virtual_worker.virtual_pair import TIGHT, Pair, Twin, chain_of
 
 NATIVE = cast(type[Twin], kvkernels.VirtualWorker)
 
