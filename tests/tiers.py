@@ -13,15 +13,13 @@ from fnmatch import fnmatch
 # Needs more than the ordinary build made: sanitizers, fuzzers, the CUDA emulator, nvcc. Or runs
 # other tests once more, as other processors would.
 NATIVE = (
-    "kernels/test_cuda_*.py",
-    "kernels/test_*_fuzz.py",
+    "kernels/cuda/test_*.py",
+    "kernels/fuzz/test_*.py",
     "kernels/test_sanitized.py",
     "simulator/test_every_processor.py",
     "engine/model/test_kernel_emulated.py",
     "engine/model/test_kernel_trial.py",
 )
-# Plans that are made on the host, in Python.
-NOT_NATIVE = ("kernels/test_cuda_*_plan.py",)
 # Starts programs to harm, replace or measure them, or needs a server, a browser, a client library.
 LIVE = (
     "live/*.py",
@@ -59,7 +57,7 @@ TIERS = ("live", "native", "engines")  # also the names of their marks
 
 def tier_of(path: str) -> str | None:
     """The tier of a file below tests/; None: quick."""
-    if _matches(path, NATIVE) and not _matches(path, NOT_NATIVE):
+    if _matches(path, NATIVE):
         return "native"
     if _matches(path, ENGINES) and not _matches(path, NOT_ENGINES):
         return "engines"

@@ -1,6 +1,6 @@
 // Hostile KV events: any bytes are decoded or refused, and what is decoded is applied to a worker's
 // blocks on a small index, whose state is then dumped and loaded again. For libFuzzer;
-// tests/kernels/test_event_fuzz.py builds it with the address and undefined-behaviour sanitizers.
+// tests/kernels/fuzz/test_events.py builds it with the address and undefined-behaviour sanitizers.
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>

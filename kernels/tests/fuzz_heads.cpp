@@ -1,6 +1,6 @@
 // Hostile heads: what is read as plain is the whole text, line for line, with nothing in it that
 // another reader could take for an end. That it is what the door's Python reads,
-// `tests/router/http/test_plain_head.py` sees to. For libFuzzer; tests/kernels/test_head_fuzz.py
+// `tests/router/http/test_plain_head.py` sees to. For libFuzzer; tests/kernels/fuzz/test_heads.py
 // builds it.
 #include <algorithm>
 #include <cstdio>

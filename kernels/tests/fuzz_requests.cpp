@@ -1,6 +1,6 @@
 // Hostile bodies: any bytes are read as a plain request or left, within their bounds, and read
 // twice alike. That what is read is right, `tests/router/body/test_plain_scan.py` sees to. For
-// libFuzzer; tests/kernels/test_request_fuzz.py builds it with the address and undefined-behaviour
+// libFuzzer; tests/kernels/fuzz/test_requests.py builds it with the address and undefined-behaviour
 // sanitizers.
 #include <algorithm>
 #include <cstdio>

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kernels.fuzzing import need_clang
-
 
 @pytest.fixture
 def sanitized_replay() -> Path:
@@ -14,9 +12,3 @@ def sanitized_replay() -> Path:
     if shutil.which("g++") is None:
         pytest.skip("g++ is not installed: the sanitized C++ program cannot be built")
     return Path(__file__).parents[2] / "kernels" / "tests" / "sanitize.sh"
-
-
-@pytest.fixture(scope="module")
-def clang(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A clang that has libFuzzer."""
-    need_clang(tmp_path_factory.mktemp("probe"))

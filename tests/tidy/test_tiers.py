@@ -12,7 +12,7 @@ from tests import tiers
 from tests.tidy.test_tidy import ROOT, tree
 
 FILES = [path.removeprefix("tests/") for path in tree() if path.startswith("tests/")]
-PATTERNS = {*tiers.NATIVE, *tiers.NOT_NATIVE, *tiers.LIVE, *tiers.NOT_LIVE, *tiers.ENGINES}
+PATTERNS = {*tiers.NATIVE, *tiers.LIVE, *tiers.NOT_LIVE, *tiers.ENGINES}
 
 
 @pytest.mark.parametrize("pattern", sorted(PATTERNS))
@@ -26,9 +26,9 @@ def test_a_pattern_matches_a_file(pattern: str) -> None:
         ("live/test_chaos.py", "live"),
         ("engines/test_vllm.py", "engines"),
         ("live/test_first_light.py", None),
-        ("kernels/test_cuda_decode.py", "native"),
-        ("kernels/test_cuda_shared_plan.py", None),
-        ("kernels/test_head_fuzz.py", "native"),
+        ("kernels/cuda/test_decode.py", "native"),
+        ("kernels/ops/test_shared_plan.py", None),
+        ("kernels/fuzz/test_heads.py", "native"),
         ("router/test_core.py", None),
         ("somewhere/test_new.py", None),
     ],

@@ -74,8 +74,8 @@ PROFILED = (
     *("prefill, 1 x 8k, G 4, wgmma", "decode, 64 x 2k, G 4"),
     "shared prefix 4096, own 256, batch 64",
 )
-TESTED = ("test_cuda_*.py",)
-NOT_TESTED = ("build", "emulator", "mutations", "offsets", "plan", "first_run")  # of these files
+TESTED = ("cuda/test_*.py",)
+NOT_TESTED = ("build", "emulator", "mutations", "offsets", "first_run")  # of these files
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _tests() -> list[Step]:
         lacks = [name for name in needed if find_spec(name) is None]
         why = f"{' and '.join(lacks)} not installed" if lacks else ""
         if not any(word in file.stem for word in NOT_TESTED):
-            made.append(Step(f"tests/{file.name}", 600, lacks=why))
+            made.append(Step(f"tests/{file.relative_to(folder)}", 600, lacks=why))
     return made
 
 
@@ -335,7 +335,7 @@ def asks(step: Step, kernel: str) -> bool:
     """Whether a step runs `kernel`."""
     if step.case:
         return step.case.kernel == kernel and not step.name.startswith("peer/")
-    return step.name.startswith("tests/test_cuda") and kernel.removesuffix("_mma") in step.name
+    return step.name.startswith("tests/cuda/") and kernel.removesuffix("_mma") in step.name
 
 
 def keep(path: Path, line: Line) -> None:

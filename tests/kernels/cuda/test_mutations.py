@@ -13,13 +13,11 @@ import torch
 
 from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
-from tests.kernels import prefill_cases as prefill
 from tests.kernels import shared_cases as shared
-from tests.kernels import test_cuda_append as append
-from tests.kernels import test_cuda_w8a16 as w8a16
-from tests.kernels.emulated import needs_compiler, relative_error
-from tests.kernels.quantized import STORED
-from tests.kernels.quantized_slips import (
+from tests.kernels.cuda import prefill_cases as prefill
+from tests.kernels.cuda import test_append as append
+from tests.kernels.cuda import test_w8a16 as w8a16
+from tests.kernels.cuda.quantized_slips import (
     BYTE_RING,
     QUANTIZED,
     SHARED_QUANTIZED,
@@ -29,7 +27,9 @@ from tests.kernels.quantized_slips import (
     WIDEN,
     WIDENED,
 )
-from tests.kernels.test_cuda_decode import in_one_piece
+from tests.kernels.cuda.test_decode import in_one_piece
+from tests.kernels.emulated import needs_compiler, relative_error
+from tests.kernels.quantized import STORED
 
 SEEDS = range(1, 5)
 BOUND = 1e-2
@@ -40,7 +40,7 @@ QUICK = build.EMULATOR._replace(
     link_flags=("-shared",),
 )
 
-BUILT = Path(__file__).parents[2] / "build" / "slips"  # kept: a slip is named by its sources
+BUILT = Path(__file__).parents[3] / "build" / "slips"  # kept: a slip is named by its sources
 
 # (source, what stands there once, what a slip would make of it)
 DECODE = [

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill import plan_prefill
 from tests.effort import examples
+from tests.kernels.cuda.prefill_cases import Case, case, exact, hold, quantized
 from tests.kernels.emulated import NAN, emulate, needs_compiler, relative_error
-from tests.kernels.prefill_cases import Case, case, exact, hold, quantized
 from tests.kernels.quantized import LOSS, STORED
 
 pytestmark = needs_compiler

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.effort import examples
-from tests.kernels.event_pool import BLOCK_SIZE, Pool, array
+from tests.kernels.events.event_pool import BLOCK_SIZE, Pool, array
 
 COUNTERS = (
     "stored_blocks",

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.effort import EFFORT
-from tests.kernels.fuzzing import fuzz
+from tests.kernels.fuzz.fuzzing import fuzz
 
 
 def event(**choice: object) -> bytes:

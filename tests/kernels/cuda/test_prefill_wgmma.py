@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.prefill import plan_prefill
 from tests.effort import examples
+from tests.kernels.cuda.prefill_cases import Case, case, hold
 from tests.kernels.emulated import emulate, needs_compiler
-from tests.kernels.prefill_cases import Case, case, hold
 
 pytestmark = needs_compiler
 KERNEL = "prefill_wgmma"

@@ -1,5 +1,5 @@
 """What one worker's blocks do, native and twin, case by case; both kinds in random histories:
-`test_event_history.py`."""
+`test_history.py`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from xxhash import xxh3_64_intdigest
 
 from kvkernels import PrefixIndex, WorkerBlocks, chain_seed, wide_chain_hashes
-from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
+from tests.kernels.events.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
 from tests.oracles import index as twins
 
 

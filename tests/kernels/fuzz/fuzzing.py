@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parents[2] / "kernels" / "tests" / "fuzz.sh"
+SCRIPT = Path(__file__).parents[3] / "kernels" / "tests" / "fuzz.sh"
 
 
 def need_clang(folder: Path) -> None:

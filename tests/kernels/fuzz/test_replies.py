@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.effort import EFFORT
-from tests.kernels.fuzzing import fuzz
+from tests.kernels.fuzz.fuzzing import fuzz
 
 STREAM = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
 EVENTS = STREAM + b"Transfer-Encoding: chunked\r\n\r\n"

@@ -16,10 +16,10 @@ import torch
 from tests.bench.gpu import first_run, table
 from tests.bench.gpu.cases import small_cases, speed_cases
 from tests.bench.gpu.first_run import Step, command_of, is_bad, judged, kept_lines, run_step, steps
+from tests.kernels.cuda.prefill_cases import case
 from tests.kernels.emulated import emulate, moved, needs_compiler
-from tests.kernels.prefill_cases import case
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 # torch, what it wants on import, and numpy.
 CARRIED = ("torch", "torchgen", "functorch", "numpy", "numpy.libs", "typing_extensions.py")
 CARRIED += ("sympy", "mpmath", "networkx", "jinja2", "markupsafe", "filelock", "fsspec")
@@ -87,7 +87,7 @@ def test_a_bare_machine_runs_what_a_cpu_can_and_names_what_is_missing(
 
 def test_a_bare_machine_finds_the_tests_that_a_gpu_runs(tmp_path: Path) -> None:
     python = bare(tmp_path / "testing", CARRIED + TESTING)
-    names = ("tests/test_cuda_", "in_engine")  # the latter needs what the engine needs
+    names = ("tests/cuda/", "in_engine")  # the latter needs what the engine needs
     own = [one for one in steps() if one.name.startswith(names[0]) and names[1] not in one.name]
     files, options = [command_of(one)[-1] for one in own], command_of(own[0])[1:-1]
     paths = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
@@ -212,8 +212,8 @@ def test_a_kernel_that_hung_is_not_asked_again() -> None:
     asked = {step.name for step in steps() if first_run.asks(step, "prefill_wgmma")}
     kinds = {name.partition("/")[0] for name in asked}
     assert kinds == {"numbers", "memcheck", "initcheck", "speed", "profile", "tests"}
-    assert "tests/test_cuda_prefill_wgmma.py" in asked
-    assert "tests/test_cuda_prefill.py" not in asked
+    assert "tests/cuda/test_prefill_wgmma.py" in asked
+    assert "tests/cuda/test_prefill.py" not in asked
 
 
 def test_steps_have_names_of_their_own_and_hopper_comes_last() -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tests.effort import EFFORT
-from tests.kernels.fuzzing import fuzz
+from tests.kernels.fuzz.fuzzing import fuzz
 from tests.live.hostile.corpus import refused, served
 
 PLAIN = (

@@ -168,7 +168,7 @@ def test_the_table_of_balance_is_what_the_command_prints(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.argv", ["prefill_balance"])
         prefill_balance.main()
-    said = (Path(__file__).parents[2] / "docs" / "kernels.md").read_text(encoding="utf-8")
+    said = (Path(__file__).parents[3] / "docs" / "kernels.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out.strip() in said
 
 

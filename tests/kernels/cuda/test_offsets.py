@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from kvkernels.ops.prefill import plan_prefill
-from tests.kernels import prefill_cases as prefill
 from tests.kernels import shared_cases as shared
-from tests.kernels import test_cuda_append as append
+from tests.kernels.cuda import prefill_cases as prefill
+from tests.kernels.cuda import test_append as append
+from tests.kernels.cuda.test_decode import BOUND
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
-from tests.kernels.test_cuda_decode import BOUND
 
 pytestmark = needs_compiler
 BF16 = torch.bfloat16

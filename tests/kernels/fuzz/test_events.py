@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tests.effort import EFFORT
 from tests.kernels.event_vectors import vectors
-from tests.kernels.fuzzing import fuzz
+from tests.kernels.fuzz.fuzzing import fuzz
 
 
 def test_hostile_events(clang: None, tmp_path: Path) -> None:

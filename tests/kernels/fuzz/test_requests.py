@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from tests.effort import EFFORT
-from tests.kernels.fuzzing import fuzz
+from tests.kernels.fuzz.fuzzing import fuzz
 
 SEEDS = (
     {"model": "m", "prompt": 'a text \u00e9 \U0001f600\n\\ and "more"', "stream": True, "n": 2},

@@ -1,4 +1,4 @@
-"""Dumps of one worker's blocks that are damaged; whole ones: `test_event_history.py`."""
+"""Dumps of one worker's blocks that are damaged; whole ones: `test_history.py`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import pytest
 import xxhash
 
-from tests.kernels.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
+from tests.kernels.events.event_pool import BLOCK_SIZE, KINDS, Pool, array, tokens
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))

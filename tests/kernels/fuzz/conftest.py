@@ -1,0 +1,13 @@
+"""What fuzzers are built with."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.kernels.fuzz.fuzzing import need_clang
+
+
+@pytest.fixture(scope="module")
+def clang(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A clang that has libFuzzer."""
+    need_clang(tmp_path_factory.mktemp("probe"))
