@@ -34,11 +34,11 @@ LIVE = (
     "release/test_wheels.py",
     "engine/test_instances_live.py",
     "engine/server/test_triton.py",
-    "simulator/test_cli_ends.py",
-    "simulator/test_demo.py",
-    "simulator/test_page_in_browser.py",
-    "simulator/test_stack.py",
-    "simulator/test_sweep_dask.py",
+    "simulator/cli/test_ends.py",
+    "simulator/live/test_demo.py",
+    "simulator/live/test_page_in_browser.py",
+    "simulator/live/test_stack.py",
+    "simulator/runs/test_sweep_dask.py",
 )
 # Needs real engines, in environments of their own (tests/engines/environment.py).
 ENGINES = ("engines/test_*.py",)

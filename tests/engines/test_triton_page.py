@@ -31,7 +31,7 @@ from tests.engines.test_doctor import DoctorsTriton, loaded, plain
 from tests.engines.triton_server import TritonServer
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, until
-from tests.simulator import test_cli_instances
+from tests.simulator.cli import test_instances as test_cli_instances
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -76,7 +76,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
     },
     "docs/simulator.md": {
         "warmroute advise requests.jsonl --profile llama-3.1-8b-h100 --prefix-wait-tokens 0": "200 "
-        "requests of a minute: tests/simulator/test_advise.py makes such logs",
+        "requests of a minute: tests/simulator/runs/test_advise.py makes such logs",
         "warmroute-sim compare w4b.results.jsonl --base lmetric": "results of a study of hours",
     },
     "docs/triton.md": {

@@ -16,9 +16,9 @@ from tests.simulator.processors import NO_VECTORS, WAYS, environment
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "simulator" / "data" / "conversation_sample.jsonl.gz"
 # Tests of code whose results depend on how numpy and scipy add: fits, comparisons, statistics.
-NUMERIC = ["test_validate.py", "test_report_aggregate.py", "test_report_row.py"]
+NUMERIC = ["calibrate/test_validate.py", "report/test_aggregate.py", "report/test_row.py"]
 if not QUICK:
-    NUMERIC.append("test_calibrate.py")  # fits, once more
+    NUMERIC.append("calibrate/test_calibrate.py")  # fits, once more
 # The oldest, without fused products, and numpy's own sums: the others differ from these in less.
 IN_CI = ("Prescott", NO_VECTORS)
 CLOSE = 1e-6  # of predicted step times, relative

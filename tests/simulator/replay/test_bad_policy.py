@@ -13,7 +13,7 @@ from router.core.placement.guard import PolicyFaultError
 from simulator.cli import main
 from tests.simulator.replays import pool, run, setup_of, steady
 
-SAMPLE = Path(__file__).parents[2] / "simulator" / "data" / "conversation_sample.jsonl.gz"
+SAMPLE = Path(__file__).parents[3] / "simulator" / "data" / "conversation_sample.jsonl.gz"
 HERE = "tests.live.bad_policies"
 
 

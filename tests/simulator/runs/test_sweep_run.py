@@ -28,7 +28,7 @@ from simulator.runs.task import Keys, Outcome, SweepError
 from tests.effort import examples
 from tests.simulator import synthetic
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 SEEDS = 3
 
 

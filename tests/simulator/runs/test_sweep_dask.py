@@ -31,7 +31,7 @@ def marks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("marks")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SWEEP_MARKS", str(folder))
-        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
+        patch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
         yield folder
 
 

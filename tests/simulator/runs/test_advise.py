@@ -25,10 +25,10 @@ from simulator.runs.task import SweepError
 from simulator.traces.job import Job
 from simulator.traces.request_log import continued, read_recorded
 from simulator.traces.spec import WorkloadSpec
-from tests.simulator.advised import HEALTHY, PLANTED, advice_on, held
 from tests.simulator.cli_support import Run, run
-from tests.simulator.logged import log_of
 from tests.simulator.replays import PROFILE
+from tests.simulator.runs.advised import HEALTHY, PLANTED, advice_on, held
+from tests.simulator.runs.logged import log_of
 from tests.simulator.trace_lines import LOG_HEADING, LOGGED
 
 __all__ = ["run"]  # a fixture

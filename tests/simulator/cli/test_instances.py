@@ -13,7 +13,7 @@ from tests.simulator.cli_support import Run, run, trace
 
 __all__ = ["run"]
 SIZES = [{"batch": b, "count": 40, "seconds": 0.010 + 0.002 * b} for b in (1, 2, 4, 8)]
-PAGE = Path(__file__).parents[2] / "docs" / "triton.md"
+PAGE = Path(__file__).parents[3] / "docs" / "triton.md"
 LINE = ("--base-s", 0.010, "--per-request-s", 0.002)
 
 

@@ -19,7 +19,7 @@ from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
 from simulator.traces.request_log import read_recorded
 from simulator.traces.spec import WorkloadSpec
-from tests.simulator.logged import STARTED_S, log_of
+from tests.simulator.runs.logged import STARTED_S, log_of
 
 PROFILE = "llama-3.1-8b-h100"
 DAY_S = 86_400.0

@@ -17,7 +17,7 @@ from simulator.traces.spec import WorkloadSpec
 from simulator.workloads.open import open_jobs
 from tests.effort import examples
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+TRACES = Path(__file__).parents[3].parent / "shared" / "traces"
 SMALL = ("mooncake_conversation", "toolagent_surrogate")
 CODING = "agentic_coding_merged"
 M = 1_000_000

@@ -31,7 +31,7 @@ from tests.simulator.trace_lines import (
     write,
 )
 
-SHARED = Path(__file__).parents[2].parent / "shared" / "traces"
+SHARED = Path(__file__).parents[3].parent / "shared" / "traces"
 
 
 @pytest.mark.parametrize("packed", PACKED)

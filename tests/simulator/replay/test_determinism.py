@@ -18,7 +18,7 @@ from simulator.cli import main
 from tests.effort import QUICK
 from tests.simulator.processors import NO_VECTORS, environment
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TOOLAGENT = ROOT.parent / "shared" / "traces" / "toolagent_surrogate.jsonl.gz"
 REQUESTS = 40 if QUICK else 300  # of each workload
 LONG = 3000  # requests of each workload in the full tests

@@ -15,7 +15,7 @@ from simulator.replay.setup import Setup, WorkerGroup
 from simulator.report.row import ReplayRow, summarize
 from simulator.traces.spec import WorkloadSpec
 
-TRACES = Path(__file__).parents[2].parent / "shared" / "traces"
+TRACES = Path(__file__).parents[3].parent / "shared" / "traces"
 CONVERSATION = TRACES / "mooncake_conversation.jsonl.gz"
 SURROGATE = TRACES / "toolagent_surrogate.jsonl.gz"
 AZURE = TRACES / "azure_2023_conv.csv.gz"

@@ -16,7 +16,7 @@ from simulator.replay.result import WARNING
 from simulator.report.row import summarize
 from tests.simulator.replays import run, setup_of, steady
 
-SAMPLE = Path(__file__).parents[2] / "simulator" / "data" / "conversation_sample.jsonl.gz"
+SAMPLE = Path(__file__).parents[3] / "simulator" / "data" / "conversation_sample.jsonl.gz"
 
 
 def takes(seconds: float) -> Callable[[], float]:

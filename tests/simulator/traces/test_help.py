@@ -8,7 +8,7 @@ from simulator.traces.formats import FORMATS
 from simulator.traces.generators.table import GENERATORS
 from simulator.workloads.open import help_lines, markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "traces.md"
+PAGE = Path(__file__).parents[3] / "docs" / "reference" / "traces.md"
 
 
 def test_the_page_is_current() -> None:
