@@ -10,7 +10,7 @@ from router.core.core import RouterCore
 from router.core.placement.guard import PolicyFaultError
 from tests.router.core.core_world import World
 
-WRAPPERS = "tests.policies.test_wrappers"
+WRAPPERS = "tests.policies.wrappers.test_specifications"
 
 
 def raises(costs, request, fleet, state):

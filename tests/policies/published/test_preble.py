@@ -18,7 +18,7 @@ from policies.published.preble_window import PrebleWindow
 from policies.published.window_sums import MAX_KEYS, SLICES, WindowSums
 from tests.effort import examples
 from tests.policies.fleet import request_of
-from tests.policies.published import costs_of, sent, spill_depth, state_of
+from tests.policies.published.asked import costs_of, sent, spill_depth, state_of
 
 INF, NAN = np.inf, np.nan
 

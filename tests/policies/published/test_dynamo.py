@@ -14,7 +14,7 @@ from policies.published.dynamo_agentic import DynamoAgentic
 from policies.published.jsew import Jsew
 from tests.effort import examples
 from tests.policies.fleet import request_of
-from tests.policies.published import costs_of, sent, spill_depth, state_of
+from tests.policies.published.asked import costs_of, sent, spill_depth, state_of
 
 INF, NAN = np.inf, np.nan
 

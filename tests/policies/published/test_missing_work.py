@@ -17,7 +17,7 @@ from policies.published.ramjet import Ramjet
 from policies.published.recent import NO_CLASS, HotClasses, class_of, hit_blocks
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.published import costs_of, sent, spill_depth, state_of
+from tests.policies.published.asked import costs_of, sent, spill_depth, state_of
 
 INF, NAN = np.inf, np.nan
 
