@@ -7,13 +7,8 @@ import pytest
 
 from engine.block_pool import BlockPool, Cleared, Removed, Stored
 from kvkernels import chain_hashes
+from tests.engine.chains import SIZE, chain_of, prompt
 from tests.oracles.block_pool import check_pool
-
-SIZE = 4
-
-
-def chain_of(tokens: list[int]) -> list[int]:
-    return [int(h) for h in chain_hashes(np.array(tokens, dtype=np.int32), SIZE)]
 
 
 def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
@@ -25,10 +20,6 @@ def fill(pool: BlockPool, tokens: list[int]) -> list[int]:
     assert fresh is not None
     rest = np.array(tokens[hit * SIZE : len(chain) * SIZE], dtype=np.int32)
     return ids + pool.publish(fresh, chain[hit:], chain[hit - 1] if hit else None, rest)
-
-
-def prompt(prefix: int, blocks: int) -> list[int]:
-    return [prefix] * SIZE * blocks
 
 
 def test_a_released_prompt_is_hit_and_a_longer_one_only_as_far_as_it_is_the_same():

@@ -9,8 +9,8 @@ import pytest
 
 from engine.pins import MAX_PINS, PinRefused
 from engine.scheduler.scheduler import Reason, Refused, Scheduler
+from tests.engine.chains import chain_of, prompt
 from tests.engine.scheduling import SIZE, Driver, make, request
-from tests.engine.test_block_pool import chain_of, prompt
 from tests.oracles.block_pool import check_pool
 
 

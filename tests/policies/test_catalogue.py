@@ -12,7 +12,7 @@ from policies import POLICIES
 from policies.load import load, text_of
 from policies.pick import HOLD, pick
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.test_properties import told
+from tests.policies.views import told
 from tests.policies.wide import wide_fleet
 
 CATALOGUE = Path(__file__).parents[2] / "docs" / "catalogue.md"

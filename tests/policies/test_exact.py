@@ -12,7 +12,7 @@ from policies.pick import TIE, pick
 from policies.thresholds import reached_thresholds
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.test_properties import fleets, requests
+from tests.policies.views import fleets, requests
 
 INF = np.inf
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from engine.profiles import PROFILES, profile
 from simulator.calibrate.fit import Load, Observation, fit, prefill_loads
-from tests.simulator.calibrate.test_calibrate import observed, random_load, stalled
+from tests.simulator.measurements import observed, random_load, stalled
 
 PLAIN = "llama-3.1-8b-h100"
 

@@ -4,40 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import pytest
-import torch
 
-from engine.runner.load import Computing, Loaded
 from engine.runner.runner import MAX_FAILED_STEPS, EngineFailed
-from tests.engine.real import COMPLETIONS, Reference, computing, greedy, ids_of, loaded
+from tests.engine.real import COMPLETIONS, Reference, computing, greedy, ids_of
+from tests.engine.runner.failing import breaking
 from tests.oracles.block_pool import check_pool
 
 PROMPT = list(range(30, 60))
-
-
-class Breaking(Computing):
-    """A model that fails or gives no numbers at chosen steps; those are counted from 0."""
-
-    def __init__(self, inner: Computing, fails: set[int], nan: set[int]) -> None:
-        super().__init__(inner._transformer, inner.kv)
-        self._inner, self._fails, self._nan, self._steps = inner, fails, nan, 0
-
-    def logits(self, batch):
-        step, self._steps = self._steps, self._steps + 1
-        if step in self._fails:
-            raise RuntimeError("out of memory, say")
-        logits = self._inner.logits(batch)
-        return torch.full_like(logits, torch.nan) if step in self._nan else logits
-
-
-def breaking(folder: Path, fails: set[int], nan: set[int] = frozenset(), **settings: Any) -> Loaded:
-    model = loaded(folder, **settings)
-    return replace(model, model=Breaking(model.model, fails, nan))
 
 
 @pytest.mark.parametrize("kind", ["fails", "nan"])

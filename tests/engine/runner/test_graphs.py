@@ -25,9 +25,8 @@ from engine.sampling.params import SamplingParams
 from kvkernels.cuda.library import LaunchError
 from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, loaded
-from tests.engine.runner.test_failures import breaking
-from tests.engine.runner.test_kernel_fallback import failing
-from tests.engine.runner.test_overlap import BLOCKS, Arrival, served
+from tests.engine.runner.arrivals import BLOCKS, Arrival, served
+from tests.engine.runner.failing import breaking, failing
 from tests.engine.tiny_models import cache, some_ids, written
 from tests.engine.tiny_models import loaded as model_of
 

@@ -43,7 +43,7 @@ from tests.engine.real import (
     ids_of,
     loaded,
 )
-from tests.engine.runner.test_overlap import BLOCKS, VOCAB, Arrival, Clients, to_their_ends
+from tests.engine.runner.arrivals import BLOCKS, VOCAB, Arrival, Clients, to_their_ends
 from tests.engine.scheduling import array
 from tests.engine.split import at_rest, split
 from tests.oracles.block_pool import check_pool

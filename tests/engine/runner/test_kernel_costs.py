@@ -29,7 +29,7 @@ from kvkernels.ops import calibration
 from kvkernels.ops.calibration import NEVER, Calibration, Measured, Mix
 from kvkernels.ops.shared_costs import AttentionShape, Costs, Work
 from tests.engine.real import Reference, computing, greedy, ids_of, loaded
-from tests.engine.runner.test_kernel_fallback import failing
+from tests.engine.runner.failing import failing
 
 FEW = tuple(Mix(requests, 1, 16, 16 * requests) for requests in (1, 2, 3))
 COSTS = Costs(1.0, 2.0, 3.0, 4.0, 5.0, 6.0)

@@ -5,11 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,12 +24,10 @@ from engine.sampling.params import SamplingParams
 from kvkernels.cuda.library import LaunchError, RefusedError
 from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, computing, greedy, ids_of, loaded
-from tests.engine.runner.test_failures import breaking
-from tests.engine.runner.test_overlap import ARRIVALS, BLOCKS, Arrival, Clients, served
+from tests.engine.runner.arrivals import ARRIVALS, BLOCKS, Arrival, Clients, served
+from tests.engine.runner.failing import OPERATORS, breaking, failing
 from tests.engine.tiny_models import written
 
-OPERATORS = ("append", "prefill", "shared_decode")
-ALL = (*OPERATORS, "w8a16")
 FAILURES = (
     RefusedError("prefill needs 115712 bytes of shared memory, the device has 101376"),
     LaunchError("no kernel image is available for execution on the device"),
@@ -48,27 +43,6 @@ def model_of(folder: Path, attention: str, steps: StepSettings) -> Loaded:
     small = {"max_num_tokens": 24, "max_batch_size": 4, "min_chunk_tokens": 4}
     tokens = BLOCKS * BLOCK_SIZE
     return loaded(folder, kv_tokens=tokens, attention=attention, steps=steps, **small)
-
-
-@contextmanager
-def failing(name: str, at_call: int, error: Exception) -> Iterator[list[str]]:
-    """The operator fails from its call `at_call` on; the names of all calls."""
-    calls: list[str] = []
-
-    def planted(operator: str, run: Any) -> Any:
-        def call(*arguments: Any) -> None:
-            calls.append(operator)
-            if operator == name and calls.count(name) > at_call:
-                raise error
-            run(*arguments)
-
-        return call
-
-    with pytest.MonkeyPatch.context() as patch:
-        for operator in ALL:
-            run = getattr(torch.ops.warmroute, operator)
-            patch.setattr(torch.ops.warmroute, operator, planted(operator, run))
-        yield calls
 
 
 def ids(clients: Clients) -> dict[int, list[int]]:

@@ -31,7 +31,7 @@ from kvkernels.ops.calibration import ALWAYS
 from kvkernels.ops.shared_decode import workspace_of
 from tests.effort import examples
 from tests.engine.real import BLOCK_SIZE, COMPLETIONS, Reference, computing, greedy, loaded
-from tests.engine.runner.test_overlap import BLOCKS, Arrival, served
+from tests.engine.runner.arrivals import BLOCKS, Arrival, served
 from tests.engine.tiny_models import written
 
 HERE = (TORCH, KVKERNELS, MMA)  # ways that CPUs have
@@ -89,7 +89,7 @@ def test_tokens_are_those_of_torch_by_any_ways(data: st.DataObject, folder: Path
     steps = StepSettings(overlap=True, cuda_graphs=graphs)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("engine.model.kernel_attention.LONG_TOKENS", 45)
-        patch.setattr("tests.engine.runner.test_overlap.BLOCKS", 64)
+        patch.setattr("tests.engine.runner.arrivals.BLOCKS", 64)
         made = asyncio.run(served(replace(model, planner=planner, steps=steps), arrivals))
         wanted = asyncio.run(served(replace(plain, steps=steps), arrivals))
     assert attention.fell_back == ""

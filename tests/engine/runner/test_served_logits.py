@@ -22,7 +22,8 @@ from engine.runner.needs import LoadSettings, StepSettings
 from engine.runner.torch_sampler import Sampler
 from engine.sampling.params import SamplingParams
 from engine.scheduler.types import SchedulerSettings
-from tests.engine.runner.test_overlap import BLOCK_SIZE, BLOCKS, Arrival, served
+from tests.engine.real import BLOCK_SIZE
+from tests.engine.runner.arrivals import BLOCKS, Arrival, served
 from tests.engine.tiny_models import some_ids, written
 
 OUTPUT_TOKENS = 24

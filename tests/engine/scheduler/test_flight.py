@@ -11,7 +11,7 @@ from engine.block_pool import BlockPool
 from engine.scheduler.scheduler import Request, Scheduler, SchedulerSettings
 from tests.effort import examples
 from tests.engine.scheduler.flying import FlyingDriver
-from tests.engine.scheduler.test_random_lives import BLOCKS, PolicyMachine, SchedulerMachine
+from tests.engine.scheduler.machines import BLOCKS, PolicyMachine, SchedulerMachine
 from tests.engine.scheduling import SIZE, Driver, alone, make, next_token, request
 
 

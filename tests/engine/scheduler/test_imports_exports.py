@@ -14,7 +14,7 @@ from engine.pins import EXTENSION, Export, Exports
 from engine.scheduler.request import Reason, Request, State
 from engine.scheduler.types import Output, Read, SchedulerSettings
 from tests.effort import examples
-from tests.engine.scheduler.test_random_lives import BLOCKS, LIMITS, SchedulerMachine
+from tests.engine.scheduler.machines import BLOCKS, LIMITS, SchedulerMachine
 from tests.engine.scheduling import SIZE, Driver, array, make, request
 from tests.oracles.block_pool import check_pool
 

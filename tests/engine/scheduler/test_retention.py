@@ -15,8 +15,8 @@ from engine.block_pool import (
     TokenRange,
     Worth,
 )
+from tests.engine.chains import chain_of, prompt
 from tests.engine.scheduling import SIZE, Driver, array, make, request
-from tests.engine.test_block_pool import chain_of, prompt
 from tests.oracles.block_pool import check_pool
 
 

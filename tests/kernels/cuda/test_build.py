@@ -23,7 +23,7 @@ from kvkernels.cuda.library import (
     RefusedError,
     view_of,
 )
-from tests.kernels.cuda import test_append as append
+from tests.kernels.cuda import append_cases as append
 
 needs_nvcc = pytest.mark.skipif(not shutil.which("nvcc"), reason="nvcc is not installed")
 GPUS = ("sm_80", "sm_90a")

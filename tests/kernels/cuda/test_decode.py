@@ -12,11 +12,11 @@ from kvkernels.ops.calibration import ALWAYS
 from kvkernels.ops.shared_decode import unsupported
 from kvkernels.ops.shared_runs import LARGEST_CHUNK, LEAST_CHUNK
 from tests.effort import examples
+from tests.kernels.cuda.decoding import BOUND, in_one_piece
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
 from tests.kernels.shared_cases import Case, Request, alone, case, exact
 
 pytestmark = needs_compiler
-BOUND = {torch.bfloat16: 5e-3, torch.float16: 1e-3}
 
 
 def hold(made: Case, lengths: list[int], seed: int = 1, bound: float | None = None) -> None:
@@ -57,16 +57,6 @@ def test_more_partial_results_than_a_warp_has_lanes() -> None:
     made.merge_starts[1:] = count
     made.merge_slots[:] = torch.arange(count).flip(0)
     hold(made, lengths)
-
-
-def in_one_piece(lengths: list[int], made: Case) -> Case:
-    """An item for each request, which plans make of short ones only."""
-    made.item_count[0], made.members[:] = len(lengths), torch.arange(len(lengths))
-    made.merge_starts.zero_()
-    for row, length in enumerate(lengths):
-        begins = row * made.page_table.shape[1]
-        made.items[row] = torch.tensor([row, 1, 0, length, -1, begins, 0, 0])
-    return made
 
 
 def test_a_window_of_page_ids_and_more() -> None:

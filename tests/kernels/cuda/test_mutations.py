@@ -14,9 +14,10 @@ import torch
 from kvkernels.cuda import library as build
 from kvkernels.cuda.library import KernelLibrary, LaunchError
 from tests.kernels import shared_cases as shared
+from tests.kernels.cuda import append_cases as append
 from tests.kernels.cuda import prefill_cases as prefill
-from tests.kernels.cuda import test_append as append
-from tests.kernels.cuda import test_w8a16 as w8a16
+from tests.kernels.cuda import w8a16_cases as w8a16
+from tests.kernels.cuda.decoding import in_one_piece
 from tests.kernels.cuda.quantized_slips import (
     BYTE_RING,
     QUANTIZED,
@@ -27,7 +28,6 @@ from tests.kernels.cuda.quantized_slips import (
     WIDEN,
     WIDENED,
 )
-from tests.kernels.cuda.test_decode import in_one_piece
 from tests.kernels.emulated import needs_compiler, relative_error
 from tests.kernels.quantized import STORED
 

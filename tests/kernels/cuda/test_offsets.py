@@ -9,9 +9,9 @@ import torch
 
 from kvkernels.ops.prefill import plan_prefill
 from tests.kernels import shared_cases as shared
+from tests.kernels.cuda import append_cases as append
 from tests.kernels.cuda import prefill_cases as prefill
-from tests.kernels.cuda import test_append as append
-from tests.kernels.cuda.test_decode import BOUND
+from tests.kernels.cuda.decoding import BOUND
 from tests.kernels.emulated import emulate, needs_compiler, relative_error
 
 pytestmark = needs_compiler

@@ -12,30 +12,12 @@ from hypothesis import strategies as st
 from kvkernels.cuda.library import RefusedError
 from kvkernels.ops.w8a16 import unsupported
 from tests.effort import examples
+from tests.kernels.cuda.w8a16_cases import case, exact
 from tests.kernels.emulated import emulate, needs_compiler, poisoned, relative_error
 
 pytestmark = needs_compiler
 BOUND = {torch.bfloat16: 4e-3, torch.float16: 5e-4}
 WIDE = 64 * 132  # channels from which on a CTA takes 64 of them
-
-
-def case(
-    rows: int, channels: int, inputs: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0
-) -> list[torch.Tensor]:
-    """x, q and scales as the engine quantizes them, without its imports; a poisoned output."""
-    draw = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, inputs, generator=draw).to(dtype)
-    weights = torch.randn(channels, inputs, generator=draw) * 0.02
-    scales = weights.abs().amax(-1) / 127
-    q = (weights / scales[:, None]).round().to(torch.int8)
-    return [x, q, scales, poisoned(rows, channels, dtype=dtype)]
-
-
-def exact(made: list[torch.Tensor]) -> torch.Tensor:
-    x, q, scales, out = made
-    wide = torch.full_like(out, float("nan"), dtype=torch.float64)
-    torch.ops.warmroute.w8a16(x.double(), q, scales, wide)
-    return wide
 
 
 def hold(made: list[torch.Tensor], seed: int = 1) -> None:

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from kvkernels import PrefixOwners
 from tests.effort import examples
-from tests.kernels.mirror.test_mirror import garbage, hashes, paths
+from tests.kernels.histories import garbage, hashes, paths
 from tests.oracles import prefix_owners as prefix_owners_twin
 
 Either = type[PrefixOwners] | type[prefix_owners_twin.PrefixOwners]

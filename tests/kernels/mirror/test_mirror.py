@@ -21,10 +21,9 @@ from hypothesis.stateful import (
 
 from kvkernels import Mirror
 from tests.effort import examples
+from tests.kernels.histories import garbage, hashes, paths
 from tests.oracles import mirror as mirror_twin
 
-# As of the prefix index: hashes that all want the table's first or last places.
-CLUSTER = 0xF1DE83E19937733D
 MAX_BLOCKS = 60
 WORKERS = 3
 
@@ -32,22 +31,6 @@ Either = type[Mirror] | type[mirror_twin.Mirror]
 both = pytest.mark.parametrize("kind", [Mirror, mirror_twin.Mirror], ids=["native", "twin"])
 
 
-def hashes(blocks: list[int]) -> np.ndarray:
-    return np.array(blocks, dtype=np.uint64)
-
-
-def tree_chain(path: list[int]) -> list[int]:
-    """A chain as prompts make them: each block's name is that of its whole prefix."""
-    names, name = [], 1
-    for branch in path:
-        name = name * 4 + branch
-        names.append(name * CLUSTER % 2**64)
-    return names
-
-
-paths = st.lists(st.integers(0, 3), max_size=12).map(tree_chain)
-# Not what chains are: repeated blocks, children without their parents.
-garbage = st.lists(st.integers(0, 20).map(lambda n: n * CLUSTER % 2**64), max_size=12)
 workers = st.integers(0, WORKERS - 1)
 
 

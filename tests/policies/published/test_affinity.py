@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from policies.facts import Dispatched, WorkerChange
+from policies.facts import WorkerChange
 from policies.pick import pick
 from policies.published.aibrix import Aibrix
 from policies.published.cache_aware import CacheAware
@@ -17,40 +17,10 @@ from policies.published.order import places
 from policies.published.ray_prefix import RayPrefix
 from policies.published.trt_llm import AHEAD, TrtLlm
 from tests.policies.fleet import fleet_of, request_of
+from tests.policies.published.holder import costs_of, leaves_holder_at, sent
 from tests.policies.wide import wide_fleet
 
 NAN = np.nan
-
-
-def costs_of(policy, request=None, state=None, **columns):
-    if state is None and hasattr(policy, "initial_state"):
-        state = policy.initial_state()
-    return policy.costs(request or request_of(), fleet_of(**columns), state).tolist()
-
-
-def sent(policy, *dispatches, state=None):
-    """The state after dispatches (worker id, uncached tokens, session)."""
-    state = policy.initial_state() if state is None else state
-    chain = np.arange(1, 5, dtype=np.uint64)
-    for number, (worker_id, uncached, session) in enumerate(dispatches):
-        fact = Dispatched(float(number), number, worker_id, 0, uncached, chain, session)
-        state = policy.observe(fact, state)
-    return state
-
-
-def leaves_holder_at(policy, idle_workers=1, request=None, hit_tokens=850, state=None):
-    """How many requests more than idle peers the only holder has when it is left first."""
-    for more in range(200):
-        costs = costs_of(
-            policy,
-            request,
-            state,
-            hit_tokens=[hit_tokens] + [0] * idle_workers,
-            running=[more] + [0] * idle_workers,
-        )
-        if pick(np.array(costs), 0.0) != 0:
-            return more
-    return None
 
 
 def test_places_are_shared_by_equals():

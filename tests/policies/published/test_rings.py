@@ -13,7 +13,7 @@ from policies.published.prefix_hash import PrefixHash
 from policies.published.session_sticky import SessionSticky
 from policies.published.trt_llm_conversation import TrtLlmConversation
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.published.test_affinity import costs_of, leaves_holder_at, sent
+from tests.policies.published.holder import costs_of, leaves_holder_at, sent
 
 RINGS = pytest.mark.parametrize("policy", [PrefixHash(), Chwbl()])
 

@@ -15,7 +15,7 @@ from policies.load import load
 from policies.pick import HOLD, pick
 from tests.effort import examples
 from tests.policies.fleet import fleet_of, request_of
-from tests.policies.test_properties import columns_of, fleets, requests
+from tests.policies.views import columns_of, fleets, requests
 
 MAY_HOLD = {"late_binding"}
 limits = st.sampled_from(["none", "1", "37.5", "5000"])

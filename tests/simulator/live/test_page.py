@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import numpy as np
 from hypothesis import given
@@ -26,34 +25,7 @@ from simulator.report.plots import (
     share_plot,
 )
 from tests.simulator.made_up import counters, demo_runs, outcome
-
-
-class Seen(HTMLParser):
-    """Collects the cells and pictures of a page. Lifetime: test."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.rows: list[list[str]] = []
-        self.images: list[dict[str, str | None]] = []
-        self.links: list[str] = []
-        self.cell = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        named = dict(attrs)
-        self.cell = tag in ("td", "th")
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "img":
-            self.images.append(named)
-        if tag in ("link", "script", "iframe"):
-            self.links.append(tag)
-
-    def handle_data(self, data: str) -> None:
-        if self.cell:
-            self.rows[-1].append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.cell = False
+from tests.simulator.seen_page import Seen
 
 
 def test_the_page_holds_every_row_and_stands_alone() -> None:

@@ -12,8 +12,8 @@ from rich.console import Console
 from simulator.live.page import render_page
 from simulator.runs.compare import run_compare
 from tests.simulator.browser import CHROMIUM, DESK, PHONE, seen
+from tests.simulator.compared import row_of, written
 from tests.simulator.made_up import demo_runs
-from tests.simulator.runs.test_compare import row_of, written
 from tests.simulator.synthetic import setup
 
 

@@ -18,8 +18,8 @@ from simulator.report.replay_page import ONE_SEED, TAILS, leads_told, render_pag
 from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import hit_rates, on_grid, view
 from tests.simulator.browser import CHROMIUM, DESK, PHONE, seen
-from tests.simulator.live.test_page import Seen
 from tests.simulator.replayed import S, busy_result, rejected, result, samples, setup, totals
+from tests.simulator.seen_page import Seen
 
 POLICIES = (("round_robin", 300.0, 0.2), ("hybrid", 100.0, 0.6), ("kv_load", 130.0, 0.65))
 

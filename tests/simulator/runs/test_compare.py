@@ -17,7 +17,7 @@ from rich.console import Console
 
 from simulator.replay.setup import Setup
 from simulator.report.figures import ratio_of_pairs
-from simulator.report.row import GoodputShare, ReplayRow, Spread
+from simulator.report.row import ReplayRow
 from simulator.runs.compare import run_compare
 from simulator.runs.scenes import (
     compare_scene,
@@ -28,39 +28,13 @@ from simulator.runs.scenes import (
     rivalry,
     short_names,
 )
-from simulator.runs.store import Store
-from simulator.runs.task import Keys, Outcome, SweepError
+from simulator.runs.task import SweepError
 from simulator.traces.spec import WorkloadSpec
 from tests.effort import examples
-from tests.simulator.synthetic import evaluate, setup
+from tests.simulator.compared import row_of, written
+from tests.simulator.synthetic import setup
 
 TIMES = {"lmetric": (100.0, 400.0, 200.0), "ours": (50.0, 100.0, 100.0), "slow": (900.0, 200.0)}
-
-
-def row_of(asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0) -> ReplayRow:
-    """A row whose mean time to first token is known, and is a third of later turns' p99."""
-    row = evaluate(asked)
-    spread = Spread(ttft_ms, ttft_ms, ttft_ms, ttft_ms, 3 * ttft_ms, 4 * ttft_ms)
-    return msgspec.structs.replace(
-        row,
-        policy=asked.policy,
-        requests=100,
-        completed=100 - lost,
-        rejected=lost,
-        ttft_ms=spread,
-        continuations=msgspec.structs.replace(row.continuations, ttft_ms=spread),
-        goodput=GoodputShare(2000.0, 50.0, good),
-    )
-
-
-def written(path: Path, runs: list[tuple[Setup, ReplayRow | None]]) -> Path:
-    """A file of results that holds `runs`."""
-    keys = Keys()
-    with Store(path) as store:
-        for asked, row in runs:
-            error = None if row is not None else "ValueError: no room"
-            store.add(Outcome(keys.task(asked), row, error))
-    return path
 
 
 def three_rules(rate: float = 10.0) -> list[tuple[Setup, ReplayRow | None]]:

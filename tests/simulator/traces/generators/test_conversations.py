@@ -10,7 +10,7 @@ import pytest
 
 from simulator.traces.job import TraceError
 from simulator.workloads.open import sessions
-from tests.simulator.traces.generators.test_generators import ideal_hit_share, made, opened
+from tests.simulator.traces.generators.generated import ideal_hit_share, made, opened
 
 
 def test_sessions_know_their_answers_and_pauses() -> None:

@@ -6,7 +6,6 @@ import itertools
 import math
 import tracemalloc
 from collections import Counter
-from collections.abc import Iterable
 from pathlib import Path
 from random import Random
 
@@ -16,31 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from simulator.traces.generators.table import GENERATORS
-from simulator.traces.job import Job
 from simulator.traces.options import Size, option_rows
-from simulator.traces.spec import WorkloadSpec
-from simulator.workloads.open import Chainer, JobStream, TraceError, open_jobs, sessions
+from simulator.workloads.open import Chainer, TraceError, sessions
 from tests.effort import examples
-
-
-def opened(source: str, seed: int = 1, **more: object) -> JobStream:
-    return open_jobs(WorkloadSpec(source, **more), seed)  # type: ignore[arg-type]
-
-
-def made(source: str, seed: int = 1, **more: object) -> list[Job]:
-    return list(opened(source, seed, **more).jobs)
-
-
-def ideal_hit_share(jobs: Iterable[Job], block: int) -> float:
-    """Share of prompt tokens found in one cache without end."""
-    seen: set[int] = set()
-    hits = tokens = 0
-    for job in jobs:
-        ids = job.ids[: job.prompt_tokens // block].tolist()
-        hits += block * len(list(itertools.takewhile(seen.__contains__, ids)))
-        tokens += job.prompt_tokens
-        seen.update(ids, job.answer_ids.tolist())
-    return hits / tokens
+from tests.simulator.traces.generators.generated import ideal_hit_share, made, opened
 
 
 def test_sglang_as_published() -> None:

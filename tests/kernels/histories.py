@@ -1,0 +1,27 @@
+"""Strategies of hypothesis for paths of blocks, their hashes, and bytes that are none."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import strategies as st
+
+# As of the prefix index: hashes that all want the table's first or last places.
+CLUSTER = 0xF1DE83E19937733D
+
+
+def hashes(blocks: list[int]) -> np.ndarray:
+    return np.array(blocks, dtype=np.uint64)
+
+
+def tree_chain(path: list[int]) -> list[int]:
+    """A chain as prompts make them: each block's name is that of its whole prefix."""
+    names, name = [], 1
+    for branch in path:
+        name = name * 4 + branch
+        names.append(name * CLUSTER % 2**64)
+    return names
+
+
+paths = st.lists(st.integers(0, 3), max_size=12).map(tree_chain)
+# Not what chains are: repeated blocks, children without their parents.
+garbage = st.lists(st.integers(0, 20).map(lambda n: n * CLUSTER % 2**64), max_size=12)

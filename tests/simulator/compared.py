@@ -1,0 +1,39 @@
+"""Rows of runs that a comparison reads, written as a sweep writes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from simulator.replay.setup import Setup
+from simulator.report.row import GoodputShare, ReplayRow, Spread
+from simulator.runs.store import Store
+from simulator.runs.task import Keys, Outcome
+from tests.simulator.synthetic import evaluate
+
+
+def row_of(asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0) -> ReplayRow:
+    """A row whose mean time to first token is known, and is a third of later turns' p99."""
+    row = evaluate(asked)
+    spread = Spread(ttft_ms, ttft_ms, ttft_ms, ttft_ms, 3 * ttft_ms, 4 * ttft_ms)
+    return msgspec.structs.replace(
+        row,
+        policy=asked.policy,
+        requests=100,
+        completed=100 - lost,
+        rejected=lost,
+        ttft_ms=spread,
+        continuations=msgspec.structs.replace(row.continuations, ttft_ms=spread),
+        goodput=GoodputShare(2000.0, 50.0, good),
+    )
+
+
+def written(path: Path, runs: list[tuple[Setup, ReplayRow | None]]) -> Path:
+    """A file of results that holds `runs`."""
+    keys = Keys()
+    with Store(path) as store:
+        for asked, row in runs:
+            error = None if row is not None else "ValueError: no room"
+            store.add(Outcome(keys.task(asked), row, error))
+    return path
