@@ -16,6 +16,7 @@ import pytest_asyncio
 
 from simulator.live.processes import Programs
 from tests.engines.compatibility import EXACT, RESULTS, Outcomes, add, table
+from tests.engines.doctors_triton import FLAGS, DoctorsTriton
 from tests.engines.environment import (
     NEWEST_LLAMACPP,
     NEWEST_SGLANG,
@@ -157,3 +158,21 @@ async def triton(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Async
     servers = [TritonServer(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
     async with _pool(list(servers), folder, "--grpc-port", "0") as pool:
         yield pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[DoctorsTriton]]:
+    """Two, without a model."""
+    environment = Environment("triton", NEWEST_TRITON).or_skip()
+    folder = tmp_path_factory.mktemp("doctor")
+    both = [
+        DoctorsTriton(environment, folder, folder / f"server-{n}", flags=FLAGS) for n in range(2)
+    ]
+    try:
+        for one in both:
+            await one.start()
+        for one in both:
+            await one.until_healthy()
+        yield both
+    finally:
+        await asyncio.gather(*(one.stop() for one in both))

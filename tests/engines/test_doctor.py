@@ -9,138 +9,39 @@ import asyncio
 import itertools
 import json
 import re
-import shutil
 import sys
-import warnings
-from collections.abc import AsyncIterator, Iterable, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-import pytest_asyncio
 
 from router.doctor.examine import Options, examine
 from router.doctor.probe import ProbeLimits
 from router.doctor.report import Finding, Report
 from simulator import CHECKOUT
 from simulator.capacity.batches import fit, read_measured
-from tests.engines.environment import NEWEST_TRITON, Environment
-from tests.engines.test_triton import gauges_of
-from tests.engines.triton_server import TritonServer
+from tests.engines.doctors_triton import (
+    WATCH_S,
+    Body,
+    DoctorsTriton,
+    Model,
+    config_of,
+    loaded,
+    numbers,
+    plain,
+    tensor,
+)
+from tests.engines.triton_asked import gauges_of
 from tests.live.stack import until
 from tests.router.engines.engine_pages import engine as mock
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-SOURCE = Path(__file__).with_name("doctor_model.py")
-WATCH_S = 1.0
 FULL = pytest.mark.full  # `make test` examines readings of each cause (tests/router/doctor)
-# Resources and a cache, which models without them do not see.
-FLAGS = ("--rate-limit", "execution_count", "--cache-config", "local,size=1048576")
 SERIAL = itertools.count(1)
-Body = dict[str, Any]
-
-
-@dataclass(slots=True)
-class DoctorsTriton(TritonServer):
-    """A `tritonserver` whose models are loaded one by one. Lifetime: module."""
-
-    loaded: list[str] = field(default_factory=list)
-
-    def command(self) -> list[str]:
-        """What starts it."""
-        command = TritonServer.command(self)
-        shutil.rmtree(self.folder / "models")
-        (self.folder / "models").mkdir()
-        caches = self.environment.site_packages / "pytriton" / "tritonserver" / "caches"
-        return [*command, "--model-control-mode", "explicit", "--cache-directory", str(caches)]
-
-    @property
-    def target(self) -> str:
-        """How the doctor is told of it."""
-        return f"{self.url},metrics={self.metrics_url}"
-
-    async def load(self, *models: Model) -> None:
-        """These models instead of those before."""
-        async with aiohttp.ClientSession() as http:
-            await self._unload(http)
-            self.loaded = [model.name for model in models]
-            for model in models:
-                version = self.folder / "models" / model.name / "1"
-                version.mkdir(parents=True, exist_ok=True)
-                shutil.copy(SOURCE, version / "model.py")
-                (version.parent / "config.pbtxt").write_text(model.config)
-                await self._repository(http, model.name, "load")
-
-    async def _unload(self, http: aiohttp.ClientSession) -> None:
-        """End the models before: what they have begun, too, or it would be taken for the next's."""
-
-        async def over() -> bool:
-            return "UNLOADING" not in await self._states(http)
-
-        for name in reversed(self.loaded):  # who calls first, then who is called
-            await self._repository(http, name, "unload")
-            try:
-                await until(over, f"the end of {name}")
-            except AssertionError as error:
-                # Now and then a model whose callers were cut off never ends in Triton 2.51.
-                warnings.warn(f"tritonserver is started anew: {error}", stacklevel=2)
-                await self.stop()
-                await self.start()
-                await self.until_healthy()
-                return
-
-    async def _states(self, http: aiohttp.ClientSession) -> list[str]:
-        async with http.post(f"{self.url}/v2/repository/index", json={}) as reply:
-            return [one.get("state", "") for one in await reply.json()]
-
-    async def _repository(self, http: aiohttp.ClientSession, name: str, what: str) -> None:
-        async with http.post(f"{self.url}/v2/repository/models/{name}/{what}", json={}) as reply:
-            assert reply.status == 200, await reply.text()
-
-
-@dataclass(frozen=True, slots=True)
-class Model:
-    """A model's configuration."""
-
-    name: str
-    config: str
-
-
-def tensor(name: str, kind: str, dims: str, more: str = "") -> str:
-    return f'{{ name: "{name}" data_type: TYPE_{kind} dims: [ {dims} ] {more} }}'
-
-
-def plain(
-    extra: str = "dynamic_batching { }",
-    batch: int = 8,
-    count: int = 1,
-    dims: str = "4",
-    more: str = "",
-    ragged: str = "",
-    name: str = "m",
-    **parameters: object,
-) -> Model:
-    """A model of numbers: an execution takes 20 ms."""
-    inputs = tensor("INPUT", "FP32", dims, ragged) + more
-    output = tensor("OUTPUT", "FP32", "1")
-    return Model(name, _config(inputs, output, extra, batch, count, parameters))
-
-
-def _config(
-    inputs: str, output: str, extra: str, batch: int, count: int, parameters: dict[str, object]
-) -> str:
-    told = "".join(
-        f'parameters {{ key: "{k}" value: {{ string_value: "{v}" }} }}\n'
-        for k, v in parameters.items()
-    )
-    return (
-        f'backend: "python"\nmax_batch_size: {batch}\ninput [ {inputs} ]\noutput [ {output} ]\n'
-        f"instance_group [ {{ kind: KIND_CPU count: {count} }} ]\n{extra}\n{told}"
-    )
 
 
 TEXTS = tensor("text_input", "STRING", "1")
@@ -160,7 +61,7 @@ def texts(
     inputs = f"{TEXTS}, {LONGEST}" if kind == "engine" else TEXTS
     settings = {"kind": kind, **more}
     outputs = tensor(output, "STRING", "1")
-    return Model(name, _config(inputs, outputs, extra, 0, count, settings))
+    return Model(name, config_of(inputs, outputs, extra, 0, count, settings))
 
 
 def llm(**more: Any) -> Model:
@@ -190,15 +91,6 @@ def ensemble(*steps: str) -> Model:
     return Model("ensemble", config)
 
 
-def numbers(length: int = 4, more: bool = False, value: float = 0.5, **parameters: object) -> Body:
-    """A request of a model of numbers."""
-    data = [value] * length
-    inputs = [{"name": "INPUT", "datatype": "FP32", "shape": [1, length], "data": data}]
-    if more:
-        inputs.append({"name": "MORE", "datatype": "FP32", "shape": [1, 4], "data": [0.5] * 4})
-    return {"inputs": inputs, "parameters": parameters}
-
-
 def flat() -> Body:
     """A request of a model without a batch dimension."""
     body = numbers()
@@ -206,85 +98,29 @@ def flat() -> Body:
     return body
 
 
-class Load:
-    """Clients that ask again and again. Lifetime: the `async with` block."""
-
-    def __init__(
-        self, server: TritonServer, path: str, clients: int, bodies: Iterable[Body], pause_s: float
-    ) -> None:
-        self._url, self._clients, self._pause_s = f"{server.url}/v2/models/{path}", clients, pause_s
-        self._bodies = itertools.cycle(bodies)
-        self._tasks: list[asyncio.Task[None]] = []
-        self.answered = asyncio.Event()
-
-    async def __aenter__(self) -> Load:
-        connector = aiohttp.TCPConnector(limit=0)
-        self._http = aiohttp.ClientSession(connector=connector)
-        self._tasks = [asyncio.create_task(self._ask()) for _ in range(self._clients)]
-        return self
-
-    async def __aexit__(self, *error: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self._http.close()
-
-    async def _ask(self) -> None:
-        while True:
-            async with self._http.post(self._url, json=next(self._bodies)) as reply:
-                await reply.read()
-            self.answered.set()
-            await asyncio.sleep(self._pause_s)
-
-
-@asynccontextmanager
-async def loaded(
-    server: TritonServer,
-    clients: int,
-    bodies: Iterable[Body] = (),
-    path: str = "m/infer",
-    pause_s: float = 0.0,
-    warm: bool = True,
-) -> AsyncIterator[None]:
-    """Under load, once the first answer has come."""
-    async with Load(server, path, clients, bodies or [numbers()], pause_s) as load:
-        if warm:
-            await asyncio.wait_for(load.answered.wait(), 30.0)
-        yield
-
-
 def asked(words: int = 20, longest: int = 20) -> list[Body]:
     """A request of a model of texts."""
     return [{"text_input": "word " * words, "max_tokens": longest}]
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def servers(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[DoctorsTriton]]:
-    """Two, without a model."""
-    environment = Environment("triton", NEWEST_TRITON).or_skip()
-    folder = tmp_path_factory.mktemp("doctor")
-    both = [
-        DoctorsTriton(environment, folder, folder / f"server-{n}", flags=FLAGS) for n in range(2)
-    ]
-    try:
-        for one in both:
-            await one.start()
-        for one in both:
-            await one.until_healthy()
-        yield both
-    finally:
-        await asyncio.gather(*(one.stop() for one in both))
-
-
-async def watched(*servers: DoctorsTriton, **options: Any) -> Report:
-    """What the doctor says."""
-    return await examine([one.target for one in servers], Options(WATCH_S, **options))
 
 
 def first(report: Report, number: int) -> Finding:
     """The first finding, which must be this cause's."""
     assert [one.number for one in report.findings][:1] == [number], report.text()
     return report.findings[0]
+
+
+async def command(*arguments: str) -> tuple[int, str]:
+    """Status and output of the program."""
+    program = [sys.executable, "-m", "router", *arguments, "--seconds", f"{WATCH_S}", "--quiet"]
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*program, cwd=CHECKOUT, stdout=pipe)
+    out, _ = await process.communicate()
+    return process.returncode or 0, out.decode()
+
+
+async def watched(*servers: DoctorsTriton, **options: Any) -> Report:
+    """What the doctor says."""
+    return await examine([one.target for one in servers], Options(WATCH_S, **options))
 
 
 async def test_no_batcher(servers: list[DoctorsTriton]) -> None:
@@ -741,15 +577,6 @@ def shown() -> tuple[list[str], list[str]]:
     assert block is not None
     command, *lines = block[1].splitlines()
     return command.split(), [line.strip() for line in lines if line.startswith("   ")]
-
-
-async def command(*arguments: str) -> tuple[int, str]:
-    """Status and output of the program."""
-    program = [sys.executable, "-m", "router", *arguments, "--seconds", f"{WATCH_S}", "--quiet"]
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(*program, cwd=CHECKOUT, stdout=pipe)
-    out, _ = await process.communicate()
-    return process.returncode or 0, out.decode()
 
 
 async def test_from_eight_active_and_one_scheduled_to_the_cure(

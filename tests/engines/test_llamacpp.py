@@ -8,9 +8,9 @@ import random
 import aiohttp
 import pytest
 
+from tests.engines.answered import answer_of, base_requests
 from tests.engines.pool import Pool
-from tests.engines.test_sglang import answer_of, base_requests
-from tests.engines.test_vllm_faults import stream
+from tests.engines.streamed import stream
 from tests.engines.traffic import words
 from tests.engines.vllm_server import MODEL
 from tests.live.stack import until

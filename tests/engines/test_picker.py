@@ -27,12 +27,12 @@ from tests.engines.envoy import (
     picker_of,
     running_envoy,
 )
+from tests.engines.picked import PATH, body_of
 from tests.live.stack import Stack, running, until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 ORIGINAL_DST, OVERRIDE_HOST = "original-dst.yaml", "override-host.yaml"
-PATH = "/v1/completions"
 BODIES = 1_000
 DECISION_S = 0.5
 ROUTER = (
@@ -111,10 +111,6 @@ def modes(request: str, response: str) -> Any:
             mode["request_trailer_mode"] = "SEND"
 
     return change
-
-
-def body_of(prompt: str, **more: Any) -> bytes:
-    return json.dumps({"model": MODEL, "prompt": prompt, **more}).encode()
 
 
 def random_body(draw: random.Random) -> bytes:

@@ -35,7 +35,7 @@ from tests.engines.envoy import (
 )
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
-from tests.router.picker.test_picker_exchange import message
+from tests.router.picker.picker_messages import message
 
 ORIGINAL_DST, OVERRIDE_HOST = "original-dst.yaml", "override-host.yaml"
 PATH = "/v1/completions"

@@ -8,7 +8,7 @@ import pytest
 
 from tests.engines.echo_worker import MODEL, echo_worker
 from tests.engines.envoy import ENVOY, running_envoy
-from tests.engines.test_picker import PATH, body_of
+from tests.engines.picked import PATH, body_of
 from tests.live.stack import running
 
 

@@ -7,23 +7,19 @@ the other the one in Python, whose pages can be compared with the index one by o
 from __future__ import annotations
 
 import asyncio
-import json
 import random
-import re
-from collections.abc import Iterator
-from typing import Any
 
 import aiohttp
 import pytest
 
 from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from tests.effort import QUICK
-from tests.engines.model import LORA
+from tests.engines.answered import answer_of, base_requests
+from tests.engines.heard import until_heard_again
 from tests.engines.pool import Pool
 from tests.engines.sglang_server import SglangServer
-from tests.engines.test_vllm_faults import stream
-from tests.engines.test_vllm_state import until_heard_again
-from tests.engines.traffic import requests, words
+from tests.engines.streamed import stream
+from tests.engines.traffic import words
 from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL, Server
 from tests.live.stack import until
 
@@ -33,11 +29,6 @@ PREDICTIONS = 150 if QUICK else 400
 STREAMS = 6
 TOKENS = 100
 RUST, PYTHON = 0, 1  # workers
-
-
-def base_requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Requests as to vLLM, but for the adapter, which SGLang does not compute with on a CPU."""
-    return ((path, body) for path, body in requests(seed, count) if body["model"] != LORA)
 
 
 async def until_true(pool: Pool) -> None:
@@ -170,11 +161,3 @@ async def test_streams_survive_kill_9_and_the_server_comes_back_empty(sglang: Po
 async def _text(url: str) -> str:
     async with aiohttp.request("GET", url) as reply:
         return await reply.text()
-
-
-async def answer_of(url: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
-    """Status and text of an answer without what differs between two of the same."""
-    async with aiohttp.request("POST", f"{url}{path}", data=json.dumps(body)) as reply:
-        text = await reply.text()
-    text = re.sub(r'"(id|created|cached_tokens)":("[^"]*"|\d+)', "", text)
-    return reply.status, re.sub(r'"timings":\{[^}]*\}', "", text)

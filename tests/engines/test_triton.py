@@ -12,29 +12,26 @@ import numpy as np
 import pytest
 
 from tests.engines.pool import Pool
+from tests.engines.triton_asked import (
+    GENERATE,
+    INFER,
+    STREAM,
+    Answer,
+    answer_of,
+    asked,
+    gauges_of,
+    tensors,
+)
 from tests.engines.triton_server import ECHO, KEPT, WHOLE, TritonServer
 from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL
 from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-GENERATE, STREAM = f"/v2/models/{MODEL}/generate", f"/v2/models/{MODEL}/generate_stream"
-INFER = f"/v2/models/{WHOLE}/infer"
 TIMES = 6  # more failures in a row than a worker may have
 STREAMS = 6
 TOKENS = 300  # of a stream, which takes 5 ms for each
 MANY = 8000  # tokens: less than its cache holds, and for longer than a test waits
-
-Answer = tuple[int, str, bytes]
-
-
-async def answer_of(url: str, method: str, path: str, body: bytes | None, **headers: str) -> Answer:
-    """(status, content type, body) to the byte, compressed where the server does that."""
-    async with (
-        aiohttp.ClientSession(auto_decompress=False) as http,
-        http.request(method, f"{url}{path}", data=body, headers=headers) as reply,
-    ):
-        return reply.status, reply.headers.get("Content-Type", ""), await reply.read()
 
 
 async def both(
@@ -48,13 +45,6 @@ async def both(
     return routed
 
 
-def tensors(prompt: str, max_tokens: int) -> dict[str, Any]:
-    """The body of `infer`."""
-    text = {"name": "text_input", "datatype": "BYTES", "shape": [1], "data": [prompt]}
-    count = {"name": "max_tokens", "datatype": "INT32", "shape": [1], "data": [max_tokens]}
-    return {"inputs": [text, count]}
-
-
 def binary_tensors(prompt: str) -> tuple[bytes, dict[str, str]]:
     """The same as bytes that follow the JSON, and the header that says where they begin."""
     data = len(prompt).to_bytes(4, "little") + prompt.encode()
@@ -62,11 +52,6 @@ def binary_tensors(prompt: str) -> tuple[bytes, dict[str, str]]:
     text |= {"parameters": {"binary_data_size": len(data)}}
     head = json.dumps({"inputs": [text], "parameters": {"binary_data_output": True}}).encode()
     return head + data, {"Inference-Header-Content-Length": str(len(head))}
-
-
-def asked(prompt: str, max_tokens: int, **fields: Any) -> bytes:
-    """The body of `generate`."""
-    return json.dumps({"text_input": prompt, "max_tokens": max_tokens, **fields}).encode()
 
 
 class Streaming:
@@ -93,13 +78,6 @@ class Streaming:
     def leave(self) -> None:
         """Closes the connection."""
         self._reply.close()
-
-
-async def gauges_of(server: TritonServer, labelled: str) -> float:
-    """A gauge of the server's own, named by its label."""
-    _, _, text = await answer_of(server.metrics_url, "GET", "", None)
-    lines = (line for line in text.decode().splitlines() if f'type="{labelled}"' in line)
-    return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 
 
 def triton_servers(pool: Pool) -> Iterator[TritonServer]:

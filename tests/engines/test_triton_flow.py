@@ -21,7 +21,7 @@ import pytest_asyncio
 
 from simulator.live.processes import Programs
 from tests.engines.environment import NEWEST_TRITON, Environment
-from tests.engines.test_triton_routing import MODELS, NUMBER, SOURCE, WHOLE, Models, config_of
+from tests.engines.triton_models import MODELS, NUMBER, SOURCE, WHOLE, Models, config_of
 from tests.engines.triton_server import KEPT, TENSOR_CONFIGS, TENSORS, TritonServer
 from tests.live.stack import Stack, until
 

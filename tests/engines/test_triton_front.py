@@ -15,7 +15,7 @@ import tritonclient.utils as utils
 from yarl import URL
 
 from tests.engines.pool import Pool
-from tests.engines.test_triton import GENERATE, INFER, STREAM, answer_of, asked, tensors
+from tests.engines.triton_asked import GENERATE, INFER, STREAM, answer_of, asked, tensors
 from tests.engines.triton_server import ECHO, KEPT, WHOLE
 from tests.engines.vllm_server import MODEL
 from tests.live.stack import until

@@ -18,7 +18,8 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from simulator import CHECKOUT
 from tests.engines.pool import SERIALS, Pool, routed
-from tests.engines.test_triton import gauges_of
+from tests.engines.triton_asked import gauges_of
+from tests.engines.triton_grpc_asked import asked
 from tests.engines.triton_server import KEPT, WHOLE, TritonServer
 from tests.engines.vllm_server import MODEL
 from tests.live.stack import Stack, until
@@ -30,18 +31,6 @@ TOKENS = 12
 REQUESTS = 200  # of one stream
 WORDS = ("worker", "pool", "block", "prefix", "router", "cache", "token", "prompt")
 FAULTS = 100  # streams, and as many unary calls
-
-
-def asked(model: str, id: str, prompt: str, tokens: int, **flags: bool) -> pb.ModelInferRequest:
-    """A request for text. `flags`: more inputs, such as `stream` and `stop`."""
-    request = pb.ModelInferRequest(model_name=model, id=id)
-    text = len(prompt).to_bytes(4, "little") + prompt.encode()
-    inputs = [("text_input", "BYTES", text), ("max_tokens", "INT32", tokens.to_bytes(4, "little"))]
-    inputs += [(name, "BOOL", bytes([value])) for name, value in flags.items()]
-    for name, kind, raw in inputs:
-        request.inputs.add(name=name, datatype=kind, shape=[1])
-        request.raw_input_contents.append(raw)
-    return request
 
 
 def words(prompt: str, count: int) -> list[str]:

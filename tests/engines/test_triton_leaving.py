@@ -17,7 +17,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from simulator.live.processes import Programs
 from tests.engines.environment import NEWEST_TRITON, Environment
-from tests.engines.test_triton_grpc import asked
+from tests.engines.triton_grpc_asked import asked
 from tests.engines.triton_server import BLOCK_SIZE, CONFIG, SOURCE, TritonServer
 from tests.live.stack import Stack, until
 

@@ -25,17 +25,14 @@ import pytest_asyncio
 
 from simulator import CHECKOUT
 from simulator.live.processes import Program, Programs
-from tests.engines import test_doctor, test_triton_grpc, test_triton_repository
+from tests.engines.doctors_triton import DoctorsTriton, loaded, plain
 from tests.engines.environment import NEWEST_TRITON, Environment
-from tests.engines.test_doctor import DoctorsTriton, loaded, plain
 from tests.engines.triton_server import TritonServer
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, until
-from tests.simulator.cli import test_instances as test_cli_instances
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-servers = test_doctor.servers
 PAGE = (CHECKOUT / "docs" / "triton.md").read_text(encoding="utf-8")
 REPOSITORY = CHECKOUT / "docs" / "deploy" / "triton"
 TIGHT = ("--kv-tokens", "64")  # room for one request of 40 tokens
@@ -273,30 +270,32 @@ async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
     await router.assert_idle()
 
 
-# How each command begins, and the test that runs it.
-RUN: Mapping[str, Callable[..., object]] = {
+# How each command begins, and the test that runs it; another file's by its name.
+RUN: Mapping[str, Callable[..., object] | str] = {
     "pip install '.[grpc]'": test_what_is_installed_is_there,
     "warmroute serve --port 8000": (
-        test_triton_grpc.test_the_command_in_the_docs_finds_grpc_beside_http
+        "tests/engines/test_triton_grpc.py::test_the_command_in_the_docs_finds_grpc_beside_http"
     ),
     "warmroute serve --worker http://127.0.0.1:8000": test_our_engine_inside_triton_behind_a_router,
     "warmroute workers": test_our_engine_inside_triton_behind_a_router,
     "curl -si localhost:8000": test_what_a_request_is_routed_by,
     "curl 'http://127.0.0.1:8081/explain": test_why_a_request_waits,
     "warmroute doctor http://gpu1:8000 --max": (
-        test_doctor.test_from_eight_active_and_one_scheduled_to_the_cure
+        "tests/engines/test_doctor.py::test_from_eight_active_and_one_scheduled_to_the_cure"
     ),
     "warmroute doctor --causes": test_the_doctor_knows_39_causes,
     "warmroute doctor http://gpu1:8000 http": test_several_servers_are_judged_together,
     "warmroute doctor http://gpu1:8000 --probe": test_times_are_measured_and_planned_with,
     "warmroute doctor": test_our_engine_inside_triton_behind_a_router,
     "warmroute-sim instances --base-s": (
-        test_cli_instances.test_the_page_on_triton_shows_what_is_printed
+        "tests/simulator/cli/test_instances.py::test_the_page_on_triton_shows_what_is_printed"
     ),
     "warmroute-sim instances": test_times_are_measured_and_planned_with,
     "warmroute-engine": test_our_engine_inside_triton_behind_a_router,
     "tritonserver --model-repository": test_our_engine_inside_triton_behind_a_router,
-    "curl -s": test_triton_repository.test_the_commands_of_the_page_show_the_whole_way,
+    "curl -s": (
+        "tests/engines/test_triton_repository.py::test_the_commands_of_the_page_show_the_whole_way"
+    ),
 }
 
 
@@ -306,3 +305,11 @@ async def test_every_command_is_run_by_a_test() -> None:
         assert known, f"docs/triton.md shows a command that no test runs: {command}"
     gone = [begin for begin in RUN if not any(c.startswith(begin) for c in commands())]
     assert not gone, f"docs/triton.md does not show these: {gone}"
+
+
+def test_tests_of_other_files_are_there() -> None:
+    for test in RUN.values():
+        if isinstance(test, str):
+            file, _, name = test.partition("::")
+            text = (CHECKOUT / file).read_text(encoding="utf-8")
+            assert re.search(rf"^(async )?def {name}\(", text, re.MULTILINE), f"{test}: renamed?"

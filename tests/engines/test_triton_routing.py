@@ -7,7 +7,7 @@ import json
 import random
 import shutil
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -16,6 +16,11 @@ import pytest
 
 from simulator.live.processes import Programs
 from tests.engines.environment import NEWEST_TRITON, Environment
+from tests.engines.triton_models import (
+    MODELS,
+    SOURCE,
+    config_of,
+)
 from tests.engines.triton_server import TritonServer
 from tests.live.stack import Stack, metric_sum, until
 
@@ -25,68 +30,6 @@ SERVERS, SESSIONS, TURNS = 4, 24, 5
 SYSTEM, QUESTION, ANSWER = 960, 128, 40  # words
 COUNTED = ("hit_tokens", "prompt_tokens")
 LONG = 1_000  # tokens of an answer: two seconds
-SOURCE = Path(__file__).with_name("triton_llm_model.py")
-TEXT, NUMBER, NUMBERS = "STRING 1", "INT32 1", "INT32 -1"
-WHOLE = "whole"
-ENGINES = ("tensorrt_llm", WHOLE)
-Models = Mapping[str, tuple[Mapping[str, str], Mapping[str, str]]]
-# Of each model: inputs, outputs. Of an ensemble's step: which of its tensors each of them is.
-MODELS: Models = {
-    "ensemble": ({"text_input": TEXT, "max_tokens": NUMBER}, {"text_output": TEXT}),
-    "preprocessing": (
-        {"QUERY": TEXT, "REQUEST_OUTPUT_LEN": NUMBER},
-        {"INPUT_ID": NUMBERS, "REQUEST_INPUT_LEN": NUMBER, "OUTPUT_LEN": NUMBER},
-    ),
-    "tensorrt_llm": (
-        {"input_ids": NUMBERS, "input_lengths": NUMBER, "request_output_len": NUMBER},
-        {"output_ids": NUMBERS},
-    ),
-    "postprocessing": ({"TOKENS_BATCH": NUMBERS}, {"OUTPUT": TEXT}),
-}
-TENSORS = {
-    "QUERY": "text_input",
-    "REQUEST_OUTPUT_LEN": "max_tokens",
-    "INPUT_ID": "_ids",
-    "REQUEST_INPUT_LEN": "_length",
-    "OUTPUT_LEN": "_count",
-    "input_ids": "_ids",
-    "input_lengths": "_length",
-    "request_output_len": "_count",
-    "output_ids": "_output",
-    "TOKENS_BATCH": "_output",
-    "OUTPUT": "text_output",
-}
-
-
-def config_of(name: str, models: Models = MODELS, blocks: int = 600) -> str:
-    """A model's config.pbtxt. One that is `whole` is TensorRT-LLM's, not decoupled."""
-    lines = [f'name: "{name}"', "max_batch_size: 0"]
-    for what, tensors in zip(("input", "output"), models[name], strict=True):
-        for tensor, kind in tensors.items():
-            kind, size = kind.split()
-            lines.append(f'{what} {{ name: "{tensor}" data_type: TYPE_{kind} dims: [ {size} ] }}')
-    if name != "ensemble":
-        decoupled = "true" if name == "tensorrt_llm" else "false"
-        sizes = {"block_size": 32, "blocks": blocks} if name in ENGINES else {}
-        return "\n".join(
-            [
-                *lines,
-                'backend: "python"',
-                "instance_group { kind: KIND_CPU count: 1 }",
-                f"model_transaction_policy {{ decoupled: {decoupled} }}",
-                *(f'parameters {{ key: "{k}" value {{ string_value: "{v}" }} }}'
-                  for k, v in sizes.items()),
-            ]
-        )  # fmt: skip
-    steps = []
-    for step in list(MODELS)[1:]:
-        maps = [
-            f'{what}_map {{ key: "{tensor}" value: "{TENSORS.get(tensor, tensor)}" }}'
-            for what, tensors in zip(("input", "output"), models[step], strict=True)
-            for tensor in tensors
-        ]
-        steps.append(f'step {{ model_name: "{step}" model_version: -1 {" ".join(maps)} }}')
-    return "\n".join([*lines, 'platform: "ensemble"', "ensemble_scheduling {", *steps, "}"])
 
 
 class Ensembles(TritonServer):

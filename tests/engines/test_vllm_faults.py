@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import random
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.engines.pool import Pool
-from tests.engines.traffic import requests, words
-from tests.engines.vllm_server import MODEL, Server
+from tests.engines.streamed import TOKENS, stream
+from tests.engines.traffic import requests
+from tests.engines.vllm_server import Server
 from tests.live.stack import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 STREAMS = 12
-TOKENS = 500  # they last until the server is killed, on a machine that is busy, too
 HELD = "warmroute_holds_total"
 
 
@@ -37,27 +34,6 @@ def engine_core(server: Server) -> int:
             if int(fields[1]) == server.process.pid and b"EngineCore" in name:
                 return int(entry.name)
     raise AssertionError("no engine core")
-
-
-async def stream(pool: Pool, serial: int, max_tokens: int = TOKENS) -> tuple[list[str], int]:
-    """(finish reasons, tokens) of a streamed answer; raises where it breaks off."""
-    body: dict[str, Any] = {
-        "model": MODEL, "prompt": words(random.Random(serial), 20), "max_tokens": max_tokens,
-        "stream": True, "ignore_eos": True, "temperature": 0,
-        "stream_options": {"include_usage": True},
-    }  # fmt: skip
-    url = f"{pool.router.url}/v1/completions"
-    finished, tokens = list[str](), 0
-    async with pool.router.http.post(url, json=body) as reply:
-        assert reply.status == 200, await reply.text()
-        async for line in reply.content:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            tokens = (event.get("usage") or {}).get("completion_tokens", tokens)
-            reasons = (choice["finish_reason"] for choice in event["choices"])
-            finished += [reason for reason in reasons if reason]
-    return finished, tokens
 
 
 @pytest.mark.parametrize("what", ["server", pytest.param("engine core", marks=pytest.mark.full)])

@@ -13,52 +13,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from tests.engines.heard import BLOCKS, hit_blocks, prompt, until_heard_again, warmed
 from tests.engines.pool import Pool
-from tests.engines.vllm_server import BLOCK_SIZE, MODEL, Server
 from tests.engines.vllm_server import BLOCKS as SERVER_BLOCKS
+from tests.engines.vllm_server import MODEL, Server
 from tests.live.stack import Stack, until
-from tests.live.test_events import cut_line
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
-
-BLOCKS = 10  # of a prompt
-
-
-def prompt(serial: int, blocks: int = BLOCKS) -> list[int]:
-    """Token ids that no other test uses; one more than fills the blocks."""
-    tokens = blocks * BLOCK_SIZE + 1
-    return [3 + (serial * 977 + n * 31) % 4000 for n in range(tokens)]
-
-
-async def hit_blocks(stack: Stack, tokens: list[int]) -> list[int]:
-    """What each worker is believed to hold of a prompt, by worker."""
-    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
-    best: list[dict[str, int]] = []
-
-    async def decided() -> bool:
-        """Whether it would go somewhere; a busy engine may have it held."""
-        async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
-            assert reply.status == 200, await reply.text()
-            best[:] = (await reply.json())["best"]
-        return all("hit_tokens" in one for one in best)
-
-    await until(decided, "a decision")
-    ranked = sorted(best, key=lambda one: one["worker"])
-    return [one["hit_tokens"] // BLOCK_SIZE for one in ranked]
-
-
-async def warmed(vllm: Pool, serial: int, worker: int) -> list[int]:
-    """A prompt that this worker holds, and the router knows; it was sent there past the router."""
-    tokens = prompt(serial)
-    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
-    status, answer = await vllm.servers[worker].post("/v1/completions", body)
-    assert status == 200, answer
-
-    async def known() -> bool:
-        return (await hit_blocks(vllm.router, tokens))[worker] == BLOCKS
-
-    await until(known, f"worker {worker} to be known to hold the prompt")
-    return tokens
 
 
 async def until_hits(stack: Stack, tokens: list[int], worker: int, blocks: int) -> None:
@@ -163,36 +124,6 @@ async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
         assert (await vllm.servers[0].post("/reset_prefix_cache"))[0] == 200
     await warmed(vllm, 9 + level, 0)
     await vllm.until_true()
-
-
-async def until_heard_again(pool: Pool) -> None:
-    """At a router of its own, whose way to the server's events is cut and mended: it replays."""
-    server, router = pool.servers[0], pool.router
-    live, replay = server.events
-    async with cut_line(live) as (port, set_up):
-        spec = f"{server.url},events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{replay}"
-        arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", spec]
-        second = await router.programs.start("cut-off", "router", arguments)
-        stack = Stack(router.programs, second, [], router.http)
-        await stack.until_state(0, "ready")
-
-        async def known(wanted: bool) -> None:
-            async def shown() -> bool:
-                return bool((await stack.row(0))["kv_known"]) is wanted
-
-            await until(shown, f"kv_known {wanted}")
-
-        await known(True)
-        await set_up(False)
-        await known(False)
-        assert (await stack.row(0))["events_from"] == "connection lost"
-        tokens = await warmed(pool, 20, 0)
-        assert await hit_blocks(stack, tokens) == [0]
-        await set_up(True)
-        await known(True)
-        assert await hit_blocks(stack, tokens) == [BLOCKS]
-        second.process.terminate()
-        await second.process.wait()
 
 
 async def test_a_lost_connection_shows_and_heals(vllm: Pool) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
 from contextlib import suppress
 from pathlib import Path
@@ -12,26 +11,11 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.live.access_lines import until_logged
 from tests.live.stack import MODEL, Stack, running, until
 
 SECRET = "the-text-of-a-prompt"
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-
-
-def lines_of(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
-async def until_logged(path: Path, count: int) -> dict[str, dict[str, Any]]:
-    """The lines by their numbers."""
-
-    async def there() -> bool:
-        return len(lines_of(path)) >= count
-
-    await until(there, f"{count} lines")
-    lines = lines_of(path)
-    assert len(lines) == count
-    return {line["id"]: line for line in lines}
 
 
 async def ask(stack: Stack, number: str, **fields: Any) -> tuple[int, str | None]:

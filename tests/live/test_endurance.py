@@ -21,10 +21,10 @@ import pytest
 from router.admin.kv_view import decode_kv_view
 from simulator.live.processes import Program
 from tests.live.cache_pool import differences, truth_of
+from tests.live.chaos import footprint, until_as_before
 from tests.live.crowd import Crowd, crowding
 from tests.live.faulty_front import FaultyFront, Harm, faulty
 from tests.live.stack import Stack, engine_arguments, running, until
-from tests.live.test_chaos import footprint, until_as_before
 
 FULL_S, SHORT_S = 300.0, 3.0
 FULL = [pytest.mark.full, pytest.mark.timeout(900)]

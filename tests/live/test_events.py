@@ -3,53 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 from tests.frozen import freeze
-from tests.live.ports import lasting_port
-from tests.live.slow_line import SlowLine
+from tests.live.kv_views import cut_line, explained, port_of, until_resident
 from tests.live.stack import MODEL, PROFILE, Stack, engine_arguments, running, until
 
 PROMPT = list(range(1000, 1640))  # 40 blocks of 16
-
-
-async def explained(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[str, Any]:
-    """What the router expected of a completion, and what the worker had cached."""
-    body = {"model": model, "prompt": prompt, "max_tokens": 1}
-    headers = {"x-warmroute-explain": "1"}
-    url = f"{stack.url}/v1/completions"
-    async with stack.http.post(url, json=body, headers=headers) as reply:
-        usage = (await reply.json())["usage"]
-        explanation = json.loads(reply.headers["x-warmroute-explain"])
-    return {
-        "worker": explanation["worker"],
-        "expected": explanation["expected_hit_tokens"],
-        "cached": usage["prompt_tokens_details"]["cached_tokens"],
-    }
-
-
-async def until_resident(stack: Stack, worker_id: int, blocks: int) -> None:
-    async def reached() -> bool:
-        return bool((await stack.row(worker_id)).get("resident_blocks", -1) >= blocks)
-
-    await until(reached, f"worker {worker_id} to hold {blocks} blocks")
 
 
 async def warmed(stack: Stack) -> None:
     """The first worker holds PROMPT, and the router knows."""
     await explained(stack, [*PROMPT, 1])
     await until_resident(stack, 0, 40)
-
-
-def port_of(url: str) -> int:
-    return int(url.rpartition(":")[2])
 
 
 async def kill(stack: Stack) -> None:
@@ -225,26 +194,6 @@ async def test_a_request_that_an_engine_refuses_is_expected_nowhere(tmp_path: Pa
         status, answer = await stack.complete([*PROMPT, 1], best_of=3)
         assert (status, answer["error"]["param"]) == (400, "best_of")
         assert await hit_tokens(stack, [*PROMPT, 2]) == {0: 0}
-
-
-@asynccontextmanager
-async def cut_line(port: int) -> AsyncIterator[tuple[int, Callable[[bool], Awaitable[None]]]]:
-    """A line to `port`: where it begins, and what cuts it (False) or mends it (True)."""
-    line = SlowLine(port, 0.0)
-    begin = lasting_port()
-    server = await asyncio.start_server(line.serve, "127.0.0.1", begin)
-
-    async def set_up(up: bool) -> None:
-        nonlocal server
-        server.close()
-        await line.aclose()
-        if up:
-            server = await asyncio.start_server(line.serve, "127.0.0.1", begin)
-
-    try:
-        yield begin, set_up
-    finally:
-        await set_up(False)
 
 
 async def test_while_an_engine_cannot_be_heard_its_cache_is_not_known(tmp_path: Path) -> None:

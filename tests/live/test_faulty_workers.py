@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.frozen import freeze
+from tests.live.chaos import CLIENTS, ROUTER, Load, footprint, under_load, until_as_before
 from tests.live.faulty_front import FaultyFront, Harm, faulty
 from tests.live.stack import MODEL, Stack, engine_arguments, running, until
-from tests.live.test_chaos import CLIENTS, ROUTER, Load, footprint, under_load, until_as_before
 
 SHORT_S, FULL_S = 1.0, 300.0
 FULL = [pytest.mark.full, pytest.mark.timeout(600)]

@@ -18,6 +18,7 @@ from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
 from router.body.scan import LONG_BYTES
 from tests.certs import Authority
+from tests.live.grpc_stubs import stub_of
 from tests.live.grpc_worker import FLOOD, MODEL, GrpcWorker, asked, grpc_worker, metrics_page
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, running, until
@@ -49,13 +50,6 @@ async def behind(stack: Stack, *workers: GrpcWorker) -> AsyncIterator[list[int]]
     finally:
         for worker_id in ids:
             await stack.remove(worker_id)
-
-
-@asynccontextmanager
-async def stub_of(stack: Stack) -> AsyncIterator[Stub]:
-    options = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
-    async with grpc.aio.insecure_channel(stack.router.facts["grpc"], options) as channel:
-        yield Stub(channel)
 
 
 async def streamed(stub: Stub, requests: Iterable[Any], **more: Any) -> list[Any]:

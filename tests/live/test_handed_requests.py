@@ -16,9 +16,9 @@ import pytest
 from aiohttp import web
 
 from simulator.live.processes import Program, Programs
+from tests.live.handed_over import Routers
 from tests.live.light_engine import LightEngine
 from tests.live.stack import MODEL, Stack, engine_arguments, until
-from tests.live.test_hot_restart import Routers
 
 SHUTDOWN_S = 0.3
 FLAGS = ("--timeouts-shutdown-s", str(SHUTDOWN_S))

@@ -14,7 +14,7 @@ import pytest
 
 from tests.live.hostile.heavy_bodies import BODIES, Heavy, post
 from tests.live.stack import Stack, misbehaving, running, until
-from tests.live.test_tokenizer import write_model
+from tests.tokenizer_folder import write_model
 
 pytestmark = pytest.mark.alone
 

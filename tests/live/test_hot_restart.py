@@ -6,7 +6,7 @@ import asyncio
 import os
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,9 +17,9 @@ import grpc
 import pytest
 from tritonclient.grpc.service_pb2_grpc import GRPCInferenceServiceStub as Stub
 
-from simulator.live.processes import Program, Programs
 from tests.frozen import runs
 from tests.live.grpc_worker import asked, grpc_worker
+from tests.live.handed_over import stage
 from tests.live.ports import lasting_port
 from tests.live.stack import MODEL, Stack, engine_arguments, until
 
@@ -78,38 +78,6 @@ async def loaded(url: str) -> AsyncIterator[Load]:
     finally:
         load.stop.set()
         await asyncio.gather(*tasks)
-
-
-class Routers:
-    """Routers that follow each other at the same ports. Lifetime: test."""
-
-    def __init__(self, programs: Programs, folder: Path, workers: list[Program]) -> None:
-        self.programs = programs
-        self.folder = folder
-        self.workers = workers
-        self.ports = ["--port", str(lasting_port()), "--admin-port", str(lasting_port())]
-
-    async def start(self, name: str, *more: str, ports: Sequence[str] = ()) -> Program:
-        arguments = [
-            "serve",
-            *(ports or self.ports),
-            "--hot-restart",
-            str(self.folder / "next.sock"),
-        ]
-        arguments += ["--kv-state", str(self.folder / "kv"), "--timeouts-shutdown-s", "3"]
-        for worker in self.workers:
-            arguments += ["--worker", f"{worker.url},kind=vllm"]
-        return await self.programs.start(name, "router", [*arguments, *more])
-
-
-@asynccontextmanager
-async def stage(folder: Path, speed: float = 1) -> AsyncIterator[tuple[Routers, Any]]:
-    async with Programs(folder) as programs, aiohttp.ClientSession() as http:
-        workers = [
-            await programs.start(f"worker-{n}", "engine", engine_arguments(speed=speed))
-            for n in range(2)
-        ]
-        yield Routers(programs, folder, workers), http
 
 
 async def ready(stack: Stack) -> None:

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from tests.live.grpc_stubs import stub_of
 from tests.live.grpc_worker import GrpcWorker, asked
 from tests.live.stack import Stack, running, until
-from tests.live.test_grpc import stub_of
 from tests.pauses import running_s
 from tests.served_app import served_app
 

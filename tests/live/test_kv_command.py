@@ -6,14 +6,9 @@ import asyncio
 import re
 from pathlib import Path
 
-from tests.live.commands import said_by
-from tests.live.stack import Stack, engine_arguments, running, until
-from tests.live.test_events import explained, until_resident
-
-
-async def kv(stack: Stack, *arguments: str) -> tuple[int, str]:
-    """(exit status, what it said)."""
-    return await said_by("kv", "--admin", stack.admin, *arguments)
+from tests.live.kv_commands import kv
+from tests.live.kv_views import explained, until_resident
+from tests.live.stack import engine_arguments, running, until
 
 
 async def test_it_says_what_is_equal_what_lacks_and_what_is_wrong(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.live.chaos import FLAGS
 from tests.live.stack import MODEL, Stack, running
 
 pytestmark = pytest.mark.alone
@@ -18,13 +19,6 @@ PROMPTS, EACH = 100_000, 20_000
 CLIENTS = 16
 PROMPT_TOKENS = 256  # 16 blocks
 SESSIONS = 500  # of which up to 65,536 are counted as alive, whatever the limits
-# Small, so that all that is remembered is full long before the end.
-FLAGS = (
-    *("--limits-inflight-requests", "256", "--limits-hold-requests", "64"),
-    *("--limits-sessions", "512", "--limits-session-blocks", "8192"),
-    *("--limits-index-entries", "8192", "--limits-speculative-entries", "8192"),
-    *("--limits-mirrored-blocks", "8192", "--relay", "auto"),
-)
 MOST_KIB = 6_144  # that the heap of a process may wander by
 
 

@@ -15,8 +15,8 @@ from aiohttp import web
 
 from engine.timed import continuation
 from tests.live.stack import running
+from tests.router.migration.generated_streams import PROMPT, said, stream
 from tests.router.migration.migration_engines import VOCAB, texts
-from tests.router.migration.test_migration_generate import PROMPT, said, stream
 from tests.served_app import served_by
 
 TOTAL = 12

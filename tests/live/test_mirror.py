@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from pathlib import Path
 
+from tests.live.kv_views import explained
 from tests.live.stack import engine_arguments, running
-from tests.live.test_events import explained
 
 BLOCK = 16
 REAL_TOKENS = 200 * BLOCK

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.stack import running, until
-from tests.router.settings.test_config import problems_of
+from tests.router.settings.config_problems import problems_of
 
 
 @pytest.mark.parametrize(

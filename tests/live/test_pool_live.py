@@ -27,7 +27,7 @@ from tests.router.discovery.kubernetes_api import (
     pod,
     pool,
 )
-from tests.router.picker.test_picker_exchange import message, read
+from tests.router.picker.picker_messages import message, read
 
 pytestmark = pytest.mark.alone
 

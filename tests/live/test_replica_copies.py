@@ -15,8 +15,8 @@ from router.cli.kv import truth_of
 from simulator.live.processes import Program, Programs
 from tests.frozen import freeze
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
+from tests.live.replica_views import Routers, until_known, view
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
-from tests.live.test_replica_events import Routers, until_known, view
 
 pytestmark = needs_redis
 BLOCK = 16

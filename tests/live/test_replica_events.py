@@ -15,14 +15,14 @@ import zmq
 import zmq.asyncio
 
 from engine.wire.events import BlockStored, encode_batch
-from router.admin.kv_view import KvView, decode_kv_view
 from simulator.live.processes import Programs
+from tests.live.metric_waits import until_metric
 from tests.live.polled_engine import OPTIONS, polled_engine
 from tests.live.ports import lasting_port
 from tests.live.publishers import BLOCK, chain_hashes
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
+from tests.live.replica_views import Routers, until_known, view
 from tests.live.stack import WAIT_S, Stack, metric_sum, until
-from tests.live.test_replica_routers import until_metric
 
 pytestmark = needs_redis
 
@@ -33,48 +33,10 @@ def server(tmp_path: Path) -> Iterator[RedisServer]:
         yield server
 
 
-class Routers:
-    """Routers of the same workers. Lifetime: test."""
-
-    def __init__(
-        self, url: str, workers: list[str], programs: Programs, http: aiohttp.ClientSession
-    ) -> None:
-        self.url, self.workers, self.programs, self.http = url, workers, programs, http
-
-    async def start(self, name: str) -> Stack:
-        arguments = ["serve", "--port", "0", "--admin-port", "0", "--state", self.url]
-        for worker in self.workers:
-            arguments += ["--worker", worker]
-        arguments += ["--replicas-name", name]
-        router = await self.programs.start(name, "router", arguments)
-        stack = Stack(self.programs, router, [], self.http)
-        for worker_id in range(len(self.workers)):
-            await stack.until_state(worker_id, "ready")
-        return stack
-
-
 @contextlib.asynccontextmanager
 async def routers(folder: Path, url: str, *workers: str) -> AsyncIterator[Routers]:
     async with Programs(folder) as programs, aiohttp.ClientSession() as http:
         yield Routers(url, list(workers), programs, http)
-
-
-async def view(stack: Stack, worker_id: int = 0) -> KvView:
-    async with stack.http.get(f"{stack.admin}/kv?worker={worker_id}") as reply:
-        assert reply.status == 200
-        return decode_kv_view(await reply.read())
-
-
-async def until_known(stack: Stack, truth: list[int], worker_id: int = 0) -> None:
-    async def known() -> bool:
-        seen = await view(stack, worker_id)
-        return seen.known and seen.index_agrees and seen.chains().tolist() == truth
-
-    try:
-        await until(known, f"{len(truth)} blocks to be known")
-    except AssertionError as error:
-        seen = await view(stack, worker_id), await stack.row(worker_id)
-        raise AssertionError(f"{error}: {seen}") from error
 
 
 async def reader_of(*stacks: Stack) -> Stack:

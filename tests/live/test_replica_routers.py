@@ -15,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.replicas.membership import VERSION, ReplicaRefusedError
 from simulator.live.processes import Program, Programs
+from tests.live.metric_waits import until_metric
 from tests.live.redis_server import RedisServer, needs_redis, redis_server
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
 from tests.router.replicas.replica_support import Replica
@@ -54,13 +55,6 @@ async def place(folder: Path, speed: float = 20) -> AsyncIterator[Place]:
     async with Programs(folder) as programs, aiohttp.ClientSession() as http:
         arguments = engine_arguments(speed=speed)
         yield Place(programs, await programs.start("worker", "engine", arguments), http)
-
-
-async def until_metric(stack: Stack, name: str, value: float) -> None:
-    async def reached() -> bool:
-        return await metric_sum(stack.http, stack.admin, f"warmroute_{name}") == value
-
-    await until(reached, f"{name} to be {value:g}")
 
 
 async def shown(stack: Stack) -> dict[str, set[str]]:

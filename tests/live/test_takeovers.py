@@ -19,8 +19,8 @@ import pytest
 from simulator.live.processes import Program
 from tests.frozen import freeze
 from tests.live.crowd import Crowd, crowding
+from tests.live.handed_over import Routers, stage
 from tests.live.stack import Stack, engine_arguments, until
-from tests.live.test_hot_restart import Routers, stage
 
 SPEED = 2.0
 TOKENS = 40

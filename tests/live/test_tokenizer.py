@@ -4,37 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
-import tokenizers
-from tokenizers import decoders, models, pre_tokenizers
 
 from tests.live.stack import MODEL, Stack, running, until
+from tests.tokenizer_folder import write_model
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-CHATML = (
-    "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
 SYSTEM = {"role": "system", "content": "You answer in one word, and never tell why. " * 12}
-
-
-def write_model(directory: Path, template: str = CHATML) -> Path:
-    """A byte-level tokenizer with a chat template."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocab = {token: number for number, token in enumerate(["<s>", *alphabet])}
-    tokenizer = tokenizers.Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(["<s>"])
-    tokenizer.save(str(directory / "tokenizer.json"))
-    config = {"bos_token": "<s>", "chat_template": template}
-    (directory / "tokenizer_config.json").write_text(json.dumps(config))
-    return directory
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

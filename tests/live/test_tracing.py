@@ -11,9 +11,9 @@ from typing import Any
 import aiohttp
 import pytest
 
+from tests.live.access_lines import until_logged
 from tests.live.collector import Seen, collecting
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
-from tests.live.test_access_log import until_logged
 
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 PARENT = f"00-{TRACE}-{SPAN}-01"

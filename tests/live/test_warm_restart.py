@@ -10,9 +10,9 @@ from pathlib import Path
 import aiohttp
 
 from simulator.live.processes import Program, Programs
+from tests.live.kv_commands import kv
+from tests.live.kv_views import explained, port_of, until_resident
 from tests.live.stack import Stack, engine_arguments, until
-from tests.live.test_events import explained, port_of, until_resident
-from tests.live.test_kv_command import kv
 
 BLOCKS = 20  # of 16 tokens, of each prompt
 PROMPTS = [[n * 1_000 + i for i in range(16 * BLOCKS)] for n in range(8)]

@@ -132,6 +132,14 @@ def imports_of(tree: ast.Module, banned: str) -> Iterator[str]:
             yield f"line {line}: imports {name}"
 
 
+def imported_tests(tree: ast.Module) -> Iterator[str]:
+    """Imports of a module of tests, or of something in one: what is shared is to stand beside."""
+    for line, name in imports(tree):
+        root, *parts = name.split(".")
+        if root in ("tests", "") and any(part.startswith("test_") for part in parts):
+            yield f"line {line}: imports {name}"
+
+
 def impurities(path: str, tree: ast.Module) -> Iterator[str]:
     """Clocks and chance of their own in the parts that decide."""
     if not path.startswith(PURE):

@@ -13,7 +13,7 @@ from router.settings.rules import NO_GRPC
 from simulator.cli.command_line import OF_EXTRAS
 from simulator.report.plots import MISSING as NO_MATPLOTLIB
 from simulator.runs.executor import DASK_MISSING
-from tests.tidy.test_tidy import ROOT
+from tests.tidy.checkout import ROOT
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
     "optional-dependencies"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.test_tidy import ROOT, text_of, tree
+from tests.tidy.checkout import ROOT, text_of, tree
 
 LINK = re.compile(r"\]\((?!\w+://|mailto:)([^)#\s]*)(?:#([^)\s]+))?\)")
 PAGES = [path for path in tree() if path.endswith(".md")]

@@ -60,6 +60,20 @@ def test_constants_are_no_module_state(text: str) -> None:
 
 @pytest.mark.parametrize(
     "text",
+    [
+        "from tests.router.test_a import b",
+        "from tests.router import a, test_a as b",
+        "from .test_a import b",
+        "def f():\n    import tests.router.test_a",
+    ],
+)
+def test_imports_of_tests(text: str) -> None:
+    assert len(source(rules.imported_tests(ast.parse(text)))) == 1
+    assert not source(rules.imported_tests(ast.parse("from tests.router.support import tested")))
+
+
+@pytest.mark.parametrize(
+    "text",
     ["import time", "def f():\n    from random import choice", "x = np.random.default_rng()"],
 )
 def test_impurities(text: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 
 from tests.tidy import rules
-from tests.tidy.test_tidy import parsed, python
+from tests.tidy.checkout import parsed, python
 
 FOLDERS = ("router/", "engine/", "policies/", "simulator/", "kernels/", "grafana/")
 

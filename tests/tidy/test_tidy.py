@@ -4,54 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
-import subprocess
 from collections.abc import Iterable, Iterator
-from functools import cache
-from pathlib import Path
 
 from tests.tidy import rules
+from tests.tidy.checkout import ROOT, code, parsed, python, text_of, tree
 
-ROOT = Path(__file__).resolve().parents[2]
 TOP_LEVEL = {
     *("pyproject.toml", "router", "engine", "kernels", "policies", "simulator", "tests"),
     *("grafana", "README.md", "LICENSE", "Makefile", "CONTRIBUTING.md", "CHANGELOG.md"),
     *("docs", ".ci", ".github", ".gitignore", "constraints.txt", "release", ".dockerignore"),
 }
-NOT_OURS = {".git", ".venv", "build", "dist", "__pycache__"}
-CODE = {".py", ".pyi", ".cpp", ".h", ".hpp", ".cu", ".cuh"}
-
-
-@cache
-def tree() -> tuple[str, ...]:
-    """Paths of the tracked files; outside a git checkout, of all that is no build output."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode == 0 and listed.stdout:
-        paths = [path for path in listed.stdout.splitlines() if (ROOT / path).is_file()]
-    else:
-        paths = [
-            path.relative_to(ROOT).as_posix()
-            for path in ROOT.rglob("*")
-            if path.is_file() and not NOT_OURS & set(path.relative_to(ROOT).parts)
-        ]
-    return tuple(sorted(paths))
-
-
-@cache
-def text_of(path: str) -> str:
-    return (ROOT / path).read_text(encoding="utf-8")
-
-
-@cache
-def parsed(path: str) -> ast.Module:
-    return ast.parse(text_of(path), path)
-
-
-def code() -> Iterator[str]:
-    return (path for path in tree() if Path(path).suffix in CODE)
-
-
-def python() -> Iterator[str]:
-    return (path for path in code() if path.endswith(".py"))
 
 
 def faces() -> Iterator[tuple[str, str | None]]:
@@ -77,6 +39,10 @@ def test_no_function_is_too_long() -> None:
 
 def test_no_module_has_mutable_state() -> None:
     assert_none((path, p) for path in python() for p in rules.module_state(parsed(path)))
+
+
+def test_no_module_imports_one_of_tests() -> None:
+    assert_none((path, p) for path in python() for p in rules.imported_tests(parsed(path)))
 
 
 def test_deciding_parts_have_no_clock_and_no_chance() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests import tiers
-from tests.tidy.test_tidy import ROOT, tree
+from tests.tidy.checkout import ROOT, tree
 
 FILES = [path.removeprefix("tests/") for path in tree() if path.startswith("tests/")]
 PATTERNS = {*tiers.NATIVE, *tiers.LIVE, *tiers.NOT_LIVE, *tiers.ENGINES}

@@ -2,58 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
 import pytest
 
-from policies.facts import Arrival, Finish, WorkerChange, WorkerFacts
-from router.assembly import Router
-from router.settings.schema import Config, Limits
+from policies.facts import Arrival, Finish
+from tests.router.admin_port import BODY_BYTES, URL, admin
 from tests.router.core.core_world import BLOCK, chain_of
-from tests.router.fleet.fleet_support import admin_port
-
-URL = "http://127.0.0.1:9"
-BODY_BYTES = 4096
-
-
-@dataclass
-class Admin:
-    """A router's admin port. Lifetime: test."""
-
-    router: Router
-    url: str
-    http: aiohttp.ClientSession
-
-    async def ask(self, method: str, path: str, body: Any = None, **kwargs: Any) -> tuple[int, Any]:
-        if body is not None:
-            kwargs["json"] = body
-        async with self.http.request(method, self.url + path, **kwargs) as reply:
-            text = await reply.text()
-            return reply.status, json.loads(text) if text else None
-
-    async def join(self, spec: Any = URL) -> int:
-        """Add a worker that its core knows, though nobody listens there."""
-        status, row = await self.ask("POST", "/workers", spec)
-        assert status == 201, row
-        facts = WorkerFacts(name=URL, models=("m",), block_size=BLOCK, has_events=False)
-        self.router.dispatcher.tell(WorkerChange(0.0, row["id"], "ready", facts))
-        return int(row["id"])
-
-
-@asynccontextmanager
-async def admin() -> AsyncIterator[Admin]:
-    async with aiohttp.ClientSession() as http:
-        router = Router(Config(limits=Limits(workers=2, body_bytes=BODY_BYTES)), http)
-        try:
-            async with admin_port(router) as url:
-                yield Admin(router, url, http)
-        finally:
-            await router.aclose()
 
 
 async def test_a_worker_comes_is_drained_and_goes() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from policies.facts import KvEvents, WorkerChange, WorkerFacts
 from router.admin.kv_view import KvViewError, decode_kv_view
-from tests.router.admin.test_admin import URL, Admin, admin
+from tests.router.admin_port import URL, Admin, admin
 from tests.router.core.core_world import BLOCK, stored
 
 

@@ -17,7 +17,7 @@ from router.fleet.sources import Report, SourceTrust
 from router.picker.picked import PickerTerms
 from tests.router.discovery.discovery_support import world
 from tests.router.discovery.kubernetes_api import KubernetesApi, objective, pod, pool
-from tests.router.discovery.test_discovery_pool import MINE, Following, following, spec
+from tests.router.discovery.pool_following import MINE, Following, following, spec
 from tests.router.waiting import until
 
 KIND = "inferenceobjectives"

@@ -6,8 +6,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -29,20 +27,13 @@ from router.discovery.kubernetes_source import (
     workers_in,
 )
 from router.discovery.kubernetes_watch import Objects, TooOldError, WatchError
-from router.discovery.source import InferencePoolSpec, parse_source
 from router.engines.spec import WorkerSpec
-from router.fleet.sources import Report, SourceTrust
-from tests.router.discovery.kubernetes_api import KubernetesApi, kubernetes_api, pod, pool
+from router.fleet.sources import Report
+from tests.router.discovery.kubernetes_api import KubernetesApi, pod, pool
 from tests.router.discovery.kubernetes_server import hosts
+from tests.router.discovery.pool_following import MINE, Following, following, spec, up
 
-MINE = {"app": "vllm"}
 OTHERS = {"app": "sglang"}
-
-
-def spec(text: str = "inferencepool:llm/chat") -> InferencePoolSpec:
-    parsed = parse_source(text)
-    assert isinstance(parsed, InferencePoolSpec)
-    return parsed
 
 
 def terms(*ports: int) -> PoolTerms:
@@ -52,11 +43,6 @@ def terms(*ports: int) -> PoolTerms:
 def found(*pods: dict[str, Any], of: PoolTerms | None = None, text: str = "") -> Report:
     by_name = {one["metadata"]["name"]: msgspec.convert(one, Pod) for one in pods}
     return workers_in(by_name, of or terms(), spec(f"inferencepool:llm/chat{text}"))[0]
-
-
-def up(report: Report) -> list[str]:
-    assert report.workers is not None, report.trouble
-    return hosts(one.spec.url for one in report.workers if not one.stopping)
 
 
 def stopping(report: Report) -> list[str]:
@@ -246,70 +232,6 @@ def test_no_more_is_kept_of_a_pod_than_is_read() -> None:
         or ()
     )
     assert len(repr(kept)) < 10_000
-
-
-class Following:
-    """The reports of a source, its latest at hand. Lifetime: test."""
-
-    def __init__(
-        self,
-        api: KubernetesApi,
-        text: str = "inferencepool:llm/chat",
-        objectives: bool = False,
-    ) -> None:
-        from kubernetes_asyncio.client import ApiClient, Configuration
-
-        async def connect() -> Any:
-            return ApiClient(Configuration(host=api.url))
-
-        self.trust = SourceTrust()
-        self.reports: list[Report] = []
-        self._source = InferencePoolSource(spec(text), connect, lambda: 0.5, objectives)
-        self._news = asyncio.Event()
-        self.task = asyncio.create_task(self._follow())
-
-    async def _follow(self) -> None:
-        async for report in self._source.reports():
-            self.reports.append(report)
-            self.trust.take(report, 0.0)
-            self._news.set()
-
-    async def until(self, reached: Callable[[Report], bool], what: str = "") -> Report:
-        """The first report from now on, or the latest, that is so."""
-        async with asyncio.timeout(10.0):
-            while not (self.reports and reached(self.reports[-1])):
-                self._news.clear()
-                waits = asyncio.create_task(self._news.wait())
-                await asyncio.wait({waits, self.task}, return_when=asyncio.FIRST_COMPLETED)
-                waits.cancel()
-                assert not self.task.done(), (what, self.task)
-        return self.reports[-1]
-
-    async def is_up(self, *addresses: str) -> Report:
-        """Until these are all that there are, all well."""
-        wanted = [one if ":" in one else f"{one}:8000" for one in addresses]
-        return await self.until(
-            lambda r: r.workers is not None and not r.trouble and up(r) == sorted(wanted),
-            f"up: {wanted}",
-        )
-
-    def believed(self) -> list[str]:
-        """Who would get requests, though its probes answer for ever and no grace ends."""
-        answers = self.trust.workers(1.0, 3600.0, lambda _: True)
-        return hosts(one.spec.url for one in answers if not one.stopping)
-
-
-@asynccontextmanager
-async def following(
-    text: str = "inferencepool:llm/chat", objectives: bool = False
-) -> AsyncIterator[Any]:
-    async with kubernetes_api() as api:
-        one = Following(api, text, objectives)
-        try:
-            yield api, one
-        finally:
-            one.task.cancel()
-            await asyncio.gather(one.task, return_exceptions=True)
 
 
 async def test_a_pool_is_followed_through_its_life() -> None:

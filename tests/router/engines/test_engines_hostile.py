@@ -16,20 +16,20 @@ from router.engines.adapter import UnrecognizedError
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.recognize import recognize
 from tests.effort import examples
-from tests.router.engines import test_engines_sglang, test_engines_triton, test_engines_trtllm
-from tests.router.engines import test_recognize as vllm
+from tests.router import sglang_pages, triton_pages, vllm_pages
+from tests.router.engines import trtllm_pages
 from tests.router.engines.engine_pages import Pages, engine
 
-SGLANG = test_engines_sglang.SGLANG
-KV_EVENTS = {**test_engines_sglang.INFO, "kv_events": test_engines_sglang.EVENTS}
+SGLANG = sglang_pages.SGLANG
+KV_EVENTS = {**sglang_pages.INFO, "kv_events": sglang_pages.EVENTS}
 ENGINES: list[Pages] = [
-    {**vllm.VLLM, "/kv_event_sources": vllm.SOURCES},
+    {**vllm_pages.VLLM, "/kv_event_sources": vllm_pages.SOURCES},
     {**SGLANG, "/server_info": KV_EVENTS},
     {**SGLANG, "/v1/loads": 404, "/get_load": [{"num_reqs": 5, "num_waiting_reqs": 2}]},
-    {**SGLANG, "/v1/loads": 404, "/metrics": test_engines_sglang.METRICS},
-    test_engines_trtllm.NEW,
-    {**test_engines_trtllm.OLD, "/metrics": [test_engines_trtllm.iteration(2, 1)]},
-    {**test_engines_triton.TRITON, "/metrics": test_engines_triton.NEWER},
+    {**SGLANG, "/v1/loads": 404, "/metrics": sglang_pages.METRICS},
+    trtllm_pages.NEW,
+    {**trtllm_pages.OLD, "/metrics": [trtllm_pages.iteration(2, 1)]},
+    {**triton_pages.TRITON, "/metrics": triton_pages.NEWER},
 ]
 ODD = st.one_of(
     st.none(),

@@ -11,40 +11,14 @@ from engine.wire.events import WireError
 from router.engines.adapter import LoadReader
 from router.engines.trtllm import loads_in, newest_in
 from router.events.sources import PollSource, ZmqSource
-from tests.router.engines.engine_pages import Pages, engine, loads_of, recognized
+from tests.router.engines.engine_pages import engine, loads_of, recognized
+from tests.router.engines.trtllm_pages import NEW, OLD, iteration
 
-MODELS = {"object": "list", "data": [{"id": "m", "owned_by": "tensorrt_llm"}]}
 CREATED = {
     "event_id": 0,
     "window_size": 4096,
     "data": {"type": "created", "num_blocks_per_cache_level": [1000, 0]},
 }
-METRICS = """\
-# TYPE trtllm_num_requests_running gauge
-trtllm_num_requests_running{model_name="m",engine_type="trtllm"} 3.0
-trtllm_num_requests_waiting{model_name="m",engine_type="trtllm"} 1.0
-trtllm_kv_cache_utilization{model_name="m",engine_type="trtllm"} 0.25
-trtllm_kv_cache_max_blocks{model_name="m",engine_type="trtllm"} 1000.0
-trtllm_kv_cache_used_blocks{model_name="m",engine_type="trtllm"} 250.0
-trtllm_kv_cache_tokens_per_block{model_name="m",engine_type="trtllm"} 64.0
-"""
-OLD: Pages = {"/v1/models": MODELS, "/metrics": [], "POST /kv_cache_events": []}
-NEW: Pages = {
-    **OLD,
-    "/server_info": {"disaggregated_params": None, "tokens_per_block": 64, "max_batch_size": 8},
-    "/prometheus/metrics": METRICS,
-}
-
-
-def iteration(active: int, queued: int, **others: object) -> dict[str, object]:
-    return {
-        "iter": 7,
-        "numActiveRequests": active,
-        "numQueuedRequests": queued,
-        "kvCacheStats": {"maxNumBlocks": 1000, "usedNumBlocks": 100, "tokensPerBlock": 32},
-        "inflightBatchingStats": {"numScheduledRequests": active, "numCtxTokens": 5},
-        **others,
-    }
 
 
 async def test_it_is_known_by_its_list_of_models() -> None:

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import socket
 import struct
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
-import zmq
 
-from router.events.sources import ZmqSource
+from tests.router.events.feed_endpoints import bound, connecting, free_endpoint
 from tests.router.events.feed_wire import (
-    Publisher,
-    Rig,
     chain_of,
     pack,
     publisher,
@@ -29,28 +24,6 @@ OTHER = chain_of([9, 9], 2)
 def stored(name: int, parent: int | None, tokens: list[int]) -> bytes:
     """As vLLM 0.20."""
     return pack(["BlockStored", [name], parent, tokens, 2, None, "GPU", None, None, 0])
-
-
-def free_endpoint() -> str:
-    with zmq.Context() as context, context.socket(zmq.PUB) as probe:
-        return f"tcp://127.0.0.1:{probe.bind_to_random_port('tcp://127.0.0.1')}"
-
-
-@asynccontextmanager
-async def connecting(one: Rig, live: str, topic: bytes) -> AsyncIterator[Publisher]:
-    """An engine whose publisher connects, as vLLM's does where the endpoint has no wildcard."""
-    async with publisher(one.context, topic) as engine:
-        engine.pub.close(linger=0)
-        engine.pub = one.context.socket(zmq.XPUB)
-        engine.pub.setsockopt(zmq.SNDHWM, 0)  # loses nothing, however slow the machine
-        engine.pub.connect(live)
-        engine.live = live
-        await engine.heard()
-        yield engine
-
-
-def bound(live: str, topic: str, replay: str | None = None) -> ZmqSource:
-    return ZmqSource(live, replay, topic=topic, bind=True)
 
 
 async def test_two_engines_at_one_endpoint_are_told_apart(

@@ -21,10 +21,10 @@ from router.events.delivery import FeedContext, LoopYield
 from router.events.sources import ZmqSource
 from router.events.zmq_sockets import opened
 from tests.router.core.core_world import stored
+from tests.router.events.feed_endpoints import bound, connecting, free_endpoint
+from tests.router.events.feed_payloads import holds, payload, until_known
 from tests.router.events.feed_support import line, wire
 from tests.router.events.feed_wire import Publisher, Rig, followed, publisher, rig, until
-from tests.router.events.test_feed_bound import bound, connecting, free_endpoint
-from tests.router.events.test_feed_loss import holds, payload, until_known
 
 
 @pytest.fixture(autouse=True)

@@ -10,6 +10,8 @@ import pytest
 
 from policies.facts import WorkerChange
 from router.core.workers import kv_state as backlog_module
+from tests.router.events.feed_endpoints import bound, connecting, free_endpoint
+from tests.router.events.feed_payloads import holds, payload, until_known
 from tests.router.events.feed_wire import (
     END,
     Publisher,
@@ -21,8 +23,6 @@ from tests.router.events.feed_wire import (
     source_of,
     until,
 )
-from tests.router.events.test_feed_bound import bound, connecting, free_endpoint
-from tests.router.events.test_feed_loss import holds, payload, until_known
 
 CLEARED = {"type": "AllBlocksCleared"}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -13,34 +12,16 @@ import zmq
 from policies.facts import KvEvents
 from router.events import resync as asking_module
 from router.events.sources import ZmqSource
+from tests.router.events.feed_payloads import holds, payload, until_known
 from tests.router.events.feed_wire import (
     END,
     Publisher,
-    Rig,
-    chain_of,
     followed,
-    pack,
     publisher,
     rig,
     source_of,
     until,
 )
-
-
-def payload(n: int, padding: int = 0) -> bytes:
-    """Batch n, as of vLLM 0.20: the block of the tokens [n, n] at the root."""
-    event = ["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0]
-    return pack(event, *([["Unknown", b"x" * padding]] if padding else []))
-
-
-def holds(one: Rig, blocks: Sequence[int]) -> bool:
-    return all(one.hit(chain_of([n, n], 2)) == 1 for n in blocks)
-
-
-async def until_known(one: Rig, blocks: int) -> None:
-    await until(
-        lambda: one.kv().known and holds(one, range(blocks)), lambda: f"{blocks} blocks, exactly"
-    )
 
 
 async def test_what_a_full_send_queue_drops_is_replayed() -> None:

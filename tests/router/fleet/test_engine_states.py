@@ -18,10 +18,10 @@ from router.engines.worker_spec import parse_worker_spec
 from router.fleet.member import Member
 from router.settings.schema import Config, Intervals, Limits, Timeouts
 from tests.router.engines.engine_pages import HANGS, MODELS, engine, recognized
-from tests.router.engines.test_engines_sglang import SGLANG
-from tests.router.engines.test_engines_triton import BACKEND, FRESH_BACKEND, TRITON
-from tests.router.engines.test_recognize import METRICS, VLLM
 from tests.router.events.feed_wire import Publisher, pack, publisher
+from tests.router.sglang_pages import SGLANG
+from tests.router.triton_pages import BACKEND, FRESH_BACKEND, TRITON
+from tests.router.vllm_pages import METRICS, VLLM
 from tests.router.waiting import until
 
 PROBE_S, HEALTH_S = 0.1, 0.05

@@ -17,8 +17,8 @@ from router.fleet.context import WorkerFact
 from router.fleet.load_reports import SeenFigures
 from router.fleet.member import Member
 from tests.router.engines.engine_pages import CUT, HANGS, Pages, engine
-from tests.router.engines.test_recognize import METRICS, VLLM
 from tests.router.fleet.fleet_support import fleet_of
+from tests.router.vllm_pages import METRICS, VLLM
 from tests.router.waiting import until
 
 START = "# HELP process_start_time_seconds x\nprocess_start_time_seconds"

@@ -28,7 +28,7 @@ from router.fleet.member import Member
 from router.fleet.recognize import Recognized, with_role, with_thresholds
 from router.fleet.wanted import WantedWorker
 from router.http.reply import RelayLimits
-from tests.router.admin.test_admin import admin
+from tests.router.admin_port import admin
 from tests.router.waiting import until
 from tests.served_app import served_app
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,34 +15,12 @@ from router.migration.generate import GenerateJournal, journal_of
 from router.migration.journal import Room
 from router.migration.plan import Plan, plan_of, rest_of, tokens_left
 from tests.effort import examples
+from tests.router.migration.generated_streams import PROMPT, Mode, said, stream
 from tests.router.migration.migration_engines import VOCAB, texts
 from tests.router.migration.migration_support import FORMS
 from tests.router.property_support import cut
 
-PROMPT = [3, 1, 4, 1, 5]
-Mode = Literal["whole", "ids", "pieces"]  # what is new in each event: nothing, ids, ids and text
 MODES: tuple[Mode, ...] = ("whole", "ids", "pieces")
-
-
-def stream(mode: Mode, name: str, prompt: list[int], total: int, ends: str = "") -> list[bytes]:
-    """The events of a worker, as SGLang 0.5 writes them."""
-    tokens = continuation(prompt, total, VOCAB)
-    events, text, before = [], "", 0
-    for n, piece in enumerate(texts(tokens, last=True), start=1):
-        text += piece
-        finish = {"type": "length", "length": total} if n == total else None
-        if ends and n == total:
-            finish = json.loads(ends)
-        meta = {"id": name, "finish_reason": finish, "prompt_tokens": len(prompt)}
-        meta |= {"weight_version": "default", "completion_tokens": n, "cached_tokens": 2}
-        event = {
-            "text": piece if mode == "pieces" else text,
-            "output_ids": tokens[:n] if mode == "whole" else tokens[before:n],
-            "meta_info": meta,
-        }
-        before = n
-        events.append(b"data: " + json.dumps(event, separators=(",", ":")).encode() + b"\n\n")
-    return [*events, b"data: [DONE]\n\n"]
 
 
 def planned(total: int = 9, **fields: Any) -> Plan:
@@ -50,31 +28,6 @@ def planned(total: int = 9, **fields: Any) -> Plan:
     plan = plan_of(json.dumps(body | fields).encode(), "/generate", total)
     assert isinstance(plan, Plan), plan
     return plan
-
-
-def said(out: bytes, mode: Mode) -> tuple[str, list[int], list[dict[str, Any]]]:
-    """Text, ids and the `meta_info`s of a client's stream; whole ones only ever grow."""
-    text, ids, metas = "", list[int](), []
-    events = out.split(b"\n\n")
-    assert events.pop() == b""
-    for event in events:
-        data = event.removeprefix(b"data: ")
-        if data == b"[DONE]":
-            continue
-        read = json.loads(data)
-        if mode == "pieces":
-            text += read["text"]
-        else:
-            assert read["text"].startswith(text)
-            text = read["text"]
-        if mode == "whole":
-            assert read["output_ids"][: len(ids)] == ids
-            ids = read["output_ids"]
-        else:
-            ids += read["output_ids"]
-        metas.append(read["meta_info"])
-        assert read["meta_info"]["completion_tokens"] == len(ids)
-    return text, ids, metas
 
 
 @settings(max_examples=examples(150))

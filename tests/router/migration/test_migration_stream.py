@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import pytest
 
 from policies.facts import Arrival
 from router.migration.journal import Journal
+from tests.router.migration.broken_streams import (
+    BODY,
+    PROMPT,
+    WHOLE,
+    asked,
+    body_of,
+    broke_off,
+    dies,
+    events_for,
+    framed,
+    serves,
+)
 from tests.router.migration.migration_engines import Engine
 from tests.router.migration.migration_support import TOTAL, chain
 from tests.router.relay_support import (
@@ -23,59 +34,6 @@ from tests.router.relay_support import (
 from tests.router.waiting import until
 
 pytestmark = pytest.mark.usefixtures("both_paths")
-
-PROMPT = [3, 1, 4]
-BODY = {"model": "m", "prompt": "x", "max_tokens": TOTAL, "stream": True}
-
-
-def events_for(call: WorkerCall) -> list[bytes]:
-    """What an engine of ours answers to this request."""
-    body = json.loads(call.body)
-    given = body["prompt"]
-    prompt = given if isinstance(given, list) else PROMPT
-    return Engine("warmroute", "x").stream(body, prompt, body["max_tokens"])
-
-
-def framed(*events: bytes) -> bytes:
-    return b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
-
-
-async def dies(call: WorkerCall) -> None:
-    """Two events, and the connection ends."""
-    await call.say(STREAM + framed(*events_for(call)[:2]))
-    call.hang_up()
-
-
-async def serves(call: WorkerCall) -> None:
-    """All of it."""
-    await call.say(STREAM + chunked(*events_for(call)))
-
-
-def asked(**fields: Any) -> bytes:
-    return post(json.dumps({**BODY, **fields}).encode())
-
-
-WHOLE = b"".join(Engine("warmroute", "x").stream(BODY, PROMPT, TOTAL))
-
-
-def body_of(reply: bytes) -> bytes:
-    """A chunked reply's body, which must be whole."""
-    _, _, framed_body = reply.partition(b"\r\n\r\n")
-    body = b""
-    while framed_body:
-        size, _, framed_body = framed_body.partition(b"\r\n")
-        length = int(size, 16)
-        body += framed_body[:length]
-        assert framed_body[length : length + 2] == b"\r\n"
-        framed_body = framed_body[length + 2 :]
-        if not length:
-            assert framed_body == b""
-            return body
-    raise AssertionError("the body has no end")
-
-
-def broke_off(reply: bytes) -> bool:
-    return not reply.endswith(b"0\r\n\r\n")
 
 
 async def test_the_rest_is_told_and_counted_as_one_answer() -> None:

@@ -9,9 +9,7 @@ import pytest
 
 from router.upstream.native import NativeRelay, NativeUpstream
 from tests.router import relay_support
-from tests.router.migration.migration_engines import Engine
-from tests.router.migration.migration_support import TOTAL, Chain, chain
-from tests.router.migration.test_migration_stream import (
+from tests.router.migration.broken_streams import (
     BODY,
     PROMPT,
     WHOLE,
@@ -23,6 +21,8 @@ from tests.router.migration.test_migration_stream import (
     framed,
     serves,
 )
+from tests.router.migration.migration_engines import Engine
+from tests.router.migration.migration_support import TOTAL, Chain, chain
 from tests.router.relay_support import STREAM, WorkerCall, ask, chunked, header
 from tests.router.waiting import until
 

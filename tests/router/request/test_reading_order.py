@@ -17,8 +17,8 @@ from router.assembly import Router
 from router.body.paths import PATHS
 from router.keys.key_file import KeyTerms
 from router.settings.schema import Config
-from tests.live.test_tokenizer import write_model
 from tests.router.steps import Steps, settled
+from tests.tokenizer_folder import write_model
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 TEXT_BYTES = 160_000  # 40,000 tokens, where four bytes are one

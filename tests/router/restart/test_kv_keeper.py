@@ -15,7 +15,7 @@ from policies.facts import KvEvents, ReplayEnd, WorkerChange, WorkerFacts
 from router.restart import saved_caches as keeper_module
 from router.restart.saved_caches import Saved, StateKeeper, read_saved
 from tests.router.core.core_world import BLOCK, World, stored
-from tests.router.restart.test_kv_saved import URL, saved_of, write
+from tests.router.restart.saved_support import URL, saved_of, write
 from tests.router.waiting import until
 
 

@@ -11,23 +11,9 @@ from hypothesis import strategies as st
 
 from policies.facts import CacheSnapshot
 from router.core.workers.snapshot import decode_snapshot, encode_snapshot
-from router.restart.saved_caches import Head, Owner, Saved, SavedFile, SavedFileError, read_saved
+from router.restart.saved_caches import SavedFile, SavedFileError, read_saved
 from tests.effort import EFFORT
-
-URL = "http://127.0.0.1:9001"
-
-
-def saved_of(n: int, blocks: bytes = b"blocks") -> Saved:
-    owner = Owner(f"{URL}{n}", None if n % 2 else n, "vllm", ("m", "adapter"), 16)
-    flags = bool(n % 2), not n % 2
-    return Saved(Head(owner, 7.5), CacheSnapshot(n + 1, n - 1, 2**64 - 1 - n, *flags, blocks))
-
-
-def write(path: Path, workers: list[Saved]) -> int:
-    file = SavedFile(path)
-    for one in workers:
-        file.add(one)
-    return file.finish()
+from tests.router.restart.saved_support import saved_of, write
 
 
 @given(

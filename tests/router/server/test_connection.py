@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 
 import pytest
 
@@ -13,16 +12,12 @@ from router.http.messages import Answer, Request, Response
 from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
 from tests.live.hostile.corpus import BODY, coded, head, sized
-from tests.router.server.test_slow_clients import Clock, good, only, opened
+from tests.router.server.clients import Clock, good, only, opened, statuses
 from tests.router.server_support import LIMITS, behind, pieces
 from tests.router.waiting import until
 
 GET = head(line=b"GET /v1/completions HTTP/1.1")
 LAST = sized(b"Connection: close")
-
-
-def statuses(got: bytes) -> list[bytes]:
-    return re.findall(rb"HTTP/1\.1 (\d+)", got)
 
 
 LINE = b"POST /v1/completions HTTP/1.1"

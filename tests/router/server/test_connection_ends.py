@@ -10,8 +10,7 @@ from router.http.messages import Answer, Request
 from router.http.reply import Framing, ReplyHead
 from router.upstream.client_reply import ClientReply
 from tests.live.hostile.corpus import BODY, sized
-from tests.router.server.test_connection import statuses
-from tests.router.server.test_slow_clients import good, only, opened
+from tests.router.server.clients import good, only, opened, statuses
 from tests.router.server_support import Behind, behind
 from tests.router.waiting import until
 

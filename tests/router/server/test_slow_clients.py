@@ -11,26 +11,9 @@ import pytest
 
 from router.http.messages import Answer, Request, Response
 from tests.live.hostile.corpus import BODY, coded, head, sized
+from tests.router.server.clients import Clock, good, only, opened
 from tests.router.server_support import LIMITS, behind, pieces
 from tests.router.waiting import until
-
-
-class Clock:
-    """Goes only when told."""
-
-    now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
-async def good(request: Request) -> Answer:
-    return Response(200, request.body)
-
-
-async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    return await asyncio.open_connection("127.0.0.1", port)
-
 
 HALF = {
     "nothing": (b"", "silent", b""),
@@ -78,12 +61,6 @@ async def test_a_request_must_be_whole_in_time(what: str, before: bytes) -> None
         writer.close()
         await until(lambda: it.server.connections == 0, "the connection is gone")
         assert it.server.held_bytes == 0
-
-
-async def only(it):
-    await until(lambda: it.server.connections == 1, "one connection")
-    (connection,) = it.server._connections
-    return connection
 
 
 async def test_a_byte_now_and_then_wins_no_time() -> None:

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
 import pytest
 
 from router.cli.config import add_config_command, add_flags, check_command, key_table
-from router.config.file import ConfigError
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
-from router.settings.load import Loaded, effective_yaml, load_config, reloadable
+from router.settings.load import effective_yaml, reloadable
 from router.settings.reload import FIXED, REMOVED
 from router.settings.schema import Config
+from tests.router.settings.config_problems import loaded, problems_of
 from tests.router.settings.config_values import WORKER, another_value, flags_beside
-
-
-def loaded(*flags: str, file: str | None = None, env=None, tmp_path: Path | None = None) -> Loaded:
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    arguments = list(flags)
-    if file is not None:
-        assert tmp_path is not None
-        path = tmp_path / "router.yaml"
-        path.write_text(file, encoding="utf-8")
-        arguments += ["--config", str(path)]
-    return load_config(parser.parse_args(arguments), env or {})
-
-
-def problems_of(*flags: str, **more) -> str:
-    with pytest.raises(ConfigError) as caught:
-        loaded(*flags, **more)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize("path", REMOVED)

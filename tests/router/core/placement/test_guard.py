@@ -14,7 +14,7 @@ from router.core.contract.actions import Dispatch
 from router.core.core import RouterCore
 from router.core.placement.guard import PolicyFaultError
 from tests.router.core.core_world import World
-from tests.router.core.placement.test_policy_failures import fails
+from tests.router.core.placement.failing_policies import fails
 
 
 class Counting:

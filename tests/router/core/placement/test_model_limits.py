@@ -16,7 +16,7 @@ from router.record.explain import withheld
 from router.record.model_limits import model_limits
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World
-from tests.router.core.placement.test_split import (
+from tests.router.core.placement.split_world import (
     ENDS,
     LONG,
     SLOW,

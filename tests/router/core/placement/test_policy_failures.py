@@ -14,6 +14,7 @@ from router.core.contract.actions import Dispatch, Hold
 from router.core.core import RouterCore
 from router.core.placement.guard import PolicyFaultError
 from tests.router.core.core_world import World
+from tests.router.core.placement.failing_policies import fails
 
 
 class Scripted:
@@ -29,10 +30,6 @@ class Scripted:
     def observe(self, fact, state):
         self.remembers(fact)
         return state
-
-
-def fails(*_: object) -> Any:
-    raise RuntimeError("broken policy")
 
 
 def exits(*_: object) -> Any:

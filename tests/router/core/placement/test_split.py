@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,55 +11,28 @@ from policies.facts import (
     Finish,
     FirstToken,
     LoadReport,
-    Prefilled,
     Tick,
     WorkerChange,
 )
-from router.core.contract.actions import Action, Dispatch, Hold, Reject
+from router.core.contract.actions import Dispatch, Hold, Reject
 from tests.router.core.core_world import BLOCK, World
+from tests.router.core.placement.split_world import (
+    ENDS,
+    LONG,
+    SLOW,
+    ask,
+    assert_empty,
+    legs,
+    pool,
+    prefilled,
+)
 from tests.router.property_support import patient
-
-LONG = list(range(500))
-SLOW = {"prefill_tokens_per_s": 1_000.0, "group": "g"}
-
-
-def pool(*roles: str, **facts: object) -> World:
-    """A worker for each of the roles."""
-    world = World(workers=0)
-    for worker_id, role in enumerate(roles):
-        world.join(worker_id, role=role, **SLOW | facts)
-    return world
-
-
-def legs(actions: list[Action]) -> list[tuple[int, str]]:
-    """Worker and role of each dispatch."""
-    stages = [a.stages for a in actions if isinstance(a, Dispatch)]
-    return [(stage.worker_id, stage.role) for (stage,) in stages]
 
 
 def busy(world: World, worker_id: int, requests: int = 4) -> None:
     """Others decode at a worker."""
     columns = world.core.columns
     columns.requests[world.core.workers.get(worker_id).slot] += requests
-
-
-def ask(world: World, blocks: list[int] = LONG, **fields: object) -> tuple[int, list[Action]]:
-    arrival = world.arrival(blocks, splits=True, **fields)
-    return arrival.request_id, world.core.on_arrival(arrival)
-
-
-def prefilled(world: World, number: int) -> list[Action]:
-    world.now_s += 1.0
-    return world.core.on_prefilled(Prefilled(world.now_s, number, 0))
-
-
-def assert_empty(world: World) -> None:
-    columns = world.core.columns
-    for name in ("requests", "waiting", "context_tokens", "promised_tokens"):
-        assert not getattr(columns, name).any(), name
-    assert np.array_equal(columns.charged_work, columns.drained_work)
-    assert not world.core.inflight_requests
-    assert all(not world.core.ledger.promised_at(w.slot) for w in world.core.workers)
 
 
 def test_one_prefills_and_the_other_decodes() -> None:
@@ -244,9 +216,6 @@ def test_a_prompt_larger_than_the_room_goes_to_a_worker_that_does_nothing_else()
     world = pool("prefill", "decode", kv_capacity_tokens=len(LONG) * BLOCK)
     world.core.on_load_report(LoadReport(world.now_s, 1, 0, 0, 1_000.0))
     assert [type(action) for action in ask(world)[1]] == [Dispatch]
-
-
-ENDS = ("prefilled", "first", "finish", "fail", "leave", "gone", "join")
 
 
 @patient

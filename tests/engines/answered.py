@@ -1,0 +1,26 @@
+"""Answers of small engines, without what differs between two of the same."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import aiohttp
+
+from tests.engines.model import LORA
+from tests.engines.traffic import requests
+
+
+def base_requests(seed: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Requests as to vLLM, but for the adapter, which SGLang does not compute with on a CPU."""
+    return ((path, body) for path, body in requests(seed, count) if body["model"] != LORA)
+
+
+async def answer_of(url: str, path: str, body: dict[str, Any]) -> tuple[int, str]:
+    """Status and text of an answer without what differs between two of the same."""
+    async with aiohttp.request("POST", f"{url}{path}", data=json.dumps(body)) as reply:
+        text = await reply.text()
+    text = re.sub(r'"(id|created|cached_tokens)":("[^"]*"|\d+)', "", text)
+    return reply.status, re.sub(r'"timings":\{[^}]*\}', "", text)

@@ -1,0 +1,17 @@
+"""Requests for text to Triton over gRPC."""
+
+from __future__ import annotations
+
+from tritonclient.grpc import service_pb2 as pb
+
+
+def asked(model: str, id: str, prompt: str, tokens: int, **flags: bool) -> pb.ModelInferRequest:
+    """A request for text. `flags`: more inputs, such as `stream` and `stop`."""
+    request = pb.ModelInferRequest(model_name=model, id=id)
+    text = len(prompt).to_bytes(4, "little") + prompt.encode()
+    inputs = [("text_input", "BYTES", text), ("max_tokens", "INT32", tokens.to_bytes(4, "little"))]
+    inputs += [(name, "BOOL", bytes([value])) for name, value in flags.items()]
+    for name, kind, raw in inputs:
+        request.inputs.add(name=name, datatype=kind, shape=[1])
+        request.raw_input_contents.append(raw)
+    return request

@@ -1,0 +1,25 @@
+"""Lines of the access log, waited for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.live.stack import until
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+async def until_logged(path: Path, count: int) -> dict[str, dict[str, Any]]:
+    """The lines by their numbers."""
+
+    async def there() -> bool:
+        return len(lines_of(path)) >= count
+
+    await until(there, f"{count} lines")
+    lines = lines_of(path)
+    assert len(lines) == count
+    return {line["id"]: line for line in lines}

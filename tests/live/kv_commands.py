@@ -1,0 +1,11 @@
+"""The command warmroute kv."""
+
+from __future__ import annotations
+
+from tests.live.commands import said_by
+from tests.live.stack import Stack
+
+
+async def kv(stack: Stack, *arguments: str) -> tuple[int, str]:
+    """(exit status, what it said)."""
+    return await said_by("kv", "--admin", stack.admin, *arguments)

@@ -1,0 +1,9 @@
+"""Policies that fail."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def fails(*_: object) -> Any:
+    raise RuntimeError("broken policy")

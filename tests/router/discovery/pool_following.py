@@ -1,0 +1,93 @@
+"""An InferencePool that discovery follows."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+from router.discovery.kubernetes_source import (
+    InferencePoolSource,
+)
+from router.discovery.source import InferencePoolSpec, parse_source
+from router.fleet.sources import Report, SourceTrust
+from tests.router.discovery.kubernetes_api import KubernetesApi, kubernetes_api
+from tests.router.discovery.kubernetes_server import hosts
+
+MINE = {"app": "vllm"}
+
+
+def spec(text: str = "inferencepool:llm/chat") -> InferencePoolSpec:
+    parsed = parse_source(text)
+    assert isinstance(parsed, InferencePoolSpec)
+    return parsed
+
+
+def up(report: Report) -> list[str]:
+    assert report.workers is not None, report.trouble
+    return hosts(one.spec.url for one in report.workers if not one.stopping)
+
+
+class Following:
+    """The reports of a source, its latest at hand. Lifetime: test."""
+
+    def __init__(
+        self,
+        api: KubernetesApi,
+        text: str = "inferencepool:llm/chat",
+        objectives: bool = False,
+    ) -> None:
+        from kubernetes_asyncio.client import ApiClient, Configuration
+
+        async def connect() -> Any:
+            return ApiClient(Configuration(host=api.url))
+
+        self.trust = SourceTrust()
+        self.reports: list[Report] = []
+        self._source = InferencePoolSource(spec(text), connect, lambda: 0.5, objectives)
+        self._news = asyncio.Event()
+        self.task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        async for report in self._source.reports():
+            self.reports.append(report)
+            self.trust.take(report, 0.0)
+            self._news.set()
+
+    async def until(self, reached: Callable[[Report], bool], what: str = "") -> Report:
+        """The first report from now on, or the latest, that is so."""
+        async with asyncio.timeout(10.0):
+            while not (self.reports and reached(self.reports[-1])):
+                self._news.clear()
+                waits = asyncio.create_task(self._news.wait())
+                await asyncio.wait({waits, self.task}, return_when=asyncio.FIRST_COMPLETED)
+                waits.cancel()
+                assert not self.task.done(), (what, self.task)
+        return self.reports[-1]
+
+    async def is_up(self, *addresses: str) -> Report:
+        """Until these are all that there are, all well."""
+        wanted = [one if ":" in one else f"{one}:8000" for one in addresses]
+        return await self.until(
+            lambda r: r.workers is not None and not r.trouble and up(r) == sorted(wanted),
+            f"up: {wanted}",
+        )
+
+    def believed(self) -> list[str]:
+        """Who would get requests, though its probes answer for ever and no grace ends."""
+        answers = self.trust.workers(1.0, 3600.0, lambda _: True)
+        return hosts(one.spec.url for one in answers if not one.stopping)
+
+
+@asynccontextmanager
+async def following(
+    text: str = "inferencepool:llm/chat", objectives: bool = False
+) -> AsyncIterator[Any]:
+    async with kubernetes_api() as api:
+        one = Following(api, text, objectives)
+        try:
+            yield api, one
+        finally:
+            one.task.cancel()
+            await asyncio.gather(one.task, return_exceptions=True)

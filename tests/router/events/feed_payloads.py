@@ -1,0 +1,28 @@
+"""Payloads of a feed, and what a router knows by them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tests.router.events.feed_wire import (
+    Rig,
+    chain_of,
+    pack,
+    until,
+)
+
+
+def payload(n: int, padding: int = 0) -> bytes:
+    """Batch n, as of vLLM 0.20: the block of the tokens [n, n] at the root."""
+    event = ["BlockStored", [n], None, [n, n], 2, None, "GPU", None, None, 0]
+    return pack(event, *([["Unknown", b"x" * padding]] if padding else []))
+
+
+def holds(one: Rig, blocks: Sequence[int]) -> bool:
+    return all(one.hit(chain_of([n, n], 2)) == 1 for n in blocks)
+
+
+async def until_known(one: Rig, blocks: int) -> None:
+    await until(
+        lambda: one.kv().known and holds(one, range(blocks)), lambda: f"{blocks} blocks, exactly"
+    )
