@@ -39,22 +39,6 @@ def scaled(
 
 
 @dataclass(frozen=True)
-class Counting:
-    """Remembers how many facts it saw."""
-
-    step: int = 1
-
-    def initial_state(self) -> int:
-        return 0
-
-    def observe(self, fact: Any, state: int) -> int:
-        return state + self.step
-
-    def costs(self, request: RequestView, fleet: FleetView, state: int) -> Floats:
-        return np.full(len(fleet), float(state))
-
-
-@dataclass(frozen=True)
 class Undefaulted:
     size: int
 
@@ -125,7 +109,7 @@ def test_a_plain_function_is_a_policy():
 
 
 def test_a_policy_with_memory_gets_its_facts():
-    policy = load(f"{HERE}:Counting?step=2")
+    policy = load("tests.policies.counting:Counting?step=2")
     state = policy.initial_state()
     for fact in ("a", "b"):
         state = policy.observe(fact, state)

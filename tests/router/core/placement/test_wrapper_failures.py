@@ -10,7 +10,7 @@ from router.core.core import RouterCore
 from router.core.placement.guard import PolicyFaultError
 from tests.router.core.core_world import World
 
-WRAPPERS = "tests.policies.wrappers.test_specifications"
+WRAPPERS = "tests.policies.planted_wrappers"
 
 
 def raises(costs, request, fleet, state):
