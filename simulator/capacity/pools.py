@@ -28,6 +28,7 @@ from simulator.capacity.rates import (
 from simulator.replay.result import Verdict
 from simulator.replay.run import replay
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, World
+from simulator.report.plots import line_plot
 from simulator.traces.spec import WorkloadSpec
 
 MAX_GPUS = 4096
@@ -296,8 +297,6 @@ def gain(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> Iterator[s
 
 def drawn(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> str:
     """Both fronts as a picture (SVG)."""
-    from simulator.report.plots import line_plot  # matplotlib takes a second
-
     lines = {
         name: ([one.per_user for one in own], [one.per_gpu for one in own])
         for name, own in ((SPLIT, split), (ALIKE, alike))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
 from itertools import product
-from typing import Any, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -22,11 +22,9 @@ from simulator.report.view import on_grid
 
 # Of the extra `demo`, for its size: without it a page has all but its pictures.
 DRAWS = find_spec("matplotlib") is not None
-if DRAWS:
-    import matplotlib as mpl
+if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure as Canvas
-    from matplotlib.ticker import MaxNLocator, NullFormatter
 
 MISSING = (
     "matplotlib is not installed: pip install 'matplotlib>=3.11' (or '.[demo]' in the checkout)"
@@ -86,7 +84,12 @@ def drawn(draw: Callable[Arguments, str]) -> Callable[Arguments, str]:
 
     @wraps(draw)
     def picture(*args: Arguments.args, **kwargs: Arguments.kwargs) -> str:
-        return draw(*args, **kwargs) if DRAWS else NOT_DRAWN
+        if not DRAWS:
+            return NOT_DRAWN
+        import matplotlib as mpl  # here and below: it takes a second
+
+        with mpl.rc_context(RC):
+            return draw(*args, **kwargs)
 
     return picture
 
@@ -111,38 +114,39 @@ def line_plot(
 
     `whole_x`: x counts something, so that there is nothing to label between two numbers.
     """
+    from matplotlib.ticker import MaxNLocator
+
     chosen = styles(list(lines))
     rows = math.ceil(len(lines) / (1 if width_in < WIDE_IN else 2))
     height = (1.7 if width_in < WIDE_IN else 2.7) + LINE_IN * rows
-    with mpl.rc_context(RC):
-        canvas, axes = _canvas(width_in, height, legend_rows=rows, left_in=0.72)
-        for label, (xs, ys) in lines.items():
-            colour, dash = chosen[label]
-            alone = np.count_nonzero(~np.isnan(np.asarray(ys, np.float64))) < 2
-            axes.plot(
-                xs, ys, color=colour, linestyle=dash, label=label[:34], lw=1.7, ms=3,
-                marker="o" if points or alone else None,
-                drawstyle="steps-mid" if steps else "default",
-            )  # fmt: skip
-            if bands:
-                axes.fill_between(xs, *bands[label], color=colour, alpha=0.18, linewidth=0)
-        if limit is not None:
-            axes.axhline(limit, color=RULE, lw=1.0)
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        if log:
-            of = 0 if log == "x" else 1
-            given = [*(v for line in lines.values() for v in line[of]), *([limit] if limit else [])]
-            _log_axis(axes, log, [value for value in given if value and value > 0])
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.set(xlim=xlim, ylim=ylim) if ylim else axes.set(xlim=xlim)
-        if steps:
-            axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-        if whole_x:
-            axes.xaxis.set_major_locator(MaxNLocator(MAX_LABELS, integer=True))
-        axes.grid(True, which="major", color=RULE, linewidth=0.5)
-        _legend(canvas, columns=1 if width_in < WIDE_IN else 2)
-        return _as_svg(canvas)
+    canvas, axes = _canvas(width_in, height, legend_rows=rows, left_in=0.72)
+    for label, (xs, ys) in lines.items():
+        colour, dash = chosen[label]
+        alone = np.count_nonzero(~np.isnan(np.asarray(ys, np.float64))) < 2
+        axes.plot(
+            xs, ys, color=colour, linestyle=dash, label=label[:34], lw=1.7, ms=3,
+            marker="o" if points or alone else None,
+            drawstyle="steps-mid" if steps else "default",
+        )  # fmt: skip
+        if bands:
+            axes.fill_between(xs, *bands[label], color=colour, alpha=0.18, linewidth=0)
+    if limit is not None:
+        axes.axhline(limit, color=RULE, lw=1.0)
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if log:
+        of = 0 if log == "x" else 1
+        given = [*(v for line in lines.values() for v in line[of]), *([limit] if limit else [])]
+        _log_axis(axes, log, [value for value in given if value and value > 0])
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.set(xlim=xlim, ylim=ylim) if ylim else axes.set(xlim=xlim)
+    if steps:
+        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    if whole_x:
+        axes.xaxis.set_major_locator(MaxNLocator(MAX_LABELS, integer=True))
+    axes.grid(True, which="major", color=RULE, linewidth=0.5)
+    _legend(canvas, columns=1 if width_in < WIDE_IN else 2)
+    return _as_svg(canvas)
 
 
 def curve_plot(curves: Mapping[str, Floats], xlabel: str) -> str:
@@ -173,17 +177,16 @@ def copies_plot(hot: Sequence[HotPrefix], samples: Samples, workers: int, until_
 def share_plot(counts: npt.NDArray[np.int64], edges: Floats) -> str:
     """Stacked shares of requests per worker, `counts` [workers, stretches between `edges`]."""
     shares = 100.0 * counts / np.maximum(counts.sum(axis=0), 1)
-    with mpl.rc_context(RC):
-        canvas, axes = _canvas(NARROW_IN, 1.8)
-        bottom = np.zeros(len(edges) - 1)
-        for row, share in enumerate(shares):
-            axes.bar(
-                edges[:-1], share, np.diff(edges), bottom, align="edge", linewidth=0.25,
-                edgecolor="white", color=WORKER_COLOURS[row % len(WORKER_COLOURS)],
-            )  # fmt: skip
-            bottom += share
-        axes.set(xlim=(0, edges[-1]), ylim=(0, 100), ylabel="% of requests", xlabel="arrival, s")
-        return _as_svg(canvas)
+    canvas, axes = _canvas(NARROW_IN, 1.8)
+    bottom = np.zeros(len(edges) - 1)
+    for row, share in enumerate(shares):
+        axes.bar(
+            edges[:-1], share, np.diff(edges), bottom, align="edge", linewidth=0.25,
+            edgecolor="white", color=WORKER_COLOURS[row % len(WORKER_COLOURS)],
+        )  # fmt: skip
+        bottom += share
+    axes.set(xlim=(0, edges[-1]), ylim=(0, 100), ylabel="% of requests", xlabel="arrival, s")
+    return _as_svg(canvas)
 
 
 @drawn
@@ -192,19 +195,18 @@ def worker_map(samples: Samples, values: Any, top: float, until_s: float, log: b
     grid = on_grid(samples.time_ns, values, GRID_COLUMNS)
     workers = grid.shape[0]
     height = 1.5 if workers <= 16 else min(3.2, 1.2 + workers / 80)
-    with mpl.rc_context(RC):
-        canvas, axes = _canvas(NARROW_IN, height)
-        if grid.size:
-            shown = np.log1p(grid) / math.log1p(top) if log else grid / top
-            axes.imshow(
-                _enlarged(shown), cmap=BUSY_MAP, vmin=0.0, vmax=1.0, aspect="auto",
-                interpolation="none",
-                extent=(0, float(samples.time_ns[-1]) / 1e9, workers - 0.5, -0.5),
-            )  # fmt: skip
-        axes.set(xlim=(0, until_s), ylim=(max(workers, 1) - 0.5, -0.5), xlabel="time, s")
-        step = next(n for n in LABEL_STEPS if workers <= MAX_LABELS * n or n == LABEL_STEPS[-1])
-        axes.set(ylabel="worker", yticks=range(0, max(workers, 1), step))
-        return _as_svg(canvas)
+    canvas, axes = _canvas(NARROW_IN, height)
+    if grid.size:
+        shown = np.log1p(grid) / math.log1p(top) if log else grid / top
+        axes.imshow(
+            _enlarged(shown), cmap=BUSY_MAP, vmin=0.0, vmax=1.0, aspect="auto",
+            interpolation="none",
+            extent=(0, float(samples.time_ns[-1]) / 1e9, workers - 0.5, -0.5),
+        )  # fmt: skip
+    axes.set(xlim=(0, until_s), ylim=(max(workers, 1) - 0.5, -0.5), xlabel="time, s")
+    step = next(n for n in LABEL_STEPS if workers <= MAX_LABELS * n or n == LABEL_STEPS[-1])
+    axes.set(ylabel="worker", yticks=range(0, max(workers, 1), step))
+    return _as_svg(canvas)
 
 
 @drawn
@@ -212,25 +214,26 @@ def split_plot(
     parts: Mapping[str, Sequence[float]], names: Sequence[str], xlabel: str, tokens: bool = False
 ) -> str:
     """One bar a policy, of the parts in `names`."""
+    from matplotlib.ticker import MaxNLocator
+
     labels = list(parts)
     height = 0.95 + 0.3 * max(len(labels), 1)
     left_in = min(2.2, 0.25 + 0.078 * max((len(label) for label in labels), default=0))
-    with mpl.rc_context(RC):
-        canvas, axes = _canvas(WIDE_IN, height, legend_rows=1, left_in=left_in)
-        start = np.zeros(len(labels))
-        for number, name in enumerate(names):
-            widths = np.array([values[number] for values in parts.values()])
-            colour = (TOKEN_COLOURS if tokens else TIME_COLOURS)[number]
-            axes.barh(labels, widths, 0.62, start, color=colour, label=name)
-            start += widths
-        axes.invert_yaxis()
-        axes.set_xlabel(xlabel)
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0)
-        _legend(canvas, columns=3, handlelength=1.2)
-        return _as_svg(canvas)
+    canvas, axes = _canvas(WIDE_IN, height, legend_rows=1, left_in=left_in)
+    start = np.zeros(len(labels))
+    for number, name in enumerate(names):
+        widths = np.array([values[number] for values in parts.values()])
+        colour = (TOKEN_COLOURS if tokens else TIME_COLOURS)[number]
+        axes.barh(labels, widths, 0.62, start, color=colour, label=name)
+        start += widths
+    axes.invert_yaxis()
+    axes.set_xlabel(xlabel)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    _legend(canvas, columns=3, handlelength=1.2)
+    return _as_svg(canvas)
 
 
 @drawn
@@ -247,47 +250,45 @@ def front_plot(
     """Points (x, y, whether it is a rival of others) by group; those of the front are joined."""
     rows = math.ceil(len(groups) / 2)
     drawn = styles(list(groups))
-    with mpl.rc_context(RC):
-        canvas, axes = _canvas(WIDE_IN, 3.0 + LINE_IN * rows, legend_rows=rows, left_in=0.72)
-        axes.plot(*zip(*sorted(front), strict=True), color=INK, lw=0.9, alpha=0.6, zorder=2)
-        for number, (name, points) in enumerate(groups.items()):
-            look: Any = {"s": 22, "marker": MARKERS[number % len(MARKERS)], "color": drawn[name][0]}
-            axes.scatter([], [], linewidths=0, label=name, **look)
-            for x, y, rival in points:
-                axes.scatter(x, y, alpha=1.0 if rival else FAINT, linewidths=0, zorder=3, **look)
-        for label, place in numbered.items():
-            axes.annotate(
-                str(label), place, (4, 4), textcoords="offset points", fontsize=8,
-                fontweight="bold", color=INK, zorder=4,
-            )  # fmt: skip
-        axes.set(xlabel=xlabel, ylabel=ylabel)
-        if log:
-            _log_axis(axes, "y", [y for own in groups.values() for _, y, _ in own if y > 0])
-            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        if percent:
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-        axes.grid(True, which="major", color=RULE, linewidth=0.5)
-        _legend(canvas, columns=2)
-        return _as_svg(canvas)
+    canvas, axes = _canvas(WIDE_IN, 3.0 + LINE_IN * rows, legend_rows=rows, left_in=0.72)
+    axes.plot(*zip(*sorted(front), strict=True), color=INK, lw=0.9, alpha=0.6, zorder=2)
+    for number, (name, points) in enumerate(groups.items()):
+        look: Any = {"s": 22, "marker": MARKERS[number % len(MARKERS)], "color": drawn[name][0]}
+        axes.scatter([], [], linewidths=0, label=name, **look)
+        for x, y, rival in points:
+            axes.scatter(x, y, alpha=1.0 if rival else FAINT, linewidths=0, zorder=3, **look)
+    for label, place in numbered.items():
+        axes.annotate(
+            str(label), place, (4, 4), textcoords="offset points", fontsize=8,
+            fontweight="bold", color=INK, zorder=4,
+        )  # fmt: skip
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    if log:
+        _log_axis(axes, "y", [y for own in groups.values() for _, y, _ in own if y > 0])
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    if percent:
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+    axes.grid(True, which="major", color=RULE, linewidth=0.5)
+    _legend(canvas, columns=2)
+    return _as_svg(canvas)
 
 
 @drawn
 def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, limit: float) -> str:
     """A row of dots for each label, one a seed, and a bar at their mean; `limit` 0: none."""
     height = 0.8 + LINE_IN * max(len(seeds), 1)
-    with mpl.rc_context(RC):
-        canvas, axes = _canvas(5.6, height, left_in=2.24)
-        for place, (values, mean) in enumerate(seeds.values()):
-            axes.scatter(values, [place] * len(values), s=14, alpha=0.55, color="#0072B2", lw=0)
-            axes.scatter([mean], [place], s=70, marker="|", color=INK, lw=1.4)
-        if limit:
-            axes.axvline(limit, color=WARNING, lw=0.9, ls=(0, (4, 2)))
-        _log_axis(axes, "x", [value for values, _ in seeds.values() for value in values])
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_yticks(range(len(seeds)), [label[:34] for label in seeds])
-        axes.set(ylim=(len(seeds) - 0.5, -0.5), xlabel=xlabel)
-        axes.grid(True, which="major", axis="x", color=RULE, linewidth=0.5)
-        return _as_svg(canvas)
+    canvas, axes = _canvas(5.6, height, left_in=2.24)
+    for place, (values, mean) in enumerate(seeds.values()):
+        axes.scatter(values, [place] * len(values), s=14, alpha=0.55, color="#0072B2", lw=0)
+        axes.scatter([mean], [place], s=70, marker="|", color=INK, lw=1.4)
+    if limit:
+        axes.axvline(limit, color=WARNING, lw=0.9, ls=(0, (4, 2)))
+    _log_axis(axes, "x", [value for values, _ in seeds.values() for value in values])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_yticks(range(len(seeds)), [label[:34] for label in seeds])
+    axes.set(ylim=(len(seeds) - 0.5, -0.5), xlabel=xlabel)
+    axes.grid(True, which="major", axis="x", color=RULE, linewidth=0.5)
+    return _as_svg(canvas)
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
@@ -326,12 +327,16 @@ def busy_scale(stops: int = 6) -> list[str]:
     """Colours of `worker_map` from 0 to its top, as #rrggbb, for a page's legend."""
     if not DRAWS:
         return [RULE] * stops
+    import matplotlib as mpl
+
     colours = mpl.colormaps[BUSY_MAP](np.linspace(0.0, 1.0, stops))
     return [mpl.colors.to_hex(colour) for colour in colours]
 
 
 def _log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
     """A logarithmic axis around the `values`, all above 0."""
+    from matplotlib.ticker import NullFormatter
+
     if not len(values):
         axes.text(0.5, 0.5, "none measured", transform=axes.transAxes, ha="center", color=INK)
         return
@@ -353,7 +358,9 @@ def _canvas(
     width_in: float, height_in: float, legend_rows: int = 0, left_in: float = 0.55
 ) -> tuple[Canvas, Axes]:
     """An empty picture; its margins are in inches, so that pictures in a column are in line."""
-    canvas = Canvas(figsize=(width_in, height_in))
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(width_in, height_in))
     axes = canvas.subplots()
     canvas.subplots_adjust(
         left=left_in / width_in, right=1 - (0.25 if legend_rows else 0.12) / width_in,
