@@ -1,11 +1,12 @@
 """The command line of `warmroute-sim`.
 
-Owns: parsers and their options, what each command does, the exit status.
+Owns: the commands, each beside its options (Structs, of which `flags.py` makes flags and help), and
+the exit status.
 Gives: `main`.
 Never imports: torch; what a command needs is imported when that command runs.
 Start reading at: `command_line.py`.
 """
 
-from simulator.cli.command_line import build_parser, main
+from simulator.cli.command_line import main
 
-__all__ = ["build_parser", "main"]
+__all__ = ["main"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
+from msgspec import Struct
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
@@ -32,22 +32,28 @@ from simulator.capacity.pools import (
     drawn,
     gain,
     match,
-    pareto,
     speeds,
     trial,
 )
+from simulator.capacity.pools import pareto as fronts
 from simulator.capacity.rates import Link, Measured, MixError, Shape, Targets, measure, step_s
-from simulator.cli.replay_options import GENERATED, GENERATED_BLOCK, PROFILE, workload_of
-from simulator.cli.usage import UsageError, check_files
+from simulator.cli.flags import Group, NotNegative, Written, command, given_flags
+from simulator.cli.setups import (
+    GENERATED,
+    GENERATED_BLOCK,
+    PROFILE,
+    KvTokens,
+    OpenLoop,
+    TraceAt,
+    known,
+    workload_of,
+)
+from simulator.cli.usage import UsageError, check_files, write_json
 from simulator.report.console import say_trace_errors
 from simulator.workloads.open import open_jobs
 
 CACHES = 4  # where no number of GPUs says how many workers prefill
 KINDS = {"split": SPLIT, "alone": ALIKE, "mixed": "both kinds"}
-_REPEATED = (
-    *("ttft_ms", "gpus", "kv_tokens", "caches", "cached", "link_gbps", "link_setup_ms"),
-    *("format", "block_tokens", "speed", "rate", "requests", "skip", "seconds", "spread"),
-)  # options of a point's command
 CACHED_BY = {
     "log": "as the log says",
     "caches": "as the caches of {} workers would have it",
@@ -55,87 +61,186 @@ CACHED_BY = {
 }
 
 
-def rate_match(options: argparse.Namespace, console: Console) -> bool:
-    """Prints what the best pools take; False where no pool keeps the targets."""
-    check_files(options, ("json",), [options.trace])
-    shapes, targets, link = _shapes(options), _targets(options, options.tpot_ms), _link(options)
-    if options.simulate and options.gpus is None:
+MATCH_EXAMPLES = """\
+examples:
+  warmroute-sim rate-match requests.jsonl --tpot-ms 25 --ttft-ms 1000 --gpus 16
+  warmroute-sim rate-match requests.jsonl --tpot-ms 25 --gpus 64 \\
+      --profile qwen3-32b-h100-tp2 --profile qwen3-32b-h100-tp4
+  warmroute-sim rate-match 'gen:shared?prefix=4384&suffix=16&output=1200' --cached none \\
+      --tpot-ms 20 --prefill-profile deepseek-r1-gb200-ep4 \\
+      --decode-profile deepseek-r1-gb200-ep32 --profile deepseek-r1-gb200-ep8
+
+How it is computed, and when it pays: docs/disaggregation.md. What queues, bursts and caches make of
+it: --simulate, or `replay` with --prefill-workers and --decode-workers.
+"""
+FRONT_EXAMPLES = """\
+examples:
+  warmroute-sim pareto requests.jsonl --ttft-ms 2000 --svg front.svg
+  warmroute-sim pareto requests.jsonl --gpus 16 --profile qwen3-32b-h100-tp2 \\
+      --profile qwen3-32b-h100-tp4
+"""
+_TARGETS = Group("targets")
+
+
+class Latency(Struct):
+    """Targets, but for the time per token."""
+
+    ttft_ms: Annotated[float | None, "mean time to first token, at most; default: any"] = None
+    every_step: Annotated[bool, "the time per token is that of every step, not of the mean: tails "
+        "count"] = False  # fmt: skip
+
+
+class Workers(Struct):
+    """The workers there may be."""
+
+    gpus: Annotated[int | None, "of all workers; default: any ratio"] = None
+    profile: Annotated[tuple[str, ...], "P", f"workers that may do any of it; default {PROFILE}; "
+        "repeat, and the best is taken"] = ()  # fmt: skip
+    prefill_profile: Annotated[tuple[str, ...], "P", "workers that may prefill, instead of "
+        "--profile's; repeat, and the best is taken"] = ()  # fmt: skip
+    decode_profile: Annotated[tuple[str, ...], "P", "workers that may decode, instead of "
+        "--profile's; repeat, and the best is taken"] = ()  # fmt: skip
+    kv_tokens: KvTokens = None
+    link_gbps: Annotated[float, "Gbit/s by which each GPU of a worker sends and receives KV"
+    ] = 200.0  # fmt: skip
+    link_setup_ms: Annotated[NotNegative, "of each transfer"] = 1.0
+
+
+class Cached(Struct):
+    """The part of a prompt that is cached."""
+
+    cached: Annotated[Literal["log", "caches", "none"] | None, "log: as the workers reported; "
+        "caches: as --caches workers would find it; none: nothing. Default: log where TRACE is a "
+        "request log that knows, else caches"] = None  # fmt: skip
+    caches: Annotated[int | None, "workers that prefill, each with its cache; default: as half of "
+        "--gpus has, or 4"] = None  # fmt: skip
+
+
+class Capacity(Struct, kw_only=True):
+    """The options of both commands."""
+
+    trace: TraceAt
+    latency: Annotated[Latency, _TARGETS]
+    workers: Annotated[Workers, Group("workers")]
+    cached: Annotated[Cached, Group("what of a prompt is cached")]
+    requests: Annotated[OpenLoop, Group("requests")]
+
+
+class RateMatch(Struct, kw_only=True):
+    """The options of `rate-match`."""
+
+    tpot_ms: Annotated[float, _TARGETS, "mean time per token after the first, at most"]
+    asked: Capacity
+    simulate: Annotated[bool, "replay TRACE on the best split and its neighbours, and on workers "
+        "that do both, at 95 % of the rate that the arithmetic gives, or at --rate"
+    ] = False  # fmt: skip
+    json: Annotated[Written, "the mix, the targets, the pools with all their figures"] = None
+
+
+@command(
+    "TRACE --tpot-ms MS [--ttft-ms MS] [--gpus N] [--profile P]... [option]...",
+    MATCH_EXAMPLES + known(),
+)
+def rate_match(options: RateMatch, console: Console) -> bool:
+    """Computes from step times how many requests like those of TRACE a worker takes that prefills,
+    one that decodes and one that does both, and which numbers of them take most on so many GPUs
+    while both targets are kept; without --gpus, in which ratio they match. What of a prompt is
+    cached counts: only the rest is computed.
+    """
+    asked, gpus = options.asked, options.asked.workers.gpus
+    check_files([asked.trace], json=options.json)
+    shapes, targets, link = _shapes(asked.workers), _targets(asked, options.tpot_ms), _link(asked)
+    if options.simulate and gpus is None:
         raise UsageError("--simulate replays whole workers; say on how many --gpus")
-    if options.gpus is not None and options.gpus > MAX_GPUS:
-        raise UsageError(f"--gpus {options.gpus}: {MAX_GPUS} at most")
-    measured, caches = _measured(options, console, shapes)
-    found = match(measured.mix, shapes, targets, link, options.gpus)
+    if gpus is not None and gpus > MAX_GPUS:
+        raise UsageError(f"--gpus {gpus}: {MAX_GPUS} at most")
+    measured, caches = _measured(asked, console, shapes)
+    found = match(measured.mix, shapes, targets, link, gpus)
     console.print(_told(measured, caches), highlight=False)
     console.print(_targets_told(targets, link), highlight=False)
-    console.print(_match_table(found, options.gpus))
+    console.print(_match_table(found, gpus))
     trials: list[Trial] = []
-    if options.simulate and found.split is not None:
-        rate_per_s, trials = _trials(options, found, targets, link)
+    if options.simulate and gpus is not None and found.split is not None:
+        rate_per_s, trials = _trials(asked, gpus, found, targets, link)
         console.print(_trials_table(trials, rate_per_s), highlight=False)
         console.print(
             f"good: within {TTFT_MARGIN:g} times the TTFT and {TPOT_MARGIN:g} times the time per "
             "token; *: most of them",
             style="dim", highlight=False,
         )  # fmt: skip
-    for line in _advice(found, measured, targets, shapes, options.gpus):
+    for line in _advice(found, measured, targets, shapes, gpus):
         console.print(line, highlight=False, soft_wrap=True)
-    if options.json is not None:
-        rows = {"mix": _mix_row(measured), "targets": targets, "pools": _pools(found)}
-        _write(options, rows | ({"trials": trials} if options.simulate else {}))
+    rows = {"mix": _mix_row(measured), "targets": targets, "pools": _pools(found)}
+    write_json(options.json, rows | ({"trials": trials} if options.simulate else {}))
     return found.best is not None
 
 
-def front(options: argparse.Namespace, console: Console) -> bool:
-    """Prints and draws the fronts; False where no pool keeps the targets at any speed."""
-    check_files(options, ("json", "svg"), [options.trace])
-    shapes, link = _shapes(options), _link(options)
-    measured, caches = _measured(options, console, shapes)
+class Pareto(Struct, kw_only=True):
+    """The options of `pareto`."""
+
+    asked: Capacity
+    points: Annotated[int, _TARGETS, "times per token to try, from the shortest step on"] = 24
+    svg: Annotated[Written, "the picture"] = None
+    json: Annotated[Written, "all points"] = None
+
+
+@command(
+    "TRACE [--ttft-ms MS] [--gpus N] [--profile P]... [--svg FILE] [option]...",
+    FRONT_EXAMPLES + known(),
+)
+def pareto(options: Pareto, console: Console) -> bool:
+    """Computes for many times per token which pool gives most tokens per GPU, once of workers that
+    prefill or decode and once of workers that do both, keeps what nothing else beats in both, and
+    prints for each point the command that shows it again.
+    """
+    asked, gpus = options.asked, options.asked.workers.gpus
+    check_files([asked.trace], svg=options.svg, json=options.json)
+    shapes, link = _shapes(asked.workers), _link(asked)
+    measured, caches = _measured(asked, console, shapes)
     tpots_s = speeds(shapes, options.points)
-    split, alike = pareto(
-        measured.mix, shapes, tpots_s, _targets(options, None), link, options.gpus
-    )
+    split, alike = fronts(measured.mix, shapes, tpots_s, _targets(asked, None), link, gpus)
     console.print(_told(measured, caches), highlight=False)
     if not split and not alike:
         console.print("no pool keeps the targets at any speed: raise --ttft-ms, or give more GPUs")
         return False
     points = [*split, *alike]
-    commands = [_command(options, point) for point in points]
+    again = [_command(asked, point) for point in points]
     console.print(_front_table(points))
     for line in gain(split, alike):
         console.print(line, highlight=False)
     console.print("\nEach point again, with its workers (numbers as above):")
-    for number, command in enumerate(commands, start=1):
-        console.print(f"  {number:2}  {command}", highlight=False, markup=False, soft_wrap=True)
+    for number, words in enumerate(again, start=1):
+        console.print(f"  {number:2}  {words}", highlight=False, markup=False, soft_wrap=True)
     if options.svg is not None:
         options.svg.write_text(drawn(split, alike))
     if options.json is not None:
         rows = [
             {"kind": one.kind, "tokens_per_s_user": one.per_user, "tokens_per_s_gpu": one.per_gpu,
-             "targets": one.targets, "pool": one.pool, "command": command}
-            for one, command in zip(points, commands, strict=True)
+             "targets": one.targets, "pool": one.pool, "command": words}
+            for one, words in zip(points, again, strict=True)
         ]  # fmt: skip
-        _write(options, {"mix": _mix_row(measured), "points": rows})
+        write_json(options.json, {"mix": _mix_row(measured), "points": rows})
     return True
 
 
 # --- what was asked for -------------------------------------------------------------------------
 
 
-def _shapes(options: argparse.Namespace) -> Shapes:
-    usual = options.profile or [PROFILE]
+def _shapes(workers: Workers) -> Shapes:
+    usual = workers.profile or (PROFILE,)
 
-    def of(option: str, names: Sequence[str] | None) -> tuple[Shape, ...]:
+    def of(option: str, names: Sequence[str]) -> tuple[Shape, ...]:
         try:
             return tuple(
-                Shape.of(name, options.kv_tokens) for name in dict.fromkeys(names or usual)
+                Shape.of(name, workers.kv_tokens) for name in dict.fromkeys(names or usual)
             )
         except ValueError as error:
             raise UsageError(f"--{option}: {error}") from error
 
     shapes = Shapes(
-        of("prefill-profile", options.prefill_profile),
-        of("decode-profile", options.decode_profile),
-        of("profile", options.profile),
+        of("prefill-profile", workers.prefill_profile),
+        of("decode-profile", workers.decode_profile),
+        of("profile", workers.profile),
     )
     for p in shapes.prefill:
         for d in shapes.decode:
@@ -147,54 +252,54 @@ def _shapes(options: argparse.Namespace) -> Shapes:
     return shapes
 
 
-def _targets(options: argparse.Namespace, tpot_ms: float | None) -> Targets:
-    ttft_s = math.inf if options.ttft_ms is None else options.ttft_ms / 1e3
-    return Targets((tpot_ms or 1e3) / 1e3, ttft_s, options.every_step)
+def _targets(asked: Capacity, tpot_ms: float | None) -> Targets:
+    ttft_ms = asked.latency.ttft_ms
+    ttft_s = math.inf if ttft_ms is None else ttft_ms / 1e3
+    return Targets((tpot_ms or 1e3) / 1e3, ttft_s, asked.latency.every_step)
 
 
-def _link(options: argparse.Namespace) -> Link:
-    return Link(options.link_gbps, options.link_setup_ms / 1e3)
+def _link(asked: Capacity) -> Link:
+    return Link(asked.workers.link_gbps, asked.workers.link_setup_ms / 1e3)
 
 
-def _measured(
-    options: argparse.Namespace, console: Console, shapes: Shapes
-) -> tuple[Measured, int]:
+def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measured, int]:
     """The mix, and the number of caches that was assumed."""
-    caches = options.caches or CACHES
-    if options.caches is None and options.gpus is not None:
-        caches = max(1, options.gpus // (2 * shapes.prefill[0].gpus))
-    stream = open_jobs(workload_of(options))
+    gpus, caches = asked.workers.gpus, asked.cached.caches
+    if caches is None:
+        caches = CACHES if gpus is None else max(1, gpus // (2 * shapes.prefill[0].gpus))
+    stream = open_jobs(workload_of(asked.trace, asked.requests))
     kv_tokens = shapes.prefill[0].kv_tokens
     try:
-        found = measure(stream.jobs, stream.block_tokens, caches, kv_tokens, options.cached)
+        found = measure(stream.jobs, stream.block_tokens, caches, kv_tokens, asked.cached.cached)
     except MixError as error:
-        raise UsageError(f"{options.trace}: {error}") from error
+        raise UsageError(f"{asked.trace}: {error}") from error
     say_trace_errors(console, stream.errors.total, stream.errors)
     return found, caches
 
 
 def _trials(
-    options: argparse.Namespace, found: Match, targets: Targets, link: Link
+    asked: Capacity, gpus: int, found: Match, targets: Targets, link: Link
 ) -> tuple[float, list[Trial]]:
     """Replays around the best split, and of the best workers that do both, at one rate."""
     assert found.split is not None
     p, d = (part.shape for part in found.split.parts)
-    spec = workload_of(options)
+    spec = workload_of(asked.trace, asked.requests)
     if spec.rate_per_s is None:
         rate_per_s = RATE_SHARE * found.split.requests_per_s
         spec = msgspec.structs.replace(spec, rate_per_s=rate_per_s, speed=1.0)
     # Where any TTFT will do, what the arithmetic expects is what a good one is.
     limits = replace(targets, ttft_s=min(targets.ttft_s, found.split.ttft_s))
-    block_size = GENERATED_BLOCK if options.trace.startswith(GENERATED) else None
+    kv_tokens = asked.workers.kv_tokens
+    block_size = GENERATED_BLOCK if asked.trace.startswith(GENERATED) else None
     tried = partial(
-        trial, spec, targets=limits, link=link, block_size=block_size, kv_tokens=options.kv_tokens
+        trial, spec, targets=limits, link=link, block_size=block_size, kv_tokens=kv_tokens
     )
 
     def of(prefill_workers: int) -> Trial:
-        rest = (options.gpus - prefill_workers * p.gpus) // d.gpus
+        rest = (gpus - prefill_workers * p.gpus) // d.gpus
         return tried((("prefill", p.name, prefill_workers), ("decode", d.name, rest)))
 
-    trials = climb(int(found.split.workers("prefill")), (options.gpus - d.gpus) // p.gpus, of)
+    trials = climb(int(found.split.workers("prefill")), (gpus - d.gpus) // p.gpus, of)
     if found.alone is not None:
         both = found.alone.parts[0]
         trials.append(tried((("both", both.shape.name, int(both.workers)),)))
@@ -323,22 +428,10 @@ def _front_table(points: Sequence[FrontPoint]) -> Table:
     return table
 
 
-def _command(options: argparse.Namespace, point: FrontPoint) -> str:
+def _command(asked: Capacity, point: FrontPoint) -> str:
     """`rate-match` with the point's time per token, and everything else as it was asked for."""
-    words = [
-        "warmroute-sim",
-        "rate-match",
-        options.trace,
-        f"--tpot-ms={point.targets.tpot_s * 1e3:g}",
-    ]
-    for name in _REPEATED:
-        value = getattr(options, name)
-        if value not in (None, options.defaults.get(name)):
-            words.append(f"--{name.replace('_', '-')}={value}")
-    words += ["--every-step"] if options.every_step else []
-    for name in ("profile", "prefill_profile", "decode_profile"):
-        words += [f"--{name.replace('_', '-')}={one}" for one in getattr(options, name) or ()]
-    return shlex.join(words)
+    tpot = f"--tpot-ms={point.targets.tpot_s * 1e3:g}"
+    return shlex.join(["warmroute-sim", "rate-match", asked.trace, tpot, *given_flags(asked)])
 
 
 def _pools(found: Match) -> dict[str, Pool | None]:
@@ -355,10 +448,6 @@ def _mix_row(measured: Measured) -> dict[str, Any]:
         "output_tokens": mix.output,
         "cached_by": measured.cached_by,
     }
-
-
-def _write(options: argparse.Namespace, found: dict[str, Any]) -> None:
-    options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
 
 
 def _ms(seconds: float) -> str:

@@ -9,6 +9,7 @@ import sys
 import traceback
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -18,11 +19,8 @@ from rich.console import Console
 from router.core.placement.guard import PolicyFaultError
 from router.record.facts import RecordingError
 from simulator.calibrate.fit import ObservationError
-from simulator.cli import live_options as cli_live
-from simulator.cli import replay_options as cli_replay
-from simulator.cli import study_options as cli_study
 from simulator.cli import usage
-from simulator.cli.usage import Command
+from simulator.cli.flags import Command, options_of
 from simulator.limits.report import BoundError
 from simulator.live.load import WorkloadError
 from simulator.live.processes import StartError
@@ -34,6 +32,7 @@ from simulator.traces.job import TraceError
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 
 LOG_COLUMNS = 160
+AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 # Imported where they are used: the library, and what installs it.
 OF_EXTRAS = {"scipy": "pip install 'scipy>=1.17' (or '.[sim]' in the checkout)"}
 REMOVED = {
@@ -45,6 +44,33 @@ WRONG_INPUT = (
     TraceError, WorkloadError, ReplayError, SweepError, BoundError, ObservationError,
     RecordingError, usage.UsageError,
 )  # fmt: skip
+
+# The module of each command, and what it is for.
+COMMANDS = {
+    "replay": ("replay", "what each policy would have given for a trace, on virtual time"),
+    "advise": ("advise", "what to change, by the router's own log"),
+    "plan": ("plan", "the smallest fleet and the policy that keep latency targets"),
+    "rate-match": ("capacity",
+        "how many workers prefill and how many decode, for a log, GPUs and targets"),
+    "pareto": ("capacity",
+        "throughput per GPU against speed, workers of two roles and workers all alike"),
+    "instances": ("instances", "how many instances of a batching model (Triton's) a load needs"),
+    "sweep": ("sweeps", "many replays from one file: policies, parameters, fleets, loads, seeds"),
+    "compare": ("sweeps", "rules against one of them, seed by seed, from files of sweep results"),
+    "study": ("sweeps", "the sweeps behind docs/notes/policy-study.md: run, resumed, compared"),
+    "hits": ("bounds", "hit rates of routing rules over caches alone, without service times"),
+    "bound": ("bounds", "what no policy can beat on a trace, and where policies lose"),
+    "sources": ("replay", "the formats and generators of traces, with what each can be asked"),
+    "validate": ("truth", "the same trace live and simulated, figure by figure"),
+    "calibrate": ("truth", "fit step times to a live engine, or to its step log"),
+    "check-facts": ("facts", "play a router's recording of facts: does this core decide the same?"),
+    "demo": ("live",
+        "compare policies on virtual time, show a hot spot and its cure live; ends by itself"),
+    "load": ("live", "put a workload on a live OpenAI-compatible endpoint"),
+    "stack": ("live",
+        "start a router and timed workers; stay until Ctrl-C, or put a trace on them"),
+}  # fmt: skip
+ALIASES = {"run-stack": "stack"}
 
 EPILOG = """\
 examples: on virtual time (docs/simulator.md)
@@ -73,11 +99,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given and given[0] in REMOVED:
         print(f"warmroute-sim: {given[0]}: {REMOVED[given[0]]}", file=sys.stderr)
         return EXIT_USAGE
-    options = build_parser().parse_args(given)
+    command, options = read_arguments(given)
     # Where nobody watches, lines are for a log: wide enough to stay lines.
     console = Console(width=None if sys.stdout.isatty() else LOG_COLUMNS)
     try:
-        sound = _run(options.command(), options, console)
+        sound = _run(command, options, console)
     except WRONG_INPUT as error:
         print(f"warmroute-sim: {error}", file=sys.stderr)
         return EXIT_USAGE
@@ -111,9 +137,9 @@ def _named(error: OSError) -> str:
     return f": {error.filename}" if error.filename else ""
 
 
-def _run(command: Command, options: argparse.Namespace, console: Console) -> bool:
+def _run(command: Command, options: Any, console: Console) -> bool:
     with _interrupted_by_signals():
-        found = command(options, console)
+        found = command.run(options, console)
         if isinstance(found, bool):
             return found
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -155,31 +181,23 @@ def _endings() -> list[signal.Signals]:
     return endings
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The command line."""
+def read_arguments(given: Sequence[str]) -> tuple[Command, Any]:
+    """The command that is asked for, and its options. Only its module is imported."""
     parser = argparse.ArgumentParser(
         prog="warmroute-sim",
         description="Replays on virtual time, load on real programs, and what is learned of both.",
         epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=AS_WRITTEN,
     )
-    commands_of = parser.add_subparsers(required=True, metavar="COMMAND")
-    cli_replay.add_replay(commands_of)
-    cli_study.add_advise(commands_of)
-    cli_study.add_plan(commands_of)
-    cli_study.add_rate_match(commands_of)
-    cli_study.add_pareto(commands_of)
-    cli_study.add_instances(commands_of)
-    cli_study.add_sweep(commands_of)
-    cli_study.add_compare(commands_of)
-    cli_study.add_study(commands_of)
-    cli_study.add_hits(commands_of)
-    cli_study.add_bound(commands_of)
-    cli_replay.add_sources(commands_of)
-    cli_study.add_validate(commands_of)
-    cli_study.add_calibrate(commands_of)
-    cli_study.add_check_facts(commands_of)
-    cli_live.add_demo(commands_of)
-    cli_live.add_load(commands_of)
-    cli_live.add_stack(commands_of)
-    return parser
+    parsers = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, (module, about) in COMMANDS.items():
+        aliases = [alias for alias, of in ALIASES.items() if of == name]
+        one = parsers.add_parser(name, help=about, aliases=aliases, formatter_class=AS_WRITTEN)
+        if not {name, *aliases}.isdisjoint(given):
+            commands = import_module(f"simulator.cli.{module}")
+            command: Command = getattr(commands, name.replace("-", "_"))
+            command.fill(one)
+            one.set_defaults(command=command)
+    read = vars(parser.parse_args(given))
+    command = read["command"]
+    return command, options_of(command.options, read)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
-import msgspec
+from msgspec import Struct
 from rich.console import Console
 
 from simulator.capacity.batches import (
     BEYOND,
+    MAX_BATCH,
     Batches,
     MeasurementError,
     fit,
@@ -20,7 +21,10 @@ from simulator.capacity.batches import (
     read_measured,
 )
 from simulator.capacity.instances import (
+    HEADROOM,
+    MAX_INSTANCES,
     MAX_VARIABILITY,
+    MOST_INSTANCES,
     Load,
     Memory,
     Plan,
@@ -29,9 +33,19 @@ from simulator.capacity.instances import (
     Target,
     load_of,
 )
-from simulator.cli.usage import UsageError, check_files
+from simulator.cli.flags import (
+    Group,
+    NotNegative,
+    Place,
+    Share,
+    Written,
+    at_most,
+    command,
+)
+from simulator.cli.usage import UsageError, check_files, write_json
 from simulator.report.console import say_trace_errors
-from simulator.report.page import Table
+from simulator.report.page import Page, Picture, Section, Table
+from simulator.report.plots import line_plot
 from simulator.traces.spec import WorkloadSpec
 from simulator.workloads.open import open_jobs
 
@@ -47,14 +61,100 @@ LEGEND = (
 )
 
 
-def instances(options: argparse.Namespace, console: Console) -> bool:
-    """Prints the plan; False where no number of instances that is allowed keeps the target."""
-    read = [str(path) for path in options.measured]
-    check_files(options, ("json", "html"), [*read, *([options.log] if options.log else [])])
+EXAMPLES = """\
+how to get FILE, and what to do with it:
+  warmroute doctor http://gpu1:8000 --probe --measure resnet.json
+  warmroute-sim instances resnet.json --rate 400 --p99-ms 80
+  warmroute-sim instances resnet.json --log requests.jsonl --p99-ms 80 --device-gib 16 \\
+      --instance-gib 4 --request-mib 100
+without a measurement, for a model that takes 10 ms and 2 ms more for each request of a batch:
+  warmroute-sim instances --base-s 0.010 --per-request-s 0.002 --max-batch 8 --rate 400 --p99-ms 80
+
+what an answer means:
+  An execution of b requests takes a + c x b. One instance, however well it batches, takes at most
+  1/c requests a second; more instances take more only while the device is idle between
+  executions. Busy instances batch by themselves: what arrives during an execution is the next
+  batch. So first let batches grow to the knee, then add instances, and measure again beside them
+  (several FILEs, each measured beside another number): instances on one device slow each other.
+  "busy" near 100 % is no alarm where batches are not full: see "load" for that.
+
+exit status: 1 where no number of instances that is allowed keeps the target
+"""
+
+
+class Times(Struct):
+    """Times of executions, where nothing was measured."""
+
+    base_s: Annotated[NotNegative | None, "A", "seconds of any execution"] = None
+    per_request_s: Annotated[NotNegative | None, "C", "seconds more for each request of its batch"
+    ] = None  # fmt: skip
+    max_batch: Annotated[int | None, at_most(MAX_BATCH), "B", "largest batch; default: as FILE "
+        "says, else 8. Never beyond twice the largest one measured"] = None  # fmt: skip
+
+
+class LoadOptions(Struct):
+    """The load."""
+
+    rate: Annotated[float | None, "R", "requests per second, at the peak"] = None
+    log: Annotated[str | None, "LOG", "a request log of the router (--request-log), or another "
+        "trace: the 99th percentile of its minutes is the peak"] = None  # fmt: skip
+    variability: Annotated[NotNegative | None, "V", "variance / mean^2 of the time between "
+        "arrivals: 0 even, 1 Poisson, more for bursts; default: as the log's, else 1"
+    ] = None  # fmt: skip
+
+
+class TargetOptions(Struct):
+    """The targets, and what stays in reserve."""
+
+    mean_ms: Annotated[float | None, "mean time from arrival to answer, at most"] = None
+    p50_ms: Annotated[float | None, "median time from arrival to answer, at most"] = None
+    p99_ms: Annotated[float | None, "99th percentile of the time from arrival to answer, at most"
+    ] = None  # fmt: skip
+    headroom: Annotated[Share, "SHARE", "of time (the target holds at the rate / (1 - SHARE)) and "
+        "memory that stays free"] = HEADROOM  # fmt: skip
+    most_instances: Annotated[int, at_most(MAX_INSTANCES), "to try"] = MOST_INSTANCES
+
+
+class MemoryOptions(Struct):
+    """Memory of a device and of an instance."""
+
+    device_gib: Annotated[float | None, "memory of a device"] = None
+    instance_gib: Annotated[float | None, "what an instance takes before its first request: its "
+        "weights and its runtime"] = None  # fmt: skip
+    request_mib: Annotated[NotNegative, "M", "what each request of a full batch takes more; "
+        "default 0"] = 0.0  # fmt: skip
+    devices: Annotated[int, ""] = 1
+
+
+class Instances(Struct, kw_only=True):
+    """The options of `instances`."""
+
+    measured: Annotated[tuple[Path, ...], Place("*"), "times of batches by size, of `warmroute "
+        "doctor URL --probe --measure FILE`; several of one model, where it was measured beside "
+        "different numbers of instances"]  # fmt: skip
+    times: Annotated[Times, Group("times, instead of FILE")]
+    load: Annotated[LoadOptions, Group("load")]
+    target: Annotated[TargetOptions, Group("target")]
+    memory: Annotated[MemoryOptions, Group("memory: how many instances may there be")]
+    json: Annotated[Written, "the plan with all figures"] = None
+    html: Annotated[Written, "a page with pictures"] = None
+
+
+@command(
+    "[FILE]... (--rate R | --log LOG) [--p99-ms MS] [--device-gib G --instance-gib G]...", EXAMPLES
+)
+def instances(options: Instances, console: Console) -> bool:
+    """Simulates a model's instances behind one queue, with times of batches as measured, for more
+    and more instances until the target is kept with a reserve: mean batch, utilisation, queue and
+    latency of each number, the least that is enough, with and without one that fails, the knee, the
+    queue delay worth setting.
+    """
+    check_files([*options.measured, options.load.log], json=options.json, html=options.html)
     measured = _measured(options)
-    load = _load(options, console)
-    bounds = [_seconds(options, name) for name in ("mean", "p50", "p99")]
-    target = Target(bounds[0], bounds[1], bounds[2], options.headroom)
+    load = _load(options.load, console)
+    asked = options.target
+    mean_s, p50_s, p99_s = map(_seconds, (asked.mean_ms, asked.p50_ms, asked.p99_ms))
+    target = Target(mean_s, p50_s, p99_s, asked.headroom)
     planner = Planner(measured, load, target, _most(options, measured))
     plan = planner.plan()
     lines = [*_given_lines(measured, load, target), *_answer(planner, plan)]
@@ -67,9 +167,8 @@ def instances(options: argparse.Namespace, console: Console) -> bool:
         console.print(line, highlight=False, soft_wrap=True)
     for word, meaning in LEGEND:
         console.print(f"{word:<9} {meaning}", style="dim", highlight=False)
-    if options.json is not None:
-        found = {"load": load, "target": target, "models": _model_rows(measured), "plan": plan}
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    found = {"load": load, "target": target, "models": _model_rows(measured), "plan": plan}
+    write_json(options.json, found)
     if options.html is not None:
         options.html.write_text(_page(planner, plan, lines))
     return plan.needed is not None
@@ -78,19 +177,20 @@ def instances(options: argparse.Namespace, console: Console) -> bool:
 # --- what was asked for -------------------------------------------------------------------------
 
 
-def _measured(options: argparse.Namespace) -> list[Batches]:
-    line = (options.base_s, options.per_request_s)
-    if options.measured and line != (None, None):
+def _measured(options: Instances) -> list[Batches]:
+    times = options.times
+    base_s, each_s = times.base_s, times.per_request_s
+    if options.measured and (base_s, each_s) != (None, None):
         raise UsageError("give measured FILEs or --base-s and --per-request-s, not both")
     try:
         if not options.measured:
-            if None in line:
+            if base_s is None or each_s is None:
                 raise UsageError(
                     "say how long batches take: FILE of `warmroute doctor URL --probe --measure "
                     "FILE`, or --base-s and --per-request-s"
                 )
-            return [given(*line, options.max_batch or GIVEN_BATCH)]
-        found = [fit(read_measured(path), options.max_batch) for path in options.measured]
+            return [given(base_s, each_s, times.max_batch or GIVEN_BATCH)]
+        found = [fit(read_measured(path), times.max_batch) for path in options.measured]
     except MeasurementError as error:
         raise UsageError(str(error)) from error
     names = {one.model for one in found}
@@ -105,7 +205,7 @@ def _measured(options: argparse.Namespace) -> list[Batches]:
     return found
 
 
-def _load(options: argparse.Namespace, console: Console) -> Load:
+def _load(options: LoadOptions, console: Console) -> Load:
     if (options.variability or 0.0) > MAX_VARIABILITY:
         raise UsageError(f"--variability {options.variability:g}: {MAX_VARIABILITY:g} at most")
     if options.log is None:
@@ -122,28 +222,25 @@ def _load(options: argparse.Namespace, console: Console) -> Load:
     return Load(options.rate or load.rate_per_s, spread)
 
 
-def _seconds(options: argparse.Namespace, name: str) -> float:
-    value = getattr(options, f"{name}_ms")
-    return math.inf if value is None else value / 1e3
+def _seconds(ms: float | None) -> float:
+    return math.inf if ms is None else ms / 1e3
 
 
-def _most(options: argparse.Namespace, measured: Sequence[Batches]) -> int:
+def _most(options: Instances, measured: Sequence[Batches]) -> int:
     """Instances that may be planned with: as many as memory holds, where it is known."""
-    most: int = options.most_instances
-    if (options.device_gib is None) != (options.instance_gib is None):
-        raise UsageError("memory needs both: --device-gib and --instance-gib")
-    if options.device_gib is None:
+    most, headroom, given = options.target.most_instances, options.target.headroom, options.memory
+    if given.device_gib is None and given.instance_gib is None:
         return most
-    memory = Memory(
-        options.device_gib, options.instance_gib, options.request_mib / 1024, options.devices
-    )
+    if given.device_gib is None or given.instance_gib is None:
+        raise UsageError("memory needs both: --device-gib and --instance-gib")
+    memory = Memory(given.device_gib, given.instance_gib, given.request_mib / 1024, given.devices)
     largest = max(one.largest for one in measured)
-    held = memory.most(largest, options.headroom)
+    held = memory.most(largest, headroom)
     if not held:
         each = memory.instance + largest * memory.request
         raise UsageError(
             f"memory: an instance with a batch of {largest} takes {each:.3g} GiB, and of a device "
-            f"of {memory.device:g} GiB {memory.device * (1 - options.headroom):.3g} are planned; "
+            f"of {memory.device:g} GiB {memory.device * (1 - headroom):.3g} are planned; "
             "take a larger device, a smaller --max-batch, or less --headroom"
         )
     return min(most, held)
@@ -277,9 +374,6 @@ def _model_rows(measured: Sequence[Batches]) -> list[dict[str, Any]]:
 
 def _page(planner: Planner, plan: Plan, lines: Sequence[str]) -> str:
     """The plan as a page that needs nothing else."""
-    from simulator.report.page import Page, Picture, Section
-    from simulator.report.plots import line_plot  # matplotlib takes a second
-
     rows = [one for one in plan.rows if not one.overloaded]
     counts = [float(one.instances) for one in rows]
     _, bound_s = planner.target.tightest

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import aiohttp
+from msgspec import Struct
 from rich.console import Console
 
-from simulator.cli import usage
-from simulator.live.client import Target, first_model
+from simulator.cli.flags import Either, Place, Port, Whole, command
+from simulator.cli.usage import (
+    UsageError,
+    base_url,
+    check_file,
+    check_folder,
+    check_policy,
+    check_profile,
+)
+from simulator.live.client import FIRST_TOKEN_ID, Target, first_model
 from simulator.live.console import LoadBoard, print_rows, run_line
 from simulator.live.demo import run_demo
 from simulator.live.load import MAX_REQUESTS, Workload, opened, run_load
@@ -32,16 +43,104 @@ from simulator.traces.spec import WorkloadSpec
 EXAMPLE_REPEATS = 50  # of a short sentence: several blocks of 16 tokens, and it still pastes well
 
 
-async def demo(options: argparse.Namespace, console: Console) -> bool:
-    """Runs the demo."""
-    usage.check_folder("--out", options.out)
+REQUESTS, GROUPS, RATE_PER_S, OUTPUT_TOKENS, SEED = 100, 1, 10.0, 32, 1
+BLOCK_TOKENS = 512
+
+OF_A_TRACE = ("seconds", "spread", "block_tokens")
+OF_A_SHARED_PREFIX = ("groups", "rate", "output_tokens", "seed")
+
+
+class Demo(Struct):
+    """The options of `demo`."""
+
+    out: Annotated[Path, "DIR", "reports and logs"] = Path("build/demo")
+    quick: Annotated[bool, "live, as little as a busy machine does"] = False
+    trace: Annotated[Path | None, "conversation trace to use"] = None
+
+
+@command("[option]...")
+async def demo(options: Demo, console: Console) -> bool:
+    """Replays three workloads for several policies, then starts timed workers and a router as
+    processes on loopback and puts the first workload on them. Prints a table, writes report.html
+    and report.json. Takes about a minute and a half, never more than four; on a busy machine it
+    does less and says so. Ends with 0 when no request was lost and every load counter came back to
+    zero.
+    """
+    check_folder("--out", options.out)
     return (await run_demo(options.out, console, options.quick, options.trace)).sound
 
 
-async def load(options: argparse.Namespace, console: Console) -> bool:
-    """Puts a workload on a live endpoint; what came back until Ctrl-C is shown as well."""
-    usage.check_load(options)
-    url = usage.base_url(options.url)
+class TracePart(Struct):
+    """The part of a trace that is sent, and how it is read."""
+
+    requests: Annotated[int | None, "at most so many"] = None
+    seconds: Annotated[float | None, "of the trace's start only"] = None
+    spread: Annotated[float | None, "S", "spread requests of one timestamp over S seconds "
+        "(Mooncake: 3)"] = None  # fmt: skip
+    block_tokens: Annotated[int | None, "prompt tokens that an id stands for; default: as the "
+        f"format says, Mooncake's {BLOCK_TOKENS}"] = None  # fmt: skip
+
+
+class SharedPrefix(Struct):
+    """The load that is made where there is no trace."""
+
+    groups: Annotated[int | None, f"shared prompts; default {GROUPS}"] = None
+    rate: Annotated[float | None, "R", f"per second; default {RATE_PER_S:g}"] = None
+    output_tokens: Annotated[int | None, f"default {OUTPUT_TOKENS}"] = None
+    seed: Annotated[Whole | None, "SEED", f"default {SEED}"] = None
+
+
+class Load(Struct, kw_only=True):
+    """The options of `load`."""
+
+    url: Annotated[str, Place(), "url", "base address, as http://127.0.0.1:8080; /v1 is added"]
+    trace: Annotated[Path | None, Either("load", required=True), "a trace, plain or packed"] = None
+    shared_prefix: Annotated[str | None, Either("load", required=True), "SYSTEM+QUESTION",
+        "tokens shared and own, as 6000+700"] = None  # fmt: skip
+    model: Annotated[str | None, "M", "default: the first that the endpoint lists"] = None
+    speed: Annotated[float | None, "X", "arrivals X times as fast"] = None
+    concurrency: Annotated[int | None, "closed loop with N requests under way"] = None
+    part: TracePart
+    made: SharedPrefix
+    vocabulary: Annotated[int, "token ids to make prompts of are below it"] = 10_000
+    timeout: Annotated[float, "S", "per request"] = 600.0
+    json: Annotated[Path | None, "write results and rows"] = None
+    html: Annotated[Path | None, "write the page"] = None
+
+
+def _check_load(options: Load) -> None:
+    """Raises `UsageError` for a load that cannot be sent, or whose results could not be kept."""
+    part, made = options.part, options.made
+    if options.trace is None:
+        _refuse(part, OF_A_TRACE, "is for --trace, and this load is made by --shared-prefix")
+    else:
+        _refuse(made, OF_A_SHARED_PREFIX, "is for --shared-prefix; a trace brings its own")
+    if options.concurrency is not None:
+        why = "sets times of arrival, which a closed loop (--concurrency) has none of"
+        _refuse(made, ("rate",), why)
+        _refuse(options, ("speed",), why)
+        _refuse(part, ("spread",), why)
+    if options.vocabulary <= FIRST_TOKEN_ID:
+        raise UsageError(f"--vocabulary {options.vocabulary}: must be above {FIRST_TOKEN_ID}")
+    for option, path in (("--json", options.json), ("--html", options.html)):
+        if path is not None:
+            check_file(option, path)
+
+
+def _refuse(options: Struct, names: Sequence[str], why: str) -> None:
+    for name in names:
+        if getattr(options, name) is not None:
+            raise UsageError(f"--{name.replace('_', '-')} {why}; leave one of the two out")
+
+
+@command("URL (--trace FILE | --shared-prefix SYSTEM+QUESTION) [option]...")
+async def load(options: Load, console: Console) -> bool:
+    """Sends streamed completions of token-id prompts to URL/v1/completions, open loop at the
+    workload's times (or closed loop with --concurrency), and prints what came back. Ends with 0
+    when no request was lost.
+    """
+    _check_load(options)
+    url = base_url(options.url)
     workload = _workload(options)
     target = Target(
         url,
@@ -66,9 +165,42 @@ async def load(options: argparse.Namespace, console: Console) -> bool:
     return all(outcome.verdict is not Verdict.FAILED for outcome in outcomes)
 
 
-async def stack(options: argparse.Namespace, console: Console) -> bool:
-    """Starts a router and timed workers; stays until one of them ends, or runs a trace."""
-    usage.check_stack(options)
+class Stack(Struct, kw_only=True):
+    """The options of `stack`."""
+
+    workers: Annotated[int, ""] = 4
+    policy: Annotated[str, "SPEC", ""] = "warmset"
+    profile: Annotated[str, "P", ""] = "llama-3.1-8b-h100"
+    model: Annotated[Path | None, "DIR", "serve the model in DIR with the real engine, in place of "
+        "--profile"] = None  # fmt: skip
+    port: Annotated[Port, "PORT", "of the router; default 8080, 0: any free"] = 8080
+    admin_port: Annotated[Port, "PORT", "of the router's admin pages; default 8081, 0: any free"
+    ] = 8081  # fmt: skip
+    speed: Annotated[float, "X", "run workers, and the trace's arrivals, X times as fast"] = 1.0
+    out: Annotated[Path, "DIR", "logs and report"] = Path("build/stack")
+    trace: Annotated[Path | None, "a trace, plain or packed"] = None
+    part: TracePart
+
+
+def check_stack(options: Stack) -> None:
+    """Raises `UsageError` for a stack that could not start, or a report that could not be kept."""
+    if options.trace is None:
+        _refuse(options.part, ("requests", *OF_A_TRACE), "is for --trace, and there is none")
+    if options.port and options.port == options.admin_port:
+        raise UsageError(f"--port and --admin-port are both {options.port}; choose two")
+    check_profile(options.profile)
+    check_policy(options.policy)
+    check_folder("--out", options.out)
+
+
+@command("[--trace FILE] [option]...")
+async def stack(options: Stack, console: Console) -> bool:
+    """Starts timed workers and a router in front of them on loopback. Without --trace it prints a
+    curl line that works and stays until Ctrl-C; with --trace it puts the trace on them, writes
+    report.html and report.json to --out, and ends. The router reads its environment:
+    WARMROUTE_REQUEST_LOG=FILE has it log requests, for `replay`.
+    """
+    check_stack(options)
     check_port(options.port, "--port")
     check_port(options.admin_port, "--admin-port")
     settings = StackSettings(
@@ -82,7 +214,7 @@ async def stack(options: argparse.Namespace, console: Console) -> bool:
         model=options.model,
     )
     if options.trace is not None:
-        return await _trace_on_stack(options, settings, console)
+        return await _trace_on_stack(options, options.trace, settings, console)
     async with running_stack(settings, options.out / "logs") as running:
         async with aiohttp.ClientSession() as session:
             await wait_until_routable(running, session)
@@ -114,9 +246,9 @@ def example_request(url: str) -> str:
 
 
 async def _trace_on_stack(
-    options: argparse.Namespace, settings: StackSettings, console: Console
+    options: Stack, trace: Path, settings: StackSettings, console: Console
 ) -> bool:
-    workload = _trace_workload(options)
+    workload = _trace_workload(trace, options.part, options.speed)
     with LoadBoard(console, 1) as board:
         board.start_run(f"{workload.name} / {settings.policy}", len(workload.jobs))
         result = await run_scenario(workload, settings, options.out / "logs", board.note)
@@ -132,41 +264,41 @@ async def _trace_on_stack(
     return result.row.failed == 0 and not result.leftovers
 
 
-def _workload(options: argparse.Namespace) -> Workload:
+def _workload(options: Load) -> Workload:
     if options.trace is not None:
-        return _trace_workload(options)
-    match = re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)", options.shared_prefix)
+        return _trace_workload(options.trace, options.part, options.speed or 1.0)
+    match = re.fullmatch(r"([1-9]\d*)\+([1-9]\d*)", options.shared_prefix or "")
     if match is None:
-        raise usage.UsageError(
+        raise UsageError(
             f"--shared-prefix {options.shared_prefix!r}: expected tokens above 0, as 6000+700"
         )
-    requests = options.requests or usage.REQUESTS
-    groups = min(options.groups or usage.GROUPS, requests)
+    requests, made = options.part.requests or REQUESTS, options.made
+    groups = min(made.groups or GROUPS, requests)
     source = (
         f"gen:sglang?groups={groups}&prompts={-(-requests // groups)}&system={match[1]}"
-        f"&question={match[2]}&output={options.output_tokens or usage.OUTPUT_TOKENS}"
-        f"&rate={options.rate or usage.RATE_PER_S}"
+        f"&question={match[2]}&output={made.output_tokens or OUTPUT_TOKENS}"
+        f"&rate={made.rate or RATE_PER_S}"
     )
     name = "shared_prompt" if groups == 1 else "shared_prompts"
-    seed = usage.SEED if options.seed is None else options.seed
+    seed = SEED if made.seed is None else made.seed
     return opened(WorkloadSpec(source, requests=requests), name, source, seed)
 
 
-def _trace_workload(options: argparse.Namespace) -> Workload:
+def _trace_workload(trace: Path, part: TracePart, speed: float) -> Workload:
     spec = WorkloadSpec(
-        str(options.trace),
-        block_tokens=options.block_tokens,
-        requests=min(options.requests or MAX_REQUESTS, MAX_REQUESTS),
-        seconds=options.seconds,
-        spread_s=options.spread or 0.0,
+        str(trace),
+        block_tokens=part.block_tokens,
+        requests=min(part.requests or MAX_REQUESTS, MAX_REQUESTS),
+        seconds=part.seconds,
+        spread_s=part.spread or 0.0,
         strict=True,
     )
-    origin = f"{options.trace.name}, arrivals {options.speed or 1.0:g} times as fast as recorded"
-    return opened(spec, options.trace.name, origin)
+    origin = f"{trace.name}, arrivals {speed:g} times as fast as recorded"
+    return opened(spec, trace.name, origin)
 
 
 def _report(
-    options: argparse.Namespace,
+    options: Load,
     console: Console,
     workload: Workload,
     target: Target,
@@ -189,7 +321,7 @@ def _report(
         options.html.write_text(page)
 
 
-def _pace(options: argparse.Namespace) -> str:
+def _pace(options: Load) -> str:
     if options.concurrency is not None:
         return (
             f"Closed loop: {options.concurrency} requests under way at any time, times of arrival "

@@ -1,24 +1,27 @@
-"""The command `replay`: every policy with every seed, then the reports."""
+"""The commands `replay`, every policy with every seed and the reports, and `sources`."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Struct
 from rich.console import Console
 
-from simulator.cli.replay_options import GENERATED, setups_of
+from simulator.cli.flags import Written, at_most, command
+from simulator.cli.setups import GENERATED, MAX_DRAWS, Draws, SetupOptions, known, setup_of
 from simulator.cli.usage import UsageError, check_files
 from simulator.live.processes import StartError
+from simulator.replay.fleet import check_setup
 from simulator.replay.observer import Observer
 from simulator.replay.result import WARNING
-from simulator.replay.run import ReplayProgress, replay
-from simulator.replay.setup import Setup
+from simulator.replay.run import ReplayProgress
+from simulator.replay.run import replay as replayed
+from simulator.replay.setup import ReplayError, Setup
 from simulator.report.board import Board
 from simulator.report.console import most_unserved, replay_tables, show_replay
 from simulator.report.files import RequestsCsv, write_json
@@ -27,6 +30,7 @@ from simulator.report.row import ReplayRow, summarize
 from simulator.report.view import HotPrefixes, RunView, view
 from simulator.runs.executor import LocalProcesses
 from simulator.runs.task import Task
+from simulator.workloads.open import help_lines
 
 
 class Replayed(NamedTuple):
@@ -41,16 +45,46 @@ ONE_RECORDING = (
     "Seeds of one recording: intervals say nothing of other traffic like it. --resamples N replays "
     "N draws of its sessions instead."
 )
-REPORTS = ("json", "html", "csv")
 Done = Callable[[Setup, Replayed], None]
 
+EXAMPLES = """\
+TRACE is a file (JSON lines or CSV; plain, gzip or zstd; the format is found by looking) or a
+generator, as gen:sglang?groups=64. `warmroute-sim sources` lists all of both.
 
-def run(options: argparse.Namespace, console: Console) -> bool:
-    """Replays, prints the tables, writes what was asked for.
+examples:
+  warmroute-sim replay requests.jsonl
+  warmroute-sim replay requests.jsonl --policy hybrid --policy kv_load --workers 12 --html r.html
+  warmroute-sim replay requests.jsonl --policy warmset --policy lmetric --resamples 10
+  warmroute-sim replay requests.jsonl --rate 12 --seed 0 --seed 1 --seed 2 --json r.json
+  warmroute-sim replay sessions.jsonl.gz --closed-loop --kv-tokens 300k --faults faults.yaml
+  warmroute-sim replay gen:sglang --group count=6,profile=qwen3-32b-h100-tp2 \\
+      --group count=2,profile=qwen3-32b-h200-tp2
+"""
 
-    False where a replay left most of its requests without an answer.
+
+class Replay(Struct, kw_only=True):
+    """The options of `replay`."""
+
+    draws: Draws
+    resamples: Annotated[int | None, at_most(MAX_DRAWS), "N draws of TRACE, every policy on the "
+        "same ones: --resample with N seeds from --seed on; of a generator N seeds"
+    ] = None  # fmt: skip
+    setup: SetupOptions
+    jobs: Annotated[int, "replays at once, each in a process of its own"] = 1
+    json: Annotated[Written, "all figures, with hashes"] = None
+    html: Annotated[Written, "one page with pictures"] = None
+    csv: Annotated[Written, "every request with its decision and the best choice there was; for "
+        "one --policy and one --seed"] = None  # fmt: skip
+
+
+@command("TRACE [--policy SPEC]... [--workers N] [--profile P] [option]...", EXAMPLES + known())
+def replay(options: Replay, console: Console) -> bool:
+    """Replays the requests of TRACE through the router's own decision core and policies and the
+    engine's own scheduler, with modelled step times, and prints latency, hits and balance for each
+    policy. No GPU, no waiting. Ends with 1 where a replay leaves more than half of its requests
+    without a whole answer.
     """
-    setups = setups_of(options)
+    setups = _setups(options)
     _check_reports(options, setups)
     found: dict[Setup, Replayed] = {}
     several = options.jobs > 1 and len(setups) > 1
@@ -62,7 +96,7 @@ def run(options: argparse.Namespace, console: Console) -> bool:
         write_json(options.json, rows, about)
     if options.html is not None:
         views = [one.seen for one in kept if one.seen is not None]
-        name = Path(options.trace).name
+        name = Path(options.setup.trace).name
         options.html.write_text(render_page(rows, views, title=f"Replay of {name}"))
     console.print(replay_tables(rows, console.width))
     for note in dict.fromkeys(note for one in kept for note in one.notes):
@@ -78,6 +112,35 @@ def run(options: argparse.Namespace, console: Console) -> bool:
     return not unserved
 
 
+def _setups(options: Replay) -> list[Setup]:
+    """One per policy and seed, policies outermost; raises `UsageError`."""
+    several = options.resamples and not options.setup.trace.startswith(GENERATED)
+    resample = options.draws.resample or bool(several)
+    setups = [
+        setup_of(options.setup, policy, seed, resample=resample)
+        for policy in options.draws.policies()
+        for seed in _seeds(options)
+    ]
+    for setup in setups:
+        try:
+            check_setup(setup)
+        except ReplayError as error:
+            raise UsageError(str(error)) from error
+    return setups
+
+
+def _seeds(options: Replay) -> Sequence[int]:
+    """As they were named, or so many from the first on."""
+    named = list(dict.fromkeys(options.draws.seed or (0,)))
+    if options.resamples is None:
+        return named
+    if len(named) > 1:
+        raise UsageError("--resamples takes the seeds that follow one --seed; name one at most")
+    if options.resamples < 2:
+        raise UsageError("--resamples: 2 or more, for one draw has no interval; --resample is one")
+    return range(named[0], named[0] + options.resamples)
+
+
 def _of_one_recording(setups: Sequence[Setup]) -> bool:
     """Whether intervals over these seeds say less than they seem to."""
     work = setups[0].workload
@@ -85,18 +148,17 @@ def _of_one_recording(setups: Sequence[Setup]) -> bool:
     return several and not (work.resample or work.source.startswith(GENERATED))
 
 
-def _check_reports(options: argparse.Namespace, setups: Sequence[Setup]) -> None:
-    named = options.trace, *(group.profile for group in setups[0].groups), options.faults
-    check_files(options, REPORTS, [name for name in named if name])
+def _check_reports(options: Replay, setups: Sequence[Setup]) -> None:
+    profiles = [group.profile for group in setups[0].groups]
+    read = [options.setup.trace, *profiles, options.setup.around.faults]
+    check_files(read, json=options.json, html=options.html, csv=options.csv)
     if options.csv is not None and len(setups) > 1:
         raise UsageError(
             f"--csv holds one replay and this is {len(setups)}: name one --policy and one --seed"
         )
 
 
-def _one_by_one(
-    options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
-) -> None:
+def _one_by_one(options: Replay, setups: Sequence[Setup], console: Console, done: Done) -> None:
     with Board(console) as board:
         for setup in setups:
             board.start(_label(setup))
@@ -105,9 +167,7 @@ def _one_by_one(
             board.end(_label(setup))
 
 
-def _side_by_side(
-    options: argparse.Namespace, setups: Sequence[Setup], console: Console, done: Done
-) -> None:
+def _side_by_side(options: Replay, setups: Sequence[Setup], console: Console, done: Done) -> None:
     tasks = [Task(str(number), setup) for number, setup in enumerate(setups)]
     tried = partial(_tried, drawn=options.html is not None)
     with LocalProcesses(tried, min(options.jobs, len(setups))) as processes:
@@ -142,11 +202,11 @@ def _replayed(
     prefixes = HotPrefixes() if drawn else None
     observers: list[Observer] = [] if prefixes is None else [prefixes]
     if csv is None:
-        result = replay(setup, on_progress=on_progress, observers=observers)
+        result = replayed(setup, on_progress=on_progress, observers=observers)
     else:
         with csv.open("w", encoding="utf-8", newline="") as file:
             writers = [*observers, RequestsCsv(file)]
-            result = replay(setup, on_progress=on_progress, observers=writers)
+            result = replayed(setup, on_progress=on_progress, observers=writers)
     if prefixes is None:
         return Replayed(summarize(result), result.notes, None)
     result = replace(result, hot=prefixes.found(result.samples.time_ns))
@@ -155,3 +215,15 @@ def _replayed(
 
 def _label(setup: Setup) -> str:
     return f"{setup.policy}, seed {setup.seed}"
+
+
+class Sources(Struct):
+    """The options of `sources`: none."""
+
+
+@command("")
+def sources(options: Sources, console: Console) -> bool:
+    """Lists the formats of trace files and the generators, with their keys and defaults."""
+    for line in help_lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    return True

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import aiohttp
-import msgspec
+from msgspec import Struct
 from rich.console import Console
 
 from engine.profiles import SUFFIX, write_profile
@@ -19,8 +19,8 @@ from simulator.calibrate.fit import calibrate as fitted
 from simulator.calibrate.probe import Endpoint, probe
 from simulator.calibrate.validate import explained, same_ranking, summary, validation_table
 from simulator.calibrate.validate import validate as validated
-from simulator.cli.replay_options import workload_of
-from simulator.cli.study_options import VALIDATED
+from simulator.cli.flags import Group, Place, Whole, Written, command
+from simulator.cli.setups import PROFILE, WORKERS, OpenLoop, TraceAt, workload_of
 from simulator.cli.usage import (
     UsageError,
     base_url,
@@ -28,6 +28,7 @@ from simulator.cli.usage import (
     check_folder,
     check_policy,
     check_profile,
+    write_json,
 )
 from simulator.live.client import first_model
 from simulator.live.console import LoadBoard
@@ -44,8 +45,35 @@ def _need_scipy() -> None:
     import scipy.optimize  # noqa: F401  (of the extra `sim`)
 
 
-async def validate(options: argparse.Namespace, console: Console) -> bool:
-    """Runs each policy live and simulated; whether they agree."""
+VALIDATED = ("round_robin", "hybrid", "warmset")
+
+
+class Validate(Struct, kw_only=True):
+    """The options of `validate`."""
+
+    trace: TraceAt
+    policy: Annotated[tuple[str, ...], "SPEC", f"repeat to compare; default: {', '.join(VALIDATED)}"
+    ] = ()  # fmt: skip
+    workers: Annotated[int, ""] = WORKERS
+    profile: Annotated[str, "P", ""] = PROFILE
+    kv_tokens: Annotated[int | None, "T", "KV tokens a worker holds; default: the profile's"] = None
+    block_size: Annotated[int, "B", "tokens of a KV block"] = 64
+    live_speed: Annotated[float, "X", "run the live side X times as fast, below 1 on a slow machine"
+    ] = 1.0  # fmt: skip
+    out: Annotated[Path, "DIR", "for logs of the programs"] = Path("build/validate")
+    requests: Annotated[OpenLoop, Group("requests")]
+    json: Annotated[Written, "all figures"] = None
+
+
+@command(
+    "TRACE [--policy SPEC]... [--workers N] [--seconds S] [option]...",
+    "example:\n  warmroute-sim validate requests.jsonl --seconds 100\n",
+)
+async def validate(options: Validate, console: Console) -> bool:
+    """Starts timed workers and a router for each policy, puts TRACE on them in real time, replays
+    it, and prints what differs and why. Ends with 0 when hit rates are within 2 points, mean TTFT
+    within 15 % and the policies in the same order in both worlds.
+    """
     _need_scipy()
     check_profile(options.profile)
     check_folder("--out", options.out)
@@ -54,7 +82,7 @@ async def validate(options: argparse.Namespace, console: Console) -> bool:
     policies = tuple(dict.fromkeys(options.policy or VALIDATED))
     for policy in policies:
         check_policy(policy)
-    spec = workload_of(options)
+    spec = workload_of(options.trace, options.requests)
     workload = opened(spec, Path(options.trace).name, spec.source)
     stack = StackSettings(
         policies[0],
@@ -80,13 +108,42 @@ async def validate(options: argparse.Namespace, console: Console) -> bool:
             console.print(line, highlight=False)
         console.print()
     console.print(summary(found), highlight=False)
-    if options.json is not None:
-        options.json.write_bytes(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+    write_json(options.json, found)
     return same_ranking(found) and all(one.passed for one in found)
 
 
-async def calibrate(options: argparse.Namespace, console: Console) -> bool:
-    """Fits the step-time model, prints the errors, writes the profile."""
+class LiveEngine(Struct):
+    """A live engine, and what it is measured with."""
+
+    model: Annotated[str | None, "M", "default: the first that the endpoint lists"] = None
+    max_num_tokens: Annotated[int, "prefill tokens of a step at most, as the engine was started "
+        "with"] = 8192  # fmt: skip
+    max_prompt_tokens: Annotated[int, "longest prompt to measure"] = 16_384
+    vocabulary: Annotated[int, "token ids to make prompts of are below it"] = 10_000
+    seed: Annotated[Whole, "default 0"] = 0
+
+
+class Calibrate(Struct, kw_only=True):
+    """The options of `calibrate`."""
+
+    source: Annotated[str, Place(), "URL|FILE", "http://HOST:PORT, or a step log (CSV)"]
+    out: Annotated[Path | None, "FILE.json", "write the profile"] = None
+    name: Annotated[str | None, "NAME", "of the profile; default: the file's"] = None
+    kv_tokens: Annotated[int | None, "T", "KV tokens the engine holds; default: what its /metrics "
+        "say"] = None  # fmt: skip
+    live: Annotated[LiveEngine, Group("of a live engine")]
+
+
+@command(
+    "URL|FILE [--out FILE.json] [option]...",
+    "examples:\n  warmroute-sim calibrate http://127.0.0.1:8000 --out mine.json\n"
+    "  warmroute-sim calibrate steps.csv --kv-tokens 269k --out mine.json\n",
+)
+async def calibrate(options: Calibrate, console: Console) -> bool:
+    """Measures an OpenAI-compatible engine that nobody else uses meanwhile (about a minute), or
+    reads a step log (`warmroute-engine --step-log`), fits the constants of the step-time model,
+    prints the errors, and writes a profile for --profile and --timed.
+    """
     _need_scipy()
     if options.out is not None:
         check_file("--out", options.out)
@@ -110,20 +167,19 @@ async def calibrate(options: argparse.Namespace, console: Console) -> bool:
     return True
 
 
-async def _measured(
-    options: argparse.Namespace, console: Console
-) -> tuple[list[Observation], int | None]:
+async def _measured(options: Calibrate, console: Console) -> tuple[list[Observation], int | None]:
     """The measurements, and the KV tokens that the engine holds as far as anybody says."""
     url = base_url(options.source)
+    live = options.live
     endpoint = Endpoint(
         url=url,
-        model=options.model or await first_model(url),
-        chunk_tokens=options.max_num_tokens,
-        max_prompt_tokens=options.max_prompt_tokens,
-        vocabulary=options.vocabulary,
+        model=live.model or await first_model(url),
+        chunk_tokens=live.max_num_tokens,
+        max_prompt_tokens=live.max_prompt_tokens,
+        vocabulary=live.vocabulary,
     )
     with Board(console) as board:
-        found = await probe(endpoint, options.seed, partial(board.count, f"measuring {url}"))
+        found = await probe(endpoint, live.seed, partial(board.count, f"measuring {url}"))
     return found, options.kv_tokens or await _kv_tokens(url)
 
 

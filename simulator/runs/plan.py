@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from math import isfinite, log
 from statistics import fmean
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 from rich.box import SIMPLE_HEAD
@@ -29,14 +29,22 @@ Rule = Literal["all", "interval"]
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Limits; None: any value will do. Shares are of all requests, 0..1."""
 
-    ttft_mean_ms: float | None = None
-    ttft_p90_ms: float | None = None
-    ttft_p99_ms: float | None = None
-    tpot_mean_ms: float | None = None  # the mean gap between tokens (ITL) as well
-    tpot_p90_ms: float | None = None
-    tpot_p99_ms: float | None = None
-    goodput_share: float | None = None  # at least, within the set-up's goodput limits
-    max_lost_share: float = 0.0  # turned away or lost, at most
+    ttft_mean_ms: Annotated[float | None, "mean time to first token, at most"] = None
+    ttft_p90_ms: Annotated[float | None, "its 90th percentile, at most"] = None
+    ttft_p99_ms: Annotated[float | None, "its 99th percentile, at most"] = None
+    tpot_mean_ms: Annotated[float | None, "mean time per later token, which is the mean gap "
+        "between tokens (ITL), at most"] = None  # fmt: skip
+    tpot_p90_ms: Annotated[float | None, "its 90th percentile, at most"] = None
+    tpot_p99_ms: Annotated[float | None, "its 99th percentile, at most"] = None
+    goodput_share: Annotated[float | None, "good answers (below) of all requests, at least, as "
+        "0.99"] = None  # fmt: skip
+    max_lost_share: Annotated[float, "requests turned away or lost, of all, at most; default 0"
+    ] = 0.0  # fmt: skip
+
+    @property
+    def said(self) -> bool:
+        """Whether anything but lost requests is limited."""
+        return any(getattr(self, limit.field) is not None for limit in LIMITS[:-1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ def check_targets(targets: Targets) -> None:
                 f"{of}_p90_ms {p90_ms:g} and {of}_p99_ms {p99_ms:g} contradict: where 99 of 100 "
                 "are within the one, 90 are within the other; give the larger one for p99"
             )
-    if all(getattr(targets, limit.field) is None for limit in LIMITS[:-1]):
+    if not targets.said:
         names = ", ".join(limit.field for limit in LIMITS[:-1])
         problems.append(f"no target: nothing but lost requests is limited; give one of {names}")
     if problems:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from simulator.cli.replay_options import PROFILE, WORKERS
+from simulator.cli.setups import PROFILE, WORKERS
 from simulator.live.demo import SAMPLE_PATH, acts, as_run
 from simulator.live.outcome import ResultRow
 from simulator.replay.run import replay

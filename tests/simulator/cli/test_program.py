@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from simulator.cli import build_parser, main, usage
+from simulator.cli import main
+from simulator.cli.command_line import read_arguments
+from simulator.cli.live import check_stack
 from tests.simulator.endpoint import Endpoint, serve, until
 
 TIMEOUT_S = 60.0
@@ -119,7 +121,8 @@ def test_a_policy_of_ones_own_is_found_where_the_router_finds_it(
     (tmp_path / "mine_alone.py").write_text(source)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    usage.check_stack(build_parser().parse_args(["stack", "--policy", "mine_alone:costs"]))
+    _, options = read_arguments(["stack", "--policy", "mine_alone:costs"])
+    check_stack(options)
 
 
 def test_a_taken_port_is_named_with_what_would_do(

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from router.settings.schema import Config
-from simulator.cli.replay_options import POLICIES
-from simulator.cli.study_options import VALIDATED
+from simulator.cli.setups import POLICIES
+from simulator.cli.truth import VALIDATED
 from simulator.live.demo import acts
 from simulator.report.figures import figure
 from tests.simulator.cli_support import (

@@ -106,7 +106,7 @@ def test_a_sweep_writes_the_requests_of_each_run(
     assert "1 runs, 1 at a time" in run(*asked).out
     assert gone.exists()
 
-    monkeypatch.setattr("simulator.cli.study.MAX_REQUEST_LINES", 4 * 10)
+    monkeypatch.setattr("simulator.cli.sweeps.MAX_REQUEST_LINES", 4 * 10)
     gone.unlink()
     assert "4 have only the first 10 to end" in run(*asked).out
     assert len(gone.read_text().splitlines()) == 1 + 10

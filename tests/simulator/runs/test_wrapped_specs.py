@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from simulator.cli.replay_options import known
+from simulator.cli.setups import known
 from simulator.report.figures import labels
 from simulator.report.row import summarize
 from simulator.runs.sheet import check_policies, parse_policies

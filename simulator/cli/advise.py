@@ -1,0 +1,213 @@
+"""The command `advise`: what to change, by the router's own request log."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import msgspec
+from msgspec import Struct
+from rich.console import Console
+
+from policies.facts import Role
+from simulator.cli.flags import Group, NotNegative, Place, Whole, Written, command
+from simulator.cli.setups import PROFILE, Pool, Requests, SetupOptions, known, setup_of
+from simulator.cli.usage import UsageError, check_files, write_json
+from simulator.replay.fleet import check_setup
+from simulator.replay.setup import Setup, WorkerGroup
+from simulator.runs.advice import Advice, keep, read_kept, state_path, told
+from simulator.runs.advise import DRAWS, TARGETS, Adviser, Asked
+from simulator.runs.plan import Targets, shown
+from simulator.runs.runs import RunOptions, Runs
+from simulator.traces.files import opened
+from simulator.traces.job import ErrorLog
+from simulator.traces.request_log import Recorded, read_recorded
+from simulator.workloads.open import open_jobs
+
+EXAMPLES = """\
+examples:
+  warmroute-sim advise requests.jsonl --profile llama-3.1-8b-h100
+  warmroute-sim advise requests.jsonl --profile mine.json --ttft-p90-ms 1000 --json advice.json
+  warmroute-sim advise later.jsonl --profile mine.json --state requests.jsonl.advice --check
+"""
+
+
+class AdvisedTargets(Targets, frozen=True):
+    """Targets of a pool that runs: some requests may be lost."""
+
+    max_lost_share: Annotated[float, "requests turned away or lost, of all, at most"] = 0.01
+
+
+class LogPool(Pool):
+    """The workers that ran."""
+
+    workers: Annotated[int | None, "how many that do all of a request; default the log's, 0 beside "
+        "those of roles"] = None  # fmt: skip
+
+
+class LogPart(Requests):
+    """Requests of a log: never faster or slower, for their times were measured."""
+
+    format: str = "auto"
+    block_tokens: int | None = None
+    speed: float | None = None
+    rate: float | None = None
+    spread: float | None = None
+    skip: Annotated[NotNegative, "S", "leave out the first S seconds"] = 0.0
+    seconds: Annotated[float | None, "the first S seconds only"] = None
+    closed_loop: Annotated[bool, "a session's next turn waits for the answer before it"] = False
+    strict: Annotated[bool, "stop at the first wrong line"] = False
+
+
+class LogSetup(SetupOptions, kw_only=True):
+    """The replay of a log: options give what the log lacks."""
+
+    trace: Annotated[str, Place(), "LOG", "the router's request log: file, folder or pattern of "
+        "parts"]  # fmt: skip
+    pool: Annotated[LogPool, Group("workers")]
+    requests: Annotated[LogPart, Group("requests")]
+
+
+class Advise(Struct, kw_only=True):
+    """The options of `advise`."""
+
+    model: Annotated[str | None, "NAME", "requests of this model; needed where there are several"
+    ] = None  # fmt: skip
+    policy: Annotated[str | None, "SPEC", "that ran; default: the log's"] = None
+    candidate: Annotated[tuple[str, ...], "SPEC", "a policy to try besides those it knows; repeat"
+    ] = ()  # fmt: skip
+    draws: Annotated[int, "half of them choose, half judge"] = DRAWS
+    seed: Annotated[Whole, "of the first draw"] = 0
+    budget: Annotated[float | None, "S", "seconds to spend at most: fewer draws where they do not "
+        "suffice"] = None  # fmt: skip
+    jobs: Annotated[int | None, "processes; default: one for each core"] = None
+    check: Annotated[bool, "only hold earlier forecasts against this log"] = False
+    state: Annotated[Path | None, "where forecasts are kept; default: LOG.advice"] = None
+    any_fit: Annotated[bool, "advise although a replay as it ran is unlike what the log measured"
+    ] = False  # fmt: skip
+    nice: Annotated[Whole, "lower its priority by N"] = 0
+    memory_mb: Annotated[int | None, "of each process at most"] = None
+    targets: Annotated[AdvisedTargets, Group(f"targets; default: {', '.join(shown(TARGETS))}")]
+    setup: LogSetup
+    worker_requests: Annotated[int | None, "limits.worker_requests that ran; default: the log's"
+    ] = None  # fmt: skip
+    worker_queued_tokens: Annotated[int | None, "limits.worker_queued_tokens that ran; default: "
+        "the log's"] = None  # fmt: skip
+    json: Annotated[Written, "everything, as the admin page reads it"] = None
+
+
+@command("LOG [--profile P] [targets] [--candidate SPEC]... [option]...", EXAMPLES + known())
+def advise(options: Advise, console: Console) -> bool:
+    """Replays draws of LOG, the router's request log, as it ran and with one thing changed: policy,
+    thresholds, block size, roles, number of workers. Says what is clearly better, by how much, and
+    how to change it; or that nothing is. Half of the draws choose the best of each kind, the other
+    half judge it. Forecasts are kept beside the log, and held against the log that is made after
+    the change.
+    """
+    _go_easy(options)
+    log = options.setup.trace
+    model = "" if options.model is None else f"?model={quote(options.model, safe='')}"
+    options.setup.requests.format = f"requests{model}"
+    check_files([log], json=options.json, state=options.state)
+    errors = ErrorLog(log)
+    recorded = read_recorded(opened(Path(log)).lines(errors), options.model)
+    asked = Asked(
+        base=_base_of(options, recorded),
+        recorded=_measured(options.setup.requests, recorded),
+        policies=tuple(dict.fromkeys(options.candidate)),
+        targets=options.targets if options.targets.said else None,
+        draws=options.draws,
+        seed=options.seed,
+        seconds=options.budget,
+        kept=tuple(read_kept(options.state or state_path(log))),
+        check_only=options.check,
+        any_fit=options.any_fit,
+    )
+    with Runs(RunOptions(jobs=options.jobs), console) as runs:
+        advice = Adviser(asked, runs).advise()
+    for part in told(advice, console.width):
+        console.print(part, highlight=False, markup=False, soft_wrap=True)
+    _write_advice(options, console, advice)
+    return True
+
+
+def _go_easy(options: Advise) -> None:
+    """Lowers this process and those it starts, where it is asked."""
+    if options.nice:
+        os.nice(options.nice)
+    if options.memory_mb is not None:
+        most = options.memory_mb << 20
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
+
+def _base_of(options: Advise, recorded: Recorded) -> Setup:
+    """What ran: as the options have it, else as the log has it. Raises `UsageError`."""
+    trace, pool = options.setup.trace, options.setup.pool
+    policy = options.policy or (recorded.policies[-1] if recorded.policies else None)
+    if not recorded.requests:
+        raise UsageError(f"{trace}: holds no requests{_of(options.model)}")
+    if policy is None:
+        raise UsageError(f"{trace}: does not say which policy ran; give --policy")
+    named = ("workers", "prefill_workers", "decode_workers", "group")
+    if not any(getattr(pool, name) for name in named):
+        if recorded.workers is None:
+            raise UsageError(f"{trace}: does not say how many workers ran; give --workers")
+        pool.workers = recorded.workers
+    setup = setup_of(options.setup, policy, options.seed)
+    if recorded.fleet and pool.workers == recorded.workers:
+        setup = msgspec.structs.replace(setup, groups=_recorded_groups(pool, recorded))
+    limits = {
+        name: value
+        for name in ("worker_requests", "worker_queued_tokens")
+        if (value := getattr(options, name) or getattr(recorded, name)) is not None
+    }
+    router = msgspec.structs.replace(setup.router, **limits)
+    work = msgspec.structs.replace(setup.workload, resample=True)
+    size = setup.block_size or open_jobs(setup.workload).block_tokens
+    setup = msgspec.structs.replace(setup, workload=work, block_size=size, router=router)
+    check_setup(setup)
+    return setup
+
+
+def _of(model: str | None) -> str:
+    return "" if model is None else f" of the model {model}"
+
+
+def _recorded_groups(pool: Pool, recorded: Recorded) -> tuple[WorkerGroup, ...]:
+    return tuple(
+        WorkerGroup(
+            part.count,
+            pool.profile or PROFILE,
+            pool.kv_tokens or part.kv_tokens,
+            prefix_wait_tokens=pool.prefix_wait_tokens,
+            max_requests=part.max_requests,
+            max_queued_tokens=part.max_queued_tokens,
+            max_kv_fraction=part.max_kv_fraction,
+            role=msgspec.convert(part.role, Role),
+        )
+        for part in recorded.fleet
+    )
+
+
+def _measured(part: LogPart, recorded: Recorded) -> Recorded:
+    """Of a part of the log what clients saw of the whole says nothing."""
+    if part.requests or part.skip or part.seconds:
+        return msgspec.structs.replace(recorded, ttft_ms=None, hit_rate=None)
+    return recorded
+
+
+def _write_advice(options: Advise, console: Console, advice: Advice) -> None:
+    """Keeps the forecast, and the whole as JSON where it is asked; the file is there at once."""
+    path = options.state or state_path(options.setup.trace)
+    try:
+        keep(path, advice)
+    except OSError as error:
+        told = f"{path}: the forecast is not kept: {error.strerror}; --state FILE"
+        console.print(told, style="yellow", highlight=False, markup=False, soft_wrap=True)
+    if options.json is not None:
+        part = options.json.with_name(f"{options.json.name}.part")
+        write_json(part, advice)
+        part.replace(options.json)

@@ -1,0 +1,319 @@
+"""Options that several commands share: what is replayed, and the `Setup` made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from textwrap import fill
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
+
+from engine.profiles import PROFILES
+from policies.facts import Role
+from policies.load import names, wrapper_names
+from router.core.contract.settings import CoreSettings, Disaggregation
+from simulator.cli.flags import (
+    HELP_COLUMNS,
+    Either,
+    Group,
+    NotNegative,
+    Place,
+    Share,
+    Whole,
+)
+from simulator.cli.usage import UsageError, check_policy, check_profile
+from simulator.replay.setup import (
+    HOST_LOAD_GBPS,
+    Goodput,
+    RouterSettings,
+    Setup,
+    WorkerGroup,
+    World,
+)
+from simulator.traces.formats import FORMATS
+from simulator.traces.spec import WorkloadSpec
+
+# By turns, by load alone, by load and caches, and what a router does that nobody told otherwise.
+# `kv_prefix` alone would be a warning, not a choice.
+POLICIES = ("round_robin", "least_requests", "hybrid", "warmset")
+PROFILE = "qwen3-32b-h100-tp2"
+WORKERS = 8
+MAX_DRAWS = 10_000
+SEEDS = (1, 2, 3)  # where one is not enough to tell
+GENERATED = "gen:"
+GENERATED_BLOCK = 16  # tokens a KV block where nothing is recorded, as vLLM's default
+TraceAt = Annotated[
+    str, Place(), "TRACE", "file, folder or pattern of parts, or gen:NAME?key=value&..."
+]
+KvTokens = Annotated[
+    int | None, "T", "KV tokens a worker holds, as 300000 or 300k; default: the profile's"
+]
+Policies = Annotated[
+    tuple[str, ...], "SPEC", "NAME?key=value&... or package.module:attr, then "
+    "|WRAPPER?key=value&... for what goes round it; repeat to compare; "
+    f"default: {', '.join(POLICIES)}",
+]  # fmt: skip
+Seeds = tuple[Whole, ...]
+_SEED = "of every draw; repeat for a mean and an interval; default:"
+
+
+class Draws(Struct):
+    """The policies that are compared, and the draws they are compared on."""
+
+    policy: Policies = ()
+    seed: Annotated[Seeds, f"{_SEED} 0"] = ()
+    resample: Annotated[bool, "a seed is another draw of a file: as many of its sessions, drawn "
+        "with replacement, their starts moved; default: seeds of a file decide ties only"
+    ] = False  # fmt: skip
+
+    def policies(self) -> tuple[str, ...]:
+        """Each of them once."""
+        return tuple(dict.fromkeys(self.policy or POLICIES))
+
+
+class SeveralDraws(Draws):
+    """Draws where one seed is not enough to tell."""
+
+    seed: Annotated[Seeds, f"{_SEED} {' '.join(map(str, SEEDS))}"] = ()
+
+
+class Pool(Struct):
+    """The workers."""
+
+    workers: Annotated[int | None, f"how many that do all of a request; default {WORKERS}, 0 "
+        "beside those of roles"] = None  # fmt: skip
+    prefill_workers: Annotated[int | None, "how many that prefill for those that decode "
+        "(docs/disaggregation.md)"] = None  # fmt: skip
+    decode_workers: Annotated[int | None, "how many that decode what others prefilled, or all of a "
+        "request"] = None  # fmt: skip
+    profile: Annotated[str | None, "P", "model and GPUs of a worker: a name, or a .json file that "
+        f"`calibrate` wrote; default {PROFILE}"] = None  # fmt: skip
+    kv_tokens: KvTokens = None
+    host_kv_tokens: Annotated[int | UnsetType, "T", "evicted KV tokens a worker keeps in host "
+        "memory; default: none"] = UNSET  # fmt: skip
+    host_load_gbps: Annotated[float | UnsetType, "Gbit/s of each GPU at which they are loaded "
+        f"again; default {HOST_LOAD_GBPS:g}"] = UNSET  # fmt: skip
+    prefix_wait_tokens: Annotated[Whole | None, "least prefix for which a request waits while its "
+        "worker computes it for another; 0: never, as in vLLM and SGLang; default: 256, as in our "
+        "engine"] = None  # fmt: skip
+    group: Annotated[tuple[str, ...], "KEY=VALUE,...", "workers that are alike, instead of the "
+        "options above; repeat for a mixed pool. Keys: count, profile, role (both, prefill, "
+        "decode), kv_tokens, speed, max_num_tokens, max_batch_size, max_model_tokens, "
+        "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction, host_kv_tokens, "
+        "host_load_gbps"] = ()  # fmt: skip
+    block_size: Annotated[int | None, "B", "tokens of a KV block of the workers; default: the "
+        "trace's, 16 for generators"] = None  # fmt: skip
+
+
+class Requests(Struct):
+    """The requests that come, and when."""
+
+    format: Annotated[str, "F", f"of TRACE: {', '.join(one.name for one in FORMATS)}; default: "
+        "found by looking"] = "auto"  # fmt: skip
+    block_tokens: Annotated[int | None, "prompt tokens that an id of TRACE stands for; default: as "
+        "the format says"] = None  # fmt: skip
+    speed: Annotated[float | None, Either("pace"), "X", "arrivals X times as fast as recorded; "
+        "default 1"] = None  # fmt: skip
+    rate: Annotated[float | None, Either("pace"), "R", "scale all times so that R requests come "
+        "per second on average"] = None  # fmt: skip
+    requests: Annotated[int | None, "the first N only"] = None
+    skip: Annotated[NotNegative, "S", "leave out the first S seconds of a file, as recorded; "
+        "--seconds counts from there"] = 0.0  # fmt: skip
+    seconds: Annotated[float | None, "the first S seconds only, as recorded"] = None
+    spread: Annotated[float | None, "S", "spread requests of one timestamp over S seconds "
+        "(Mooncake's traces: 3)"] = None  # fmt: skip
+    closed_loop: Annotated[bool, "a session's next turn waits for the answer before it, and the "
+        "pause between; default: requests come at their times, whatever became of earlier ones"
+    ] = False  # fmt: skip
+    strict: Annotated[bool, "stop at the first wrong line; default: leave it out, count it, say so"
+    ] = False  # fmt: skip
+
+
+class OpenLoop(Requests):
+    """Requests that come at their times, whatever became of earlier ones."""
+
+    closed_loop: bool = False
+
+
+class GoodAnswer(Struct):
+    """The limits within which an answer is good."""
+
+    good_ttft_ms: Annotated[float, "first token within"] = Goodput().ttft_ms
+    good_tpot_ms: Annotated[float, "mean time per later token within"] = Goodput().tpot_ms
+
+
+_WORLD = World()
+
+
+class Around(Struct):
+    """The world around the workers."""
+
+    network_ms: Annotated[NotNegative, "one way between router and worker"] = _WORLD.network_ms
+    event_lag_ms: Annotated[NotNegative, "from a step's end to its KV events' arrival"
+    ] = _WORLD.event_lag_ms  # fmt: skip
+    report_every_ms: Annotated[NotNegative, "between two load reports of a worker; 0: none"
+    ] = _WORLD.report_every_ms  # fmt: skip
+    report_lag_ms: Annotated[NotNegative, "how old a load report is when it arrives; default 0"
+    ] = _WORLD.report_lag_ms  # fmt: skip
+    replica_lag_ms: Annotated[NotNegative, "until what one replica does is known to the others"
+    ] = _WORLD.replica_lag_ms  # fmt: skip
+    no_host_events: Annotated[bool, "routers are told of the GPUs' blocks alone, not of those in "
+        "host memory"] = False  # fmt: skip
+    link_gbps: Annotated[float, "Gbit/s of each GPU for KV between workers of roles"
+    ] = _WORLD.link_gbps  # fmt: skip
+    link_setup_ms: Annotated[NotNegative, "before each transfer"] = _WORLD.link_setup_ms
+    disaggregation: Annotated[Disaggregation | None, "auto: two workers where the first token "
+        "comes sooner; always: wherever there are two; never; default auto"] = None  # fmt: skip
+    disaggregation_tpot_ms: Annotated[NotNegative, "auto: prefill beside answers only what leaves "
+        "their time per token below this; default 0, unknown"] = 0.0  # fmt: skip
+    event_loss: Annotated[Share, "SHARE", "of KV event batches that never arrive; default 0"
+    ] = _WORLD.event_loss  # fmt: skip
+    replicas: Annotated[int, "routers in front of the pool; each request comes through any of them"
+    ] = _WORLD.replicas  # fmt: skip
+    hold_s: Annotated[NotNegative | None, "longest wait at the router, then a request is turned "
+        f"away; default {CoreSettings().hold_s:g}, as the router's limits.hold_s"
+    ] = None  # fmt: skip
+    no_sharing: Annotated[bool, "these know nothing of each other"] = False
+    no_events: Annotated[bool, "workers publish no KV events"] = False
+    untold_capacities: Annotated[int | UnsetType, "so many workers do not tell how much KV they "
+        "hold; default none"] = UNSET  # fmt: skip
+    faults: Annotated[str | None, "FILE", "YAML: when which worker dies, hangs, drains, joins ... "
+        "(docs/simulator.md, Faults)"] = None  # fmt: skip
+
+
+class SetupOptions(Struct, kw_only=True):
+    """All that a replay is made of, but for policy and seed."""
+
+    trace: TraceAt
+    pool: Annotated[Pool, Group("workers")]
+    requests: Annotated[Requests, Group("requests")]
+    around: Annotated[Around, Group("the world around")]
+    good: Annotated[GoodAnswer, Group("a good answer")]
+
+
+def setup_of(options: SetupOptions, policy: str, seed: int, *, resample: bool = False) -> Setup:
+    """The set-up of one policy and seed; raises `UsageError`."""
+    check_policy(policy)
+    around, good, block_size = options.around, options.good, options.pool.block_size
+    if around.no_events and around.event_loss:
+        raise UsageError("--event-loss is of KV events, and with --no-events there are none")
+    if block_size is None and options.trace.startswith(GENERATED):
+        # Generators count in the largest blocks that end where prefixes do, which may be tiny.
+        block_size = GENERATED_BLOCK
+    asked = msgspec.structs.asdict(around)
+    world = World(
+        **{name: asked[name] for name in World.__struct_fields__ if name in asked},
+        events=not around.no_events,
+        replicas_share=not around.no_sharing,
+        host_events=False if around.no_host_events else UNSET,
+    )
+    return Setup(
+        workload=workload_of(options.trace, options.requests, resample=resample),
+        policy=policy,
+        groups=groups_of(options.pool),
+        block_size=block_size,
+        seed=seed,
+        closed_loop=options.requests.closed_loop,
+        world=world,
+        faults=around.faults,
+        goodput=Goodput(good.good_ttft_ms, good.good_tpot_ms),
+        router=RouterSettings(
+            hold_s=around.hold_s,
+            disaggregation=around.disaggregation,
+            tpot_s=around.disaggregation_tpot_ms / 1e3,
+        ),
+    )
+
+
+def workload_of(trace: str, asked: Requests, *, resample: bool = False) -> WorkloadSpec:
+    """The requests of `trace` that were asked for."""
+    return WorkloadSpec(
+        source=trace,
+        format=asked.format,
+        block_tokens=asked.block_tokens,
+        speed=asked.speed or 1.0,
+        rate_per_s=asked.rate,
+        requests=asked.requests,
+        skip_s=asked.skip,
+        seconds=asked.seconds,
+        spread_s=asked.spread or 0.0,
+        strict=asked.strict,
+        resample=resample or UNSET,
+    )
+
+
+def groups_of(pool: Pool) -> tuple[WorkerGroup, ...]:
+    """The workers; raises `UsageError` for a --group that says too much, too little or nonsense."""
+    if not pool.group:
+        if pool.profile is not None:
+            check_profile(pool.profile)
+        roles: dict[Role, int | None] = {
+            "both": pool.workers,
+            "prefill": pool.prefill_workers,
+            "decode": pool.decode_workers,
+        }
+        if not any(roles.values()):
+            roles["both"] = WORKERS
+        return tuple(
+            WorkerGroup(
+                count,
+                pool.profile or PROFILE,
+                pool.kv_tokens,
+                prefix_wait_tokens=pool.prefix_wait_tokens,
+                role=role,
+                host_kv_tokens=pool.host_kv_tokens,
+                host_load_gbps=pool.host_load_gbps,
+            )
+            for role, count in roles.items()
+            if count
+        )
+    for name in Pool.__struct_fields__:
+        if name not in ("group", "block_size") and getattr(pool, name) not in (None, UNSET):
+            raise UsageError(f"--{name.replace('_', '-')} belongs into --group where there is one")
+    return tuple(_group(text) for text in pool.group)
+
+
+def _group(text: str) -> WorkerGroup:
+    pairs: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals or key.strip() in pairs:
+            raise UsageError(f"--group {text}: {part!r} is not key=value, or is given twice")
+        pairs[key.strip()] = value.strip()
+    try:
+        return msgspec.convert({"profile": PROFILE, **_plain(pairs)}, WorkerGroup, strict=False)
+    except msgspec.ValidationError as error:
+        known = ", ".join(WorkerGroup.__struct_fields__)
+        raise UsageError(f"--group {text}: {error}; keys: {known}") from error
+
+
+def _plain(pairs: dict[str, str]) -> dict[str, str]:
+    """300k and 2M written out."""
+    factors: Sequence[tuple[str, str]] = (("k", "000"), ("M", "000000"))
+    found = dict(pairs)
+    for key, value in pairs.items():
+        for suffix, zeros in factors:
+            if value[:-1].isdigit() and value.endswith(suffix):
+                found[key] = value[:-1] + zeros
+    return found
+
+
+def known() -> str:
+    """Policies and profiles by name, for the end of a help text."""
+    lines = (
+        ("policies", names()),
+        ("wrappers", wrapper_names()),
+        ("profiles", list(PROFILES)),
+    )
+    return "".join(
+        "\n" + fill(f"{title}: {', '.join(of)}", HELP_COLUMNS, subsequent_indent="  ") + "\n"
+        for title, of in lines
+    )
+
+
+class Runs(Struct):
+    """The processes or the cluster that many replays run on."""
+
+    jobs: Annotated[int | None, "processes; default: one for each core"] = None
+    dask: Annotated[str | None, "tcp://HOST:PORT", "run on this Dask cluster instead"] = None
