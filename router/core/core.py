@@ -220,7 +220,7 @@ class RouterCore:
         return [*actions, *self._beside_served(pending, fact.now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
-        """Its prefill, all that its worker had to do, is over: another one decodes it now."""
+        """A request's prefill worker has finished: another worker decodes the request now."""
         pending = self._pending.get(fact.request_id)
         if pending is None:
             return []

@@ -266,7 +266,7 @@ class HealthCheck:
     least_s: float = 0.0  # what an answer may take at the least
 
 
-HEALTH = HealthCheck()  # of nearly everybody
+HEALTH = HealthCheck()  # of most engines
 
 
 class _Paused(msgspec.Struct):
@@ -295,7 +295,7 @@ class Profile:
     transfers: bool = False  # it may take KV from others of its version, by `router.body.legs`
     role: Role = "both"  # that it was started for
     keeps_prefixes: bool = True  # of what it decodes for others
-    door: Door | None = None  # of one that prefills for those that decode meanwhile
+    door: Door | None = None  # of a worker that prefills for workers which decode meanwhile
     snapshot: str | None = None  # URL of its whole cache
     loads: LoadReader | None = None
     health: HealthCheck = HEALTH

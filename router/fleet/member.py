@@ -174,7 +174,7 @@ class Member:
                 self.abandon_silent()
 
     def abandon_silent(self) -> None:
-        """Let those go elsewhere whose clients have seen nothing, where somebody else can serve."""
+        """Close requests whose clients have seen no byte, if another worker can serve them."""
         if self.recognized is not None and self._replaceable(self.recognized):
             self.abandoned += 1
             for one in self._connections():

@@ -27,7 +27,7 @@ class ReportedWorker:
     """One worker as a source knows it."""
 
     spec: WorkerSpec
-    stopping: bool = False  # it said that it ends: nothing new, and no surprise when it is gone
+    stopping: bool = False  # it said that it ends: it gets no new requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,11 @@ async def test_a_stream_is_kept_small(server):
         a.say(*[big] * 100, b"end")
         await until(b.hears(b"end"))
         assert len(b.notes.heard) == 101
-        assert server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}") <= 70
+        # A pause of the machine may cost the connection; the next one counts anew what it keeps.
+        connections = a.link.counters.reconnects
+        kept = server.client().xlen(f"warmroute:{{default}}:stream:{a.identity}")
+        assert kept <= 70 * connections
+        assert kept < 101 or connections > 1
 
 
 async def test_what_is_too_long_is_not_told(server, caplog):

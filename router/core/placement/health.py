@@ -75,7 +75,7 @@ _MADE_GOOD = 1 / 12
 
 
 class OutlierDetection:
-    """Whom to leave alone for a while. Lifetime: process.
+    """Decides which workers get no requests for a while. Lifetime: process.
 
     Only what comes of a request that was sent since a worker was put aside says anything new of
     it: those from before fail by the dozen when a worker dies.
@@ -380,7 +380,7 @@ class Health:
         return self._outliers.succeeded(worker, pending, fact.now_s)
 
     def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
-        """It failed: the worker is to blame, or is busy, or neither."""
+        """A request failed: its worker is to blame, or is busy, or neither."""
         if fact.busy_s is not None:
             return self.busy.said(worker, pending.sent_s, fact.busy_s, fact.now_s)
         if fact.blame != "worker":

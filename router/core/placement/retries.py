@@ -60,7 +60,7 @@ class Retries:
         if cause == "out_of_files":  # nor could this router connect to any other worker
             return Rejection(503, cause, "the router can open no more files just now; try again")
         settings = self._settings
-        # Nobody has had it, or knows its path; or a data plane has it at another one already.
+        # No worker has had it, or knows its path; or a data plane has sent it elsewhere already.
         silent = worker is not None and worker.silent is not None
         unheard = spared or silent or cause in ("connect", "absent", MOVED)
         pending.attempts += not unheard
