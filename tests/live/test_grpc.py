@@ -387,6 +387,11 @@ async def test_who_only_listens_does_not_keep_the_router_from_its_end(
             assert [(await idle.read()).infer_response.id for _ in range(3)] == ["ok-1"] * 3
             await busy.write(asked("slow-1"))
             await busy.done_writing()
+
+            async def under_way() -> bool:  # a stop ends a stream that nothing was read of
+                return one.seen["slow-1"] == 1
+
+            await until(under_way, "the request to be at the worker")
             stack.router.process.terminate()
             assert await watch.read() == b"\x08\x02"
             assert await watch.read() is grpc.aio.EOF
