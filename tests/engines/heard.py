@@ -64,6 +64,12 @@ async def until_heard_again(pool: Pool) -> None:
 
             await until(shown, f"kv_known {wanted}")
 
+        first = await warmed(pool, 19, 0)
+
+        async def heard() -> bool:  # a line that nobody uses yet cannot be lost
+            return await hit_blocks(stack, first) == [BLOCKS]
+
+        await until(heard, "the events to be heard by the second router")
         await known(True)
         await set_up(False)
         await known(False)
