@@ -267,7 +267,7 @@ class Router:
         register(lambda: role_metrics(self.roles))
 
     def _movers(self, config: Config) -> Migrations | None:
-        """What lets streams go on at another worker; None where none is to."""
+        """The extra that moves streams to another worker; None while `migration.moves` is 0."""
         if not config.migration.moves:
             return None
         if self._migrations is None:
@@ -278,7 +278,7 @@ class Router:
         return self._migrations
 
     def client_port(self) -> ClientPort:
-        """What answers requests of the client port."""
+        """The handler of all requests at the client port."""
         forwards = self.config.unknown_paths == "forward"
         return ClientPort(self.inference.handle, self.service, forwards, self._dialects)
 
@@ -287,7 +287,7 @@ class Router:
         return () if self._kserve is None else (self._kserve,)
 
     def grpc_port(self) -> GrpcPort | None:
-        """What answers Triton's clients by gRPC, where that is wanted."""
+        """The port of KServe's gRPC; None if the configuration has none."""
         if self.config.grpc_port < 0 or self._kserve is None:
             return None
         from router.kserve.grpc_port import GrpcPort
@@ -297,7 +297,7 @@ class Router:
         )
 
     def picker_port(self) -> PickerPort | None:
-        """What tells other data planes where requests go, where that is wanted."""
+        """The port of the endpoint picker; None if the configuration has none."""
         if self.config.picker.port < 0:
             return None
         from router.picker.port import PickerPort

@@ -75,8 +75,9 @@ class KernelChoice:
 
 
 class Int8Choice(KernelChoice):
-    """What multiplies few rows by INT8 weights: the kernel moves one byte a weight, torch, which
-    widens the weights first, five or more. Beyond MOST_ROWS torch does it. Lifetime: worker."""
+    """Names the backend of products with INT8 weights. The kernel moves one byte a weight; torch
+    widens the weights first and moves five or more. Torch computes steps of more than MOST_ROWS
+    rows. Lifetime: worker."""
 
     __slots__ = ()
 

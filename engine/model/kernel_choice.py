@@ -75,8 +75,8 @@ def choose_attention(
     block_size: int,
     ways: Ways = ALL_KERNELS,
 ) -> KernelChoice:
-    """What computes attention for `backend`, one of BACKENDS; `ways`: that were measured, which
-    kernels leave shapes to.
+    """Chooses the backend of attention. `backend`: as asked for, one of BACKENDS; `ways`: the
+    fastest way of each shape, as measured.
 
     auto: on CUDA the kernels, where they have this shape and a trial of each against the CPU's
     operator gives its numbers (`kernel_trial`), else torch. On CPUs kvkernels are the operators'
@@ -142,7 +142,8 @@ def choose_int8(
     dtype: str,
     quantization: Quantization,
 ) -> Int8Choice | None:
-    """What multiplies INT8 weights for `backend`, one of BACKENDS; None where there are none.
+    """Chooses the backend of products with INT8 weights; None if the model has no such weights.
+    `backend`: as asked for, one of BACKENDS.
 
     `shards`: all of the model's. The rules and errors are those of `choose_attention`.
     """

@@ -18,7 +18,7 @@ GRACE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class RequestOptions:
-    """How far a request goes, for whom, and what becomes of its KV. Lifetime: request."""
+    """A request's limits, priority, tenant, and the use of its KV. Lifetime: request."""
 
     output_tokens: int  # to give at most
     priority: int = 0

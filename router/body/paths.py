@@ -42,7 +42,7 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswers:
-    """How answers are read and ended where a protocol has a form of its own for them."""
+    """Functions that read and end answers of a protocol beside OpenAI's."""
 
     # Of the bytes kept of an answer, its events and the tokens of its worker's blocks: what it says
     # of its tokens; None: nothing.

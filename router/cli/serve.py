@@ -333,7 +333,7 @@ async def _until(stop: asyncio.Event, *lasting: asyncio.Task[None]) -> None:
 
 
 def _follower(argv: Sequence[str], config: Config) -> Callable[[], None]:
-    """What starts a router that follows, with these arguments of the command."""
+    """A function that starts the next router, with the same arguments of the command."""
     if config.hot_restart is None:
         words = "SIGUSR2: no follower is started: the key `hot_restart` names no socket"
         return lambda: log.error(words)

@@ -1,4 +1,4 @@
-"""How settings are read: keys of any Struct, with flag, variable, range, default and help.
+"""Reads settings: keys of any Struct, with flag, variable, range, default and help.
 
 Owns: the names of a key's flag, its variable and its place in the file; the sections of extras,
 which may be left out of an installation while their keys stay.

@@ -24,7 +24,7 @@ from router.redis.url import RedisUrl, parse_redis_url
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryTerms:
-    """What sources need besides their own specs. Lifetime: until the next reload."""
+    """Values that sources use besides their own specs. Lifetime: until the next reload."""
 
     redis_url: str | None  # of the state that replicas share
     fleet: str  # whose replicas share it

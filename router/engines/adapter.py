@@ -308,7 +308,7 @@ class Profile:
 
 @dataclass(frozen=True, slots=True)
 class StreamForm:
-    """How one kind of engine answers `return_token_ids` in a streamed request.
+    """The form in which an engine answers `return_token_ids` in a streamed request.
 
     `chat`: also in chats. `hidden`: the value of the fields of ids where nobody asked for them;
     empty: they are left out then. `chat_tokens`: what a chat gets at most that sets no limit

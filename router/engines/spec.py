@@ -119,7 +119,7 @@ class WorkerSpec:
 
     @property
     def name(self) -> str:
-        """What people call it: its URL, of a rank `URL#rank`."""
+        """The worker's name for people: its URL, for a data-parallel rank `URL#rank`."""
         return self.url if self.rank is None else f"{self.url}#{self.rank}"
 
     @property
@@ -143,7 +143,7 @@ KEYS = tuple(entry.name for entry in fields(WorkerSpec))
 
 
 def taken(spec: WorkerSpec) -> str:
-    """What another worker does that keeps this one from its events."""
+    """The end of an error: another worker receives its events at the place that `spec` names."""
     endpoint, topic = spec.seat or ("", "")
     return (
         f"takes the events with topic {topic!r} at {endpoint} already; "

@@ -212,7 +212,7 @@ ADAPTER = Adapter(
 )
 
 
-# How the texts of its refusals begin that mean load; 2.51 says some of them with 400.
+# Beginnings of the errors by which Triton refuses for load; 2.51 gives some of them with 400.
 QUEUE_FULL, TIMED_OUT = "Exceeds maximum queue size", "Request timeout expired"
 
 
@@ -221,7 +221,7 @@ class _Said(msgspec.Struct):
 
 
 def error_in(body: bytes) -> str:
-    """What an error of Triton's says; empty: nothing that can be read."""
+    """The text of an error of Triton's; empty if the body cannot be read."""
     try:
         return msgspec.json.decode(body, type=_Said).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -229,8 +229,8 @@ def error_in(body: bytes) -> str:
 
 
 def says_busy(status: int, body: bytes) -> bool:
-    """Whether an error of Triton's means that its queue is full, or was too long for the request:
-    another worker may be quicker.
+    """True if Triton refused a request because its queue was full, or because the request waited
+    too long in it: another worker may be quicker.
     """
     if status not in (400, 503) or len(body) > 4_096:
         return False
@@ -238,7 +238,7 @@ def says_busy(status: int, body: bytes) -> bool:
     return QUEUE_FULL in error or TIMED_OUT in error
 
 
-# How what Triton's parser says of a request's body begins; 2.51 says it with 500.
+# Beginnings of the errors of Triton's parser of requests' bodies; 2.51 gives them with 500.
 _PARSER = (
     *("failed to parse the request JSON", "failed to get request params"),
     *("Unable to parse ", "attempt to access ", "attempt to get "),
@@ -246,7 +246,7 @@ _PARSER = (
 
 
 def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
-    """Whether an error of a worker means that the request's body cannot be read, though its
-    status blames the worker.
+    """True if a worker could not read a request's body, although the status of its answer blames
+    the worker.
     """
     return kind == ADAPTER.kind and status == 500 and error_in(body).startswith(_PARSER)

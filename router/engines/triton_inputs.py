@@ -69,7 +69,7 @@ class _Batching(msgspec.Struct):
 
 
 class ModelConfig(msgspec.Struct):
-    """What of a model's configuration matters here. Lifetime: of a worker's recognition."""
+    """The part of a model's configuration that tells its inputs' roles. Lifetime: recognition."""
 
     name: str = ""
     platform: str = ""
@@ -187,7 +187,10 @@ def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
 
 
 def given_roles(lines: Iterable[str]) -> dict[str, dict[str, str]]:
-    """What an operator says, by model, each as `MODEL:ROLE=INPUT`. Raises ValueError."""
+    """The inputs that an operator gave, by model; each line is `MODEL:ROLE=INPUT`.
+
+    Raises ValueError.
+    """
     found: dict[str, dict[str, str]] = {}
     for line in lines:
         model, _, pair = line.rpartition(":")
@@ -264,7 +267,7 @@ def _is_engine(others: Mapping[str, ModelConfig], step: _Step) -> bool:
 
 
 def _computes(model: ModelConfig) -> bool:
-    """Whether it is an engine, which prompts are computed by."""
+    """True if the model is an LLM engine, which computes prompts."""
     names = {one.name for one in model.input}
     return model.backend in _ENGINES or {"input_ids", "request_output_len"} <= names
 

@@ -158,7 +158,7 @@ class FleetManager:
         return member
 
     def _served_by_others(self, worker_id: int, models: Iterable[str]) -> bool:
-        """Whether other workers, ready and not silent, serve all of these models."""
+        """True if other workers, ready and not silent, serve all of these models."""
         others = (m for m in self.members.values() if m.worker_id != worker_id and m.ready)
         others = (m for m in others if m.silent_since_s is None)
         served = {name for m in others if m.recognized for name in m.recognized.facts.models}

@@ -1,4 +1,4 @@
-"""What a KServe v2 request can be routed by: what the inputs of its model hold in it.
+"""Reads the inputs of a KServe v2 request for routing: prompt, session, limits.
 
 It is the same for HTTP and gRPC, which read messages by themselves and give their tensors here.
 Nothing here refuses a request: what cannot be read is left to the worker to judge, and the request
@@ -61,7 +61,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Target(ABC):
-    """What a request asks of a model. Lifetime: request."""
+    """The model and the call that a request names. Lifetime: request."""
 
     model: str
     version: str | None
@@ -72,7 +72,7 @@ class Target(ABC):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """What reads the bodies of such requests, as of `router.request.dialect.Target`."""
+        """The reader of bodies, see `router.request.dialect.Target`."""
 
     def scanned(self, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
         """As any other request is read. What makes a cache another's own goes into its salt."""

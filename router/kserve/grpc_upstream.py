@@ -169,7 +169,7 @@ def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
 def grpc_opener(
     clock: Callable[[], float], files: WorkerTls | None, limits: Callable[[], RelayLimits]
 ) -> GrpcOpener:
-    """What opens gRPC to a worker's address. `files`: TLS towards workers whose URL is https.
+    """A function that opens gRPC to a worker's address. `files`: TLS towards https workers.
 
     Raises `router.http.tls.TlsError`.
     """

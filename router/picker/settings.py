@@ -1,4 +1,4 @@
-"""What the picker's port obeys."""
+"""Settings of the endpoint picker."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MESSAGE_BYTES = 1 << 20  # beside a body, in one message
 
 @dataclass(frozen=True, slots=True)
 class PickerSettings:
-    """What the picker obeys. Lifetime: until the next reload."""
+    """The picker's section, its two ports and its bounds. Lifetime: until the next reload."""
 
     picker: Picker
     port: GrpcPortSettings

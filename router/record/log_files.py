@@ -346,7 +346,7 @@ _STEP = timedelta(microseconds=1)
 
 
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How much of the traffic the folder `record` keeps."""
+    """Bounds of the folder `record`, which keeps the request log in parts."""
 
     part_bytes: Annotated[int, Meta(ge=4_096, le=1 << 40, description="size of a part, bytes")] = (
         64 << 20

@@ -1,4 +1,4 @@
-"""What replicas must have alike, and what makes a router one."""
+"""Settings of a router that shares state with others, and those that all must have alike."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from router.config.extras import Replicas
 
 @dataclass(frozen=True, slots=True)
 class ReplicaTerms:
-    """What makes this router one of several. Lifetime: until the next reload."""
+    """Where this router shares state, and values to compare. Lifetime: until the next reload."""
 
     url: str  # of Redis, where state is shared
     replicas: Replicas

@@ -262,8 +262,8 @@ class Sieve:
             held.deliver(self._reply)
 
     def abort(self, late: bool = False) -> None:
-        """As of `ReplySink`; events end with one that says so, where there is such a one, and room
-        for it.
+        """End the answer as broken. A stream of events gets a last event that says so, if its
+        protocol has one and the events before it are whole.
         """
         if self._head is not None:
             self._broken = True

@@ -1,4 +1,4 @@
-"""What serving a protocol beside OpenAI's needs to give, so that its requests are routed as any."""
+"""The interface of a protocol beside OpenAI's, by which its requests are routed like all others."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Header = Callable[[str], str | None]  # the value of a request's header, by its 
 
 
 class Target(Protocol):
-    """What a request asks of a model. Lifetime: request."""
+    """The model and the call that a request names. Lifetime: request."""
 
     @property
     def model(self) -> str:
-        """By its name."""
+        """The model's name."""
 
     @property
     def path(self) -> Path:
-        """How it is routed, and how its answers are read."""
+        """The row of the table of paths: how to route the request and read its answers."""
 
     def scanner(self, header: Header, apart: str | None = None) -> Shape:
-        """What reads the bodies of such requests. `apart`: a model beside another on its servers,
-        with a cache of its own.
+        """The reader of the request's body. `apart`: the name of a model that shares a server with
+        another and has a cache of its own.
         """
 
 
@@ -33,13 +33,13 @@ class Dialect(Protocol):
     """A protocol with paths of its own at the client port. Lifetime: process."""
 
     def has(self, path: str) -> bool:
-        """Whether a decoded path is one of its own."""
+        """True if a decoded path belongs to this protocol."""
 
     def target_of(self, path: str) -> Target | None:
-        """The inference that a path of its own asks for; None: it asks for something else."""
+        """The inference that a path of this protocol asks for; None: it asks for another call."""
 
     async def answer(self, request: Request) -> Answer:
-        """The answer to what is no inference. Raises ClientError."""
+        """The answer to a call that is no inference. Raises ClientError."""
 
     def error(self, path: str, body: bytes) -> bytes:
-        """An error of the router's own on a path of its, as its clients read errors."""
+        """An error of the router, in the form that clients of this protocol read."""

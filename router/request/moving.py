@@ -1,4 +1,4 @@
-"""What the attempts at a request ask of whatever lets a begun stream go on at another worker."""
+"""The interface to an extra that moves a begun stream to another worker."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class MovingStream(ReplySink, Protocol):
         """
 
     def request(self, request: UpstreamRequest) -> UpstreamRequest:
-        """What to send to the worker taken: `request` itself, or one for the rest of its answer."""
+        """The request for the worker just taken: `request` itself, or one for the answer's rest."""
 
     def ended(self, outcome: Outcome) -> Outcome:
-        """What a dispatch's end means to the client, whose connection is ended here where nobody
-        can go on; `resumable` where another worker may.
+        """The outcome of a dispatch for the client: `resumable` if another worker may go on; if
+        none can, this ends the client's connection.
         """
 
     def rest(self) -> Arrival | None:
         """The request as it stands now; None while nothing has been said of its answer."""
 
     def give_up(self, result: str) -> ClientReply:
-        """Nobody goes on with a stream that has begun: it breaks off, as the client must see."""
+        """Break off a begun stream that no worker goes on with, so that the client sees it."""
 
 
 class Movers(Protocol):
-    """Lifetime: process."""
+    """Keeps the streams that may move. Lifetime: process."""
 
     def stream(
         self, body: bytes, path: str, arrival: Arrival, encoded: Sequence[Tokens] = ()

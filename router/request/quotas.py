@@ -28,7 +28,7 @@ _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to ev
 
 
 class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What tenants may do to each other."""
+    """Rules between tenants."""
 
     isolate: Annotated[bool, Meta(description="tenants share no cached prefix")] = False
 

@@ -203,7 +203,7 @@ class InferenceRequest(Ticket):
     # --- decisions ----------------------------------------------------------------------------
 
     def path_of(self, target: Target | None) -> Path:
-        """How it is to be read; `target`: what it asks for on a path of a dialect's."""
+        """The row of the table of paths; `target`: the inference that a path of a dialect names."""
         return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
     def was_read(self, body: bytes, path: Path) -> None:
@@ -374,7 +374,7 @@ class InferenceRequest(Ticket):
         return follows
 
     def _told(self, outcome: Outcome, attempt: Attempt) -> Usage | None:
-        """What an answer in a form of its protocol's own tells of its tokens."""
+        """The tokens that an answer of a protocol beside OpenAI's reports; None: of OpenAI's."""
         if (answers := self.path.answers) is None:
             return None
         member = self._service.fleet.members.get(attempt.worker_id)

@@ -32,7 +32,7 @@ _SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 
 
 class Infers(Protocol):
-    """What answers requests for inference, as `Inference.handle` does."""
+    """A function that answers requests for inference, as `Inference.handle` does."""
 
     async def __call__(self, http: Request, target: Target | None = None) -> Answer: ...
 

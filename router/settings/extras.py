@@ -24,7 +24,7 @@ _ASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
     }
 )
 EXTRAS = tuple(_ASKED_BY)
-# What a router does not serve without each of those that are on by default.
+# Extras that are on by default, and what a router without one does not serve.
 _BY_DEFAULT: Mapping[str, str] = MappingProxyType(
     {
         "admin": "the admin port, with /metrics, is not served",
@@ -36,7 +36,7 @@ _BY_DEFAULT: Mapping[str, str] = MappingProxyType(
 
 @cache
 def installed(extra: str) -> bool:
-    """Whether an extra is there."""
+    """True if the folder of an extra is there."""
     return find_spec(f"router.{extra}") is not None
 
 

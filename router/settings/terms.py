@@ -173,7 +173,7 @@ _ALIKE = (
 
 
 def replica_terms(config: Config) -> ReplicaTerms:
-    """What makes this router one of several."""
+    """Where this router shares state with others; used while `state` is given."""
     from router.replicas.settings import ReplicaTerms
 
     return ReplicaTerms(
@@ -186,7 +186,7 @@ def replica_terms(config: Config) -> ReplicaTerms:
 
 
 def discovery_terms(config: Config) -> DiscoveryTerms:
-    """What sources of workers need besides their own specs."""
+    """Values that sources of workers use besides their own specs."""
     from router.discovery.opening import DiscoveryTerms
 
     return DiscoveryTerms(

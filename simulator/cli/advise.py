@@ -144,7 +144,7 @@ def _go_easy(options: Advise) -> None:
 
 
 def _base_of(options: Advise, recorded: Recorded) -> Setup:
-    """What ran: as the options have it, else as the log has it. Raises `UsageError`."""
+    """The set-up that ran, by the options, else by the log. Raises `UsageError`."""
     trace, pool = options.setup.trace, options.setup.pool
     policy = options.policy or (recorded.policies[-1] if recorded.policies else None)
     if not recorded.requests:

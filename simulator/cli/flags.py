@@ -238,7 +238,7 @@ def _is_section(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 
 
-# What runs real programs is a coroutine; what computes is not, and may take all of a core.
+# A command that runs real programs is a coroutine; one that computes is not, and may fill a core.
 Run = Callable[[Any, Console], "bool | Coroutine[Any, Any, bool]"]
 
 

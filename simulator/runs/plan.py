@@ -43,7 +43,7 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def said(self) -> bool:
-        """Whether anything but lost requests is limited."""
+        """True if a target limits anything but lost requests."""
         return any(getattr(self, limit.field) is not None for limit in LIMITS[:-1])
 
 
