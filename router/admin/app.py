@@ -15,7 +15,7 @@ from router.admin.ui.page import PAGE, STATE, UiPages
 from router.admin.ui.state import UiState
 from router.admin.views.explain import ExplainPages
 from router.admin.views.rows import policy_shown, shown_count, trunks_shown, worker_shown
-from router.core.placement.roster import TableFullError
+from router.core.placement.worker_caches import TableFullError
 from router.engines.spec import ROLES, WorkerSpecError
 from router.engines.worker_spec import worker_spec_of
 from router.fleet.manager import DuplicateWorkerError, FleetManager, RoleRefusedError
@@ -247,7 +247,7 @@ class AdminApi:
         worker = self._dispatcher.core.workers.get(member.worker_id)
         if worker is None:
             raise ClientError(409, f"worker {member.worker_id} is not recognized yet")
-        view = kv_view(worker, self._dispatcher.core.roster.index)
+        view = kv_view(worker, self._dispatcher.core.caches.index)
         return Response(200, encode_kv_view(view), content_type="application/msgpack")
 
     async def trunks(self, request: Request) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
-from router.core.placement.roster import TableFullError
+from router.core.placement.worker_caches import TableFullError
 from router.engines.spec import WorkerSpecError
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import DuplicateWorkerError

@@ -97,7 +97,7 @@ def _decisions(core: RouterCore, prompts: PromptReader) -> Iterator[Metric]:
     yield gauge(
         "warmroute_kv_transfer_tokens_per_second",
         "How fast KV goes from one worker to another, as learned",
-        core.splits.tokens_per_s,
+        core.disaggregation.tokens_per_s,
     )
     yield counters(
         "warmroute_rejections", "Requests turned away, by reason", "code", counted.rejections
@@ -142,7 +142,7 @@ def _requests(core: RouterCore) -> Iterator[Metric]:
 
 
 def _index(core: RouterCore) -> Iterator[Metric]:
-    index = core.roster.index
+    index = core.caches.index
     yield gauge("warmroute_index_blocks", "Distinct blocks in the index", len(index))
     yield gauge("warmroute_index_bytes", "Memory of the index", index.memory_bytes)
     yield counter("warmroute_index_evicted_blocks", "Blocks forgotten at the bound", index.evicted)
@@ -164,7 +164,7 @@ def _index(core: RouterCore) -> Iterator[Metric]:
 
 
 def _mirrors(core: RouterCore) -> Iterator[Metric]:
-    mirrors = core.roster.mirrors
+    mirrors = core.caches.mirrors
     yield gauge(
         "warmroute_mirrored_blocks",
         "Blocks believed to be in caches without events",

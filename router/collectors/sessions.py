@@ -103,7 +103,7 @@ def trunk_metrics(core: RouterCore) -> Iterator[Metric]:
     for rank in range(1, _RANKS + 1):
         trunk = table[rank - 1] if rank <= len(table) else None
         demand.add_metric([str(rank)], 0.0 if trunk is None else trunk.demand)
-        held = 0 if trunk is None else core.roster.copies(trunk.last_hash)
+        held = 0 if trunk is None else core.caches.copies(trunk.last_hash)
         copies.add_metric([str(rank)], held)
         wanted.add_metric([str(rank)], 0 if trunk is None else trunk.wanted_copies)
     yield from (demand, copies, wanted)

@@ -47,6 +47,12 @@ from router.core.contract.counters import CoreCounters
 from router.core.contract.settings import CoreSettings
 from router.core.placement.admission import DISPLACED, Admission, Drain, ModelLimit, ModelLimits
 from router.core.placement.chooser import Choice, Chooser, Withheld
+from router.core.placement.disaggregation import (
+    Disaggregation,
+    beside_of,
+    request_of,
+    was_waited_for,
+)
 from router.core.placement.guard import (
     FallbackError,
     PolicyFaultError,
@@ -60,9 +66,8 @@ from router.core.placement.hold_queue import REFUSED_MAX, Pending
 from router.core.placement.leftovers import Leftovers
 from router.core.placement.peer_requests import PeerRequests
 from router.core.placement.retries import NO_MODEL, Retries, draw_of
-from router.core.placement.roster import Roster
 from router.core.placement.session_tracking import SessionTracking
-from router.core.placement.split import Splits, beside_of, request_of, was_waited_for
+from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
 from router.core.sessions.speed import LoadEstimator, SpeedEstimator
 from router.core.workers.columns import WorkerColumns
@@ -119,7 +124,7 @@ class RouterCore:
         self.columns = WorkerColumns(settings.max_workers)
         self.workers = WorkerTable(settings.max_workers)
         self.ledger = Ledger(self.columns)
-        self.roster = Roster(settings, self.columns, self.workers)
+        self.caches = WorkerCaches(settings, self.columns, self.workers)
         self.arrivals = ArrivalEstimator()
         self._speed = SpeedEstimator(self.columns)
         self._loads = LoadEstimator(self.columns)
@@ -128,7 +133,7 @@ class RouterCore:
         self.session_tracking = SessionTracking(
             self.columns, settings, self.ledger, self.workers, policy
         )
-        pool = (self.columns, self.workers, self.roster, self.arrivals, self.session_tracking)
+        pool = (self.columns, self.workers, self.caches, self.arrivals, self.session_tracking)
         drain: Drain[str] = Drain()
         self.model_limits = ModelLimits(drain)
         self.chooser = Chooser(self.guard, settings, *pool, self.model_limits, explains_all)
@@ -139,13 +144,13 @@ class RouterCore:
         self.retries = Retries(settings, self.counters, seed)
         ask, reservations = self.chooser.modelled_rate, self.chooser.reservations
         self.admission = Admission(settings, self.counters, ask, reservations, drain)
-        self.splits = Splits(
+        self.disaggregation = Disaggregation(
             self.chooser, self.columns, self.workers, self.ledger, self.admission,
             settings.disaggregation, settings.tpot_s,
         )  # fmt: skip
         self.held = self.admission.held
         self.leftovers = Leftovers(self.ledger)
-        known = (self.workers, self.ledger, self.roster, self.arrivals, self.session_tracking)
+        known = (self.workers, self.ledger, self.caches, self.arrivals, self.session_tracking)
         self.peer_requests = PeerRequests(
             *known, self.admission, self.guard, settings.peer_requests
         )
@@ -210,13 +215,13 @@ class RouterCore:
             return []
         self._loads.first_token(charge, fact.now_s)
         self._speed.first_token(charge, fact.now_s)
-        self.splits.arrived(charge, fact.now_s)
+        self.disaggregation.arrived(charge, fact.now_s)
         self.listener.first_token(fact.request_id)
         pending = self._pending[fact.request_id]
         self.admission.prefill_over(pending, True, fact.now_s)
         actions = self.health.begun(charge.worker_id, pending, fact.now_s)
         if pending.beside_id is not None:
-            self.splits.faults.served(pending.beside_id, charge.worker_id, fact.now_s)
+            self.disaggregation.faults.served(pending.beside_id, charge.worker_id, fact.now_s)
         return [*actions, *self._beside_served(pending, fact.now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
@@ -237,10 +242,10 @@ class RouterCore:
         if charge is not None:
             self._loads.first_token(charge, now_s)
             self._speed.first_token(charge, now_s)
-        choice = self.splits.prefilled(pending, now_s)
-        self.roster.answered(pending, finish)
+        choice = self.disaggregation.prefilled(pending, now_s)
+        self.caches.answered(pending, finish)
         worker = self._release(pending, now_s, finish)
-        actions = [*self.health.answered(worker, pending, finish), *self.roster.news()]
+        actions = [*self.health.answered(worker, pending, finish), *self.caches.news()]
         if isinstance(choice, Choice):
             actions.append(self._dispatch(pending, choice, now_s))
         else:  # nobody of its group decodes it now: it begins anew
@@ -265,7 +270,7 @@ class RouterCore:
         if pending is None:
             return []
         assert not pending.held, f"request {fact.request_id} finished while it was held"
-        self.roster.answered(pending, fact)
+        self.caches.answered(pending, fact)
         charge = self.ledger.get(fact.request_id)
         if charge is not None and fact.output_tokens is not None:
             self._speed.answered(charge, fact.output_tokens, fact.now_s)
@@ -274,7 +279,7 @@ class RouterCore:
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
         self.session_tracking.ended(pending, fact.now_s, output_tokens, refused=fact.refused)
-        actions = [*besides, *self.health.answered(worker, pending, fact), *self.roster.news()]
+        actions = [*besides, *self.health.answered(worker, pending, fact), *self.caches.news()]
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
@@ -290,7 +295,9 @@ class RouterCore:
         prefill_id = pending.beside_id
         actions: list[Action] = self._cancel_other(pending, fact)
         worker = self._release(pending, fact.now_s)
-        pending.whole |= was_waited_for(pending, fact, worker is None or worker.facts.serves_alone)
+        pending.unsplittable |= was_waited_for(
+            pending, fact, worker is None or worker.facts.serves_alone
+        )
         if fact.blame == "client":
             self.health.given_up(worker, pending)
             self._drop(pending, fact.now_s)
@@ -361,12 +368,12 @@ class RouterCore:
                     self._release(pending, fact.now_s)
                 actions.append(Cancel(request_id, fact.worker_id, "worker removed"))
             if (worker := self.workers.get(fact.worker_id)) is not None:
-                self.splits.gone(worker)
+                self.disaggregation.gone(worker)
         if fact.state in ("gone", "down"):
             self.session_tracking.lost(self.workers.get(fact.worker_id))
         if fact.state in ("gone", "down") and (worker := self.workers.get(fact.worker_id)):
             self.health.silences.heard(worker)
-        actions += self.roster.change(fact)
+        actions += self.caches.change(fact)
         return [*actions, *self._ask_held(fact.now_s)]
 
     def on_probed(self, fact: Probed) -> list[Action]:
@@ -383,7 +390,7 @@ class RouterCore:
         """Time passed: expire, drain, ask held requests again."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
-        self.roster.expire(fact.now_s)
+        self.caches.expire(fact.now_s)
         self.session_tracking.tick(fact.now_s)
         for pending in self.leftovers.over(fact.now_s):
             self._drop(pending, fact.now_s)
@@ -399,31 +406,31 @@ class RouterCore:
         over = self.leftovers.reported_over(fact)
         for pending in over:
             self._drop(pending, fact.now_s)
-        self.roster.report(fact, self.ledger)
-        news = self.roster.news()
+        self.caches.report(fact, self.ledger)
+        news = self.caches.news()
         return [*news, *self._ask_held(fact.now_s)] if over and self.held.size else news
 
     def on_kv_events(self, fact: KvEvents) -> list[Action]:
         """A worker's cache changed."""
         self._observe(fact)
-        from_seq = self.roster.kv_events(fact)
-        news = self.roster.news()
+        from_seq = self.caches.kv_events(fact)
+        news = self.caches.news()
         return news if from_seq is None else [Resync(fact.worker_id, from_seq), *news]
 
     def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
         """A replay is over; what it left out is asked for once more, or its hits are unknown."""
         self._observe(fact)
-        from_seq = self.roster.replay_end(fact)
+        from_seq = self.caches.replay_end(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_copied(self, fact: KvCopied) -> list[Action]:
         """A peer sent a copy of what it knows of a worker's cache."""
-        from_seq = self.roster.kv_copied(fact)
+        from_seq = self.caches.kv_copied(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_heard(self, fact: KvHeard) -> list[Action]:
         """A worker's events reach this router through a peer, or no longer do."""
-        self.roster.kv_heard(fact)
+        self.caches.kv_heard(fact)
         return []
 
     # --- dry runs ---------------------------------------------------------------------------
@@ -436,14 +443,14 @@ class RouterCore:
         """
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.session_tracking.look(pending)
-        return self.splits.explain(pending, fact.now_s, "policy")
+        return self.disaggregation.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
         """Why this request waits, as of now; None where it does not."""
         pending = self._pending.get(request_id)
         if pending is None or not pending.held:
             return None
-        return self.splits.explain(pending, now_s, "held")
+        return self.disaggregation.explain(pending, now_s, "held")
 
     # --- one decision -----------------------------------------------------------------------
 
@@ -453,14 +460,14 @@ class RouterCore:
         if now_s >= self.health.busy.next_s:
             self.health.busy.expire(now_s)
         try:
-            choice = self.splits.choose(pending, now_s, reason)
+            choice = self.disaggregation.choose(pending, now_s, reason)
         except FallbackError:
             return [
                 self._give_up(pending, now_s, Rejection(500, "policy_failed", "the policy failed"))
             ]
         if isinstance(choice, Reject):
             rejection = Rejection(choice.status, choice.code, choice.message)
-            if pending.whole and choice.code == "no_worker_available":
+            if pending.unsplittable and choice.code == "no_worker_available":
                 rejection = _NOT_PASSED
             return [self._give_up(pending, now_s, rejection)]
         if choice is None:
@@ -468,7 +475,7 @@ class RouterCore:
         return [self._dispatch(pending, choice, now_s)]
 
     def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
-        prefill = self.splits.beside(pending)
+        prefill = self.disaggregation.beside(pending)
         computing = prefill or choice
         self.model_limits.sent(pending)
         if prefill is not None or pending.leg != "decode":
@@ -502,8 +509,10 @@ class RouterCore:
             tells=not at_once,
         )
         if leg != "decode" or worker.facts.keeps_prefixes:
-            pending.promise = self.roster.promise(worker, arrival, charge.alone)
-            pending.prediction = self.roster.expect(worker, arrival, now_s)
+            pending.expected_by_events = self.caches.expected_by_events(
+                worker, arrival, charge.alone
+            )
+            pending.prediction = self.caches.expect(worker, arrival, now_s)
         pending.worker_id = worker.worker_id
         self.listener.dispatched(pending, worker, uncached)
         self.health.sent(worker, pending, now_s)
@@ -552,9 +561,9 @@ class RouterCore:
         self, pending: Pending, now_s: float, finish: Finish | None = None
     ) -> Worker | None:
         """Take its charge off its worker; the worker, if there still is one."""
-        self.roster.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
+        self.caches.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
         charge = self.ledger.release(pending.arrival.request_id)
-        self.splits.forget(pending)
+        self.disaggregation.forget(pending)
         self._release_beside(pending, now_s, None)
         self.admission.prefill_over(pending, finish is not None, now_s)
         self.model_limits.over(pending)
@@ -586,9 +595,9 @@ class RouterCore:
             return []
         number, prompt = beside.arrival.request_id, beside.arrival.prompt_tokens
         finish = Finish(now_s, number, prompt, cached_tokens, 1)
-        self.roster.answered(beside, finish)
+        self.caches.answered(beside, finish)
         worker = self._release_beside(pending, now_s, finish)
-        return [*self.health.answered(worker, beside, finish), *self.roster.news()]
+        return [*self.health.answered(worker, beside, finish), *self.caches.news()]
 
     def _beside_failed(self, pending: Pending, fact: Failure) -> list[Action]:
         """The worker that prefilled it failed when the answer had begun: only counted."""
@@ -615,10 +624,12 @@ class RouterCore:
         if decode is None or prefill is None:
             return []
         legs: tuple[tuple[Worker, Role], ...] = ((prefill, "prefill"), (decode, "decode"))
-        tried = [w.worker_id for w, leg in legs if self.splits.replaceable(pending, w, leg)]
+        tried = [w.worker_id for w, leg in legs if self.disaggregation.replaceable(pending, w, leg)]
         pending.tried.update(tried)
         ids = prefill.worker_id, decode.worker_id
-        blamed = self.splits.faults.failed(*ids, fact.now_s) if fact.blame == "worker" else []
+        blamed = (
+            self.disaggregation.faults.failed(*ids, fact.now_s) if fact.blame == "worker" else []
+        )
         failed = (self.health.failed(w, pending, fact) for w, _ in legs if w.worker_id in blamed)
         return [*chain.from_iterable(failed)]
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from policies.facts import Role, WorkerChange, WorkerFacts
 from router.core.core import RouterCore
-from router.core.placement.roster import TableFullError
+from router.core.placement.worker_caches import TableFullError
 from router.core.workers.roles import RoleController, RoleSettings, WorkMeter
 from router.core.workers.table import Worker, halves_missing, serves
 from router.engines.spec import WorkerSpec, WorkerSpecError, taken

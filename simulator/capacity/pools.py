@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from policies.facts import Role
-from router.core.contract.settings import Disaggregation
+from router.core.contract.settings import DisaggregationMode
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,
@@ -335,7 +335,7 @@ def trial(
     *,
     block_size: int | None = None,
     kv_tokens: int | None = None,
-    disaggregation: Disaggregation = "auto",
+    disaggregation: DisaggregationMode = "auto",
     seed: int = 0,
 ) -> Trial:
     """Replay `workload` on workers of (role, profile, number). Raises ReplayError, TraceError."""

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 from engine.profiles import PROFILES
 from policies.facts import Role
 from policies.load import names, wrapper_names
-from router.core.contract.settings import CoreSettings, Disaggregation
+from router.core.contract.settings import CoreSettings, DisaggregationMode
 from simulator.cli.flags import (
     HELP_COLUMNS,
     Either,
@@ -163,7 +163,7 @@ class Around(Struct):
     link_gbps: Annotated[float, "Gbit/s of each GPU for KV between workers of roles"
     ] = _WORLD.link_gbps  # fmt: skip
     link_setup_ms: Annotated[NotNegative, "before each transfer"] = _WORLD.link_setup_ms
-    disaggregation: Annotated[Disaggregation | None, "auto: two workers where the first token "
+    disaggregation: Annotated[DisaggregationMode | None, "auto: two workers where the first token "
         "comes sooner; always: wherever there are two; never; default auto"] = None  # fmt: skip
     disaggregation_tpot_ms: Annotated[NotNegative, "auto: prefill beside answers only what leaves "
         "their time per token below this; default 0, unknown"] = 0.0  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from policies.facts import Role
-from router.core.contract.settings import Disaggregation
+from router.core.contract.settings import DisaggregationMode
 from simulator.traces.spec import WorkloadSpec
 
 
@@ -73,7 +73,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     hold_requests: int | None = None  # held at a time
     inflight_requests: int | None = None  # dispatched and held together
     speculative_s: float | None = None  # that a block on its way is believed in
-    disaggregation: Disaggregation | None = None  # auto, always, never; of workers with roles
+    disaggregation: DisaggregationMode | None = None  # auto, always, never; of workers with roles
     tpot_s: float | None = None  # time per token that clients of such workers accept
     # The router's limits.worker_requests and limits.worker_queued_tokens: beyond them it waits.
     # Not said where unset: set-ups that were kept stay the same.

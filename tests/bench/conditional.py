@@ -8,8 +8,8 @@ resamples of the workload - sessions drawn with replacement, their starts jitter
 for every rule, so that differences are paired. `local`: the workers that decode do all of it;
 `remote`: every request in two legs; `alike`: as many workers without roles, for comparison;
 `auto`: the router's own choice, once for each weight of those who decode beside a prefill
-(`_OTHERS` of `router.core.placement.split`); `tpot`: the same where it knows the time per token
-that clients accept; `2048` and `256`: thresholds of peers, uncached tokens at the worker
+(`_OTHERS` of `router.core.placement.disaggregation`); `tpot`: the same where it knows the time
+per token that clients accept; `2048` and `256`: thresholds of peers, uncached tokens at the worker
 that decodes below which it prefills (Dynamo's, with its 0.7 of the prompt; vLLM's router's).
 """
 
@@ -23,7 +23,7 @@ from random import Random
 import msgspec
 import numpy as np
 
-from router.core.placement import split as core_split
+from router.core.placement import disaggregation as core
 from router.core.placement.chooser import Choice
 from router.core.placement.hold_queue import Pending
 from simulator.capacity.pools import TPOT_MARGIN, TTFT_MARGIN, split
@@ -79,14 +79,18 @@ def paced(jobs: Sequence[Job], rate_per_s: float) -> list[Job]:
     return [msgspec.structs.replace(job, at_ns=round(job.at_ns * factor)) for job in jobs]
 
 
-Rule = Callable[[core_split.Splits, Pending, Choice, Choice, float], bool]
+Rule = Callable[[core.Disaggregation, Pending, Choice, Choice, float], bool]
 
 
 def fixed(tokens: int, share: float) -> Rule:
     """Alone where fewer tokens than both are uncached."""
 
     def alone(
-        splits: core_split.Splits, pending: Pending, prefill: Choice, decode: Choice, now_s: float
+        splits: core.Disaggregation,
+        pending: Pending,
+        prefill: Choice,
+        decode: Choice,
+        now_s: float,
     ) -> bool:
         prompt = pending.arrival.prompt_tokens
         uncached = prompt - decode.decision.hit_tokens
@@ -95,7 +99,7 @@ def fixed(tokens: int, share: float) -> Rule:
     return alone
 
 
-OWN: Rule = core_split.Splits._alone_is_better
+OWN: Rule = core.Disaggregation._alone_is_better
 PEERS = {"2048": fixed(2048, 0.7), "256": fixed(256, 2.0)}
 
 
@@ -132,9 +136,9 @@ def study(
                 timed = paced(sample, load * found.requests_per_s)
                 for name, (mode, groups) in rules.items():
                     rule = PEERS.get(name, OWN)
-                    setattr(core_split.Splits, "_alone_is_better", rule)  # noqa: B010
+                    setattr(core.Disaggregation, "_alone_is_better", rule)  # noqa: B010
                     if name.startswith("auto"):
-                        core_split._OTHERS = float(name.split()[1])
+                        core._OTHERS = float(name.split()[1])
                     given = JobStream(
                         workload, stream.block_tokens, iter(timed), len(timed),
                         ErrorLog(workload), workload, lambda: 1.0,
@@ -171,9 +175,9 @@ def main() -> None:
     parser.add_argument("--chunk", type=int)
     parser.add_argument("--profile", default="qwen3-32b-h100-tp2")
     options = parser.parse_args()
-    options.others = options.others or [core_split._OTHERS]
+    options.others = options.others or [core._OTHERS]
     if options.chunk:
-        core_split._CHUNK_TOKENS = options.chunk
+        core._CHUNK_TOKENS = options.chunk
     ratios: dict[str, list[tuple[float, float]]] = {}
     for workload, load, found in study(options):
         cells = []

@@ -129,7 +129,7 @@ def measure(workers: int, block_size: int, decisions: int) -> Row:
     decision_us = median_us(lambda n: decide(32 + n), decisions)
     rows = Rows.of(core.workers.serving("m"))
     index_us = median_us(
-        lambda n: core.roster.hit_tokens(rows, {block_size: asked[n % PROMPTS][1]}, TOKENS),
+        lambda n: core.caches.hit_tokens(rows, {block_size: asked[n % PROMPTS][1]}, TOKENS),
         decisions,
     )
     choice_us = median_us(lambda n: _choose(core, arrival(n, 99.0), rows), decisions)

@@ -18,7 +18,7 @@ from typing import get_args
 
 import numpy as np
 
-from router.core.contract.settings import Disaggregation
+from router.core.contract.settings import DisaggregationMode
 from simulator.capacity.pools import RATE_SHARE, Pool, Trial, climb, split, trial
 from simulator.capacity.rates import Link, Mix, Shape, Targets, measure, prefill_s, step_s
 from simulator.traces.spec import WorkloadSpec
@@ -77,7 +77,7 @@ def targets_of(shape: Shape, mix: Mix) -> Targets:
 
 
 def outcome(
-    workload: str, profile_name: str, workers: int, requests: int, mode: Disaggregation
+    workload: str, profile_name: str, workers: int, requests: int, mode: DisaggregationMode
 ) -> Outcome | None:
     """One case; None where no pool keeps the targets."""
     shape, link = Shape.of(profile_name), Link()
@@ -105,7 +105,7 @@ def outcome(
 def study(
     workers: Sequence[int],
     requests: int,
-    mode: Disaggregation,
+    mode: DisaggregationMode,
     workloads: Sequence[str] = tuple(WORKLOADS),
     profiles: Sequence[str] = PROFILES,
 ) -> Iterator[Outcome]:
@@ -123,7 +123,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--workers", type=int, action="append")
     parser.add_argument("--requests", type=int, default=300)
-    parser.add_argument("--mode", choices=get_args(Disaggregation), default="always")
+    parser.add_argument("--mode", choices=get_args(DisaggregationMode), default="always")
     options = parser.parse_args()
     rows = []
     for one in study(options.workers or [4, 8, 16, 32], options.requests, options.mode):

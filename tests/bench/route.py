@@ -58,7 +58,7 @@ def by_tokens() -> tuple[RouterCore, Decide]:
     prompts = [rng.integers(0, 150_000, TOKENS).astype(np.int32) for _ in range(PROMPTS)]
     for number, tokens in enumerate(prompts):
         for worker in range(number, WORKERS, PROMPTS):
-            core.roster.index.store(worker, chain_hashes(tokens[: TOKENS // 2], BLOCK))
+            core.caches.index.store(worker, chain_hashes(tokens[: TOKENS // 2], BLOCK))
 
     def decide(number: int, now_s: float) -> None:
         chain = chain_hashes(prompts[number % PROMPTS], BLOCK)

@@ -82,7 +82,7 @@ def rows(core: RouterCore, members: list[Member]) -> list[Row]:
 def columns(core: RouterCore, fleet: list[Row], hits: RecentHits, now_s: float) -> dict[str, Any]:
     """What each worker does now; `kv` and `hits` are thousandths."""
     states: dict[str, int] = {}
-    slow_start = core.roster.slow_start if core.roster.slow_start else None
+    slow_start = core.caches.slow_start if core.caches.slow_start else None
     state = [states.setdefault(_state(*row, slow_start, now_s), len(states)) for row in fleet]
     slots = np.array([-1 if w is None else w.slot for _, w in fleet], dtype=np.int64)
     ids = np.array([member.worker_id for member, _ in fleet], dtype=np.int64)
@@ -154,7 +154,7 @@ def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:
     slots = np.array([-1 if w is None else w.slot for _, w in fleet], dtype=np.int64)
     shown = []
     for trunk in sessions.trunks.table()[:_TRUNKS]:
-        held = core.roster.holders(trunk.last_hash)[slots] & (slots >= 0)
+        held = core.caches.holders(trunk.last_hash)[slots] & (slots >= 0)
         holders = np.packbits(held).tobytes().hex()
         shown.append(trunk_shown(trunk, int(np.count_nonzero(held))) | {"holders": holders})
     return {"followed": True, "kept": len(sessions.trunks), "rows": shown}

@@ -78,7 +78,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         **_events_shown(member, worker),
         "hit_confidence": _number(columns.hit_confidence[slot]),
         "silent_s": None if worker.silent is None else _number(now_s - worker.silent.since_s),
-        "slow_start_share": _number(core.roster.slow_start.share(member.worker_id, now_s)),
+        "slow_start_share": _number(core.caches.slow_start.share(member.worker_id, now_s)),
     }
 
 
@@ -177,7 +177,7 @@ def trunks_shown(core: RouterCore, most: int) -> dict[str, Any]:
         return {"followed": False, "kept": 0, "trunks": []}
     rows = []
     for trunk in sessions.trunks.table()[:most]:
-        copies = core.roster.copies(trunk.last_hash)
+        copies = core.caches.copies(trunk.last_hash)
         saved = round(trunk.rate_per_s * trunk.tokens) if copies else 0
         rows.append(trunk_shown(trunk, copies) | {"saved_tokens_per_s": saved})
     return {"followed": True, "kept": len(sessions.trunks), "trunks": rows}

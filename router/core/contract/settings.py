@@ -9,7 +9,7 @@ NO_LIMIT = 1 << 40
 
 # Whether a request goes to two workers: where that gives its first token sooner, wherever it can,
 # or never.
-Disaggregation = Literal["auto", "always", "never"]
+DisaggregationMode = Literal["auto", "always", "never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class CoreSettings:
     stall_s: float = 0.5  # silence of all streams of a worker after which it is probed
     parked_blocks: int = 65_536  # stored blocks of one worker whose parent has not been seen
     backlog_batches: int = 10_000  # batches of one worker kept while a gap is filled
-    disaggregation: Disaggregation = "auto"  # of pools whose workers have roles
+    disaggregation: DisaggregationMode = "auto"  # of pools whose workers have roles
     tpot_s: float = 0.0  # time per token that clients of such pools accept; 0: unknown
     slow_start_s: float = 0.0  # a worker that joins a running pool has its whole share after this
     signal_stale_s: float = 5.0  # others' load in a report older than this is no longer believed

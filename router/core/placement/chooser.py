@@ -18,8 +18,8 @@ from router.core.placement.guard import Answer, PolicyGuard
 from router.core.placement.hold_queue import Pending, most_s
 from router.core.placement.live_fleet import LiveFleet
 from router.core.placement.reservations import Reservations
-from router.core.placement.roster import Roster
 from router.core.placement.session_tracking import SessionTracking
+from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
 from router.core.workers.columns import WorkerColumns
 from router.core.workers.ledger import NO_LOADS, Loads
@@ -128,7 +128,7 @@ class Chooser:
         settings: CoreSettings,
         columns: WorkerColumns,
         workers: WorkerTable,
-        roster: Roster,
+        caches: WorkerCaches,
         arrivals: ArrivalEstimator,
         session_tracking: SessionTracking,
         model_limits: ModelLimits,
@@ -140,7 +140,7 @@ class Chooser:
         self._columns = columns.read_only()
         self._workers = workers
         self._eligibility = Eligibility(workers, settings.panic_share)
-        self._roster = roster
+        self._caches = caches
         self._arrivals = arrivals
         self.explains_all = explains_all
         self.explained: set[int] = set()  # requests whose decisions somebody reads
@@ -225,7 +225,7 @@ class Chooser:
             return max(arrival.prompt_tokens, 1)
         if isinstance(rows, Unheard):
             rows = rows.rows
-        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
+        hits = self._caches.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         return max(arrival.prompt_tokens - int(hits.max()), 1)
 
     def modelled_rate(self, model: str) -> float:
@@ -237,7 +237,7 @@ class Chooser:
         self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
     ) -> Rows:
         """Those that may be chosen while others start slowly."""
-        slow_start = self._roster.slow_start
+        slow_start = self._caches.slow_start
         return (
             slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows
         )
@@ -276,7 +276,7 @@ class Chooser:
             request.approximate,
             unit,
         )
-        if self._roster.index.tiers == 1:
+        if self._caches.index.tiers == 1:
             return Choice(rows.workers[row], decision)
         loads = Loads(fleet.hit_tokens_host.item(row), fleet.hit_tokens_disk.item(row))
         decision.loaded_tokens = loads.tokens
@@ -291,7 +291,7 @@ class Chooser:
 
     def _views(self, pending: Pending, rows: Rows, now_s: float) -> tuple[RequestView, FleetView]:
         arrival = pending.arrival
-        hits = self._roster.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
+        hits = self._caches.hit_tokens(rows, arrival.chains, arrival.prompt_tokens)
         size = rows.block_sizes[0]
         below_gpu = self._below_gpu(arrival, rows, hits)
         sessions = None
@@ -322,7 +322,7 @@ class Chooser:
             rows,
             hits,
             now_s,
-            self._roster.others_s,
+            self._caches.others_s,
             self._settings.signal_stale_s,
             self._arrivals,
             below_gpu,
@@ -334,10 +334,10 @@ class Chooser:
         self, arrival: Arrival, rows: Rows, hits: Ints
     ) -> Callable[[], tuple[Ints, Ints]] | None:
         """Looks up the hits of lower tiers, once, where somebody asks; None: there are none."""
-        index = self._roster.index
+        index = self._caches.index
         if index.tiers == 1:
             return None
-        discounts = self._roster.confidence.discounted
+        discounts = self._caches.confidence.discounted
         confidence = self._columns.hit_confidence[rows.slots] if discounts else None
         asked = (arrival.chains, arrival.prompt_tokens, hits, confidence)
         return cache(partial(tier_hits, index, rows, *asked))

@@ -12,7 +12,7 @@ from typing import Generic, Protocol, TypeVar
 from policies.contract import Standing
 from policies.facts import Arrival, Role
 from router.core.sessions.sessions import TrackedRequest
-from router.core.workers.mirror import Expectation, Prediction, Promise
+from router.core.workers.mirror import EventHits, Expectation, Prediction
 
 _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
@@ -156,7 +156,7 @@ class Pending:
     counted: str | None = None  # the model against whose limit it counts, while a worker has it
     leg: Role = "both"  # what of it is dispatched, or looked for a worker for
     group: str | None = None  # of the worker that will decode it, while it looks for another one
-    whole: bool = False  # one worker does all of it, or nobody: its KV did not pass in time
+    unsplittable: bool = False  # its KV did not pass in time: one worker does all of it, or none
     # Of a request whose legs were begun at once: its prefill, which has a number and a charge of
     # its own, until that is over; and the worker of it, until the request leaves both.
     beside: Pending | None = None
@@ -166,7 +166,7 @@ class Pending:
     standing: Standing = "new"  # of its session, when it was last decided about
     # Of its worker's cache: what it finds, where that is mirrored; else what it leaves there.
     prediction: Prediction | Expectation | None = None
-    promise: Promise | None = None  # of its worker's KV events, where these tell of its prompt
+    expected_by_events: EventHits | None = None  # where its worker's KV events tell of its prompt
     work_tokens: float = 1.0  # predicted: what it must compute, and its answer
     queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
     waiting_tokens: int = 0  # of work, as was predicted when it had to wait

@@ -14,8 +14,8 @@ from policies import facts
 from router.core.placement.admission import Admission
 from router.core.placement.guard import PolicyGuard
 from router.core.placement.hold_queue import Pending
-from router.core.placement.roster import Roster
 from router.core.placement.session_tracking import SessionTracking
+from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
 from router.core.workers.ledger import Ledger
 from router.core.workers.table import WorkerTable
@@ -31,7 +31,7 @@ class PeerRequests:
         self,
         workers: WorkerTable,
         ledger: Ledger,
-        roster: Roster,
+        caches: WorkerCaches,
         arrivals: ArrivalEstimator,
         session_tracking: SessionTracking,
         admission: Admission,
@@ -39,7 +39,7 @@ class PeerRequests:
         most: int,
     ) -> None:
         """`most`: of all peers together."""
-        self._workers, self._ledger, self._roster = workers, ledger, roster
+        self._workers, self._ledger, self._caches = workers, ledger, caches
         self._arrivals, self._session_tracking, self._admission = (
             arrivals,
             session_tracking,
@@ -96,7 +96,7 @@ class PeerRequests:
             room_tokens=prompt if at_once else 0,
         )
         if fact.late:
-            self._roster.is_a_peers(worker)
+            self._caches.is_a_peers(worker)
         chain = arrival.chains.get(worker.facts.block_size)
         if chain is None or not worker.facts.keeps_prefixes:
             return
@@ -104,7 +104,7 @@ class PeerRequests:
         guard.observe(arrival)
         self._arrivals.arrival(arrival.session, now_s, arrival.tenant)
         self._session_tracking.arrived(pending)
-        pending.prediction = self._roster.expect(worker, arrival, now_s)
+        pending.prediction = self._caches.expect(worker, arrival, now_s)
         self._session_tracking.dispatched(pending, worker.slot)
         if guard.remembers:
             sent = (request_id, worker.worker_id, prompt - uncached, uncached)
@@ -129,7 +129,7 @@ class PeerRequests:
         if pending is None:
             return
         finish, now_s = fact.finish, fact.now_s
-        self._roster.ended(pending, self._ledger.get(fact.request_id), finish)
+        self._caches.ended(pending, self._ledger.get(fact.request_id), finish)
         output_tokens = self._ledger.output_tokens(pending.arrival, finish) if finish else None
         self._ledger.release(fact.request_id)
         self._admission.prefill_over(pending, finish is not None, now_s)

@@ -22,7 +22,7 @@ class _Wait:
 
     pending: Pending
     passed: int = 0  # requests sent since that were not ahead of it, while it was first
-    barren: set[int] = field(default_factory=set)  # workers that were empty and not taken
+    untaken: set[int] = field(default_factory=set)  # workers that it did not take though idle
     worker_id: int | None = None  # reserved for it
 
 
@@ -96,7 +96,7 @@ class Reservations:
             and holder.pending.arrival.priority <= priority
         ):
             return
-        self._barren(first, rows)
+        self._give_up_untaken(first, rows)
         if first.worker_id in rows.worker_ids:
             return
         first.worker_id = self._best(first, rows, hits)
@@ -107,7 +107,7 @@ class Reservations:
             self.models[model] = first
             self.begun += 1
 
-    def _barren(self, wait: _Wait, rows: Rows) -> None:
+    def _give_up_untaken(self, wait: _Wait, rows: Rows) -> None:
         """Give up the reserved worker where it is idle and still not taken."""
         if wait.worker_id not in rows.worker_ids:
             wait.worker_id = None
@@ -116,16 +116,18 @@ class Reservations:
         columns = self._columns
         others = columns.foreign_running[slot] + columns.foreign_waiting[slot]
         if not columns.requests[slot] and not others:
-            wait.barren.add(wait.worker_id)
+            wait.untaken.add(wait.worker_id)
             wait.worker_id = None
 
     def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
-        """Of those not barren the largest, then with most of its prompt, then the least busy."""
+        """The largest worker that the request has not left untaken; of equal ones the one with most
+        of its prompt, then the least busy one.
+        """
         columns, slots = self._columns, rows.slot_ids
         large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)
         order = np.lexsort((columns.requests[slots], -hits, -large))  # stable: then by worker id
         ids = (rows.worker_ids[place] for place in order.tolist())
-        return next((worker_id for worker_id in ids if worker_id not in wait.barren), None)
+        return next((worker_id for worker_id in ids if worker_id not in wait.untaken), None)
 
 
 def _ahead(pending: Pending, wait: _Wait) -> bool:

@@ -101,7 +101,7 @@ class WorkerColumns:
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
         self.context_tokens = floats()  # KV of own requests past their first token
-        self.promised_tokens = floats()  # of these, of prompts that others prefill for it
+        self.decode_place_tokens = floats()  # of these, kept for prompts that others prefill
         self.foreign_running = ints()  # reported beyond what this router sent
         self.foreign_waiting = ints()
         self.report_s = floats(-np.inf)
@@ -220,7 +220,7 @@ class Cells:
         self.drained_work = float_cells(columns.drained_work)
         self.drain_limit_work = float_cells(columns.drain_limit_work)
         self.context_tokens = float_cells(columns.context_tokens)
-        self.promised_tokens = float_cells(columns.promised_tokens)
+        self.decode_place_tokens = float_cells(columns.decode_place_tokens)
         self.prefill_tokens_per_s = float_cells(columns.prefill_tokens_per_s)
         self.given_tokens_per_s = float_cells(columns.given_tokens_per_s)
         self.speed_samples = int_cells(columns.speed_samples)

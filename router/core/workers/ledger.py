@@ -67,10 +67,10 @@ class Charge:
 
 
 @dataclass(slots=True)
-class Promised:
-    """The place of a request at the worker that will decode it, while another one prefills it.
+class DecodePlace:
+    """A place kept for a request at the worker that will decode it, while another one prefills it.
 
-    Lifetime: until that prefill's end.
+    Lifetime: until the prefill ends.
     """
 
     slot: int
@@ -85,7 +85,7 @@ class Ledger:
         self._cells = Cells(columns)
         self._drained_s: float | None = None  # when the queues were last brought up to date
         self._charges: dict[int, Charge] = {}
-        self._promised: dict[int, Promised] = {}
+        self._decode_places: dict[int, DecodePlace] = {}
         self._periods: list[PrefillPeriod | None] = [None] * len(columns.worker_id)  # the latest
         # Uncached tokens of those before their first token, and their work, by worker slot.
         self._waiting = [(0, 0.0)] * len(columns.worker_id)
@@ -106,27 +106,29 @@ class Ledger:
         """Open charges of a worker, oldest first."""
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
-    def promise(self, request_id: int, slot: int, prompt_tokens: int) -> None:
-        """Keep a place for it in `slot`, whose worker will decode it. It must have none yet."""
-        assert request_id not in self._promised, f"request {request_id} is promised twice"
-        self._promised[request_id] = Promised(slot, prompt_tokens)
+    def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
+        """Keep a place for a request at the worker in `slot`. It must have none yet."""
+        assert request_id not in self._decode_places, (
+            f"request {request_id} has a decode place already"
+        )
+        self._decode_places[request_id] = DecodePlace(slot, prompt_tokens)
         self._cells.requests[slot] += 1
         self._cells.context_tokens[slot] += prompt_tokens
-        self._cells.promised_tokens[slot] += prompt_tokens
+        self._cells.decode_place_tokens[slot] += prompt_tokens
 
-    def unpromise(self, request_id: int) -> None:
-        """Give that place back; nothing where there is none."""
-        promised = self._promised.pop(request_id, None)
-        if promised is not None:
-            self._cells.requests[promised.slot] -= 1
-            self._cells.context_tokens[promised.slot] -= promised.prompt_tokens
-            if self._cells.requests[promised.slot] == 0:
-                self._idle(promised.slot)
-            self._cells.promised_tokens[promised.slot] -= promised.prompt_tokens
+    def free_decode_place(self, request_id: int) -> None:
+        """Give the decode place of a request back; nothing happens where it has none."""
+        place = self._decode_places.pop(request_id, None)
+        if place is not None:
+            self._cells.requests[place.slot] -= 1
+            self._cells.context_tokens[place.slot] -= place.prompt_tokens
+            if self._cells.requests[place.slot] == 0:
+                self._idle(place.slot)
+            self._cells.decode_place_tokens[place.slot] -= place.prompt_tokens
 
-    def promised_at(self, slot: int) -> list[int]:
-        """Requests that have a place there and have not come yet."""
-        return [number for number, one in self._promised.items() if one.slot == slot]
+    def decode_places_at(self, slot: int) -> list[int]:
+        """The requests with a decode place at the worker in `slot`."""
+        return [number for number, one in self._decode_places.items() if one.slot == slot]
 
     def reserve(
         self,
@@ -161,7 +163,7 @@ class Ledger:
         cells.requests[slot] += 1
         cells.waiting[slot] = waiting + 1
         cells.context_tokens[slot] += room_tokens
-        cells.promised_tokens[slot] += room_tokens
+        cells.decode_place_tokens[slot] += room_tokens
         self._queue(slot, uncached_tokens, work_tokens)
         charge = Charge(
             request_id=request_id,
@@ -291,7 +293,10 @@ class Ledger:
         return charge
 
     def _idle(self, slot: int) -> None:
-        """An idle worker has an empty queue, whatever the model; promises are requests, too."""
+        """An idle worker has an empty queue, whatever the model says.
+
+        A decode place counts as a request.
+        """
         cells = self._cells
         cells.drained_work[slot] = cells.charged_work[slot]
         cells.context_tokens[slot] = 0.0
@@ -323,7 +328,7 @@ class Ledger:
         cells, slot = self._cells, charge.slot
         cells.waiting[slot] -= 1
         cells.context_tokens[slot] -= charge.room_tokens
-        cells.promised_tokens[slot] -= charge.room_tokens
+        cells.decode_place_tokens[slot] -= charge.room_tokens
         self._queue(charge.slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:

@@ -2,7 +2,7 @@
 without events, and what answers say of either (`cached_tokens`).
 
 An answer corrects the mirror of a worker without events (`Mirrors.answered`), and shows of one with
-events whether what these promised was there (`HitConfidence.answered`).
+events whether the blocks of these events were there (`HitConfidence.answered`).
 """
 
 from __future__ import annotations
@@ -312,26 +312,30 @@ def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -
 
 
 @dataclass(slots=True)
-class Promise:
-    """What a worker's KV events told of a prompt that was sent there. Lifetime: dispatch."""
+class EventHits:
+    """The blocks of a prompt that its worker should find, by that worker's KV events.
+
+    Lifetime: one dispatch.
+    """
 
     worker_id: int
     chain: Hashes
-    blocks: int  # leading ones that it can find; at least 2, as one fewer proves nothing
-    life: int  # of what the events told (`HitConfidence.life`)
-    removed_blocks: int  # that it had ever told to be gone
-    alone: bool  # nobody waited there before it: it was looked up at once
+    blocks: int  # leading blocks; at least 2, because an answer may find one fewer in any case
+    life: int  # `HitConfidence.life` of the worker at the dispatch
+    removed_blocks: int  # all that its events had ever removed until the dispatch
+    alone: bool  # no other request waited at the worker, so it looked the prompt up at once
 
     def kept_blocks(self, removed_blocks: int) -> int:
-        """Of these, what was left when the worker looked, by all that it has removed since.
+        """The blocks that were certainly left when the worker looked the prompt up.
 
-        While others were computed first they may have taken the place of these blocks.
+        Requests that were computed first may have taken the place of the others.
+        `removed_blocks`: all that its events have ever removed until now.
         """
         gone = 0 if self.alone else removed_blocks - self.removed_blocks
         return max(self.blocks - gone, 0)
 
 
-ANSWERS = 16  # that must have looked for what events promised before anybody is discounted
+ANSWERS = 16  # that looked for blocks known by events, before a worker's hits are discounted
 _ANSWERS_AGAIN = 4  # the same of one that was discounted before its cache began anew
 _FADE = 1 - 1 / ANSWERS  # of what an answer weighs, with each that follows
 _DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
@@ -339,7 +343,10 @@ _DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
 
 @dataclass(slots=True)
 class _Confirmed:
-    """The mean share of promised blocks that answers found. Lifetime: a life of its cache."""
+    """The mean share of the blocks known by events that answers found.
+
+    Lifetime: until the worker's cache begins anew.
+    """
 
     answers: int = 0
     weight: float = 0.0
@@ -357,11 +364,12 @@ class _Confirmed:
 
 
 class HitConfidence:
-    """How much of the hits that its KV events promise counts, for each worker. Lifetime: process.
+    """The share of each worker's hits by KV events that counts. Lifetime: process.
 
-    1, unless its answers keep finding less than half of it: then what they find, until they find
-    three quarters. The mean is over promises, each weighs less with every later one, and nobody
-    is judged by fewer than `ANSWERS`. Who reports nothing is believed.
+    It is 1, unless the worker's answers keep finding less than half of these hits. Then it is the
+    share that they find, until they find three quarters. In the mean over answers each one weighs
+    less with every later one, and no worker is judged by fewer than `ANSWERS`. A worker whose
+    answers report no cached tokens keeps 1.
     """
 
     def __init__(self, confidence: Floats) -> None:
@@ -375,10 +383,13 @@ class HitConfidence:
         """Another number whenever what is told of the cache there begins anew."""
         return self._lives[slot]
 
-    def answered(self, slot: int, promised: int, found: Found) -> bool:
-        """An answer `found` so much of so many blocks; whether it is judged otherwise now."""
+    def answered(self, slot: int, expected: int, found: Found) -> bool:
+        """Count an answer that `found` so much of `expected` blocks.
+
+        True if the worker is discounted from now on, or no longer.
+        """
         known = self._confirmed.setdefault(slot, _Confirmed())
-        share = 1.0 if found.blocks + found.slack >= promised else found.blocks / promised
+        share = 1.0 if found.blocks + found.slack >= expected else found.blocks / expected
         known.answers += 1
         known.weight = known.weight * _FADE + 1.0
         known.found = known.found * _FADE + share

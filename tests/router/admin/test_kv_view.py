@@ -43,7 +43,7 @@ async def test_all_blocks_of_a_worker_are_told_with_how_well_they_are_known() ->
         assert (view.known, view.block_size, view.url) == (False, BLOCK, URL)
         assert view.counters["gaps"] == 1
         assert view.index_agrees
-        one.router.dispatcher.core.roster.index.remove(worker.slot, expected[:1])
+        one.router.dispatcher.core.caches.index.remove(worker.slot, expected[:1])
         assert not decode_kv_view(await view_of(one, worker_id)).index_agrees
         assert len(view.chains("disk")) == 0
 

@@ -112,12 +112,12 @@ async def test_a_trunks_holders_are_the_rows_that_hold_it() -> None:
         await one.second()
         told = (await one.told())["frame"]["trunks"]
         assert told["followed"]
-        roster = one.router.dispatcher.core.roster
+        caches = one.router.dispatcher.core.caches
         assert told["rows"]
         for row in told["rows"]:
             bits = bin(int("1" + row["holders"], 16))[3:]
             held = {n for n, bit in enumerate(bits) if bit == "1"}
-            slots = roster.holders(int(row["hash"], 16))
+            slots = caches.holders(int(row["hash"], 16))
             workers = one.router.dispatcher.core.workers
             assert held == {w.worker_id for w in workers if slots[w.slot]}
             assert row["copies"] == len(held) > 0

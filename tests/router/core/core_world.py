@@ -89,4 +89,4 @@ class World:
     def hits(self, blocks: list[int]) -> list[int]:
         """Blocks of the prefix each worker holds by its events alone."""
         slots = [w.slot for w in self.core.workers]
-        return self.core.roster.index.longest_prefix(chain_of(blocks))[slots].tolist()
+        return self.core.caches.index.longest_prefix(chain_of(blocks))[slots].tolist()

@@ -194,7 +194,7 @@ async def line(
     async with aiohttp.ClientSession() as http:
         shared = FeedContext(
             *(http, context, time.monotonic, tell, SharedReaders(), timeout_s, 1000, subscribed_s),
-            wants_snapshot=lambda: world.core.roster.wants_snapshot(0),
+            wants_snapshot=lambda: world.core.caches.wants_snapshot(0),
         )
         feed = open_feed(source, 0, "m", shared)
         tasks = [asyncio.create_task(feed.run()), asyncio.create_task(publisher.serve())]

@@ -163,7 +163,7 @@ class Rig:
     def hit(self, chain: Sequence[int], worker_id: int = 0, tier: int = 0) -> int:
         """Leading blocks of a chain that the worker holds by its events, up to a tier."""
         slot = self.world.core.workers.get(worker_id).slot
-        index = self.world.core.roster.index
+        index = self.world.core.caches.index
         return int(index.longest_prefix_tiers(np.array(chain, dtype=np.uint64))[tier, slot])
 
     async def until_hit(self, chain: Sequence[int], blocks: int, worker_id: int = 0) -> None:

@@ -96,12 +96,12 @@ class Recovery:
 
     def _follow(self) -> None:
         self._unnoticed = False
-        roster = self.world.core.roster
+        caches = self.world.core.caches
         nobody = cast(Any, None)
         context = FeedContext(nobody, nobody, lambda: 0.0, self._tell, SharedReaders(), 1.0, 8)
         self._teller = Delivery(0, "m", context)
-        self._missed = Resync(self, self._teller, lambda: roster.wants_snapshot(0), self._pause)
-        self._missed.ask(roster.first_question(0))
+        self._missed = Resync(self, self._teller, lambda: caches.wants_snapshot(0), self._pause)
+        self._missed.ask(caches.first_question(0))
         self._task = asyncio.create_task(self._missed.run())
 
     def _tell(self, fact: FeedFact) -> None:

@@ -16,7 +16,7 @@ import pytest
 import zmq.asyncio
 
 from policies.facts import WorkerChange, WorkerFacts
-from router.core.placement.roster import TableFullError
+from router.core.placement.worker_caches import TableFullError
 from router.engines.adapter import RankLoad, UnrecognizedError
 from router.engines.spec import WorkerSpec
 from router.engines.worker_spec import parse_worker_spec

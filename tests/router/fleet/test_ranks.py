@@ -17,7 +17,7 @@ import pytest
 from router.assembly import Router
 from router.config.items import BadItemsError
 from router.config.keys import keys_of
-from router.core.placement.roster import TableFullError
+from router.core.placement.worker_caches import TableFullError
 from router.core.workers.table import Worker
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import DuplicateWorkerError, reconcile

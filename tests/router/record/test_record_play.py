@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from policies.load import PolicyError
-from router.core.placement.roster import TableFullError
+from router.core.placement.worker_caches import TableFullError
 from router.record.facts import FORMAT, Player, RecordingError, framed, records
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, stored

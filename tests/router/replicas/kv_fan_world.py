@@ -114,7 +114,7 @@ class Sharer:
         """What the index says of these, by what decisions ask it."""
         core = self.replica.world.core
         slot, chains = core.workers.get(0).slot, np.unique(self.kv.chains(0))
-        assert core.roster.index.contains(slot, chains, 0) == core.roster.index.held(slot, 0)
+        assert core.caches.index.contains(slot, chains, 0) == core.caches.index.held(slot, 0)
         return chains.tolist()
 
 

@@ -99,7 +99,7 @@ class Subscriber:
         """What it believes, by the index that decisions ask."""
         core = self.replica.world.core
         slot, chains = core.workers.get(0).slot, np.unique(self.kv.chains(0))
-        assert core.roster.index.contains(slot, chains, 0) == core.roster.index.held(slot, 0)
+        assert core.caches.index.contains(slot, chains, 0) == core.caches.index.held(slot, 0)
         return chains.tolist()
 
 

@@ -40,11 +40,11 @@ def prefilled(world: World, number: int) -> list[Action]:
 
 def assert_empty(world: World) -> None:
     columns = world.core.columns
-    for name in ("requests", "waiting", "context_tokens", "promised_tokens"):
+    for name in ("requests", "waiting", "context_tokens", "decode_place_tokens"):
         assert not getattr(columns, name).any(), name
     assert np.array_equal(columns.charged_work, columns.drained_work)
     assert not world.core.inflight_requests
-    assert all(not world.core.ledger.promised_at(w.slot) for w in world.core.workers)
+    assert all(not world.core.ledger.decode_places_at(w.slot) for w in world.core.workers)
 
 
 ENDS = ("prefilled", "first", "finish", "fail", "leave", "gone", "join")

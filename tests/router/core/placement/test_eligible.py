@@ -128,7 +128,7 @@ def fleet(world: World, worker_ids: list[int], now_s: float) -> tuple[LiveFleet,
     hits = np.arange(len(rows), dtype=np.int64)
     columns = world.core.columns.read_only()
     slots = [w.slot for w in rows.workers]
-    others_s = world.core.roster.others_s
+    others_s = world.core.caches.others_s
     return LiveFleet(columns, rows, hits, now_s, others_s, 5.0, world.core.arrivals), slots
 
 

@@ -177,7 +177,7 @@ def test_another_worker_at_its_place_is_not_judged_by_it() -> None:
     world.core.on_worker(WorkerChange(0.0, 0, "gone"))
     world.join(5)
     slot = world.core.workers.get(5).slot  # type: ignore[union-attr]
-    assert (slot, world.confidence, world.core.roster.confidence.discounted) == (0, 1.0, 0)
+    assert (slot, world.confidence, world.core.caches.confidence.discounted) == (0, 1.0, 0)
 
 
 def test_what_it_told_in_another_life_is_not_held_against_it() -> None:

@@ -53,7 +53,7 @@ def report(world: World, running: int, at_s: float, worker_id: int = 0) -> None:
 
 def assert_empty(world: World) -> None:
     columns = world.core.columns
-    for name in ("requests", "waiting", "context_tokens", "promised_tokens"):
+    for name in ("requests", "waiting", "context_tokens", "decode_place_tokens"):
         assert not getattr(columns, name).any(), name
     assert np.array_equal(columns.charged_work, columns.drained_work)
     assert (columns.drain_limit_work == np.inf).all()

@@ -47,7 +47,7 @@ def rows_of(one: World) -> Rows:
 
 
 def starting(one: World) -> set[int]:
-    slow_start = one.core.roster.slow_start
+    slow_start = one.core.caches.slow_start
     return {w.worker_id for w in one.core.workers if slow_start.share(w.worker_id, 1e-9) < 1.0}
 
 
@@ -71,7 +71,7 @@ def test_those_that_are_down_or_drain_do_not_run_a_pool() -> None:
 @given(st.integers(0, 10**9), st.sampled_from([0.1, 0.25, 0.5, 0.9]))
 def test_its_share_grows_linearly(first: int, share: float) -> None:
     one = world(0.0, 20.0)
-    slow_start, rows = one.core.roster.slow_start, rows_of(one)
+    slow_start, rows = one.core.caches.slow_start, rows_of(one)
     hits = np.zeros(2, np.int64)
     now_s = 20.0 + share * RAMP_S
     let_in = sum(len(slow_start.rows(first + n, rows, hits, now_s)) == 2 for n in range(1_000))
@@ -80,18 +80,18 @@ def test_its_share_grows_linearly(first: int, share: float) -> None:
 
 def test_it_ends_and_is_forgotten() -> None:
     one = world(0.0, 20.0)
-    slow_start, rows = one.core.roster.slow_start, rows_of(one)
+    slow_start, rows = one.core.caches.slow_start, rows_of(one)
     hits = np.zeros(2, np.int64)
     assert slow_start.rows(0, rows, hits, 30.0) is rows
     assert len(slow_start) == 0
     two = world(0.0, 20.0)
     two.core.on_worker(WorkerChange(21.0, 1, "gone"))
-    assert len(two.core.roster.slow_start) == 0
+    assert len(two.core.caches.slow_start) == 0
 
 
 def test_what_it_holds_more_of_than_others_is_no_new_work() -> None:
     one = world(0.0, 20.0)
-    slow_start, rows = one.core.roster.slow_start, rows_of(one)
+    slow_start, rows = one.core.caches.slow_start, rows_of(one)
     assert slow_start.rows(0, rows, np.array([8, 16]), 20.0) is rows
     assert slow_start.rows(0, rows, np.array([16, 16]), 20.0).worker_ids == (0,)
     assert slow_start.rows(0, rows, np.array([16, 8]), 20.0).worker_ids == (0,)
@@ -106,7 +106,7 @@ def test_nobody_waits_for_its_sake() -> None:
 
 def test_who_is_all_there_is_takes_all() -> None:
     one = world(0.0, 20.0, 20.0)
-    slow_start = one.core.roster.slow_start
+    slow_start = one.core.caches.slow_start
     assert len(slow_start) == 2
     rows = Rows.of([w for w in one.core.workers if w.worker_id])
     assert slow_start.rows(0, rows, np.zeros(2, np.int64), 20.0) is rows

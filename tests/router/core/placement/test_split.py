@@ -147,7 +147,7 @@ def test_a_worker_that_leaves_meanwhile_is_replaced_within_its_group() -> None:
     for worker_id in (1, 2, 3):
         busy(world, worker_id)
     number, _ = ask(world)
-    promised = next(w for w in world.core.workers if world.core.ledger.promised_at(w.slot))
+    promised = next(w for w in world.core.workers if world.core.ledger.decode_places_at(w.slot))
     world.core.on_worker(WorkerChange(0.5, promised.worker_id, "gone"))
     assert legs(prefilled(world, number)) == [(3 - promised.worker_id, "decode")]
 

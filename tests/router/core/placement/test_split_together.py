@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from policies.facts import Failure, Finish, FirstToken, Prefilled, WorkerChange
 from router.core.contract.actions import Action, Cancel, Dispatch, Reject
 from router.core.core import RequestListener
+from router.core.placement.disaggregation import PairFaults
 from router.core.placement.hold_queue import Pending
-from router.core.placement.split import PairFaults
 from router.core.workers.table import Worker
 from tests.router.core.core_world import BLOCK, World
 from tests.router.property_support import patient
@@ -84,7 +84,7 @@ def failure(world: World, number: int, leg: str, retry: bool = True) -> Failure:
 
 def assert_empty(world: World) -> None:
     columns = world.core.columns
-    for name in ("requests", "waiting", "context_tokens", "promised_tokens"):
+    for name in ("requests", "waiting", "context_tokens", "decode_place_tokens"):
         assert not getattr(columns, name).any(), name
     assert np.array_equal(columns.charged_work, columns.drained_work)
     assert not world.core.inflight_requests
@@ -111,12 +111,15 @@ def test_both_workers_are_charged_at_once() -> None:
 
 def test_with_the_first_token_the_prefill_is_over_whenever_its_worker_says_so() -> None:
     world = pool("prefill", "decode")
-    before = world.core.columns.prefill_tokens_per_s.tolist(), world.core.splits.tokens_per_s
+    before = (
+        world.core.columns.prefill_tokens_per_s.tolist(),
+        world.core.disaggregation.tokens_per_s,
+    )
     number, _ = ask(world)
     world.core.on_first_token(FirstToken(9.0, number))
     assert world.core.columns.requests.tolist()[:2] == [0, 1]
     world.core.on_prefilled(Prefilled(9.5, number, 0))
-    after = world.core.columns.prefill_tokens_per_s.tolist(), world.core.splits.tokens_per_s
+    after = world.core.columns.prefill_tokens_per_s.tolist(), world.core.disaggregation.tokens_per_s
     assert after == before, "a late answer tells of no speed"
     world.core.on_finish(Finish(10.0, number, PROMPT, 0, 10))
     assert_empty(world)
@@ -410,6 +413,6 @@ def test_replicas_see_both_charges_and_their_ends() -> None:
     assert columns[1].waiting[:2].tolist() == [0, 0]
     one.end(number, "finish")
     assert seen() == [[0, 0, 0, 0, 0.0, 0.0]] * 2
-    assert other.world.core.roster.speculative is not None
+    assert other.world.core.caches.speculative is not None
     hits = [c.world.core.explain(c.world.arrival(LONG, splits=True)) for c in (one, other)]
     assert [hit.worker.worker_id for hit in hits] == [0, 0]  # type: ignore[union-attr]

@@ -57,7 +57,7 @@ def test_a_policy_is_told_of_a_trunk_until_enough_workers_hold_it() -> None:
     assert sorted(set(workers)) == [0, 1, 2]
     assert workers.index(1) < workers.index(2)
     assert workers[workers.index(2) + 1 :] == [0] * (11 - workers.index(2))
-    assert world.core.roster.copies(trunk.last_hash) == 3
+    assert world.core.caches.copies(trunk.last_hash) == 3
 
 
 def test_policies_that_do_not_ask_are_told_of_no_trunk() -> None:

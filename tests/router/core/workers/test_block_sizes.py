@@ -41,7 +41,7 @@ def worker_of(world: World) -> Any:
 
 def hit_blocks(world: World, seed: int, size: int, blocks: int) -> int:
     chain = chain_hashes(np.array(prompt(seed, size, blocks)["token_ids"], dtype=np.int32), size)
-    return int(world.core.roster.index.longest_prefix(chain)[worker_of(world).slot])
+    return int(world.core.caches.index.longest_prefix(chain)[worker_of(world).slot])
 
 
 @pytest.mark.parametrize("size", [BIG, BLOCK // 2])

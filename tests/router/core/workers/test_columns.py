@@ -205,7 +205,7 @@ def test_a_report_counts_others_load_while_it_is_fresh() -> None:
     def seen(now_s: float) -> tuple[int, int, float]:
         rows = Rows.of(world.core.workers)
         hits = np.zeros(1, dtype=np.int64)
-        others_s = world.core.roster.others_s
+        others_s = world.core.caches.others_s
         fleet = LiveFleet(world.core.columns, rows, hits, now_s, others_s, 5.0, world.core.arrivals)
         return int(fleet.running[0]), int(fleet.waiting[0]), float(fleet.load_age_s[0])
 
@@ -234,7 +234,7 @@ def test_a_live_fleet_counts_what_an_ordinary_view_does(others: int, pair_tokens
     for workers in (list(core.workers), [w for w in core.workers if w.slot in (0, 2, 3)]):
         rows = Rows.of(workers)
         hits = np.zeros(len(rows), dtype=np.int64)
-        seen = (core.roster.others_s, 5.0, core.arrivals)
+        seen = (core.caches.others_s, 5.0, core.arrivals)
         fleet = LiveFleet(core.columns, rows, hits, 1.0, *seen)
         step = FleetView.step_tokens.fget(fleet)
         assert fleet.step_tokens == step > 0.0

@@ -102,7 +102,7 @@ def test_who_is_known_has_all_of_its_blocks_in_the_index(
         for one in range(3):
             state, held = kv(world, one), len(truth[one])
             if state.known and seqs[one]:
-                assert world.core.roster.index.held(world.core.workers.get(one).slot) == held
+                assert world.core.caches.index.held(world.core.workers.get(one).slot) == held
 
 
 # --- a life that nobody can prove ---------------------------------------------------------------

@@ -186,7 +186,7 @@ def holds(stream: Stream, *blocks: int) -> bool:
 def test_what_was_saved_incomplete_does_not_stand_in_the_way_of_a_snapshot() -> None:
     after = taken_over(followed(), exact=False)
     assert holds(after, 0, 1, 2)
-    assert after.core.roster.first_question(0) == 0  # a feed takes the snapshot first
+    assert after.core.caches.first_question(0) == 0  # a feed takes the snapshot first
     after.batch(2, stored([1]), stored([2]), stored([7]), source="snapshot")
     assert after.kv.exact
     assert after.hits([0]) == [0]
@@ -195,7 +195,7 @@ def test_what_was_saved_incomplete_does_not_stand_in_the_way_of_a_snapshot() -> 
 
 def test_a_saved_stream_goes_on_once_its_last_batch_is_replayed() -> None:
     after = taken_over(followed())
-    assert after.core.roster.first_question(0) == 2
+    assert after.core.caches.first_question(0) == 2
     assert holds(after, 0, 1, 2)  # used at once, as a lower bound
     assert not after.kv.known
     assert after.core.columns.hits_unknown[0]
@@ -262,7 +262,7 @@ def test_a_snapshot_takes_the_place_of_what_was_saved() -> None:
 @pytest.mark.parametrize("blocks", [b"", b"garbage"])
 def test_damaged_blocks_are_a_cold_start(blocks: bytes) -> None:
     after = taken_over(followed(), blocks=blocks)
-    assert (after.core.roster.first_question(0), after.kv.resident_blocks) == (0, 0)
+    assert (after.core.caches.first_question(0), after.kv.resident_blocks) == (0, 0)
     after.batch(0, stored([0]))
     assert after.kv.known
 
@@ -279,4 +279,4 @@ def test_a_worker_that_was_down_before_its_proof_came_holds_nothing() -> None:
     after = taken_over(followed())
     after.core.on_worker(WorkerChange(1.0, 0, "down"))
     after.core.on_worker(WorkerChange(2.0, 0, "ready"))
-    assert (holds(after, 1), after.core.roster.first_question(0)) == (False, 0)
+    assert (holds(after, 1), after.core.caches.first_question(0)) == (False, 0)

@@ -41,7 +41,7 @@ def worker_of(world: World, worker_id: int = 0) -> Worker:
 
 
 def held(world: World) -> int:
-    return world.core.roster.index.held(worker_of(world).slot)
+    return world.core.caches.index.held(worker_of(world).slot)
 
 
 def kv_of(world: World) -> KvState:
@@ -59,7 +59,7 @@ def test_one_that_tells_of_ever_more_blocks_is_never_believed_to_hold_more_than_
     assert kv_of(world).overflows == overflows
     assert told == [Doubted(0, "overflow", 1.0)] * overflows.bit_length()  # the 1st, 2nd, 4th ...
     assert world.hits([1, 2, 3]) == [0, 3]
-    assert world.core.roster.index.evicted == 0  # nobody else's blocks made room
+    assert world.core.caches.index.evicted == 0  # nobody else's blocks made room
 
 
 def test_one_that_evicts_as_it_stores_is_believed_whatever_it_turns_over() -> None:
@@ -75,7 +75,7 @@ def test_a_batch_with_more_than_fit_is_refused_before_it_costs_others_their_plac
     world.events(1, 0, stored([1, 2, 3]))
     assert world.events(0, 0, stored(list(range(10, 3_000)))) == [Doubted(0, "overflow", 1.0)]
     assert (held(world), world.hits([1, 2, 3])) == (0, [0, 3])
-    assert world.core.roster.index.evicted == 0
+    assert world.core.caches.index.evicted == 0
 
 
 def test_what_it_holds_below_the_gpu_does_not_count() -> None:

@@ -294,7 +294,7 @@ def test_a_cache_is_taken_for_empty_where_its_engine_emptied_it_and_no_event_say
     world.core.on_arrival(world.arrival([1, 2]))
     emptied(world, 6)
     kv = world.core.workers.get(0).kv
-    assert (world.hits([1, 2]), kv.known, len(world.core.roster.speculative)) == ([0], False, 0)
+    assert (world.hits([1, 2]), kv.known, len(world.core.caches.speculative)) == ([0], False, 0)
     world.events(0, 1, Cleared(), stored([3]))
     assert (world.hits([3]), kv.known) == ([1], True)
     emptied(world, 6)
@@ -343,4 +343,4 @@ def test_a_mirrored_cache_that_was_emptied_is_empty() -> None:
     world.core.on_arrival(world.arrival([1, 2]))
     emptied(world, 0)
     emptied(world, 1)
-    assert len(world.core.roster.mirrors) == 0
+    assert len(world.core.caches.mirrors) == 0

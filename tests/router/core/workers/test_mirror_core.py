@@ -54,8 +54,8 @@ def test_the_core_learns_from_cached_tokens() -> None:
     assert hit_blocks(world, [10 + n for n in range(8)]) == 8  # warmer than those were
     sent(world, [10 + n for n in range(8)], 0)
     sent(world, list(range(8)), 0)
-    assert world.core.roster.mirrors.counters.fewer == 3
-    assert world.core.roster.mirrors.room_blocks(0) < 20
+    assert world.core.caches.mirrors.counters.fewer == 3
+    assert world.core.caches.mirrors.room_blocks(0) < 20
 
 
 @pytest.mark.parametrize("blame", ["worker", "client", "busy"])
@@ -103,7 +103,7 @@ def test_a_worker_that_left_takes_its_mirror_along() -> None:
     arrival = world.arrival([1, 2, 3])
     world.core.on_arrival(arrival)
     world.core.on_worker(WorkerChange(0.0, 0, "gone"))
-    assert len(world.core.roster.mirrors) == 0
+    assert len(world.core.caches.mirrors) == 0
     world.join(1, has_events=False)  # in the same slot
     assert hit_blocks(world, [1, 2, 3], 1) == 0
 
@@ -113,7 +113,7 @@ def test_text_blocks_are_corrected_by_their_share_and_only_where_far_off() -> No
     text = {"approximate": True}
     sent(world, list(range(32)), 0, **text)
     sent(world, list(range(32)), 28, **text)
-    mirrors = world.core.roster.mirrors
+    mirrors = world.core.caches.mirrors
     assert mirrors.counters.fewer == 0
     sent(world, list(range(32)), 20, **text)
     assert mirrors.counters.fewer == 1
@@ -123,4 +123,4 @@ def test_of_several_prompts_in_one_request_nothing_is_learned() -> None:
     world = mirrored_world()
     sent(world, list(range(8)), 0)
     sent(world, list(range(8)), 0, prompt_tokens=100, longest_prompt_tokens=8 * BLOCK)
-    assert world.core.roster.mirrors.counters.fewer == 0
+    assert world.core.caches.mirrors.counters.fewer == 0

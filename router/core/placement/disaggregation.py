@@ -5,8 +5,8 @@ prefill, each with its own hits; the pair is made here, in seconds. One worker d
 where that gives the first token no later, counting what its prefill costs those who decode beside
 it (conditional disaggregation, as in Dynamo 1.6 and TensorRT-LLM, whose thresholds are in tokens).
 
-Legs follow each other, and a place is promised to the second one meanwhile; or, where the workers
-meet by themselves, both begin at once and are charged at once.
+The legs follow each other, and the worker that decodes keeps a place for the second one meanwhile.
+Or, where the two workers find each other by themselves, both legs begin and are charged at once.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from policies.facts import Failure, Role
 from router.core.contract.actions import Reject
-from router.core.contract.settings import Disaggregation
+from router.core.contract.settings import DisaggregationMode
 from router.core.placement.admission import Admission
 from router.core.placement.chooser import Choice, Chooser, Withheld
 from router.core.placement.eligible import does
@@ -114,7 +114,7 @@ _CHUNK_TOKENS = 2_048  # of a prefill beside decodes: each takes a step of their
 _STEADY, _AT_ONCE = 0.8, 0.2
 
 
-class Splits:
+class Disaggregation:
     """Lifetime: process."""
 
     def __init__(
@@ -124,7 +124,7 @@ class Splits:
         workers: WorkerTable,
         ledger: Ledger,
         admission: Admission,
-        mode: Disaggregation,
+        mode: DisaggregationMode,
         tpot_s: float = 0.0,
     ) -> None:
         """`tpot_s`: the time per token that clients accept; 0: nobody said."""
@@ -153,7 +153,9 @@ class Splits:
                 self._beside, pending.leg = (arrival.request_id, choice), "decode"
                 return decode
             self._decode[arrival.request_id] = decode
-            self._ledger.promise(arrival.request_id, decode.worker.slot, arrival.prompt_tokens)
+            self._ledger.keep_decode_place(
+                arrival.request_id, decode.worker.slot, arrival.prompt_tokens
+            )
         elif isinstance(choice, Choice) and self._tpot_s and pending.leg == "both":
             left_s = self._bears_s(choice.worker, now_s) - self._prefill_s(choice, pending)
             self._borne[choice.worker.worker_id] = max(left_s, 0.0), now_s
@@ -175,7 +177,7 @@ class Splits:
             pending.leg = leg
             return ask(pending, now_s, reason)
 
-        may = pending.arrival.splits and self._mode != "never" and not pending.whole
+        may = pending.arrival.splits and self._mode != "never" and not pending.unsplittable
         if not (may and self._workers.splits(pending.arrival.model)):
             return asked("both"), None
         if pending.arrival.max_output_tokens == 1:  # it is all prefill
@@ -209,7 +211,7 @@ class Splits:
     def prefilled(self, pending: Pending, now_s: float) -> Choice | Reject | None:
         """Its prefill is over: the worker that decodes it, as chosen, or another of its group."""
         chosen = self._decode.pop(pending.arrival.request_id)
-        self._ledger.unpromise(pending.arrival.request_id)
+        self._ledger.free_decode_place(pending.arrival.request_id)
         worker = self._workers.get(chosen.worker.worker_id)
         stays = worker is not None and worker.facts.role in ("both", "decode")
         if worker is chosen.worker and worker.takes_requests and stays and not worker.busy:
@@ -233,12 +235,12 @@ class Splits:
     def forget(self, pending: Pending) -> None:
         """It is not prefilled for another worker, or no longer."""
         if self._decode.pop(pending.arrival.request_id, None) is not None:
-            self._ledger.unpromise(pending.arrival.request_id)
+            self._ledger.free_decode_place(pending.arrival.request_id)
 
     def gone(self, worker: Worker) -> None:
-        """Nothing is promised at a worker that is removed: its slot may be another's soon."""
-        for request_id in self._ledger.promised_at(worker.slot):
-            self._ledger.unpromise(request_id)
+        """Free the decode places at a worker that is removed: its slot may be another's soon."""
+        for request_id in self._ledger.decode_places_at(worker.slot):
+            self._ledger.free_decode_place(request_id)
         self.faults.gone(worker.worker_id)
         self._borne.pop(worker.worker_id, None)
 

@@ -35,12 +35,12 @@ from router.core.workers.kv_state import Guess, KvState
 from router.core.workers.ledger import Charge, Ledger
 from router.core.workers.mirror import (
     Blocks,
+    EventHits,
     Expectation,
     ExpectedBlocks,
     HitConfidence,
     Mirrors,
     Prediction,
-    Promise,
     answer_blocks,
     found_by,
 )
@@ -79,8 +79,10 @@ class OthersShare:
         return share
 
 
-class Roster:
-    """Lifetime: process."""
+class WorkerCaches:
+    """The cache of each worker, by its KV events and by what this router sent there; keeps the
+    table of workers, too. Lifetime: process.
+    """
 
     def __init__(
         self, settings: CoreSettings, columns: WorkerColumns, workers: WorkerTable
@@ -245,8 +247,8 @@ class Roster:
         if worker.kv.severed != was_severed:
             self._show_cache(worker)
         columns.kv_reported_tokens[slot] = fact.kv_used_tokens
-        promised = columns.promised_tokens[slot]  # it does not know of them yet
-        columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - promised
+        coming = columns.decode_place_tokens[slot]  # the worker does not know of them yet
+        columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - coming
 
     def is_a_peers(self, worker: Worker) -> None:
         """One of the requests that its latest report has beyond ours is charged here from now on;
@@ -381,48 +383,49 @@ class Roster:
         told_blocks = facts.kv_capacity_tokens / facts.block_size
         return self.mirrors.expect(worker.slot, chain, told_blocks)
 
-    def promise(self, worker: Worker, arrival: Arrival, alone: bool) -> Promise | None:
-        """What its KV events tell of a prompt that is being sent there; None: nothing to hold to.
+    def expected_by_events(self, worker: Worker, arrival: Arrival, alone: bool) -> EventHits | None:
+        """The blocks that a worker should find of a prompt that is being sent to it.
 
-        `alone`: none of the requests that we know of waits there.
+        None where its events say too little to check them by the answer. `alone`: no request that
+        this router knows of waits there.
         """
         facts, kv, slot = worker.facts, worker.kv, worker.slot
         if not worker.tells or arrival.approximate or not kv.current:
             return None
         chain, size = arrival.chains[facts.block_size], facts.block_size
         looked_up, blocks = self._by_events
-        told = blocks if looked_up is chain else self.index.longest_prefix(chain)
+        by_events = blocks if looked_up is chain else self.index.longest_prefix(chain)
         most = max(arrival.prompt_tokens - 1, 0) // size
-        promised = min(int(told[slot]), most)
-        if promised < 2:  # an answer may find one fewer, whoever told the truth
+        expected = min(int(by_events[slot]), most)
+        if expected < 2:  # an answer may find one fewer though the events are right
             return None
         alone = alone and not self._columns.foreign_waiting[slot]
         removed = kv.blocks.removed_blocks
         life = self.confidence.life(slot)
-        return Promise(worker.worker_id, chain, promised, life, removed, alone)
+        return EventHits(worker.worker_id, chain, expected, life, removed, alone)
 
     def answered(self, pending: Pending, finish: Finish) -> None:
-        """Hold what an answer found against what the worker's KV events had promised."""
-        promise, pending.promise = pending.promise, None
-        worker = None if promise is None else self._workers.get(promise.worker_id)
-        if promise is None or worker is None:
+        """Compare the blocks that an answer found with those that KV events had reported."""
+        hits, pending.expected_by_events = pending.expected_by_events, None
+        worker = None if hits is None else self._workers.get(hits.worker_id)
+        if hits is None or worker is None:
             return
         kv, size = worker.kv, worker.facts.block_size
-        if self.confidence.life(worker.slot) != promise.life or not kv.current:
+        if self.confidence.life(worker.slot) != hits.life or not kv.current:
             return
-        found = found_by(pending.arrival, finish, size, promise.chain)
+        found = found_by(pending.arrival, finish, size, hits.chain)
         if found is None:
             return
-        promised = promise.blocks
-        if found.blocks + found.slack < promised:  # but what it told to be gone is no lie
-            promised = promise.kept_blocks(kv.blocks.removed_blocks)
-            if found.blocks + found.slack >= promised:
+        expected = hits.blocks
+        if found.blocks + found.slack < expected:  # but its events may have removed blocks since
+            expected = hits.kept_blocks(kv.blocks.removed_blocks)
+            if found.blocks + found.slack >= expected:
                 return
-            if kv.severed and 2 * (found.blocks + found.slack) < promised:
-                kv.disprove()  # another life: nobody could tell
+            if kv.severed and 2 * (found.blocks + found.slack) < expected:
+                kv.disprove()  # the engine may have begun anew while the connection was cut
                 self._settle(worker, kv.emptied, current=False)
                 return
-        if not self.confidence.answered(worker.slot, promised, found):
+        if not self.confidence.answered(worker.slot, expected, found):
             return
         doubted = self._columns.hit_confidence[worker.slot] < 1.0
         news = self._doubted(worker, "refuted") if doubted else Confirmed(worker.worker_id)
