@@ -49,6 +49,7 @@ from router.request.dispatcher import Dispatcher, FleetCalls
 from router.request.inference import Inference
 from router.request.prompts import PromptReader, TokenCheck
 from router.request.quotas import Tenants
+from router.request.reading import RequestReader
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
 from router.server.client_port import ClientPort
@@ -508,8 +509,9 @@ def _inference(
     peers = tuple(ip_network(peer) for peer in config.trusted_peers)
     tenants = Tenants(keys, config.tenant_header, peers)
     asks_keys = tenants.asks_keys
-    attempts = Attempts(attempt_terms(config), not asks_keys)
-    return Inference(service, prompts, tenants, attempts, inference_terms(config))
+    attempts = Attempts(service, attempt_terms(config), not asks_keys)
+    reader = RequestReader(service, prompts, inference_terms(config))
+    return Inference(service, tenants, reader, attempts)
 
 
 def _roles(config: Config, fleet: FleetManager, core: RouterCore) -> RoleKeeper | None:

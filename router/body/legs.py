@@ -90,12 +90,12 @@ class Leg:
     unread: Leg | None = None
 
 
-TRY_BITS = 52  # the number survives tools that keep JSON's as doubles
+ROOM_BITS = 52  # of a room's number, which tools that keep JSON's numbers as doubles preserve
 
 
 @dataclass(frozen=True, slots=True)
-class Door:
-    """Where a worker that prefills is met by those that decode, and who of its engine is."""
+class BootstrapAddress:
+    """The address where workers that decode meet a worker that prefills, and its ranks."""
 
     host: str
     port: int
@@ -106,14 +106,14 @@ class Door:
 
 
 @dataclass(frozen=True, slots=True)
-class Try:
-    """One try at a request by two workers."""
+class TransferAttempt:
+    """One attempt at a request by two workers, for the edits of its legs."""
 
-    number: int  # of `TRY_BITS`, drawn: no other try of any router has it while it lives
-    path: str  # as its client asked
+    number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
+    path: str  # of the client's request
     stream: bool  # its client reads a stream
     # Where both legs begin at once: where the workers meet, and the rank of the one that decodes.
-    door: Door | None = None
+    bootstrap: BootstrapAddress | None = None
     decode_rank: int | None = None
 
 
@@ -132,8 +132,8 @@ class Transfer(Protocol):
     """How KV passes from a worker that prefills to one that decodes: the edits of both legs.
 
     The same object serves all requests, and edits long bodies on other threads: it keeps nothing
-    of a request between two calls. What it must carry from one leg to the other is in `Try` and
-    `Handover.told`. Bodies were read before: they are JSON objects.
+    of a request between two calls. What it must carry from one leg to the other is in
+    `TransferAttempt` and `Handover.told`. Bodies were read before: they are JSON objects.
     """
 
     @property
@@ -147,19 +147,19 @@ class Transfer(Protocol):
     @property
     def concurrent(self) -> bool:
         """Both legs begin at once: `read` is not called, nothing is `told`, and workers that
-        prefill have a `Door`."""
+        prefill have a `BootstrapAddress`."""
 
     @property
     def answers_late(self) -> bool:
         """The first leg is answered when its KV has been fetched, not when it was computed."""
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """The first leg of a request with this body."""
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         """The whole body of the first leg's answer, a 2xx. Raises WorkerError for nonsense."""
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
         """The second leg of it."""
 
 
@@ -190,18 +190,18 @@ class Nixl:
     fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, False, False
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """As of `Transfer`, and so are the others."""
         return Leg(one_token_body(body, {PARAMS: _ASK}))
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         fault, _, (field,) = body_fields(answer, (PARAMS,))
         if fault is not None or field is None:
             return Handover()
         params = answer[field[0] : field[1]]
         return Handover(params if _names_kv(params) else None)
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
         return Leg(body if told is None else with_fields(body, {PARAMS: told}))
 
 
@@ -213,12 +213,12 @@ class Warmroute(Nixl):
     name that the first leg gave them where its answer was not read.
     """
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         name = b'"transfer_id":"warmroute-%x"' % of.number
         leg = one_token_body(body, {PARAMS: b"%b,%b}" % (_ASK[:-1], name)})
         return Leg(leg, unread=Leg(b"{%b}" % name))
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         handover = super().read(answer, of)
         names = ("remote_request_id", "remote_registration_generation")
         request_id, generation = values_in(handover.told or b"", names)
@@ -249,20 +249,20 @@ class Trtllm:
         self._node_id = node_id
         self._auth_key = auth_key
 
-    def request_id(self, of: Try) -> int:
+    def request_id(self, of: TransferAttempt) -> int:
         """Of 63 bits as theirs: 39 of a time, 8 of the node, 16 more. The time is drawn from where
         no clock that counts from a start is, and so never below 2**40, where their own ids are.
         """
         time_bits = 1 << 38 | of.number >> 16
         return time_bits << 24 | self._node_id << 16 | of.number & 0xFFFF
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """As of `Transfer`, and so are the others."""
         ask = b'{"request_type":"context_only","disagg_request_id":%d,"schedule_style":0}'
         fields = {"stream": b"false", "stream_options": b"null"}
         return Leg(with_values(body, fields | {_TRTLLM_PARAMS: ask % self.request_id(of)}))
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         choices, ids, usage = values_in(answer, ("choices", "prompt_token_ids", "usage"))
         items = None if choices is None else json_items(choices, 1)
         if choices is None or items is None or len(items) != 1:
@@ -283,7 +283,7 @@ class Trtllm:
             told["ids"] = ids
         return Handover(with_fields(b"{}", told))
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
         if told is None:  # no answer that was read leaves nothing
             return Leg(body)
         params, ids = values_in(told, (_TRTLLM_PARAMS, "ids"))
@@ -313,7 +313,7 @@ class Trtllm:
         )
 
 
-def _finished(answer: bytes, of: Try) -> HeldReply:
+def _finished(answer: bytes, of: TransferAttempt) -> HeldReply:
     """What its client gets of an answer that ended with its first token."""
     try:
         whole = msgspec.json.decode(answer, type=dict[str, Any])
@@ -352,35 +352,35 @@ class Rooms:
     )
     serves_alone, concurrent, answers_late = False, True, True
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """As of `Transfer`, and so are the others."""
-        door, fields = _met(of)
-        if door.rank is not None and not door.by_room:
-            fields["routed_dp_rank"] = b"%d" % door.rank
+        bootstrap, fields = _met(of)
+        if bootstrap.rank is not None and not bootstrap.by_room:
+            fields["routed_dp_rank"] = b"%d" % bootstrap.rank
         return Leg(with_fields(body, fields))
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         return Handover()
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
-        door, fields = _met(of)
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
+        bootstrap, fields = _met(of)
         if of.decode_rank is not None:
             fields["routed_dp_rank"] = b"%d" % of.decode_rank
-        if door.rank is not None and not door.by_room:
-            fields["disagg_prefill_dp_rank"] = b"%d" % door.rank
+        if bootstrap.rank is not None and not bootstrap.by_room:
+            fields["disagg_prefill_dp_rank"] = b"%d" % bootstrap.rank
         return Leg(with_fields(body, fields))
 
 
-def _met(of: Try) -> tuple[Door, dict[str, bytes]]:
+def _met(of: TransferAttempt) -> tuple[BootstrapAddress, dict[str, bytes]]:
     """Where and in which room two of SGLang's workers meet."""
-    door = of.door
-    assert door is not None, "workers that prefill have one"
+    bootstrap = of.bootstrap
+    assert bootstrap is not None, "workers that prefill have one"
     room = of.number
-    if door.rank is not None and door.by_room:  # its rank takes it by `room % ranks`
-        room += door.rank - room % door.ranks
-    host = msgspec.json.encode(door.host)
-    values = (host, b"%d" % door.port, b"%d" % room)
-    return door, dict(
+    if bootstrap.rank is not None and bootstrap.by_room:  # its rank takes it by `room % ranks`
+        room += bootstrap.rank - room % bootstrap.ranks
+    host = msgspec.json.encode(bootstrap.host)
+    values = (host, b"%d" % bootstrap.port, b"%d" % room)
+    return bootstrap, dict(
         zip(("bootstrap_host", "bootstrap_port", "bootstrap_room"), values, strict=True)
     )
 
@@ -396,39 +396,39 @@ class Mooncake:
     fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, True, False
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """As of `Transfer`, and so are the others."""
         params = b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":%b}'
         params %= self._name(of)
         rank = self._rank(of)
-        headers = ((RANK_HEADER, b"%d" % rank),) if self._door(of).rank is None else ()
+        headers = ((RANK_HEADER, b"%d" % rank),) if self._bootstrap(of).rank is None else ()
         leg = one_token_body(body, {PARAMS: params, "ignore_eos": b"true"})
-        return Leg(leg, headers if self._door(of).ranks > 1 else ())
+        return Leg(leg, headers if self._bootstrap(of).ranks > 1 else ())
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         return Handover()
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
-        door = self._door(of)
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
+        bootstrap = self._bootstrap(of)
         params = (
             b'{"do_remote_decode":false,"do_remote_prefill":true,"transfer_id":%b,'
             b'"remote_bootstrap_addr":%b,"remote_engine_id":%b}'
         )
-        address = msgspec.json.encode(f"http://{door.host}:{door.port}")
-        engine_id = msgspec.json.encode(door.engine_ids[self._rank(of)])
+        address = msgspec.json.encode(f"http://{bootstrap.host}:{bootstrap.port}")
+        engine_id = msgspec.json.encode(bootstrap.engine_ids[self._rank(of)])
         return Leg(with_fields(body, {PARAMS: params % (self._name(of), address, engine_id)}))
 
-    def _name(self, of: Try) -> bytes:
+    def _name(self, of: TransferAttempt) -> bytes:
         return b'"warmroute-%x"' % of.number
 
-    def _door(self, of: Try) -> Door:
-        assert of.door is not None, "workers that prefill have one"
-        return of.door
+    def _bootstrap(self, of: TransferAttempt) -> BootstrapAddress:
+        assert of.bootstrap is not None, "workers that prefill have one"
+        return of.bootstrap
 
-    def _rank(self, of: Try) -> int:
+    def _rank(self, of: TransferAttempt) -> int:
         """Of the engine that prefills: named to both, or they would not find each other."""
-        door = self._door(of)
-        return of.number % door.ranks if door.rank is None else door.rank
+        bootstrap = self._bootstrap(of)
+        return of.number % bootstrap.ranks if bootstrap.rank is None else bootstrap.rank
 
 
 class Sidecar:
@@ -439,14 +439,14 @@ class Sidecar:
     fields = tuple[str, ...]()
     serves_alone, concurrent, answers_late = True, True, True
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         """As of `Transfer`; the router sends no leg of its own."""
         raise AssertionError("the sidecar sends it")
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         raise AssertionError("the sidecar reads it")
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
         return Leg(body)
 
 

@@ -16,7 +16,7 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
-from router.body.legs import Door, Transfer
+from router.body.legs import BootstrapAddress, Transfer
 from router.engines.spec import WorkerSpec
 from router.engines.triton_inputs import Roles
 from router.events.sources import EventSource
@@ -295,7 +295,8 @@ class Profile:
     transfers: bool = False  # it may take KV from others of its version, by `router.body.legs`
     role: Role = "both"  # that it was started for
     keeps_prefixes: bool = True  # of what it decodes for others
-    door: Door | None = None  # of a worker that prefills for workers which decode meanwhile
+    # Of a worker that prefills while another one, which decodes, waits for the KV.
+    bootstrap: BootstrapAddress | None = None
     snapshot: str | None = None  # URL of its whole cache
     loads: LoadReader | None = None
     health: HealthCheck = HEALTH

@@ -12,7 +12,7 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import label_rank, samples
 from policies.facts import Role
-from router.body.legs import Door, Rooms
+from router.body.legs import BootstrapAddress, Rooms
 from router.body.paths import KSERVE_PATHS
 from router.engines.adapter import (
     Adapter,
@@ -150,7 +150,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         transfers=role != "both",
         version=_alike(info, size),
         keeps_prefixes=role != "decode" or bool(info.disaggregation_decode_enable_radix_cache),
-        door=_door(talk, info, ranks) if role != "both" else None,
+        bootstrap=_bootstrap(talk, info, ranks) if role != "both" else None,
         block_size=size,
         usual_block_size=1,
         kv_tokens=dict.fromkeys(range(ranks), tokens) if tokens else {},
@@ -182,11 +182,11 @@ def _alike(info: _Info, page_size: int | None) -> str:
     return " ".join(filter(None, parts))
 
 
-def _door(talk: Interview, info: _Info, ranks: int) -> Door:
+def _bootstrap(talk: Interview, info: _Info, ranks: int) -> BootstrapAddress:
     """Its bootstrap server. `auto` follows the room's number where it prefills."""
     port = talk.spec.bootstrap_port or info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
     by_room = info.load_balance_method in (None, "auto", "follow_bootstrap_room")
-    return Door(talk.host, port, ranks, talk.spec.rank, by_room)
+    return BootstrapAddress(talk.host, port, ranks, talk.spec.rank, by_room)
 
 
 async def _reader(talk: Interview) -> LoadReader | None:

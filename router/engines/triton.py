@@ -228,7 +228,7 @@ def error_in(body: bytes) -> str:
         return ""
 
 
-def says_busy(status: int, body: bytes) -> bool:
+def is_triton_queue_full(status: int, body: bytes) -> bool:
     """True if Triton refused a request because its queue was full, or because the request waited
     too long in it: another worker may be quicker.
     """
@@ -245,7 +245,7 @@ _PARSER = (
 )
 
 
-def says_unreadable(kind: str | None, status: int, body: bytes) -> bool:
+def is_unreadable_request(kind: str | None, status: int, body: bytes) -> bool:
     """True if a worker could not read a request's body, although the status of its answer blames
     the worker.
     """

@@ -16,7 +16,7 @@ from msgspec import Meta
 from engine.wire.events import WireError
 from engine.wire.metrics import EngineLoad, parse_loads
 from policies.facts import Role
-from router.body.legs import NIXL, Door, Warmroute
+from router.body.legs import NIXL, BootstrapAddress, Warmroute
 from router.body.paths import GRPC_PATHS, KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
@@ -104,7 +104,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         keeps_copies=True,
         version=await _version(talk),
         transfers=True,
-        door=await _door(talk),
+        bootstrap=await _bootstrap(talk),
     )
 
 
@@ -144,7 +144,7 @@ async def _version(talk: Interview) -> str:
         return ""
 
 
-async def _door(talk: Interview) -> Door | None:
+async def _bootstrap(talk: Interview) -> BootstrapAddress | None:
     """Of one that prefills by MooncakeConnector: its bootstrap server knows its engines' names.
 
     It is asked again whenever the worker is recognized anew, for these are drawn when it starts.
@@ -166,7 +166,7 @@ async def _door(talk: Interview) -> Door | None:
         raise UnrecognizedError(f"GET {where} answered {status} and names no engine")
     if spec.rank is not None and spec.rank >= len(names):
         raise UnrecognizedError(f"GET {where} names no engine of rank {spec.rank}")
-    return Door(talk.host, port, len(names), spec.rank, engine_ids=tuple(names))
+    return BootstrapAddress(talk.host, port, len(names), spec.rank, engine_ids=tuple(names))
 
 
 def _in_url(host: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import aiohttp
 
 from policies.facts import Role, WorkerFacts
-from router.body.legs import Door
+from router.body.legs import BootstrapAddress
 from router.engines import triton
 from router.engines.adapter import (
     HEALTH,
@@ -67,7 +67,7 @@ class Recognized:
     own_group: str | None = None  # whose KV it could take, by engine and version
     own_role: Role = "both"  # that it was started for
     transfer: str = ""  # how KV passes to it and from it, of `router.engines.table.TRANSFERS`
-    door: Door | None = None  # where those that decode meet it, where both legs begin at once
+    bootstrap: BootstrapAddress | None = None  # where workers that decode meet it
     caches_decoded: bool = True  # what it decodes for others is found in its cache again
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
@@ -139,7 +139,7 @@ async def recognize(
         _own_group(kind, spec, profile),
         profile.role,
         spec.transfer or kind,
-        profile.door,
+        profile.bootstrap,
         profile.keeps_prefixes,
         profile.roles,
         profile.grpc,

@@ -29,7 +29,7 @@ from router.http.reply import (
     Timeouts,
     UpstreamRequest,
 )
-from router.kserve.grpc_request import GrpcInference, GrpcReply, Named
+from router.kserve.grpc_request import GrpcCarrier, GrpcReply, Named
 from router.kserve.grpc_upstream import STREAM
 from router.kserve.http import code_in, tritons_error
 from router.kserve.messages import (
@@ -152,7 +152,7 @@ class GrpcPort(GrpcListener):
 
     def caller(self, context: Any) -> Caller:
         """Who calls."""
-        return Caller(context, self._inference.terms.deadlines.deadline_header)
+        return Caller(context, self._inference.reader.terms.deadlines.deadline_header)
 
     async def _infer(self, message: bytes, context: Any) -> bytes:
         """ModelInfer."""
@@ -184,9 +184,9 @@ class GrpcPort(GrpcListener):
         async def handle(http: Request) -> Answer:
             if not known:
                 known.append(target_of(http.body, roles=self.roles_of))
-            made = (self._service, http, known[0], make_reply, self._running)
-            with GrpcInference(*made) as request:
-                return await self._inference.answer(request, known[0])
+            carrier = GrpcCarrier(http, known[0], make_reply, self._running)
+            with self._inference.begin(http, carrier) as state:
+                return await self._inference.answer(state, known[0])
 
         return await answered(handle, http, self._service.faulty)
 

@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from types import TracebackType
 
 from policies.facts import Arrival
-from router.core.contract.actions import Dispatch
 from router.fleet.member import Member
 from router.http.messages import Request
 from router.http.reply import Header, ReplyHead, Sends
+from router.keys.key_file import KeyTerms
 from router.kserve.grpc_upstream import grpc_error
 from router.kserve.http import BROKEN, LATE
 from router.kserve.messages import STATUS_OF, GrpcTarget
-from router.record.explain import Asked
 from router.record.request_record import Attempt
+from router.request.carrier import Carrier
 from router.request.prompts import Prompt
-from router.request.request import InferenceRequest
-from router.request.service import Service
 
 Named = tuple[str, str | None, str]  # a request: model, tenant, its client's id
 
@@ -50,7 +47,6 @@ class GrpcReply:
         return b"".join(self._parts)
 
     def head(self, head: ReplyHead) -> None:
-        """As of `ReplySink`, and so are the others."""
         self.status, self.error = head.status, grpc_error(head.headers)
 
     def data(self, data: bytes) -> None:
@@ -69,61 +65,47 @@ class GrpcReply:
         self.error = STATUS_OF[self.status], LATE if late else BROKEN
 
 
-class GrpcInference(InferenceRequest):
-    """A request that came by gRPC, and goes to its worker so. Lifetime: request."""
+class GrpcCarrier(Carrier):
+    """Carries a request that came by gRPC to its worker's gRPC. Lifetime: request."""
 
-    __slots__ = ("_make_reply", "_running", "_target")
+    __slots__ = ("_make_reply", "_named", "_running", "_stops", "_target")
 
     def __init__(
         self,
-        service: Service,
         http: Request,
         target: GrpcTarget,
         make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
         running: dict[Named, int],
     ) -> None:
-        """`running`: the workers of requests that their clients gave an id, for such that end
+        """`running`: the workers of requests that their clients gave an id, for requests that end
         them (`stop` of TensorRT-LLM's models).
         """
-        super().__init__(service, http)
+        super().__init__(http)
         self._target = target
         self._make_reply = make_reply
         self._running = running
+        self._named: Named | None = None  # once it was read
+        self._stops = False  # it ends another request
 
-    def __enter__(self) -> GrpcInference:
-        return self
+    def arrival(self, arrival: Arrival, prompt: Prompt, key: KeyTerms) -> Arrival:
+        self._named, self._stops = (self._target.model, key.tenant, self._target.id), prompt.stops
+        if self._stops and (worker_id := self._running.get(self._named)) is not None:
+            return replace(arrival, only=worker_id)  # where the other request runs
+        return arrival
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self.request_id >= 0 and not self.prompt.stops:
-            self._running.pop(self._named, None)
-        super().__exit__(kind, error, trace)
+    def placed(self, worker_id: int) -> None:
+        if self._target.id and not self._stops and self._named is not None:
+            self._running[self._named] = worker_id
 
-    @property
-    def _named(self) -> Named:
-        return self._target.model, self.terms.tenant, self._target.id
-
-    def understood(self, body: bytes, arrival: Arrival, prompt: Prompt, explain: Asked) -> None:
-        """As of `InferenceRequest`; one that ends another goes where that runs."""
-        if prompt.stops and (worker_id := self._running.get(self._named)) is not None:
-            arrival = replace(arrival, only=worker_id)
-        super().understood(body, arrival, prompt, explain)
-
-    def dispatched(self, action: Dispatch) -> Attempt:
-        """As of `InferenceRequest`."""
-        if self._target.id and not self.prompt.stops:
-            self._running[self._named] = action.worker_id
-        return super().dispatched(action)
-
-    def upstream(self, member: Member) -> Sends:
-        """Its worker's gRPC: one without lacks the path."""
-        assert member.grpc is not None, "it was chosen"
+    def upstream(
+        self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
+    ) -> Sends:
+        assert member.grpc is not None, "a worker without gRPC lacks the path"
         return member.grpc
 
-    def reply(self, buffer_bytes: int, extra_headers: tuple[Header, ...] = ()) -> GrpcReply:
-        """Where a worker's answer goes."""
-        return self._make_reply(self.http, extra_headers)
+    def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> GrpcReply:
+        return self._make_reply(self.http, headers)
+
+    def ended(self) -> None:
+        if self._named is not None and not self._stops:
+            self._running.pop(self._named, None)

@@ -18,7 +18,7 @@ import msgspec
 from grpc import aio
 
 from router.engines.spec import WorkerSpec
-from router.engines.triton import says_busy
+from router.engines.triton import is_triton_queue_full
 from router.fleet.upstreams import GrpcOpener
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind
 from router.http.reply import (
@@ -291,7 +291,7 @@ class _Exchange:
         """One message of a stream."""
         if self.silent and (failure := stream_failure(message)):
             said = _error(failure)
-            if says_busy(503, said):
+            if is_triton_queue_full(503, said):
                 self._status, self._held = 503, HeldReply(_head(503, b"14", failure), said)
                 raise WorkerError("busy", failure[:200], 0.0)
             if failure.startswith("Request for unknown model: '") and failure.endswith(_NO_MODEL):

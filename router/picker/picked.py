@@ -20,11 +20,10 @@ from urllib.parse import urlsplit
 
 from policies.facts import Arrival
 from router.body.paths import OTHER, Path
-from router.core.contract.actions import Reject
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind
-from router.http.messages import Answer, Request, error_response
+from router.http.messages import Request
 from router.http.reply import (
     RETRYABLE_STATUSES,
     Header,
@@ -36,17 +35,16 @@ from router.http.reply import (
     Timeouts,
     UpstreamRequest,
 )
+from router.keys.key_file import KeyTerms
 from router.picker.exchange import Exchange, Placement, Reply
-from router.record.explain import Asked
 from router.record.request_record import Attempt
+from router.request.carrier import Carrier
 from router.request.dialect import Target
 from router.request.prompts import Prompt
 from router.request.quotas import priority_within
-from router.request.request import InferenceRequest, Whose
 from router.request.service import Service
 from router.upstream.meter import Meter
 
-TOO_LATE = "decision_timeout"
 # Before a decision's time is over, who waits for a worker is told so, with how long to stay away.
 _LAST_S, _LAST_SHARE = 0.15, 0.5
 _RESOLVED_S = 10.0  # an address is believed so long
@@ -218,10 +216,15 @@ class PickedReply:
         self.aborted = True
 
 
-class PickedInference(InferenceRequest):
-    """Lifetime: request."""
+class PickedCarrier(Carrier):
+    """Carries a request by naming its worker to the data plane. Lifetime: request."""
 
-    __slots__ = ("_among", "_endpoints", "_moved_to", "_named", "_objectives", "_terms", "call")
+    __slots__ = (
+        *("_among", "_deadline_s", "_endpoints", "_fleet", "_moved_to", "_named", "_terms"),
+        *("call", "clock"),
+    )
+
+    moves = False  # the data plane writes the answer
 
     def __init__(
         self,
@@ -231,107 +234,72 @@ class PickedInference(InferenceRequest):
         among: tuple[int, ...] | None,
         terms: PickerTerms,
     ) -> None:
-        """`among`: the only workers that it may go to; None: any."""
-        super().__init__(service, http)
+        """`among`: the only workers that the request may go to; None: any."""
+        super().__init__(http)
         self.call = http.call
+        self.clock = service.clock
+        self._fleet = service.fleet
         self._endpoints = endpoints
         self._among = among
         self._terms = terms
-        self._named = ""  # as the data plane was told
+        self._deadline_s: float | None = None
+        self._named = ""  # the endpoint that the data plane was told
         self._moved_to: int | None = None  # the worker that has it, where another was chosen
 
-    def __enter__(self) -> PickedInference:
-        return self
+    def path(self, target: Target | None) -> Path:
+        # Of a body that is not seen nothing can be read.
+        return OTHER if self.call.exchange.blind else super().path(target)
 
-    @property
-    def clock(self) -> Callable[[], float]:
-        """The router's."""
-        return self._service.clock
-
-    @property
-    def moves(self) -> bool:
-        """As of `InferenceRequest`: it is not written here."""
-        return False
-
-    def path_of(self, target: Target | None) -> Path:
-        """As of `InferenceRequest`; where the body is not seen, nothing of it can be read."""
-        return OTHER if self.call.exchange.blind else super().path_of(target)
-
-    def understood(self, body: bytes, arrival: Arrival, prompt: Prompt, explain: Asked) -> None:
-        """As of `InferenceRequest`, with what the data plane says of it."""
+    def arrival(self, arrival: Arrival, prompt: Prompt, key: KeyTerms) -> Arrival:
         within_s = self._terms.decision_s
         most_s = within_s - min(_LAST_S, _LAST_SHARE * within_s)
         hold_s = most_s if arrival.hold_s is None else min(arrival.hold_s, most_s)
-        priority = arrival.priority
-        if not priority:
-            priority = priority_within(self.terms, self._objective())
-        arrival = replace(
+        self._deadline_s = arrival.deadline_s
+        return replace(
             arrival,
             hold_s=hold_s,
             among=self._among,
-            priority=priority,
+            priority=arrival.priority or priority_within(key, self._objective()),
             stream=arrival.stream and self.call.exchange.shows_pieces,
         )
-        super().understood(body, arrival, prompt, explain)
 
     def _objective(self) -> int:
         named = (self.http.headers.get(name) for name in _OBJECTIVES)
         known = (self._terms.priority_of(name) for name in named if name is not None)
         return next((priority for priority in known if priority is not None), 0)
 
-    def upstream(self, member: Member) -> Sends:
-        """The data plane."""
-        return _DataPlane(self, member)
+    def upstream(
+        self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
+    ) -> Sends:
+        return _DataPlane(self, member, attempt, on_answer)
 
-    def reply(self, buffer_bytes: int, extra_headers: tuple[Header, ...] = ()) -> PickedReply:
-        """An answer that the data plane gives its client, with headers of ours."""
-        if extra_headers:
-            self.call.exchange.response_sets = extra_headers
+    def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> PickedReply:
+        if headers:
+            self.call.exchange.response_sets = headers
         return PickedReply(self.http)
 
-    def ended(
-        self,
-        outcome: Outcome,
-        own_tokens: int | None,
-        rest: Arrival | None = None,
-        whose: Whose = "answer",
-    ) -> bool:
-        """As of `InferenceRequest`; where another worker has it, that is the next attempt's."""
-        if self._moved_to is not None and outcome.retryable:
-            only, self._moved_to = self._moved_to, None
-            rest = replace(self.arrival, only=only, among=None, splits=False)
-        return super().ended(outcome, own_tokens, rest, whose)
+    def rest(self, arrival: Arrival) -> Arrival | None:
+        if self._moved_to is None:
+            return None
+        only, self._moved_to = self._moved_to, None
+        return replace(arrival, only=only, among=None, splits=False)
 
     @property
     def follows(self) -> bool:
         """Another worker has it, which is charged next."""
         return self._moved_to is not None
 
-    def too_late(self) -> Answer:
-        """Nobody could decide in time."""
-        why = f"no decision within {self._terms.decision_s:g} s"
-        settings = self._service.dispatcher.core.settings
-        if self.open:
-            self.fail("client", retry=False, reason=TOO_LATE)
-        self._service.dispatcher.core.counters.rejected(TOO_LATE)
-        reject = Reject(self.request_id, 503, TOO_LATE, why, settings.retry_after_s)
-        self.turned_away(reject, 503)
-        answer = error_response(503, why, TOO_LATE)
-        answer.headers["Retry-After"] = str(max(round(settings.retry_after_s), 1))
-        return self.answered(answer)
-
     # --- what the data plane is told, and tells -------------------------------------------------
 
-    async def name(self, sent: UpstreamRequest, member: Member) -> None:
+    async def name(self, sent: UpstreamRequest, member: Member, attempt: Attempt) -> None:
         """Tell the data plane where to send it. Raises WorkerError."""
         endpoint = await self._endpoints.of(member)
         if endpoint is None:
             raise WorkerError("connect", f"the host of {member.spec.url} has no address")
         self._named = endpoint
         exchange, wanted = self.call.exchange, [endpoint]
-        attempt: Attempt = self.attempts[-1]
         for other in attempt.decision.candidates[1 : self._terms.endpoints]:
-            known = self._service.fleet.members.get(other.worker_id)
+            known = self._fleet.members.get(other.worker_id)
             if known is not None and (one := await self._endpoints.of(known)) is not None:
                 wanted.append(one)
         came = {name for name, _ in exchange.headers if not name.startswith(b":")}
@@ -342,7 +310,7 @@ class PickedInference(InferenceRequest):
         told = Placement(",".join(wanted), sent.internal_headers, tuple(gone), body)
         if exchange.asks:
             await self.call.say(exchange.place(told))
-        self.call.decided(self.arrival.deadline_s)
+        self.call.decided(self._deadline_s)
 
     async def went_elsewhere(self, reply: Reply, member: Member) -> WorkerError | None:
         """Whether another worker has it than was chosen: then what the attempt ends with."""
@@ -392,10 +360,18 @@ class PickerTerms:
 class _DataPlane:
     """Sends one request by naming its worker. Lifetime: dispatch."""
 
-    def __init__(self, request: PickedInference, member: Member) -> None:
-        self._request = request
+    def __init__(
+        self,
+        carrier: PickedCarrier,
+        member: Member,
+        attempt: Attempt,
+        on_answer: Callable[[], None] | None,
+    ) -> None:
+        self._carrier = carrier
         self._member = member
-        self._clock = request.clock
+        self._attempt = attempt
+        self._on_answer = on_answer
+        self._clock = carrier.clock
 
     async def send(
         self,
@@ -406,11 +382,11 @@ class _DataPlane:
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
         """As of `Sends`. How long each step may take is the data plane's to say."""
-        picked, outcome = self._request, Outcome(self._clock())
+        picked, outcome = self._carrier, Outcome(self._clock())
         call, exchange = picked.call, picked.call.exchange
         if not exchange.placed:
             try:
-                await picked.name(request, self._member)
+                await picked.name(request, self._member, self._attempt)
             except WorkerError as error:
                 outcome.error = error
                 return outcome
@@ -429,8 +405,8 @@ class _DataPlane:
         outcome.final, outcome.status = True, reply.head.status
         if not reply.by_worker:
             outcome.error = _own_answer(reply)
-        elif reply.head.answers:
-            picked.prefilled_beside()
+        elif reply.head.answers and self._on_answer is not None:
+            self._on_answer()
         sink.head(reply.head)
         watch = _Watch(request, reply.head, outcome, self._clock, on_first_byte, on_progress)
         return await watch.follow(call, sink)

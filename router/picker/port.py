@@ -19,16 +19,16 @@ import msgspec
 from grpc import aio
 
 from router.config.extras import Picker
+from router.core.contract.actions import Reject
 from router.http.messages import REFUSALS, Answer, Request, Response, error_response
 from router.http.parser import Head, RefusedError, head_of
 from router.http.reply import Header
 from router.picker.exchange import Exchange
 from router.picker.messages import PROCESS, SERVICE, TEST_CHOICE, endpoints_of
 from router.picker.picked import (
-    TOO_LATE,
     Endpoints,
+    PickedCarrier,
     PickedHttp,
-    PickedInference,
     PickedReply,
     PickerTerms,
 )
@@ -38,11 +38,13 @@ from router.request.dialect import Dialect, Target
 from router.request.inference import Inference
 from router.request.quotas import objectives_of
 from router.request.service import Service
+from router.request.state import RequestState
 from router.server.client_port import ClientPort
 from router.server.grpc_listener import GrpcListener, Peer, serves
 
 _SERVICES = frozenset({"", SERVICE, "readiness", "inference-extension"})
 _LIVENESS = "liveness"
+TOO_LATE = "decision_timeout"
 _FAIRNESS = (b"x-gateway-inference-fairness-id", b"x-llm-d-inference-fairness-id")
 _REASON = b"x-llm-d-request-dropped-reason"
 # By the code of a refusal: llm-d's word for it.
@@ -215,16 +217,31 @@ class PickerPort(GrpcListener):
         call, terms, service = http.call, self._terms, self._service
         assert isinstance(call, _Stream), "made here"
         among = await self._endpoints.among(self._hint(http, call.exchange))
-        with PickedInference(service, http, self._endpoints, among, terms) as request:
+        carrier = PickedCarrier(service, http, self._endpoints, among, terms)
+        with self._inference.begin(http, carrier) as state:
             try:
                 async with asyncio.timeout(terms.decision_s) as limit:
                     call.limit = limit
                     seen = None if call.exchange.blind else target
-                    return await self._inference.answer(request, seen)
+                    return await self._inference.answer(state, seen)
             except TimeoutError:
                 if not limit.expired():
                     raise
-                return request.too_late()
+                return self._too_late(state)
+
+    def _too_late(self, state: RequestState) -> Answer:
+        """The answer to a request that could not be decided in time."""
+        core = self._service.dispatcher.core
+        settings = core.settings
+        if state.ticket.is_open:
+            state.ticket.fail("client", retry=False, reason=TOO_LATE)
+        core.counters.rejected(TOO_LATE)
+        why = f"no decision within {self._terms.decision_s:g} s"
+        reject = Reject(state.ticket.request_id, 503, TOO_LATE, why, settings.retry_after_s)
+        state.account.refused(reject, 503)
+        answer = error_response(503, why, TOO_LATE)
+        answer.headers["Retry-After"] = str(max(round(settings.retry_after_s), 1))
+        return state.account.answered(answer, state.attempts)
 
     def _hint(self, http: Request, exchange: Exchange) -> list[str] | None:
         """The endpoints that it may go to; None: any."""

@@ -1,4 +1,4 @@
-"""Between the I/O code and the decision core: facts go in with the time, actions come out.
+"""Between the I/O code and the decision core: facts enter with the time, actions come out.
 
 Each request has a `Ticket`, where its actions arrive. Whatever happens to the request, closing
 the ticket tells the core its end exactly once, so no load is ever left behind.
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from types import TracebackType
+from types import MappingProxyType
 from typing import Literal
 
 from policies.facts import Arrival, Fact, Failure, Finish, FirstToken, Prefilled, Progress
@@ -65,77 +65,97 @@ _OTHERS = {
 }
 
 
-class Ticket:
-    """One request's line to the core; an async handler enters it. Lifetime: request."""
+RequestPhase = Literal["read", "waiting", "sent", "over"]
+# The states of a request, as its ticket follows them: (state, event) -> the next state.
+REQUEST_STATES: Mapping[tuple[RequestPhase, str], RequestPhase] = MappingProxyType(
+    {
+        ("read", "asks for a worker"): "waiting",
+        ("waiting", "a worker is chosen"): "sent",
+        ("waiting", "the core refuses it"): "over",
+        ("waiting", "it is given up"): "over",
+        ("sent", "its first leg is over"): "waiting",
+        ("sent", "another worker shall try"): "waiting",
+        ("sent", "it is answered"): "over",
+        ("sent", "it is given up"): "over",
+        # One that waited as the router stopped: it was given up before its client is told.
+        ("over", "the core refuses it"): "over",
+    }
+)
 
-    __slots__ = ("_actions", "_dispatcher", "_waiter", "open", "request_id")
+
+class Ticket:
+    """The line of one request to the core. Lifetime: request."""
+
+    __slots__ = ("_actions", "_dispatcher", "_waiter", "phase", "request_id", "runs_on")
 
     def __init__(self, dispatcher: Dispatcher) -> None:
         self.request_id = -1  # until it comes before the core
-        self.open = False  # the core knows it, and has not been told its end
+        self.phase: RequestPhase = "read"
+        self.runs_on = False  # its worker may compute on after its client has left
         self._dispatcher = dispatcher
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
         self._waiter: asyncio.Future[None] | None = None
 
-    def __enter__(self) -> Ticket:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """The handler ended without an end of the request: its client left."""
+    def close(self) -> None:
+        """Tell the core, if the request is not over, that its client has left."""
         try:
-            if self.open:
+            if self.is_open:
                 self.fail("client", retry=False, reason="client left")
         finally:
             self._dispatcher.forget(self)
 
     @property
-    def runs_on(self) -> bool:
-        """Its worker may compute on when its client has left."""
-        return False
+    def is_open(self) -> bool:
+        """True if the core knows the request and has not been told its end."""
+        return self.phase in ("waiting", "sent")
 
     def enter(self, request_id: int, explained: bool = False) -> None:
-        """Get a number's actions from now on. `explained`: somebody reads why it is decided so."""
+        """Get a number's actions from now on. `explained`: the decision's reasons are kept."""
         self.request_id = request_id
+        self._move("asks for a worker")
         self._dispatcher.enter(self, explained)
 
     def arrive(self, arrival: Arrival, explained: bool = False) -> None:
-        """Bring the request before the core."""
+        """Bring the request before the core, which decides now or later."""
         self.enter(arrival.request_id, explained)
-        self.open = True
         self._dispatcher.tell(arrival)
 
+    def refuse(self, refusal: Reject) -> None:
+        """Refuse the request without bringing it before the core."""
+        self.enter(refusal.request_id)
+        self.put(refusal)
+
     async def next_action(self) -> Dispatch | Reject:
-        """Where to send the request, or how to turn it away; waits while it is held."""
+        """The core's choice of a worker, or its refusal; waits while the request is held."""
         while not self._actions:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
         action = self._actions.pop(0)
-        if isinstance(action, Reject):
-            self.open = False
+        is_refusal = isinstance(action, Reject)
+        self._move("the core refuses it" if is_refusal else "a worker is chosen")
         return action
 
     def put(self, action: Dispatch | Reject) -> None:
-        """An action of the core for this request."""
+        """Take an action of the core for this request."""
         self._actions.append(action)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def first_token(self, now_s: float) -> None:
-        """The answer began."""
+        """Tell the core that the answer began."""
         self._dispatcher.tell(FirstToken(now_s, self.request_id))
 
-    def prefilled(self, cached_tokens: int | None) -> None:
-        """Its first leg is over; another action follows."""
+    def prefilled(self, cached_tokens: int | None, *, waits: bool) -> None:
+        """Tell the core that the first leg is over. `waits`: only now does it choose the worker of
+        the second leg; else that one answers already.
+        """
+        if waits:
+            self._move("its first leg is over")
         now_s = self._dispatcher.clock()
         self._dispatcher.tell(Prefilled(now_s, self.request_id, cached_tokens))
 
     def progress(self, now_s: float, output_tokens: int) -> None:
-        """The answer grew."""
+        """Tell the core that the answer grew."""
         self._dispatcher.tell(Progress(now_s, self.request_id, output_tokens))
 
     def finish(
@@ -146,8 +166,8 @@ class Ticket:
         *,
         refused: bool = False,
     ) -> None:
-        """The answer is complete; `refused`: it says what is wrong with the request (4xx)."""
-        self.open = False
+        """Tell the core that the answer is complete; `refused`: it is a 4xx."""
+        self._move("it is answered")
         now_s = self._dispatcher.clock()
         self._dispatcher.tell(
             Finish(now_s, self.request_id, prompt_tokens, cached_tokens, output_tokens, refused)
@@ -163,15 +183,22 @@ class Ticket:
         leg: Literal["answer", "prefill", "pair"] = "answer",
         busy_s: float | None = None,
     ) -> None:
-        """The dispatch ended without a whole answer; with `retry` another action follows.
+        """Tell the core that a dispatch ended without a whole answer; with `retry` another action
+        follows.
 
         `rest`: what is left to do of the request, where the client has seen a part of the answer.
         `leg`, `busy_s`: as of `Failure`; a prefill that fails without a retry ends nothing else.
         """
-        self.open = retry or leg == "prefill"
+        if retry:
+            self._move("another worker shall try")
+        elif leg != "prefill":
+            self._move("it is given up")
         now_s, runs_on = self._dispatcher.clock(), blame == "client" and self.runs_on
-        told = (blame, retry, reason, rest, leg, runs_on, busy_s)
-        self._dispatcher.tell(Failure(now_s, self.request_id, *told))
+        what = (blame, retry, reason, rest, leg, runs_on, busy_s)
+        self._dispatcher.tell(Failure(now_s, self.request_id, *what))
+
+    def _move(self, event: str) -> None:
+        self.phase = REQUEST_STATES[self.phase, event]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,22 @@
-"""Threads that work for requests in the order in which these came."""
+"""The order in which requests get threads, and turns of the event loop."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
 from itertools import count
 from queue import PriorityQueue
+from types import coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+@coroutine
+def let_others_run() -> Generator[None]:
+    """End a stage: wait until the other requests of this turn have come as far."""
+    yield
 
 
 class _Job:

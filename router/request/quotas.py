@@ -6,7 +6,6 @@ import hashlib
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import replace
 from hashlib import sha256
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from msgspec import Meta
 from router.http.addresses import Network, trusts
 from router.http.errors import ClientError
 from router.http.messages import Request
-from router.http.reply import Outcome, UpstreamRequest
+from router.http.reply import Header, Outcome
 from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key, KeyRing
 from router.keys.quota import Exhausted
@@ -77,23 +76,15 @@ class Tenants:
         return Key(KeyTerms(tenant=tenant), None) if known is None else known
 
 
-def told_on(request: UpstreamRequest, header: str, tenant: str | None) -> UpstreamRequest:
-    """The request with `tenant`, as it is known here, in `header`: a worker counts shares by it.
+def tenant_header(name: str, tenant: str) -> Header:
+    """The header `name` that tells a worker the tenant of a request, to count shares by.
 
-    What the client says there goes: who is not a trusted peer could name anybody. A name that
-    cannot stand in a field as it is stands there as its SHA-256, the same every time.
+    A tenant's name that cannot be the value of a header is replaced by its SHA-256.
     """
-    name = header.encode()
-    if any(field.lower() == name for field, _ in request.headers):
-        kept = tuple(field for field in request.headers if field[0].lower() != name)
-        request = replace(request, headers=kept)
-    if tenant is None:
-        return request
     if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
-        said = tenant.encode()
-    else:
-        said = b"sha256-" + hashlib.sha256(tenant.encode(errors="replace")).hexdigest().encode()
-    return replace(request, internal_headers=(*request.internal_headers, (name, said)))
+        return name.encode(), tenant.encode()
+    digest = hashlib.sha256(tenant.encode(errors="replace")).hexdigest()
+    return name.encode(), b"sha256-" + digest.encode()
 
 
 def bearer_key(authorization: str | None, keys: KeyRing) -> Key:

@@ -9,6 +9,7 @@ import secrets
 from collections.abc import Callable
 from typing import Any
 
+from router.core.contract.actions import Reject
 from router.core.workers.table import HalfMissing, serves
 from router.fleet.manager import FleetManager
 from router.http.messages import Request
@@ -24,6 +25,7 @@ from router.request.prompts import TokenCheck
 from router.request.sequences import Sequences
 
 ID_HEADER = "x-request-id"
+_DRAINING = "draining"  # a rejection's code
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 log = logging.getLogger(__name__)
@@ -161,6 +163,15 @@ class Service:
         """Take that back."""
         log.info("the router drains no more, by %s", by)
         self.draining = False
+
+    def refusal(self, request_id: int) -> Reject | None:
+        """The refusal of a new request while the router drains and refuses such; else None."""
+        if not (self.draining and self.refuses()):
+            return None
+        core = self.dispatcher.core
+        core.counters.rejections[_DRAINING] += 1
+        why = "the router is draining"
+        return Reject(request_id, 503, _DRAINING, why, core.settings.retry_after_s)
 
     def faulty(self, status: int) -> None:
         """A request was refused as its client's own fault, or (500) ended by a defect of ours."""

@@ -15,8 +15,9 @@ from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.http.reply import RelayLimits, Timeouts
 from router.record.request_log import RequestLogTerms
-from router.request.attempts import AttemptTerms, Deadlines
-from router.request.inference import InferenceTerms
+from router.request.deadlines import Deadlines
+from router.request.leg_sender import AttemptTerms
+from router.request.reading import InferenceTerms
 from router.request.tokenizing import ProbeTerms, TokenizerTerms
 from router.settings.schema import Config
 

@@ -35,38 +35,42 @@ if TYPE_CHECKING:
 
 KEY_HEADERS = (b"authorization", b"x-api-key")  # of OpenAI's clients, of Anthropic's
 _OF_TRACES = frozenset({TRACEPARENT, TRACESTATE})
+_OF_RANKS = frozenset({RANK_HEADER})
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)  # struct linger: on, zero seconds
 
 
 def upstream_request(
     request: Request,
     body: bytes,
-    internal_headers: tuple[Header, ...] = (),
-    keep_authorization: bool = True,
+    before: tuple[Header, ...] = (),
+    after: tuple[Header, ...] = (),
+    *,
+    hidden: frozenset[bytes] = frozenset(),
     rank: int | None = None,
     trace: Trace | None = None,
     due: AnswerDue | None = None,
 ) -> UpstreamRequest:
-    """The client's request as it came, ready for `Upstream.send`.
+    """The client's request with `body`, ready for `Upstream.send`.
 
-    `keep_authorization`: False where the client's key is for this router alone. `rank`: of the
-    worker's engine that shall answer; a client's own wish does not count then. `trace`: whose
-    headers stand in place of the client's own. `due`: as of `UpstreamRequest`.
+    `before`, `after`: headers of the router's own, around those of the trace and the rank.
+    `hidden`: the client's headers that its worker does not get, in lower case. `rank`: the one of
+    the worker's engine that shall answer; a client's own choice is dropped. `trace`: its headers
+    replace the client's own. `due`: as of `UpstreamRequest`.
     """
     target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
         target = "/" + target.partition("://")[2].partition("/")[2]
-    headers = request.fields
-    if not keep_authorization:
-        headers = tuple(h for h in headers if h[0].lower() not in KEY_HEADERS)
     if trace is not None:
         if trace.replaces:
-            headers = tuple(h for h in headers if h[0].lower() not in _OF_TRACES)
-        internal_headers += trace.to_worker()
+            hidden |= _OF_TRACES
+        before += trace.to_worker()
     if rank is not None:
-        headers = tuple(h for h in headers if h[0].lower() != RANK_HEADER)
-        internal_headers = (*internal_headers, (RANK_HEADER, b"%d" % rank))
-    return UpstreamRequest(request.method, target, headers, body, internal_headers, due=due)
+        hidden |= _OF_RANKS
+        before = (*before, (RANK_HEADER, b"%d" % rank))
+    headers = request.fields
+    if hidden:
+        headers = tuple([header for header in headers if header[0].lower() not in hidden])
+    return UpstreamRequest(request.method, target, headers, body, before + after, due=due)
 
 
 class Reply(ReplySink, Protocol):

@@ -171,7 +171,7 @@ async def test_a_retry_is_another_span_and_a_line_with_the_same_ids(
     lines = [json.loads(line) for line in said.splitlines() if not line.startswith("ready ")]
     (told,) = [line for line in lines if "request" in line]
     assert (told["request"], told["trace"]) == (number, root.trace)
-    assert (told["level"], told["logger"]) == ("warning", "router.request.request")
+    assert (told["level"], told["logger"]) == ("warning", "router.request.settling")
 
 
 async def test_a_stream_that_moves_has_a_span_at_each_worker(tmp_path: Path) -> None:

@@ -14,14 +14,18 @@ import numpy as np
 
 from policies.facts import Arrival, LoadReport, WorkerChange, WorkerFacts
 from router.assembly import Router
+from router.body.paths import OTHER
 from router.core.contract.actions import Reject
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.recognize import Recognized
 from router.http.errors import WorkerError
 from router.http.messages import Request
 from router.http.reply import Outcome, Usage
+from router.record.explain import Asked
+from router.request.carrier import Carrier
 from router.request.prompts import Prompt
-from router.request.request import InferenceRequest
+from router.request.settling import settle
+from router.request.state import AttemptEnd, ReadRequest, RequestState
 from router.settings.schema import Config, Intervals, Limits
 from tests.router.fleet.fleet_support import admin_port
 
@@ -38,7 +42,7 @@ class Crowd:
     url: str  # of the admin port
     http: aiohttp.ClientSession
     draws: random.Random = field(default_factory=lambda: random.Random(5))
-    requests: list[InferenceRequest] = field(default_factory=list)
+    requests: list[RequestState] = field(default_factory=list)
 
     def join(self, models: Sequence[str] = ("m",), url: str | None = None) -> int:
         """A worker that is believed to be ready."""
@@ -81,23 +85,26 @@ class Crowd:
             session=session,
             tenant=tenant,
         )
-        request = InferenceRequest(service, cast(Request, None))
+        http = cast(Request, None)
+        request = self.router.inference.begin(http, Carrier(http))
         prompt = Prompt(tokens, tokens, {BLOCK: chain}, False)
-        request.understood(body, arrival, prompt, "short" if draws.random() < 0.5 else "no")
-        request.ask()
-        attempt = await request.next_attempt()
-        assert not isinstance(attempt, Reject), attempt
+        asked: Asked = "short" if draws.random() < 0.5 else "no"
+        request.understood(ReadRequest(body, OTHER, arrival, prompt, asked))
+        request.ticket.arrive(arrival, explained=asked != "no")
+        action = await request.ticket.next_action()
+        assert not isinstance(action, Reject), action
+        self.router.inference.attempts.begin(request, action)
         self.requests.append(request)
 
     def answer(self, share: float = 1.0, fails: float = 0.0) -> None:
         """The oldest requests are over; some of them fail for good."""
         for request in self.requests[: int(len(self.requests) * share)]:
             now_s = self.router.dispatcher.clock()
-            request.first_token(now_s)
+            request.ticket.first_token(now_s)
             error = WorkerError("garbage", "x") if self.draws.random() < fails else None
             usage = Usage(prompt_tokens=1000, cached_tokens=self.draws.randrange(1000))
             outcome = Outcome(now_s, 200, error, 99, now_s + 0.02, now_s + 0.5, 9, usage)
-            request.ended(outcome, None)
+            settle(self.router.service, request, request.attempts[-1], AttemptEnd(None, outcome))
             request.__exit__(None, None, None)
         del self.requests[: int(len(self.requests) * share)]
 

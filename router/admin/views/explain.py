@@ -40,7 +40,7 @@ class ExplainPages:
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:
             raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
-        arrival, *_ = await self._inference.arrival(
+        arrival, *_ = await self._inference.reader.arrival(
             request.body, path, request.headers.get, KeyTerms()
         )
         choice = self._dispatcher.explain(arrival)

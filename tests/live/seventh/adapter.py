@@ -12,7 +12,7 @@ import msgspec
 
 from policies.facts import Role
 from router.body.json_edit import values_in, with_fields
-from router.body.legs import Handover, Leg, Try, one_token_body
+from router.body.legs import Handover, Leg, TransferAttempt, one_token_body
 from router.body.paths import KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
@@ -48,14 +48,14 @@ class SeventhKv:
     fields = (_KV,)
     serves_alone, concurrent, answers_late = True, False, False
 
-    def prefill(self, body: bytes, of: Try) -> Leg:
+    def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
         return Leg(one_token_body(body, {_KV: b'{"keep":true}'}))
 
-    def read(self, answer: bytes, of: Try) -> Handover:
+    def read(self, answer: bytes, of: TransferAttempt) -> Handover:
         (place,) = values_in(answer, (_KV,))
         return Handover(None if place in (None, b"null") else place)
 
-    def decode(self, body: bytes, told: bytes | None, of: Try) -> Leg:
+    def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
         return Leg(body if told is None else with_fields(body, {_KV: told}))
 
 

@@ -60,7 +60,7 @@ async def test_the_columns_say_what_the_workers_own_pages_say() -> None:
         for _ in range(60):
             await one.send()
         for request in one.requests[::2]:
-            request.first_token(one.router.dispatcher.clock())
+            request.ticket.first_token(one.router.dispatcher.clock())
         one.state(4, "down")
         one.state(5, "draining")
         one.router.fleet.add(parse_worker_spec("http://127.9.0.1:9"))

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from router.body.legs import (
     PARAMS,
+    TransferAttempt,
     Trtllm,
-    Try,
     check_no_override,
     check_no_transfer,
     splits,
@@ -23,7 +23,7 @@ from router.http.errors import ClientError, WorkerError
 from tests.router.property_support import patient
 
 NIXL = TRANSFERS["vllm"]
-TRY = Try(1, "/v1/completions", stream=False)
+TRY = TransferAttempt(1, "/v1/completions", stream=False)
 COMPLETIONS, CHAT = PATHS["/v1/completions"], PATHS["/v1/chat/completions"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=8),
@@ -166,10 +166,10 @@ def test_what_names_kv_is_signed(params: dict[str, Any], signature: bytes | None
 @given(number=st.integers(0, 2**52 - 1), node=st.integers(0, 255))
 def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
     """Above those that servers give themselves, within 63 bits, one for each try and node."""
-    one = Trtllm(node).request_id(Try(number, "", stream=False))
+    one = Trtllm(node).request_id(TransferAttempt(number, "", stream=False))
     assert 2**40 <= one < 2**63
     assert one >> 16 & 0xFF == node
-    assert one != Trtllm(node).request_id(Try(number ^ 1, "", stream=False))
+    assert one != Trtllm(node).request_id(TransferAttempt(number ^ 1, "", stream=False))
 
 
 @patient
@@ -177,7 +177,7 @@ def test_numbers_of_requests_are_nobody_elses(number: int, node: int) -> None:
 def test_the_legs_of_a_context_and_a_generation_server(
     fields: dict[str, Any], spaces: Any, chat: bool
 ) -> None:
-    of = Try(5, "/v1/chat/completions" if chat else "/v1/completions", stream=False)
+    of = TransferAttempt(5, "/v1/chat/completions" if chat else "/v1/completions", stream=False)
     body = json.dumps(fields, indent=spaces).encode()
     number = TRT.request_id(of)
     ask = {"request_type": "context_only", "disagg_request_id": number, "schedule_style": 0}
@@ -199,7 +199,7 @@ def test_the_legs_of_a_context_and_a_generation_server(
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_that_ends_with_its_first_token_is_the_clients(path: str, stream: bool) -> None:
-    of = Try(5, path, stream)
+    of = TransferAttempt(5, path, stream)
     answer = CONTEXT % (b'"stop"', b"null")
     chat = "chat" in path
     if chat:

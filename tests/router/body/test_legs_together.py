@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.body.legs import TRY_BITS, Door, Try
+from router.body.legs import ROOM_BITS, BootstrapAddress, TransferAttempt
 from router.engines.adapter import UnrecognizedError
 from router.engines.table import TRANSFERS
 from router.http.reply import RANK_HEADER
@@ -18,8 +18,8 @@ from tests.router.engines.engine_pages import MODELS, engine, recognized
 from tests.router.property_support import patient
 
 ROOMS, MOONCAKE = TRANSFERS["sglang"], TRANSFERS["mooncake"]
-DOOR = Door("10.0.0.1", 8998)
-TRY = Try(4503599627370497, "/v1/completions", True, DOOR)
+DOOR = BootstrapAddress("10.0.0.1", 8998)
+TRY = TransferAttempt(4503599627370497, "/v1/completions", True, DOOR)
 MEET = b'"bootstrap_host":"10.0.0.1","bootstrap_port":8998,"bootstrap_room":%d,'
 
 # Fields as clients write them, each to the byte.
@@ -72,9 +72,9 @@ def test_bodies_are_edited_to_the_byte(seed: int) -> None:
     of = replace(TRY, decode_rank=3)
     assert ROOMS.prefill(body, of).body == b"{%b%b}" % (meet, inside)
     assert ROOMS.decode(body, None, of).body == b'{%b"routed_dp_rank":3,%b}' % (meet, inside)
-    door = replace(DOOR, engine_ids=("e",))
+    bootstrap = replace(DOOR, engine_ids=("e",))
     named = b'"transfer_id":"warmroute-10000000000001"'
-    sent = MOONCAKE.prefill(body, replace(TRY, door=door)).body
+    sent = MOONCAKE.prefill(body, replace(TRY, bootstrap=bootstrap)).body
     params = b'{"do_remote_decode":true,"do_remote_prefill":false,%b}' % named
     names = {name for name, _ in fields}
     new = b"" if names & LIMITS else b'"max_tokens":1,'
@@ -82,7 +82,7 @@ def test_bodies_are_edited_to_the_byte(seed: int) -> None:
     new += b"" if "ignore_eos" in names else b'"ignore_eos":true,'
     edited = [(name, _one_token(name, value)) for name, value in fields]
     assert sent == b"{%b%b}" % (new, written(edited, *blanks))
-    told = MOONCAKE.decode(body, None, replace(TRY, door=door)).body
+    told = MOONCAKE.decode(body, None, replace(TRY, bootstrap=bootstrap)).body
     params = (
         b'{"do_remote_decode":false,"do_remote_prefill":true,%b,'
         b'"remote_bootstrap_addr":"http://10.0.0.1:8998","remote_engine_id":"e"}' % named
@@ -99,12 +99,12 @@ def _one_token(name: str, value: str) -> str:
 
 
 @patient
-@given(number=st.integers(0, 2**TRY_BITS - 1), ranks=st.integers(1, 4096), data=st.data())
+@given(number=st.integers(0, 2**ROOM_BITS - 1), ranks=st.integers(1, 4096), data=st.data())
 def test_a_room_is_its_ranks_and_a_double_can_hold_it(
     number: int, ranks: int, data: st.DataObject
 ) -> None:
     rank = data.draw(st.integers(0, ranks - 1))
-    of = replace(TRY, number=number, door=replace(DOOR, ranks=ranks, rank=rank))
+    of = replace(TRY, number=number, bootstrap=replace(DOOR, ranks=ranks, rank=rank))
     sent, told = (json.loads(leg.body) for leg in (ROOMS.prefill(b"{}", of), both_of(of)))
     room = sent["bootstrap_room"]
     assert room % ranks == rank
@@ -112,12 +112,12 @@ def test_a_room_is_its_ranks_and_a_double_can_hold_it(
     assert told["bootstrap_room"] == room
 
 
-def both_of(of: Try):
+def both_of(of: TransferAttempt):
     return ROOMS.decode(b"{}", None, of)
 
 
 def test_a_rank_that_no_room_tells_is_named() -> None:
-    of = replace(TRY, door=replace(DOOR, ranks=4, rank=2, by_room=False), decode_rank=1)
+    of = replace(TRY, bootstrap=replace(DOOR, ranks=4, rank=2, by_room=False), decode_rank=1)
     sent, told = ROOMS.prefill(b'{"a":1}', of), ROOMS.decode(b'{"a":1}', None, of)
     assert json.loads(sent.body)["routed_dp_rank"] == 2
     assert json.loads(sent.body)["bootstrap_room"] == TRY.number
@@ -126,13 +126,13 @@ def test_a_rank_that_no_room_tells_is_named() -> None:
 
 
 def test_of_several_engines_behind_one_worker_both_legs_name_the_same() -> None:
-    door = replace(DOOR, ranks=3, engine_ids=("e0", "e1", "e2"))
+    bootstrap = replace(DOOR, ranks=3, engine_ids=("e0", "e1", "e2"))
     for number in range(6):
-        of = replace(TRY, number=number, door=door)
+        of = replace(TRY, number=number, bootstrap=bootstrap)
         ((name, rank),) = MOONCAKE.prefill(b"{}", of).headers
         told = json.loads(MOONCAKE.decode(b"{}", None, of).body)["kv_transfer_params"]
         assert (name, told["remote_engine_id"]) == (RANK_HEADER, f"e{int(rank)}")
-    of = replace(TRY, door=replace(door, rank=2))
+    of = replace(TRY, bootstrap=replace(bootstrap, rank=2))
     assert MOONCAKE.prefill(b"{}", of).headers == (), "its worker's rank is named anyhow"
 
 
@@ -152,11 +152,11 @@ async def test_sglang_says_its_role_and_where_it_is_met() -> None:
     one = await recognized(PAGES, ",rank=1")
     facts = one.facts
     assert (facts.role, facts.serves_alone, facts.concurrent) == ("prefill", False, True)
-    assert one.door == Door("127.0.0.1", 9001, ranks=2, rank=1)
+    assert one.bootstrap == BootstrapAddress("127.0.0.1", 9001, ranks=2, rank=1)
     assert facts.group == "sglang 0.5.23 mooncake page 64 fp8_e5m2"
     one = await recognized(PAGES, ",rank=0,bootstrap_port=9002,group=mine")
-    assert one.door is not None
-    assert (one.door.port, one.facts.group) == (9002, "mine")
+    assert one.bootstrap is not None
+    assert (one.bootstrap.port, one.facts.group) == (9002, "mine")
 
 
 @pytest.mark.parametrize(("radix", "keeps"), [(None, False), (False, False), (True, True)])
@@ -200,6 +200,6 @@ async def test_mooncakes_engines_are_asked_for_their_names(pages, names) -> None
                 await recognized(vllm, spec)
             return
         one = await recognized(vllm, spec)
-    assert one.door == Door("127.0.0.1", int(port), ranks=2, engine_ids=names)
+    assert one.bootstrap == BootstrapAddress("127.0.0.1", int(port), ranks=2, engine_ids=names)
     assert (one.facts.group, one.facts.concurrent) == ("vllm 0.33.0 mooncake", True)
     assert one.facts.serves_alone

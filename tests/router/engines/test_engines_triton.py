@@ -9,7 +9,7 @@ import pytest
 
 from engine.wire.events import WireError
 from router.engines.adapter import LoadReader, UnrecognizedError
-from router.engines.triton import loads_in, says_unreadable
+from router.engines.triton import is_unreadable_request, loads_in
 from tests.router.engines.engine_pages import MODELS, Pages, engine, loads_of, recognized
 from tests.router.triton_pages import BACKEND, CORE, FRESH_BACKEND, NEWER, TRITON
 
@@ -94,9 +94,9 @@ async def test_impossible_figures_are_refused(old: str, new: str) -> None:
 )
 def test_a_500_of_its_parser_blames_the_request(error: str) -> None:
     body = b'{"error":"%b"}' % error.encode()
-    assert says_unreadable("triton", 500, body)
-    assert not says_unreadable("triton", 503, body)
-    assert not says_unreadable("vllm", 500, body)
+    assert is_unreadable_request("triton", 500, body)
+    assert not is_unreadable_request("triton", 503, body)
+    assert not is_unreadable_request("vllm", 500, body)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_500_of_its_parser_blames_the_request(error: str) -> None:
     ],
 )
 def test_any_other_500_blames_it(body: bytes) -> None:
-    assert not says_unreadable("triton", 500, body)
+    assert not is_unreadable_request("triton", 500, body)
 
 
 ENSEMBLE = {

@@ -11,7 +11,7 @@ from policies.facts import Failure
 from router.core.contract.actions import Dispatch, Reject
 from router.http.reply import Framing, Outcome, ReplyHead
 from router.kserve.http import ANSWERS
-from router.request.attempts import Sieve, says_absent
+from router.request.missing_path import MissingPathFilter, is_missing_path
 from router.upstream.collected_reply import CollectedReply
 from tests.router.core.core_world import World
 
@@ -43,18 +43,18 @@ NO_RESPONSE = b'{"error":{"message":"Response with id \'r\' not found.","code":4
 def test_only_what_speaks_of_the_path_means_the_path(
     status: int, body: bytes, absent: bool
 ) -> None:
-    assert says_absent(status, body) is absent
+    assert is_missing_path(status, body) is absent
 
 
 @pytest.mark.parametrize("escaped", [False, True])
 def test_a_target_with_escapes_that_is_not_found_says_nothing_of_the_path(escaped: bool) -> None:
     """Triton leaves them as they are, so any client could take a path from all others."""
     client, body = CollectedReply(99), b'{"error":"Not Found"}'
-    sieve = Sieve(client, ANSWERS, escaped)
+    sieve = MissingPathFilter(client, ANSWERS, escaped)
     sieve.head(ReplyHead(404, b"", (), Framing.LENGTH, len(body)))
     sieve.data(body)
     sieve.finish()
-    outcome = sieve.judged(Outcome(started_s=0.0))
+    outcome = sieve.outcome_for_client(Outcome(started_s=0.0))
     assert (outcome.error is None) == escaped == (client.body == body)
 
 

@@ -7,7 +7,7 @@ import pytest
 from policies.facts import Failure
 from router.core.contract.actions import Dispatch, Reject
 from router.fleet.member import Denial
-from router.request.denials import denies_model
+from router.request.refusals import denies_model
 from tests.router.core.core_world import World
 
 VLLM = b'{"error":{"message":"The model `x` does not exist.","type":"NotFoundError","code":404}}'

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.body.scan import ScanLimits, Scanned
-from router.engines.triton import says_busy
+from router.engines.triton import is_triton_queue_full
 from router.engines.triton_inputs import MAX_INPUTS, Roles
 from router.http.errors import ClientError
 from router.kserve.http import (
@@ -191,8 +191,8 @@ def test_paths() -> None:
 def test_a_full_queue_is_no_fault_of_the_client_or_the_worker(
     status: int, error: str, busy: bool
 ) -> None:
-    assert says_busy(status, json.dumps({"error": error}).encode()) == busy
-    assert not says_busy(status, b"Request timeout expired")
+    assert is_triton_queue_full(status, json.dumps({"error": error}).encode()) == busy
+    assert not is_triton_queue_full(status, b"Request timeout expired")
 
 
 def test_errors_of_our_own_get_tritons_form() -> None:
@@ -228,7 +228,7 @@ def test_statistics_are_summed_by_model_and_batch_size() -> None:
 def test_refusals_for_load_begin_as_tritons_do(code: str, words: str, busy: bool) -> None:
     body = tritons_error(json.dumps({"error": {"message": "why", "code": code}}).encode(), INFER)
     assert json.loads(body) == {"error": words}
-    assert says_busy(503, body) == busy
+    assert is_triton_queue_full(503, body) == busy
 
 
 def test_priority_and_timeout_are_read_of_both_forms() -> None:

@@ -16,7 +16,7 @@ from router.http.messages import Answer, Request, Response
 from router.http.reply import Outcome, Timeouts
 from router.migration.metrics import MigrationMetrics
 from router.migration.stream import Migrations
-from router.request.attempts import passed_on
+from router.request.refusals import pass_refusal_on
 from router.upstream.client_reply import ClientReply, upstream_request
 from router.upstream.fallback import Upstream
 from tests.router.relay_support import Script, served, upstreams_to, worker
@@ -63,7 +63,7 @@ class Chain:
                 sent = stream.request(upstream_request(request, body))
                 sending = upstream.send(sent, stream, Timeouts())
                 self.sending = asyncio.ensure_future(sending)
-                outcome = stream.ended(passed_on(await self.sending, stream, arrival.model))
+                outcome = stream.ended(pass_refusal_on(await self.sending, stream, arrival.model))
                 self.outcomes.append(outcome)
                 if not outcome.retryable:
                     return stream.reply

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -57,8 +58,8 @@ class Desk(World):
         number = self.dispatcher.next_request_id()
         ticket.arrive(self.arrival([1, 2], request_id=number, **more))
 
-    def ticket(self) -> Ticket:
-        return Ticket(self.dispatcher)
+    def ticket(self) -> closing[Ticket]:
+        return closing(Ticket(self.dispatcher))
 
     def assert_idle(self) -> None:
         assert self.core.inflight_requests == self.core.held_requests == len(self.core.ledger) == 0
@@ -142,7 +143,7 @@ async def test_held_requests_are_dispatched_or_told_that_their_time_is_over() ->
         action = await ticket.next_action()
         assert isinstance(action, Reject)
         assert (action.status, action.code) == (503, "hold_timeout")
-        assert not ticket.open
+        assert not ticket.is_open
     desk.assert_idle()
 
 

@@ -6,7 +6,8 @@ import pytest
 
 from policies.facts import Finish
 from router.http.reply import Outcome, Usage
-from router.request.request import is_own_hit
+from router.request.settling import is_own_hit, settle
+from router.request.state import AttemptEnd
 from tests.router.crowded import crowd
 
 
@@ -37,11 +38,12 @@ async def test_a_siblings_hit_is_neither_counted_nor_logged_nor_learned_from(
     async with crowd(1) as pool:
         await pool.send(body=b'{"prompt": "a", "n": %d}' % choices)
         request, now_s = pool.requests.pop(), pool.router.dispatcher.clock()
-        request.first_token(now_s)
+        request.ticket.first_token(now_s)
         facts: list[object] = []
         monkeypatch.setattr(pool.router.dispatcher, "tell", facts.append)
         usage = Usage(prompt_tokens=1000, completion_tokens=9, cached_tokens=16)
-        request.ended(Outcome(now_s, 200, None, 99, now_s, now_s, 9, usage), None)
+        end = AttemptEnd(None, Outcome(now_s, 200, None, 99, now_s, now_s, 9, usage))
+        settle(pool.router.service, request, request.attempts[-1], end)
         counts = pool.router.service.metrics.requests
         assert counts.reported_hit_tokens == (told or 0)
         assert counts.reported_prompt_tokens == (0 if told is None else 1000)

@@ -52,7 +52,7 @@ async def ends(router: Router, steps: Steps, path: str, bodies: list[bytes]) -> 
     done = 0
 
     async def read(number: int, body: bytes) -> None:
-        await router.inference.arrival(body, PATHS[path], dict[str, str]().get, KeyTerms())
+        await router.inference.reader.arrival(body, PATHS[path], dict[str, str]().get, KeyTerms())
         ended[number] = done
 
     tasks = [asyncio.create_task(read(*numbered)) for numbered in enumerate(bodies)]
@@ -87,7 +87,7 @@ async def test_a_short_prompt_waits_for_no_long_one(monkeypatch, tmp_path: Path)
         header = dict[str, str]().get
         tasks = [
             asyncio.create_task(
-                router.inference.arrival(body, PATHS[COMPLETIONS], header, KeyTerms())
+                router.inference.reader.arrival(body, PATHS[COMPLETIONS], header, KeyTerms())
             )
             for body in (body_of(COMPLETIONS, 1), b'{"model": "m", "prompt": "hi"}')
         ]

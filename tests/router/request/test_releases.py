@@ -7,7 +7,7 @@ import json
 
 from router.body.legs import Leg
 from router.http.reply import Outcome, Timeouts
-from router.request.attempts import Releases
+from router.request.kept_kv import Releases
 from tests.router.waiting import until
 
 

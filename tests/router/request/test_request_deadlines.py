@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.http.errors import ClientError
-from router.http.reply import Outcome, Timeouts, UpstreamRequest
-from router.request.attempts import ENVOY_HEADER, Deadlines, in_time, late_answer, ran_out
-from router.upstream.client_reply import ClientReply
+from router.http.messages import Request
+from router.http.parser import Fields, Head
+from router.http.reply import Outcome, Timeouts
+from router.request.deadlines import ENVOY_HEADER, Deadlines, in_time, is_late, late_answer
+from router.upstream.client_reply import ClientReply, upstream_request
 
 OWN = "x-request-timeout-ms"
 
@@ -65,15 +67,14 @@ def test_a_longer_prompt_gets_more_time_and_a_whole_answer_its_own() -> None:
 
 
 def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
-    request = UpstreamRequest(
-        "POST",
-        "/x",
-        ((b"X-Request-Timeout-Ms", b"900"), (b"A", b"1"), (ENVOY_HEADER.encode(), b"7")),
-    )
-    sent = Deadlines().passed_on(request, 0.2509)
+    text = b"POST /x HTTP/1.1\r\nX-Request-Timeout-Ms: 900\r\nA: 1\r\n%b: 7\r\n\r\n"
+    head = Head(b"", 0, "POST", "/x", Fields(text % ENVOY_HEADER.encode()), False)
+    http, deadlines = Request(None, head, b""), Deadlines()
+    left = (deadlines.left(0.2509),)
+    sent = upstream_request(http, b"", after=left, hidden=deadlines.names())
     assert sent.headers == ((b"A", b"1"),)
     assert sent.internal_headers == ((OWN.encode(), b"250"),)
-    assert Deadlines().passed_on(request, -1.0).internal_headers == ((OWN.encode(), b"1"),)
+    assert deadlines.left(-1.0) == (OWN.encode(), b"1")
 
 
 @pytest.mark.parametrize("begun_bytes", [0, 7])
@@ -91,7 +92,7 @@ async def test_an_attempt_ends_at_its_deadline_and_what_has_begun_is_cut(begun_b
     clock = asyncio.get_running_loop().time
     outcome = await in_time(never(), reply, clock() + 0.01, clock)
     assert cancelled.is_set()
-    assert ran_out(outcome)
+    assert is_late(outcome)
     assert not outcome.retryable
     assert outcome.bytes_to_client == begun_bytes
     assert cast(Reply, reply).aborted is bool(begun_bytes)
@@ -105,7 +106,7 @@ async def test_an_attempt_within_its_time_is_left_alone() -> None:
 
     clock = asyncio.get_running_loop().time
     outcome = await in_time(well(), client_reply(9), clock() + 60.0, clock)
-    assert (outcome.status, ran_out(outcome)) == (200, False)
+    assert (outcome.status, is_late(outcome)) == (200, False)
 
 
 async def test_a_client_that_leaves_is_no_deadline() -> None:

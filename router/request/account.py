@@ -1,0 +1,233 @@
+"""Whom a request is charged to and what is written down of it: key, quota, trace, record."""
+
+from __future__ import annotations
+
+import re
+from asyncio import CancelledError
+from collections.abc import Sequence
+
+from policies.facts import Arrival
+from router.core.contract.actions import Reject
+from router.fleet.member import Member
+from router.http.errors import ClientError
+from router.http.messages import Answer, Request, Response
+from router.http.reply import Header, Outcome
+from router.keys.key_file import KeyTerms
+from router.keys.key_ring import Key
+from router.keys.quota import Grant
+from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
+from router.request.quotas import tokens_used, too_many
+from router.request.service import ID_HEADER, Service
+
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-|$)")
+_ANYBODY = KeyTerms()
+
+
+class Account:
+    """The account of one request. Lifetime: request."""
+
+    __slots__ = (
+        "_answered_s",
+        "_asked_s",
+        "_began_s",
+        "_grant",
+        "_http",
+        "_key",
+        "_late_status",
+        "_prompt_tokens",
+        "_read_s",
+        "_refused",
+        "_service",
+        "has_id",
+        "id",
+        "lost_outcome",
+        "trace",
+        "traced",
+    )
+
+    def __init__(self, service: Service, http: Request) -> None:
+        self._service = service
+        self._http = http
+        self._began_s = service.clock()
+        self.trace = None if service.tracer is None else service.tracer.begin(http)
+        self.traced = self.trace is not None and self.trace.sampled  # spans are made of it
+        # The logs, and so its client, know the request by this text.
+        self.has_id = service.access is not None or self.traced
+        self.id = service.id_of(http) if self.has_id else ""
+        self._key: Key | None = None
+        self._grant: Grant | None = None  # of a key with limits
+        self._prompt_tokens = 0
+        self._read_s: float | None = None
+        self._asked_s: float | None = None  # of a traced request; None: there is no open question
+        self._answered_s: float | None = None
+        self.lost_outcome: Outcome | None = None  # of the worker that a begun stream left
+        self._refused: tuple[int, str | None] | None = None
+        self._late_status: int | None = None
+
+    @property
+    def terms(self) -> KeyTerms:
+        """The rights of the request's key."""
+        return _ANYBODY if self._key is None else self._key.terms
+
+    def trace_id(self) -> str | None:
+        """32 hexadecimal digits: of our own trace, else of the client's; None: there is none."""
+        if not self.has_id:
+            return None
+        if self.trace is not None:
+            return f"{self.trace.trace_id:032x}"
+        given = self._http.headers.get("traceparent")
+        found = None if given is None else _TRACEPARENT.match(given)
+        return None if found is None else found[1]
+
+    # --- the quota of its key -----------------------------------------------------------------
+
+    def identify(self, key: Key) -> None:
+        """Charge the request to `key`. Raises ClientError(429) if the key may send nothing now."""
+        self._key = key
+        if key.terms.tenant is not None:
+            self._service.counts.arrived(key.terms.tenant)
+        if key.allowance is not None:
+            grant, now_s = Grant(key.allowance), self._service.clock()
+            if (exhausted := grant.begin(now_s)) is not None:
+                raise too_many(exhausted, grant.headers(now_s))
+            self._grant = grant
+        if self.traced:
+            self._read_s = self._service.clock()  # its whole body is here
+
+    def spend(self, prompt_tokens: int) -> None:
+        """Charge the tokens of its prompt. Raises ClientError(429) if they are too many now."""
+        self._prompt_tokens = prompt_tokens
+        if self._grant is not None:
+            now_s = self._service.clock()
+            if (exhausted := self._grant.spend(now_s, prompt_tokens)) is not None:
+                raise too_many(exhausted, self._grant.headers(now_s))
+
+    def used(self, outcome: Outcome) -> None:
+        """Charge what its last worker did."""
+        tenant = self.terms.tenant
+        if tenant is None and self._grant is None:
+            return
+        tokens = tokens_used(outcome, self._prompt_tokens)
+        if tokens is not None:
+            if tenant is not None:
+                self._service.counts.used(tenant, *tokens)
+            if self._grant is not None:
+                self._grant.used(self._service.clock(), *tokens)
+
+    # --- decisions ----------------------------------------------------------------------------
+
+    def asks(self) -> None:
+        """The core is asked for a worker now."""
+        if self.traced:
+            self._asked_s = self._service.clock()
+
+    def asked_s(self) -> float | None:
+        """The time of the core's latest question that led to an attempt; asked once for each."""
+        asked_s = self._asked_s
+        if self.traced:
+            self._asked_s = None
+        return asked_s
+
+    def begins(self, attempt: Attempt) -> None:
+        """An attempt begins: it gets a span of its own, which its worker is the child of."""
+        if self.trace is not None and self.traced:
+            assert self._service.tracer is not None, "a traced request has a tracer"
+            self.trace.told_id = attempt.span_id = self._service.tracer.span_id()
+
+    def goes_to(self, attempt: Attempt, member: Member) -> None:
+        """An attempt goes to this worker."""
+        if self.traced:
+            attempt.address = member.upstream.host, member.upstream.port
+
+    def rejected(self) -> None:
+        """The core has refused it."""
+        if self.traced:
+            self._answered_s = self._service.clock()
+
+    def refused(self, reject: Reject, status: int, *, begun: bool = False) -> None:
+        """Its client got a refusal with `status`; `begun`: in the middle of an answer."""
+        self._refused = status, reject.code
+        if not begun:
+            self._service.counts.refused(self.terms.tenant, reject.code)
+        elif self.lost_outcome is not None:
+            self.used(self.lost_outcome)
+
+    # --- its answer ---------------------------------------------------------------------------
+
+    def headers(self) -> tuple[Header, ...]:
+        """The headers of an answer that tell of the request's id and of its key's quota."""
+        headers: tuple[Header, ...] = ()
+        if self.has_id:
+            headers = ((ID_HEADER.encode(), self.id.encode()),)
+        if self._grant is not None:
+            left = self._grant.headers(self._service.clock())
+            headers = (*headers, *((name.encode(), value.encode()) for name, value in left))
+        return headers
+
+    def answered(self, answer: Answer, attempts: Sequence[Attempt]) -> Answer:
+        """The answer itself; one that the router wrote gets the request's id."""
+        if self.has_id:
+            if attempts and attempts[-1].code == DEADLINE:
+                self._late_status = answer.status
+            if isinstance(answer, Response):
+                answer.headers[ID_HEADER] = self.id
+        return answer
+
+    # --- its end ------------------------------------------------------------------------------
+
+    def close(
+        self,
+        error: BaseException | None,
+        arrival: Arrival | None,
+        attempts: Sequence[Attempt],
+        body: bytes,
+    ) -> None:
+        """Settle the quota and hand the record to the logs. `error` ended the request's handler.
+
+        `arrival`: None if the request never came before the core.
+        """
+        service = self._service
+        if self._grant is not None:
+            self._grant.end(service.clock())
+        if self._key is not None and isinstance(error, ClientError):
+            service.counts.refused(self.terms.tenant, error.code or str(error.status))
+        if self.has_id or (service.request_log is not None and arrival is not None):
+            service.write(self._record(error, arrival, attempts, len(body)))
+
+    def _record(
+        self,
+        error: BaseException | None,
+        arrival: Arrival | None,
+        attempts: Sequence[Attempt],
+        body_bytes: int,
+    ) -> RequestRecord:
+        http = self._http
+        record = RequestRecord(
+            self._began_s,
+            self._service.clock(),
+            arrival,
+            attempts,
+            self.id,
+            self.trace,
+            self.trace_id(),
+            http.remote,
+            self.terms.tenant,
+            http.path,
+            body_bytes,
+            read_s=self._read_s,
+            asked_s=self._asked_s,
+            answered_s=self._answered_s,
+            refused=refusal_of(error) or self._refused,
+            late_status=self._late_status,
+        )
+        if isinstance(error, ClientError):
+            if self.has_id:
+                error.headers = (*error.headers, (ID_HEADER, self.id))
+        elif isinstance(error, (CancelledError, OSError)):
+            record.broke = "client_left"
+            record.written_bytes = http.written_bytes
+        elif error is not None:
+            record.broke = "internal_error"
+            if self.has_id:  # for the log
+                error.add_note(f"request={self.id} trace={record.trace_id or '-'}")
+        return record

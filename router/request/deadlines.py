@@ -1,0 +1,103 @@
+"""Deadlines of requests: when an answer is of no use any more, and what bounds follow from that.
+
+A client's deadline comes in a header of a name of its own or in the one that Envoy sets for the
+services behind it (`x-envoy-expected-rq-timeout-ms`: Envoy 1.31, "Router", HTTP headers to
+upstreams).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, replace
+from typing import Any
+
+from router.http.errors import ClientError
+from router.http.messages import Answer, error_response
+from router.http.reply import Header, Outcome, ReplySink, Timeouts
+from router.record.request_record import DEADLINE
+from router.upstream.client_reply import Reply
+
+ENVOY_HEADER = "x-envoy-expected-rq-timeout-ms"
+_MOST_MS = 86_400_000
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """The configured bounds of a request's time. Lifetime: process, replaced on reload."""
+
+    deadline_header: str = "x-request-timeout-ms"
+    ms_per_token: float = 0.0  # added to the wait for a first byte, per uncached prompt token
+    whole_answer_s: float = 600.0  # the same wait where an answer does not stream
+    total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
+
+    def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
+        """The time when the answer is of no use any more; None: it always is.
+
+        Raises ClientError(400) for a header that is no number of milliseconds.
+        """
+        left_s = [
+            _seconds(name, text)
+            for name in (self.deadline_header, ENVOY_HEADER)
+            if (text := header(name)) is not None
+        ]
+        known_s = [one_s for one_s in (*left_s, self.total_s) if one_s]
+        return now_s + min(known_s) if known_s else None
+
+    def timeouts(self, timeouts: Timeouts, stream: bool, uncached_tokens: int) -> Timeouts:
+        """The bounds of one attempt: a long prompt may take longer to its first byte."""
+        first_s = timeouts.first_byte_s if stream else self.whole_answer_s
+        if first_s == timeouts.first_byte_s and not self.ms_per_token:
+            return timeouts
+        return replace(timeouts, first_byte_s=first_s + uncached_tokens * self.ms_per_token / 1e3)
+
+    def names(self) -> frozenset[bytes]:
+        """The headers of a request that name its deadline, in lower case."""
+        return frozenset((self.deadline_header.encode(), ENVOY_HEADER.encode()))
+
+    def left(self, left_s: float) -> Header:
+        """The header that tells a worker how much of the request's time is left."""
+        return self.deadline_header.encode(), b"%d" % max(int(left_s * 1e3), 1)
+
+
+async def in_time(
+    sending: Coroutine[Any, Any, Outcome],
+    reply: Reply,
+    deadline_s: float,
+    clock: Callable[[], float],
+    sink: ReplySink | None = None,
+) -> Outcome:
+    """The outcome of `sending`, which is cancelled at its deadline.
+
+    An answer that has begun by then is cut off, so that it cannot look whole. `sink`: the filter
+    through which it comes to `reply`, if there is one.
+    """
+    started_s = clock()
+    try:
+        async with asyncio.timeout(deadline_s - started_s):
+            return await sending
+    except TimeoutError:
+        begun_bytes = reply.body_length
+        if begun_bytes:
+            (sink or reply).abort(late=True)
+        error = ClientError(408, "the request's deadline has passed", code=DEADLINE)
+        return Outcome(started_s=started_s, error=error, bytes_to_client=begun_bytes)
+
+
+def is_late(outcome: Outcome) -> bool:
+    """True if its deadline ended an attempt."""
+    return isinstance(outcome.error, ClientError) and outcome.error.code == DEADLINE
+
+
+def late_answer(reply: Reply) -> Answer:
+    """The answer to a client whose deadline has passed: `reply` where that has begun."""
+    if reply.body_length:
+        return reply
+    message = "the request's deadline passed before an answer began"
+    return error_response(504, message, DEADLINE)
+
+
+def _seconds(name: str, text: str) -> float:
+    if not (text.isascii() and text.isdecimal() and len(text) <= 12 and int(text) <= _MOST_MS):
+        raise ClientError(400, f"{name} must be milliseconds, 0..{_MOST_MS}; 0: no deadline", name)
+    return int(text) / 1e3

@@ -1,0 +1,100 @@
+"""KV that a worker keeps for the second leg of a request, and gives back if nobody reads it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from router.body.legs import RELEASE, Leg
+from router.fleet.member import Member
+from router.http.reply import Sends, Timeouts, UpstreamRequest
+from router.upstream.collected_reply import CollectedReply
+
+_ANSWER_BYTES = 1 << 16  # of the answer to a release
+_RELEASES_AT_ONCE = 32  # to one worker
+_MOST_RELEASES = 16_384  # of one worker; the KV of more is kept as long as its worker keeps it
+_RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itself
+
+
+class Releases:
+    """Sends workers the releases of KV that nobody will read, a few calls at a time.
+
+    After a failed call the worker frees the KV when its lease ends. Lifetime: process.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: dict[Sends, deque[tuple[Leg, Timeouts]]] = {}  # by worker
+        self._tasks: dict[Sends, set[asyncio.Task[None] | None]] = {}
+
+    def add(self, upstream: Sends, leg: Leg, timeouts: Timeouts) -> None:
+        """Send a worker this release soon."""
+        waiting = self._waiting.setdefault(upstream, deque(maxlen=_MOST_RELEASES))
+        waiting.append((leg, replace(timeouts, first_byte_s=_RELEASE_S)))
+        tasks = self._tasks.setdefault(upstream, set())
+        if len(tasks) < _RELEASES_AT_ONCE:
+            tasks.add(asyncio.create_task(self._send(upstream, waiting)))
+
+    async def _send(self, upstream: Sends, waiting: deque[tuple[Leg, Timeouts]]) -> None:
+        try:
+            while waiting:
+                leg, timeouts = waiting.popleft()
+                headers = ((b"Content-Type", b"application/json"),)
+                sent = UpstreamRequest("POST", RELEASE, headers, leg.body)
+                await upstream.send(sent, CollectedReply(_ANSWER_BYTES), timeouts)
+        finally:  # in the turn that found nothing more: the next release gets a task of its own
+            self._tasks[upstream].discard(asyncio.current_task())
+            if not self._tasks[upstream]:
+                del self._tasks[upstream], self._waiting[upstream]
+
+
+class KeptKv:
+    """The KV that the first leg of one request left at its worker; a context manager.
+
+    Leaving it releases KV that no second leg has read. Lifetime: request.
+    """
+
+    __slots__ = ("_release", "_releases", "_timeouts", "_upstream", "second_leg")
+
+    def __init__(self, releases: Releases) -> None:
+        # Makes the second leg from the client's body; None: there is no KV to read.
+        self.second_leg: Callable[[bytes], Leg] | None = None
+        self._release: Leg | None = None  # None: the worker keeps nothing, or frees it by itself
+        self._upstream: Sends
+        self._timeouts: Timeouts
+        self._releases = releases
+
+    def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
+        """A first leg was sent: its worker may keep KV whether or not its answer is read.
+
+        Nobody will read the KV of an earlier first leg. `unread`: releases the new one.
+        """
+        self._give_back()
+        self._upstream, self._timeouts = member.upstream, timeouts
+        self._release = unread
+
+    def kept(self, second_leg: Callable[[bytes], Leg], release: Leg | None) -> None:
+        """The answer to the first leg names the KV."""
+        self.second_leg, self._release = second_leg, release
+
+    def failed(self, *, may_be_kept: bool) -> None:
+        """No second leg follows; `may_be_kept`: the worker may have KV all the same."""
+        if not may_be_kept:
+            self._release = None
+        self._give_back()
+
+    def read(self) -> None:
+        """The second leg answers: it has read the KV, or has done without."""
+        self._release = None
+
+    def __enter__(self) -> KeptKv:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._give_back()
+
+    def _give_back(self) -> None:
+        release, self._release = self._release, None
+        if release is not None:
+            self._releases.add(self._upstream, release, self._timeouts)

@@ -1,0 +1,210 @@
+"""Sends one leg of a request to one worker, and relays the answer to its client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from urllib.parse import urlsplit
+
+from kvkernels import AnswerDue
+from router.body.legs import PREFILLER, Leg, Transfer
+from router.body.paths import Path
+from router.body.scan import LONG_BYTES
+from router.engines.table import TRANSFERS
+from router.engines.triton import is_unreadable_request
+from router.fleet.member import Member
+from router.http.reply import Header, Outcome, ReplySink, Timeouts, UpstreamRequest
+from router.record.request_record import Attempt
+from router.request.deadlines import Deadlines, in_time
+from router.request.missing_path import MissingPathFilter
+from router.request.quotas import tenant_header
+from router.request.refusals import (
+    is_queue_full,
+    pass_refusal_on,
+    queue_full,
+    says_model_is_missing,
+)
+from router.request.service import ID_HEADER, Service
+from router.request.settling import settle_sidecar
+from router.request.state import AttemptEnd, RequestState
+from router.request.token_ids import with_token_ids
+from router.upstream.client_reply import KEY_HEADERS, Reply, upstream_request
+
+_UNCHANGED_EVERY = 64  # requests: one is sent as text where ids are forwarded, to be checked
+_NO_NAMES = frozenset[bytes]()
+_NO_HEADERS: tuple[Header, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptTerms:
+    """Bounds and times of the attempts at a request. Lifetime: process, replaced on reload."""
+
+    timeouts: Timeouts
+    client_buffer_bytes: int
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    tenant_header: str = "x-tenant"  # tells workers the tenant of a request
+    forward_token_ids: bool = False  # workers that take ids get them instead of text
+    transfers: Mapping[str, Transfer] = field(default_factory=lambda: TRANSFERS)  # by kind
+
+
+class LegSender:
+    """Sends legs of requests. Lifetime: process."""
+
+    def __init__(
+        self,
+        service: Service,
+        terms: AttemptTerms,
+        keep_authorization: bool,
+        clock: Callable[[], float],
+    ) -> None:
+        """`keep_authorization`: False where clients' keys are this router's own business.
+
+        `clock`: seconds, as deadlines are given in.
+        """
+        self._service = service
+        self._clock = clock
+        self._keys = _NO_NAMES if keep_authorization else frozenset(KEY_HEADERS)
+        self.renew(terms)
+
+    def renew(self, terms: AttemptTerms) -> None:
+        """Send by these terms from now on."""
+        self.terms = terms
+        self._hidden = self._keys | {terms.tenant_header.encode()}
+
+    def request(
+        self,
+        state: RequestState,
+        leg: Leg,
+        attempt: Attempt,
+        member: Member,
+        due: AnswerDue | None = None,
+    ) -> UpstreamRequest:
+        """The request that a worker is sent: the client's headers, ours, and those of its leg.
+
+        `due`: the form that its answer must have, if it goes to the client.
+        """
+        terms, arrival = self.terms, state.arrival
+        hidden, before, after = self._hidden, _NO_HEADERS, _NO_HEADERS
+        if attempt.leg != "both":
+            before = (*self._leg_headers(state), *leg.headers)
+        if arrival.tenant is not None:
+            after = (tenant_header(terms.tenant_header, arrival.tenant),)
+        if arrival.deadline_s is not None:
+            hidden |= terms.deadlines.names()
+            after = (*after, terms.deadlines.left(arrival.deadline_s - self._clock()))
+        return upstream_request(
+            state.http,
+            leg.body,
+            before,
+            after,
+            hidden=hidden,
+            rank=member.rank,
+            trace=state.account.trace,
+            due=due,
+        )
+
+    def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
+        """The id by which both workers of a request know it, unless its client gave one; and for a
+        sidecar the address of the worker that prefills.
+        """
+        headers = _NO_HEADERS
+        if state.sidecar_prefill is not None:
+            member = self._service.fleet.members.get(state.sidecar_prefill.worker_id)
+            if member is not None:  # else the worker that decodes does all of it
+                headers = ((PREFILLER, urlsplit(member.spec.url).netloc.encode()),)
+        if state.http.headers.get(ID_HEADER) is not None:
+            return headers
+        number = state.account.id or f"warmroute-{state.arrival.request_id}"
+        return (*headers, (ID_HEADER.encode(), number.encode()))
+
+    async def answer(
+        self,
+        state: RequestState,
+        leg: Leg,
+        attempt: Attempt,
+        member: Member,
+        reply: Reply,
+        on_begun: Callable[[float], None] | None = None,
+    ) -> AttemptEnd:
+        """Send the leg whose answer the client gets. `on_begun` is called at its first byte."""
+        arrival, stream, terms = state.arrival, state.stream, self.terms
+        text = leg.body
+        if terms.forward_token_ids and state.path.reads == "openai" and on_begun is None:
+            leg = replace(leg, body=await _body_for(member, state, text))
+        sent = self.request(state, leg, attempt, member, state.path.due(arrival.max_output_tokens))
+        sink: ReplySink = stream or reply
+        filtered = None
+        if arrival.needs is not None:
+            sent, filtered = _filtered(sent, state.path, arrival.model, sink)
+            sink = filtered
+        streams = arrival.stream
+        prefilled = None
+        if state.sidecar_prefill is not None:
+            prefilled = partial(settle_sidecar, self._service, state)
+        sending = state.carrier.upstream(member, attempt, prefilled).send(
+            sent if stream is None else stream.request(sent),
+            sink,
+            terms.deadlines.timeouts(terms.timeouts, streams, attempt.uncached_tokens),
+            on_begun or (state.ticket.first_token if streams else None),
+            state.ticket.progress if streams else None,
+        )
+        if arrival.deadline_s is not None:
+            # What moves says nothing of an abort before it has ended: its client's reply is cut.
+            cut, through = (reply, filtered) if stream is None else (stream.reply, None)
+            sending = in_time(sending, cut, arrival.deadline_s, self._clock, through)
+        outcome = pass_refusal_on(await sending, sink, arrival.model)
+        if stream is not None:
+            outcome = stream.ended(outcome)
+        if filtered is not None:
+            outcome = filtered.outcome_for_client(outcome)
+        if outcome.held is not None and stream is None and not says_model_is_missing(outcome):
+            outcome, is_final = _judged(outcome, member, reply)
+            if is_final:
+                return AttemptEnd(reply, outcome)
+        as_sent = filtered is None and leg.body is text and bool(state.prompt.encoded)
+        shown, rest = reply, None
+        if stream is not None:
+            shown, rest = stream.reply, stream.rest() if outcome.resumable else None
+        exact = state.prompt.tokens if as_sent else None
+        return AttemptEnd(shown, outcome, prompt_tokens=exact, rest=rest)
+
+
+def _filtered(
+    sent: UpstreamRequest, path: Path, model: str, sink: ReplySink
+) -> tuple[UpstreamRequest, MissingPathFilter]:
+    """A request on a path that not every engine has, and the filter before its `sink`."""
+    answers = path.answers
+    sent = replace(sent, mark=path.mark, keeps_ends=answers is not None)
+    escaped = "%" in sent.target.partition("?")[0]
+    return sent, MissingPathFilter(sink, answers, escaped, model)
+
+
+def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
+    """(The outcome of a refusal that was kept, True if nothing else is to be read of it)."""
+    held = outcome.held
+    assert held is not None, "it was kept"
+    if is_queue_full(held.head.status, held.body):
+        return replace(outcome, error=queue_full()), True
+    if is_unreadable_request(member.kind, held.head.status, held.body):
+        held.deliver(reply)  # no other worker could read it either
+        return replace(outcome, error=None, held=None), True
+    return outcome, False
+
+
+async def edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:
+    """The leg that `edit` makes of a body; a long one is edited beside the event loop."""
+    return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
+
+
+async def _body_for(member: Member, state: RequestState, body: bytes) -> bytes:
+    """The body that this worker is sent: `body`, or one with token ids instead of the text."""
+    if state.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
+        return body
+    if (kind := member.kind) is None:  # not known yet
+        return body
+    what = (body, state.http.path, kind, state.prompt.encoded)
+    if len(body) < LONG_BYTES:
+        return with_token_ids(*what)
+    return await asyncio.to_thread(with_token_ids, *what)

@@ -1,0 +1,215 @@
+"""Reads a request: what it asks for, as the core takes it, and the body that its worker gets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+
+import msgspec
+
+from policies.facts import Arrival
+from router.body.json_edit import with_last_field
+from router.body.legs import check_no_override, splits
+from router.body.paths import OTHER, Path
+from router.body.scan import LONG_BYTES, ScanLimits, Scanned
+from router.http.errors import ClientError
+from router.http.messages import Request
+from router.keys.key_file import KeyTerms
+from router.record.explain import EXPLAIN_HEADER, Asked
+from router.request.deadlines import Deadlines
+from router.request.dialect import Target
+from router.request.in_turn import let_others_run
+from router.request.prompts import Plain, Prompt, PromptReader
+from router.request.quotas import check_model, priority_within, salt_of
+from router.request.service import Service
+from router.request.state import ReadRequest
+
+_CODING = "content-encoding"
+_PLAIN = frozenset({b"", b"identity"})
+_ASKED: Mapping[str | None, Asked] = MappingProxyType({"1": "short", "full": "full"})
+
+Header = Callable[[str], str | None]  # the value of a request's header, by its name
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceTerms:
+    """Bounds of reading inference requests. Lifetime: process, replaced on reload."""
+
+    scan: ScanLimits
+    session_header: str
+    explain: bool  # clients may ask for the reasons of a decision
+    explain_every: int = 0  # every n-th request is explained in full for the operator; 0: none
+    deadlines: Deadlines = field(default_factory=Deadlines)
+    isolate: bool = False  # tenants share no blocks
+
+
+class RequestReader:
+    """Reads inference requests. Lifetime: process."""
+
+    def __init__(self, service: Service, prompts: PromptReader, terms: InferenceTerms) -> None:
+        self._service = service
+        self._prompts = prompts
+        self.terms = terms
+
+    async def read(
+        self, http: Request, path: Path, key: KeyTerms, target: Target | None = None
+    ) -> ReadRequest:
+        """The request, read and understood. `target`: the inference that a dialect's path names.
+
+        Raises ClientError: 400 for a body that cannot be read, 403 for a right that the key has
+        not got, 413 and 415 for a body in a wrong form, 429 while too many requests are read.
+        """
+        header, terms, service = http.headers.get, self.terms, self._service
+        deadline_s = terms.deadlines.deadline_s(header, service.clock())
+        if path is not OTHER and target is None and header(_CODING) is not None:
+            _refuse_codings(http)
+        body = http.body
+        named = http.query.get("model") if path is OTHER else None
+        arrival, prompt, salt = await self.arrival(body, path, header, key, named, target)
+        if salt is not None and path.salt is not None:
+            body = with_last_field(body, path.salt, msgspec.json.encode(salt))
+        may_split = service.splits(arrival.model) and await _may_split(http, body, path, arrival)
+        if deadline_s is not None or may_split:
+            arrival = replace(arrival, deadline_s=deadline_s, splits=may_split)
+        return ReadRequest(body, path, arrival, prompt, self._asked(header, arrival.request_id))
+
+    def _asked(self, header: Header, request_id: int) -> Asked:
+        """The reader of the decision's reasons: the client, the operator (of every n-th request),
+        or nobody.
+        """
+        terms = self.terms
+        if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:
+            return asked
+        every = terms.explain_every
+        return "sampled" if every and request_id % every == 0 else "no"
+
+    async def arrival(
+        self,
+        body: bytes,
+        path: Path,
+        header: Header,
+        key: KeyTerms,
+        named: str | None = None,
+        target: Target | None = None,
+    ) -> tuple[Arrival, Prompt, str | None]:
+        """(The request as the core takes it, its prompt, a cache salt that its worker must get).
+
+        `named`: the model of a request whose body names none. Raises ClientError as `read` does.
+        """
+        terms, turn = self.terms, self._prompts.next_turn()
+        scanned = await self._scan(body, path, header, target, turn)
+        model = scanned.model or named or self._only_model()
+        if model:
+            check_model(key, model)
+        priority = priority_within(key, scanned.priority)
+        salt = salt_of(key, scanned.cache_salt, terms.isolate) if path.computes else None
+        new_salt = None if salt == scanned.cache_salt else salt
+        if new_salt is not None:
+            if path.salt is None:
+                why = f"{path.path or 'this path'} cannot keep tenants' caches apart"
+                raise ClientError(403, why, code="path_not_isolated")
+            scanned = replace(scanned, cache_salt=new_salt)
+        prompt = await self._prompt(scanned, model, len(body), turn)
+        session = header(terms.session_header) or scanned.session
+        if session is not None and len(session) > terms.scan.max_key_chars:
+            raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
+        if not path.computes:
+            session = None  # it says nothing of what its session computes next
+        arrival = self._arrival_of(scanned, prompt, model, session, key, priority, path.needs)
+        return arrival, prompt, new_salt
+
+    async def _scan(
+        self, body: bytes, path: Path, header: Header, target: Target | None, turn: int
+    ) -> Scanned | Plain:
+        limits = self.terms.scan
+        if target is None:
+            return await self._prompts.scan(body, path, limits, turn=turn)
+        base, adapter = self._service.identity(target.model)
+        alone = adapter is None and base != target.model
+        shape = target.scanner(header, target.model if alone else None)
+        return await self._prompts.scan(body, path, limits, shape, turn)
+
+    async def _prompt(
+        self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int
+    ) -> Prompt:
+        """The prompt, with a chain for each block size that the model's workers have by then."""
+        service = self._service
+        while True:
+            sizes = service.block_sizes(model)
+            base, adapter = service.identity(model)
+            prompt = await self._prompts.read(
+                scanned, base, sizes, adapter, body_bytes=body_bytes, turn=turn
+            )
+            await let_others_run()
+            if service.block_sizes(model) <= sizes:
+                return prompt  # else a worker with blocks of another size joined meanwhile
+
+    def _arrival_of(
+        self,
+        scanned: Scanned | Plain,
+        prompt: Prompt,
+        model: str,
+        session: str | None,
+        key: KeyTerms,
+        priority: int,
+        needs: str | None,
+    ) -> Arrival:
+        service, only, hold_s = self._service, None, None
+        if not isinstance(scanned, Plain):
+            hold_s = scanned.hold_s
+            if scanned.sequence is not None:  # a part of it may have a worker already
+                of = model, key.tenant, scanned.sequence
+                only = service.sequences.worker_of(*of)
+        return Arrival(
+            now_s=service.clock(),
+            request_id=service.next_request_id(),
+            model=model,
+            prompt_tokens=prompt.tokens,
+            chains=prompt.chains,
+            approximate=prompt.approximate,
+            max_output_tokens=scanned.max_output_tokens,
+            session=session,
+            tenant=key.tenant,
+            priority=priority,
+            weight=key.weight,
+            stream=scanned.stream,
+            longest_prompt_tokens=prompt.longest_tokens,
+            needs=needs,
+            only=only,
+            hold_s=hold_s,
+        )
+
+    def _only_model(self) -> str:
+        """The model of a request that names none: the only one served; "" while none is known,
+        which the core answers. Raises ClientError(400) if there are several.
+        """
+        models = self._service.models()
+        if len(models) > 1:
+            why = f"`model` is missing; this router serves: {', '.join(models)}"
+            raise ClientError(400, why, "model", "missing_model")
+        return models[0] if models else ""
+
+
+def _refuse_codings(request: Request) -> None:
+    """Raises ClientError(415) for a Content-Encoding other than `identity`."""
+    wanted = _CODING.encode()
+    values = (value for name, value in request.fields if name.lower() == wanted)
+    if any(part.strip().lower() not in _PLAIN for value in values for part in value.split(b",")):
+        raise ClientError(
+            415,
+            "compressed bodies are not read here; send it without Content-Encoding",
+            _CODING,
+            "unsupported_content_encoding",
+            (("Accept-Encoding", "identity"),),
+        )
+
+
+async def _may_split(http: Request, body: bytes, path: Path, arrival: Arrival) -> bool:
+    """True if one worker may prefill the request and another one decode it. Raises ClientError."""
+    check_no_override(http.fields)
+    long = len(body) >= LONG_BYTES
+    may = await asyncio.to_thread(splits, body, path) if long else splits(body, path)
+    # Of several prompts engines hand over the KV of the first one only.
+    return may and arrival.longest_prompt_tokens in (None, arrival.prompt_tokens)

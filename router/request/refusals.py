@@ -1,0 +1,130 @@
+"""A worker's refusal of a request: the model is missing there, or its queue is full.
+
+Engines word a missing model, or LoRA adapter, in their own ways: vLLM and OpenAI "The model `x`
+does not exist.", SGLang "The following requested LoRA adapters are not loaded: ['x']", Triton
+"Request for unknown model: 'x' is not found", Dynamo "Model not found". Refusals that a client can
+cause at a worker that has the model, such as a wrong version of it, are none of these.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import msgspec
+
+from router.engines.triton import is_triton_queue_full
+from router.http.errors import WorkerError
+from router.http.reply import Outcome, ReplySink
+from router.upstream.collected_reply import CollectedReply
+
+_READ_BYTES = 16_384  # a longer refusal is not looked at
+_CODE = "model_not_found"  # OpenAI's
+_WHAT = re.compile(r"\b(?:models?|lora|adapters?)\b", re.IGNORECASE)
+_GONE = re.compile(
+    r"does(?: not|n't) exist|\bnot (?:be )?found|\bunknown model|\bnot loaded|no such model|"
+    r"\bhas no available versions|\bnot served\b",
+    re.IGNORECASE,
+)
+_VERSION = re.compile(r"\bversion \S+ is not", re.IGNORECASE)
+
+
+class _ErrorBody(msgspec.Struct):
+    message: str = ""
+    code: str | int | None = None
+
+
+class _RefusalBody(msgspec.Struct):
+    error: _ErrorBody | str | None = None
+    message: str | None = None
+    detail: msgspec.Raw = msgspec.Raw(b"null")
+    code: str | int | None = None
+
+
+_REFUSAL = msgspec.json.Decoder(_RefusalBody)
+_TEXT = msgspec.json.Decoder(str)
+
+
+def denies_model(status: int, body: bytes, model: str) -> bool:
+    """True if an answer of 404, or of 400, means that the worker has not got `model`."""
+    if status not in (400, 404) or not body or len(body) > _READ_BYTES:
+        return False
+    try:
+        refusal = _REFUSAL.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+    message, code = _text_of(refusal)
+    if code == _CODE:
+        return True
+    if not (_WHAT.search(message) and _GONE.search(message)) or _VERSION.search(message):
+        return False
+    named = re.search(rf"(?<![\w/-]){re.escape(model)}(?![\w/-])", message) is not None
+    return named or (status == 404 and len(message) <= len("Model not found."))
+
+
+def _text_of(refusal: _RefusalBody) -> tuple[str, str | int | None]:
+    """(The text of a refusal, its code)."""
+    error = refusal.error
+    if isinstance(error, _ErrorBody):
+        return error.message, error.code
+    if isinstance(error, str):  # Triton's
+        return error, refusal.code
+    if refusal.message is not None:
+        return refusal.message, refusal.code
+    try:
+        return _TEXT.decode(refusal.detail), None
+    except msgspec.DecodeError:
+        return "", None
+
+
+_FULL_BYTES = 4_096  # a longer error of a worker is not looked at
+# Engines' words in JSON for a lack of room (SGLang: "The request queue is full."; TGI: "Model is
+# overloaded"; llama.cpp: "no slot available"; Dynamo: "All workers are busy").
+_FULL = re.compile(
+    rb"queue (?:is )?full|overloaded|too many requests|rate limit|no slots? |(?:is|are) busy", re.I
+)
+
+
+def is_queue_full(status: int, body: bytes) -> bool:
+    """True if an error without a time to come back means that the worker has no room."""
+    if status == 503 and len(body) <= _FULL_BYTES and body.lstrip()[:1] == b"{":
+        return _FULL.search(body) is not None or is_triton_queue_full(status, body)
+    return is_triton_queue_full(status, body)
+
+
+def queue_full() -> WorkerError:
+    """The error of a worker whose queue is full."""
+    return WorkerError("busy", "its queue is full", 0.0)
+
+
+def model_missing() -> WorkerError:
+    """The error of a worker that has not got the request's model."""
+    return WorkerError("no_model", "the worker says that it has not got the model")
+
+
+def says_model_is_missing(outcome: Outcome) -> bool:
+    """True if the worker refused the request because it has not got the model."""
+    return isinstance(outcome.error, WorkerError) and outcome.error.kind == "no_model"
+
+
+def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
+    """The outcome of a dispatch whose refusal, if any, the relay kept in `outcome.held`.
+
+    A refusal because of the model becomes the worker's error; any other one goes to `sink`.
+    """
+    held = outcome.held
+    if outcome.error is not None or held is None:
+        return outcome
+    if denies_model(held.head.status, held.body, model):
+        return replace(outcome, error=model_missing())
+    held.deliver(sink)
+    return replace(outcome, held=None, bytes_to_client=len(held.body))
+
+
+def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
+    """As `pass_refusal_on`, for a prefill: the relay's thread keeps refusals in `collected`."""
+    outcome = pass_refusal_on(outcome, collected, model)
+    refusal = None if outcome.error is not None or outcome.answers else collected.held
+    if refusal is not None and denies_model(refusal.head.status, refusal.body, model):
+        return replace(outcome, error=model_missing(), held=refusal)
+    return outcome

@@ -1,0 +1,229 @@
+"""The end of an attempt: the core, the fleet, the metrics and the account hear of it, once each."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import replace
+from enum import Enum
+from typing import Literal
+
+from policies.facts import Role
+from router.core.placement.retries import NO_MODEL
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Outcome, Usage
+from router.record.logs import about
+from router.record.request_record import Attempt
+from router.request.service import Service
+from router.request.state import AttemptEnd, RequestState
+
+# vLLM (`sampling_params.py`) and SGLang compute a prompt whole, whatever is cached, if a request
+# asks for the prompt's log probabilities. Words found in the prompt's text do no harm.
+_COMPUTED_WHOLE = (b"prompt_logprobs", b"logprob_start_len", b'"echo"')
+# A request for several answers. Found in a tool's schema, too: then one figure is left out.
+_SEVERAL = re.compile(rb'"(?:n|best_of)"[ \t\r\n]*:[ \t\r\n]*(?:[2-9]|1[0-9])')
+_NOT_ITS_HEALTH = ("busy", "out_of_files", "moved", "no_model")  # kinds of a worker's error
+
+log = logging.getLogger(__name__)
+
+
+class Next(Enum):
+    """The step after an attempt."""
+
+    AGAIN = "the core is asked for another worker"
+    OVER = "the client has its answer"
+
+
+def settle(service: Service, state: RequestState, attempt: Attempt, end: AttemptEnd) -> Next:
+    """Settle one attempt: release its charge in the core, count it, and say what follows."""
+    outcome = end.outcome
+    if outcome is None:  # the worker was removed after it was chosen
+        state.account.asks()
+        state.ticket.fail("busy", retry=True, reason="worker removed", leg=end.faulty_leg)
+        return Next.AGAIN
+    if end.handed_over:
+        _prefill_served(service, state, attempt, outcome)
+        return Next.AGAIN
+    if end.faulty_leg == "prefill" and state.prefill is not None:
+        attempt.ended_s = service.clock()
+        attempt = state.prefill
+    _complete_usage(service, state, attempt, outcome)
+    if outcome.error is None and outcome.answers:
+        settle_sidecar(service, state)
+    now_s = service.clock()
+    service.metrics.requests.ended(state.arrival, attempt.worker_id, outcome, now_s)
+    attempt.end(outcome, now_s)
+    _compare_tokens(service, state, outcome, end.prompt_tokens)
+    if outcome.resumable:
+        state.account.lost_outcome = outcome
+    if outcome.error is None:
+        _answered(service, state, attempt.worker_id, outcome)
+        follows = False
+    else:
+        follows = _failed(service, state, attempt.worker_id, outcome, end)
+    if follows:
+        state.account.asks()
+        return Next.AGAIN
+    state.account.used(outcome)
+    return Next.OVER
+
+
+def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> None:
+    """Settle the prefill of two legs that began at once, while the other leg answers."""
+    attempt = state.prefill
+    assert attempt is not None, "of two legs"
+    error = outcome.error
+    if error is None and outcome.answers:
+        _prefill_served(service, state, attempt, outcome, waits=False)
+        return
+    now_s = service.clock()
+    service.metrics.requests.ended(state.arrival, attempt.worker_id, outcome, now_s)
+    attempt.end(outcome, now_s)
+    kind = error.kind if isinstance(error, WorkerError) else f"status {outcome.status}"
+    line = "request %d: worker %d failed (%s) when its KV had been fetched"
+    log.warning(line, attempt.request_id, attempt.worker_id, kind, extra=_who(state))
+    blame, busy_s = _blame(error), error.busy_s if isinstance(error, WorkerError) else None
+    state.ticket.fail(blame, retry=False, reason=kind, leg="prefill", busy_s=busy_s)
+
+
+def settle_sidecar(service: Service, state: RequestState) -> None:
+    """Settle the prefill that a sidecar sent, if one did: it is over once the answer begins."""
+    attempt, state.sidecar_prefill = state.sidecar_prefill, None
+    if attempt is not None:
+        now_s = service.clock()
+        attempt.end(Outcome(attempt.sent_s, status=200, first_byte_s=now_s), now_s)
+        state.ticket.prefilled(None, waits=False)
+
+
+def is_own_hit(body: bytes, leg: Role) -> bool:
+    """True if `cached_tokens` of an answer to `body` counts what its worker's cache held of it.
+
+    Of several answers vLLM (0.32) reports what a later one found, the prompt that the first had
+    just computed. A worker that decodes what another one prefilled reports that worker's hit.
+    """
+    if leg == "decode":
+        return False
+    asks = b'"n"' in body or b'"best_of"' in body  # a tenth of the time of the expression
+    return not (asks and _SEVERAL.search(body))
+
+
+def _prefill_served(
+    service: Service, state: RequestState, attempt: Attempt, outcome: Outcome, waits: bool = True
+) -> None:
+    """A worker has prefilled the request for another one. `waits`: as of `Ticket.prefilled`."""
+    now_s = service.clock()
+    service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
+    attempt.end(outcome, now_s)
+    if waits:
+        state.account.asks()
+    usage = outcome.usage
+    state.ticket.prefilled(None if usage is None else usage.cached_tokens, waits=waits)
+
+
+def _answered(service: Service, state: RequestState, worker_id: int, outcome: Outcome) -> None:
+    """Tell the core that the worker has answered, be it with a refusal (4xx)."""
+    usage = outcome.usage or Usage(completion_tokens=outcome.events or None)
+    if service.fleet.denials and outcome.answers:
+        service.fleet.has_model(worker_id, state.arrival.model)
+    cached_tokens = _cached_tokens(state.body, usage)
+    counts = usage.prompt_tokens, cached_tokens, usage.completion_tokens
+    state.ticket.finish(*counts, refused=not outcome.answers)
+
+
+def _failed(
+    service: Service, state: RequestState, worker_id: int, outcome: Outcome, end: AttemptEnd
+) -> bool:
+    """Tell the core that the attempt has failed; True if another one follows."""
+    error, retry, ticket = outcome.error, outcome.retryable, state.ticket
+    if isinstance(error, ClientError):
+        ticket.fail("client", retry=False, reason="client left")
+        return False
+    assert error is not None, "it failed"
+    if error.kind == "absent":
+        service.fleet.lacks(worker_id, state.arrival.needs)
+        ticket.fail("busy", retry=retry, reason="absent")
+        return retry
+    rest = end.rest
+    if retry and (changed := state.carrier.rest(state.arrival)) is not None:
+        rest = changed
+    if error.kind == NO_MODEL:
+        service.fleet.denied(worker_id, state.arrival.model)
+    else:
+        _log_failure(state, worker_id, error, retry)
+    ticket.fail(
+        _blame(error),
+        retry=retry,
+        reason=error.kind,
+        rest=rest,
+        leg=end.faulty_leg,
+        busy_s=error.busy_s,
+    )
+    return retry
+
+
+def _log_failure(state: RequestState, worker_id: int, error: WorkerError, retry: bool) -> None:
+    request_id = state.arrival.request_id
+    if error.busy_s is not None:
+        return  # the core logs it once, and not for each request
+    if error.kind == "out_of_files":
+        line = "request %d: not sent to worker %d, no more files may be open here: %s"
+        log.error(line, request_id, worker_id, error.message, extra=_who(state))
+        return
+    follows = "; asking for another worker" if retry else ""
+    what = (request_id, worker_id, error.kind, error.message, follows)
+    log.warning("request %d: worker %d failed (%s): %s%s", *what, extra=_who(state))
+
+
+def _who(state: RequestState) -> dict[str, str]:
+    """The ids by which a log line names a request."""
+    return about(state.account.id, state.account.trace_id() or "")
+
+
+def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]:
+    """ "worker" if an error speaks of its worker's health, else "busy"."""
+    healthy = not isinstance(error, WorkerError) or error.kind in _NOT_ITS_HEALTH
+    return "busy" if healthy else "worker"
+
+
+def _complete_usage(
+    service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
+) -> None:
+    """Fill in the token counts of an answer; drop a hit that is not its worker's own."""
+    if outcome.kept:
+        outcome.usage = _usage_of_kept(service, state, attempt, outcome) or outcome.usage
+        outcome.kept = b""  # else its text would live as long as its attempt is remembered
+    usage = outcome.usage
+    reports_hit = usage is not None and usage.cached_tokens is not None
+    if usage is not None and reports_hit and not is_own_hit(state.body, attempt.leg):
+        outcome.usage = replace(usage, cached_tokens=None)
+
+
+def _usage_of_kept(
+    service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
+) -> Usage | None:
+    """The token counts of an answer of another protocol than OpenAI's; None: it is OpenAI's."""
+    if (answers := state.path.answers) is None:
+        return None
+    member = service.fleet.members.get(attempt.worker_id)
+    known = None if member is None else member.recognized
+    size = None if known is None else known.kv_block_tokens
+    return answers.usage(outcome.kept, outcome.events, size)
+
+
+def _compare_tokens(
+    service: Service, state: RequestState, outcome: Outcome, own_tokens: int | None
+) -> None:
+    """Compare our count of the prompt's tokens with the worker's."""
+    check, usage = service.check, outcome.usage
+    if check is None or own_tokens is None or usage is None or outcome.error is not None:
+        return
+    if usage.prompt_tokens is not None:
+        check.counted(state.arrival.model, own_tokens, usage.prompt_tokens)
+
+
+def _cached_tokens(body: bytes, usage: Usage) -> int | None:
+    """The prompt tokens that the worker found in its cache; None if it did not look, or is mute."""
+    cached, prompt = usage.cached_tokens, usage.prompt_tokens
+    if cached is None or prompt is None or 2 * cached >= prompt:
+        return cached
+    return None if any(word in body for word in _COMPUTED_WHOLE) else cached

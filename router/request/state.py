@@ -1,0 +1,126 @@
+"""The record of one request, and of how one attempt at it ended."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Literal, NamedTuple, TypeVar
+
+from policies.facts import Arrival
+from router.body.paths import OTHER, Path
+from router.http.messages import Request
+from router.http.reply import HeldReply, Outcome
+from router.record.explain import Asked
+from router.record.request_record import Attempt
+from router.request.account import Account
+from router.request.carrier import Carrier
+from router.request.dispatcher import Ticket
+from router.request.kept_kv import KeptKv
+from router.request.moving import MovingStream
+from router.request.prompts import Prompt
+from router.upstream.client_reply import Reply
+
+T = TypeVar("T")
+FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
+
+
+class ReadRequest(NamedTuple):
+    """A request that was read and understood."""
+
+    body: bytes  # as its worker gets it
+    path: Path
+    arrival: Arrival  # as the core gets it
+    prompt: Prompt
+    explain: Asked  # the reader of the decision's reasons
+
+
+class AttemptEnd(NamedTuple):
+    """The end of one attempt at a worker, or at the two workers of a pair."""
+
+    reply: Reply | None = None  # the client's side of it; None: nothing was sent
+    outcome: Outcome | None = None  # None: the worker was removed before anything was sent
+    faulty_leg: FaultyLeg = "answer"  # of two legs at once: the one that the outcome is about
+    prompt_tokens: int | None = None  # our exact count, to be compared with the worker's
+    rest: Arrival | None = None  # what is left of a stream that another worker may continue
+    handed_over: bool = False  # a first leg that ended well: a second one follows
+    refusal: HeldReply | None = None  # of a first leg: the client gets it if nothing follows
+
+
+class RequestState:
+    """All that is known of one request, from its head to the last byte of its answer.
+
+    A context manager: leaving it tells the core, the key's quota and the logs the request's end,
+    once, however it ended. Lifetime: request.
+    """
+
+    __slots__ = (
+        "_exits",
+        "account",
+        "arrival",
+        "attempts",
+        "body",
+        "carrier",
+        "explain",
+        "http",
+        "kept_kv",
+        "last_refusal",
+        "path",
+        "prefill",
+        "prompt",
+        "sidecar_prefill",
+        "stream",
+        "ticket",
+    )
+
+    body: bytes  # these four once it was read
+    arrival: Arrival
+    prompt: Prompt
+    explain: Asked
+
+    def __init__(self, http: Request, carrier: Carrier, ticket: Ticket, account: Account) -> None:
+        self.http = http
+        self.carrier = carrier
+        self.ticket = ticket  # its line to the core
+        self.account = account  # its key, quota and records
+        self.path: Path = OTHER
+        self.attempts: list[Attempt] = []  # oldest first
+        # The prefill that began together with the latest attempt: sent by us, or by the sidecar of
+        # the worker that decodes.
+        self.prefill: Attempt | None = None
+        self.sidecar_prefill: Attempt | None = None
+        self.kept_kv: KeptKv | None = None  # of a first leg
+        self.stream: MovingStream | None = None  # that may continue at another worker
+        self.last_refusal: HeldReply | None = None  # a worker's words in place of an answer
+        self._exits: ExitStack | None = None
+
+    def understood(self, read: ReadRequest) -> None:
+        """The request was read. Raises ClientError for what its carrier does not allow."""
+        self.body, self.path, arrival, self.prompt, self.explain = read
+        self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
+        self.ticket.runs_on = read.prompt.runs_on
+
+    def enter(self, context: AbstractContextManager[T]) -> T:
+        """Enter a context that is left when the request is over."""
+        if self._exits is None:
+            self._exits = ExitStack()
+        return self._exits.enter_context(context)
+
+    def __enter__(self) -> RequestState:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            if self._exits is not None:
+                self._exits.close()
+        finally:
+            try:
+                self.carrier.ended()
+                self.ticket.close()
+            finally:
+                arrival = self.arrival if self.ticket.request_id >= 0 else None
+                self.account.close(error, arrival, self.attempts, self.body if arrival else b"")

@@ -1,0 +1,306 @@
+"""The two legs of a request: one worker prefills it, another one decodes it.
+
+Legs follow each other (the first one's answer names the KV for the second), or begin at once where
+the two workers meet by themselves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from router.body.legs import ROOM_BITS, Handover, Leg, Transfer, TransferAttempt
+from router.fleet.member import Member
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import HeldReply, Outcome
+from router.record.request_record import Attempt
+from router.request.deadlines import in_time
+from router.request.kept_kv import KeptKv, Releases
+from router.request.leg_sender import LegSender, edited
+from router.request.refusals import outcome_of_prefill
+from router.request.service import Service
+from router.request.settling import settle_prefill
+from router.request.state import AttemptEnd, FaultyLeg, RequestState
+from router.upstream.client_reply import Reply
+from router.upstream.collected_reply import CollectedReply
+
+_PREFILL_BYTES = 4 << 20  # of its answer; parameters of a million tokens take half of that
+# After these errors a worker may have answered all the same.
+_MAY_HAVE_ANSWERED = frozenset(
+    {"early_close", "timeout_send", "timeout_first_byte", "timeout_between", "garbage"}
+)
+_LATE_S = 0.2  # for the end of a prefill after that of the whole answer
+# Words in an error's text: KV did not pass, and either worker may be why (SGLang, vLLM).
+_OF_PAIRS = re.compile(rb"bootstrap|handshake|transfer", re.IGNORECASE)
+_OF_WAITS = re.compile(rb"time(?:d[ _-]?|[ _-]?)out", re.IGNORECASE)
+
+
+class TwoLegs:
+    """Sends requests of two legs. Lifetime: process."""
+
+    def __init__(
+        self,
+        service: Service,
+        sender: LegSender,
+        clock: Callable[[], float],
+        draw: Callable[[int], int],
+    ) -> None:
+        """`clock`: seconds, as deadlines are given in. `draw`: gives so many random bits."""
+        self._service = service
+        self._sender = sender
+        self._clock = clock
+        self._draw = draw
+        self._releases = Releases()
+
+    async def prefill(
+        self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
+    ) -> AttemptEnd:
+        """Send the first leg alone; its answer is for the second leg, and not for the client."""
+        terms, arrival = self._sender.terms, state.arrival
+        transfer = terms.transfers[member.transfer]
+        of = TransferAttempt(self._draw(ROOM_BITS), state.path.path, arrival.stream)
+        leg = await edited(partial(transfer.prefill, of=of), state.body)
+        kept = self._kept_kv(state)
+        kept.sent(member, leg.unread, terms.timeouts)
+        collected = CollectedReply(_PREFILL_BYTES)
+        sending = self._prefilling(state, leg, attempt, member, collected, at_once=False)
+        if arrival.deadline_s is not None:
+            sending = in_time(sending, reply, arrival.deadline_s, self._clock)
+        outcome, handover = _handover(await sending, transfer, collected, of)
+        if outcome.error is None and outcome.answers and handover.reply is None:
+            second_leg = partial(transfer.decode, told=handover.told, of=of)
+            kept.kept(second_leg, handover.release)
+            return AttemptEnd(reply, outcome, handed_over=True)
+        kept.failed(may_be_kept=_may_have_answered(outcome))
+        refusal = handover.reply or collected.held or outcome.held
+        # The client has seen nothing of this answer.
+        return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
+
+    async def second_leg(self, state: RequestState, attempt: Attempt) -> Leg:
+        """The request for a worker that decodes what another one has prefilled, or does all."""
+        kept = state.kept_kv
+        if kept is None or kept.second_leg is None:
+            return Leg(state.body)
+        if attempt.leg == "decode":
+            return await edited(kept.second_leg, state.body)
+        kept.failed(may_be_kept=True)  # one worker does all of it now
+        return Leg(state.body)
+
+    async def both(
+        self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
+    ) -> AttemptEnd:
+        """Send both legs at once. Both are over when this returns."""
+        first, terms = state.prefill, self._sender.terms
+        assert first is not None, "of two legs"
+        transfer = terms.transfers[member.transfer]
+        other = self._service.fleet.members.get(first.worker_id)
+        address = None if other is None or other.recognized is None else other.recognized.bootstrap
+        if other is None or address is None:
+            return AttemptEnd(faulty_leg="prefill")  # the worker that was to prefill is gone
+        state.account.goes_to(first, other)
+        what = (state.path.path, state.arrival.stream, address, member.rank)
+        of = TransferAttempt(self._draw(ROOM_BITS), *what)
+        prefill_leg = await edited(partial(transfer.prefill, of=of), state.body)
+        decode_leg = await edited(partial(transfer.decode, told=None, of=of), state.body)
+        collected = CollectedReply(_PREFILL_BYTES)
+        pair = LegPair(self._service, state, transfer, collected, reply)
+        pair.begin(
+            self._prefilling(state, prefill_leg, first, other, collected, at_once=True),
+            self._sender.answer(state, decode_leg, attempt, member, reply, pair.begun),
+        )
+        return await pair.end()
+
+    async def _prefilling(
+        self,
+        state: RequestState,
+        leg: Leg,
+        attempt: Attempt,
+        member: Member,
+        collected: CollectedReply,
+        *,
+        at_once: bool,
+    ) -> Outcome:
+        """The outcome of a prefill. `at_once`: its answer may come as late as the other leg's."""
+        terms = self._sender.terms
+        timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
+        if at_once:
+            first_byte_s = max(timeouts.first_byte_s, terms.timeouts.first_byte_s)
+            timeouts = replace(timeouts, first_byte_s=first_byte_s)
+        sent = self._sender.request(state, leg, attempt, member)
+        outcome = await state.carrier.upstream(member, attempt).send(sent, collected, timeouts)
+        return outcome_of_prefill(outcome, collected, state.arrival.model)
+
+    def _kept_kv(self, state: RequestState) -> KeptKv:
+        if state.kept_kv is None:
+            state.kept_kv = state.enter(KeptKv(self._releases))
+        return state.kept_kv
+
+
+def _handover(
+    outcome: Outcome, transfer: Transfer, collected: CollectedReply, of: TransferAttempt
+) -> tuple[Outcome, Handover]:
+    """(The outcome of a first leg, what its answer hands over to the second one)."""
+    if outcome.error is None and not collected.whole:
+        error = WorkerError("garbage", "the answer to a first leg is too large")
+        outcome = replace(outcome, error=error)
+    if outcome.error is None and outcome.answers:
+        try:
+            return outcome, transfer.read(collected.body, of)
+        except WorkerError as error:
+            outcome = replace(outcome, error=error)
+    return outcome, Handover()
+
+
+def _may_have_answered(outcome: Outcome) -> bool:
+    """True if a worker may have answered a first leg though its answer did not come."""
+    error = outcome.error
+    if isinstance(error, ClientError):
+        return True
+    return error is not None and error.kind in _MAY_HAVE_ANSWERED
+
+
+class LegPair:
+    """A prefill and an answer that were begun at once. Lifetime: one attempt.
+
+    If one of them fails, the other one is stopped at once: it would wait for minutes. Once the
+    answer has begun, its KV is there, and the end of the prefill is only counted.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        state: RequestState,
+        transfer: Transfer,
+        collected: CollectedReply,
+        reply: Reply,
+    ) -> None:
+        self._service = service
+        self._state = state
+        self._transfer = transfer
+        self._collected = collected
+        self._reply = reply
+        self._has_begun = False
+        self._prefill: asyncio.Task[Outcome]
+        self._answer: asyncio.Task[AttemptEnd]
+
+    def begin(
+        self, prefill: Coroutine[Any, Any, Outcome], answer: Coroutine[Any, Any, AttemptEnd]
+    ) -> None:
+        """Send both."""
+        self._prefill = asyncio.create_task(prefill)
+        self._answer = asyncio.create_task(answer)
+
+    def begun(self, now_s: float) -> None:
+        """The answer's first byte came."""
+        self._has_begun = True
+        if self._state.arrival.stream:
+            self._state.ticket.first_token(now_s)
+
+    async def end(self) -> AttemptEnd:
+        """The end of the attempt, and the leg that it is about.
+
+        A client that leaves after this is known changes one thing: no other worker is asked.
+        """
+        try:
+            end = await self._first_end()
+        except asyncio.CancelledError:  # its client left; or was left, for the answer is over
+            answered = await _stopped(self._answer)
+            if answered is None or _outcome(answered).retryable:
+                raise
+            end = self._of_answer(answered)
+        finally:
+            has_left = await _both_stopped(self._prefill, self._answer)
+        if has_left and _outcome(end).retryable:
+            raise asyncio.CancelledError
+        return end
+
+    async def _first_end(self) -> AttemptEnd:
+        await asyncio.wait((self._prefill, self._answer), return_when=asyncio.FIRST_COMPLETED)
+        if self._prefill.done() and not self._answer.done():
+            return await self._of_prefill(self._prefill.result())
+        if _outcome(self._answer.result()).error is None:
+            await asyncio.wait((self._prefill,), timeout=_LATE_S)
+        return self._of_answer(self._answer.result())
+
+    async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
+        """The prefill is over, and the answer is not."""
+        if self._has_begun or (outcome.error is None and outcome.answers):
+            settle_prefill(self._service, self._state, outcome)
+            return self._of_answer(await self._answer)
+        if (answered := await _stopped(self._answer)) is not None:
+            return self._of_answer(answered)
+        if self._reply.begun:  # its first bytes were written meanwhile
+            self._reply.abort()
+            error = WorkerError("early_close", "its prefill failed")
+            return self._end(replace(outcome, error=error, bytes_to_client=1), "pair")
+        if outcome.error is None and (refusal := self._collected.held) is not None:
+            refusal.deliver(self._reply)
+        pair = _of_pair(outcome, outcome.held or self._collected.held)
+        faulty: FaultyLeg = "prefill" if pair is None else "pair"
+        return self._end(replace(pair or outcome, bytes_to_client=0), faulty)
+
+    def _of_answer(self, end: AttemptEnd) -> AttemptEnd:
+        """The answer is over, whatever became of the prefill."""
+        outcome, first = _outcome(end), self._state.prefill
+        error = outcome.error
+        failed = isinstance(error, WorkerError) and not outcome.bytes_to_client
+        is_settled = first is not None and first.outcome is not None
+        if self._prefill.done() and not is_settled:
+            prefill = self._prefill.result()
+            if failed and prefill.error is not None:  # both, in an order that is not known
+                return end._replace(
+                    outcome=_of_pair(outcome, outcome.held) or outcome, faulty_leg="pair"
+                )
+            settle_prefill(self._service, self._state, prefill)
+        if not isinstance(error, WorkerError) or not failed:
+            return end
+        if error.kind == "timeout_first_byte" and not self._prefill.done():
+            late: FaultyLeg = "pair" if self._transfer.answers_late else "prefill"
+            return end._replace(faulty_leg=late)
+        pair = _of_pair(outcome, outcome.held)
+        return end if pair is None else end._replace(outcome=pair, faulty_leg="pair")
+
+    def _end(self, outcome: Outcome, faulty_leg: FaultyLeg) -> AttemptEnd:
+        stream = self._state.stream
+        reply = self._reply if stream is None else stream.reply
+        rest = stream.rest() if stream is not None and outcome.resumable else None
+        return AttemptEnd(reply, outcome, faulty_leg, rest=rest)
+
+
+def _outcome(end: AttemptEnd) -> Outcome:
+    assert end.outcome is not None, "both legs were sent"
+    return end.outcome
+
+
+def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
+    """The outcome of a leg whose error's text says that KV did not pass; else None."""
+    error = outcome.error
+    if not isinstance(error, WorkerError) or held is None or not _OF_PAIRS.search(held.body):
+        return None
+    if not _OF_WAITS.search(held.body):
+        return outcome
+    return replace(outcome, error=WorkerError("transfer_timeout", error.message))
+
+
+async def _stopped(answer: asyncio.Task[AttemptEnd]) -> AttemptEnd | None:
+    """Stop it; its end if it was over already."""
+    answer.cancel()
+    await asyncio.wait((answer,))
+    return None if answer.cancelled() else answer.result()
+
+
+async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
+    """Stop them, whatever happens meanwhile; True if this was cancelled then."""
+    cancelled = False
+    for leg in legs:
+        leg.cancel()
+    while not all(leg.done() for leg in legs):
+        try:
+            await asyncio.wait(legs)
+        except asyncio.CancelledError:
+            cancelled = True
+    return cancelled
