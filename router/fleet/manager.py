@@ -160,7 +160,7 @@ class FleetManager:
     def _served_by_others(self, worker_id: int, models: Iterable[str]) -> bool:
         """True if other workers, ready and not silent, serve all of these models."""
         others = (m for m in self.members.values() if m.worker_id != worker_id and m.ready)
-        others = (m for m in others if m.silent_since_s is None)
+        others = (m for m in others if m.state != "silent")
         served = {name for m in others if m.recognized for name in m.recognized.facts.models}
         return served.issuperset(models)
 

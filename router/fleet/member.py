@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Literal, NoReturn
 
 import aiohttp
@@ -31,6 +32,7 @@ from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
 from router.fleet.load_reports import SeenFigures, report_loads
+from router.fleet.member_states import MEMBER_STATES, MemberState
 from router.fleet.recognize import (
     NoSuchRankError,
     Recognized,
@@ -52,9 +54,10 @@ _SAID_BYTES = 500  # of its answer
 _LOOK_S = 1.0  # between two looks at an engine that denied a model
 _DENIED_MAX_S = 60.0  # for so long at most its list is not believed against its answers
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
+_EVENTS: Mapping[End, str] = MappingProxyType(
+    {"asleep": "it falls asleep", "paused": "it is paused"}
+)  # by how following it ended; else "it fails"
 _SILENT_S = 1.0  # before what did not answer is asked again; the next times after twice as long
-
-State = Literal["ready", "draining", "down"]
 
 
 @dataclass(slots=True)
@@ -104,7 +107,7 @@ class Member:
         self.transfers = KvTransfers()  # of its engine, as latest told
         self.silent_since_s: float | None = None  # it has left all probes unanswered since
         self.abandoned = 0  # how often all that waited there for a first byte was given up
-        self._state: State = "down"  # as last told; before that nobody knows of it
+        self.state: MemberState = "starting"
         self.figures = SeenFigures(worker_id, spec.name)
         self._unknown_adapter = asyncio.Event()  # it has one in use of which we do not know
         self.denials: dict[str, Denial] = {}  # by model
@@ -161,13 +164,13 @@ class Member:
         """Recognize it, follow it until it is down, and begin again."""
         while True:
             recognized = with_thresholds(await self._recognized(), self.spec)
-            self._tell_state("draining" if self.draining else "ready", recognized)
+            self._move("it is recognized", recognized)
             end = await self._follow(recognized)
             if end == "more":
                 continue
-            self._put_down(end if end in ("asleep", "paused") else None)
+            self._put_down(_EVENTS.get(end, "it fails"))
             if end == "anew":  # it serves, though not with the cache we knew
-                self._tell_state("draining" if self.draining else "ready", None)
+                self._move("it is recognized")
             elif end == "broken":
                 await asyncio.sleep(self._context.terms.health_s)
             else:
@@ -260,9 +263,9 @@ class Member:
         ):
             self._former.append(self.grpc)
             self.grpc = None
-        if self._state != "down":
+        if self.answers:
             self.trouble = "its options were changed: it is recognized anew"
-            self._put_down()
+            self._put_down("its options change")
 
     @property
     def role(self) -> Role:
@@ -335,7 +338,7 @@ class Member:
     def amend(self, recognized: Recognized) -> None:
         """It is known better than before."""
         self._know(recognized)
-        self._tell_state(self._state, recognized)
+        self._tell_state(recognized)
 
     def _know(self, recognized: Recognized) -> None:
         before = 0 if self.recognized is None else self.recognized.refused_models
@@ -348,31 +351,31 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """Whether it was told to be ready, for all its probes say."""
-        return self._state == "ready"
+        """True if the core was told that it is ready, whether or not it is silent now."""
+        return self.answers and not self.draining
 
     @property
     def answers(self) -> bool:
-        """Whether it is known and its probes are answered."""
-        return self._state != "down"
+        """True if it is recognized and has not failed since; it may be silent."""
+        return self.state in ("serving", "silent")
 
     def drain(self, by: str) -> None:
         """Send it nothing new; what runs there finishes. `by` says in the log who asked for it."""
         log.info("worker %d (%s) is draining, by %s", self.worker_id, self.spec.name, by)
-        self.draining = True
+        was_ready, self.draining = self.ready, True
         if self.turning is not None:
             self.turning.drained = True
-        if self._state == "ready":
-            self._tell_state("draining", None)
+        if was_ready:
+            self._tell_state()
 
     def undrain(self, by: str) -> None:
         """Send it requests again, in the role that it has."""
         if self.turning is not None and not self.turning.switching:
             self.turning = None
         log.info("worker %d (%s) drains no more, by %s", self.worker_id, self.spec.name, by)
-        self.draining = False
-        if self._state == "draining":
-            self._tell_state("ready", None)
+        was_draining, self.draining = self.draining, False
+        if was_draining and self.answers:
+            self._tell_state()
 
     async def _recognized(self) -> Recognized:
         terms = self._context.terms
@@ -392,11 +395,11 @@ class Member:
                 failures += 1
                 silent = isinstance(error, TimeoutError)
                 self._not_recognized(await trouble_with(spec.url, error, terms.probe_s))
-                if self._state != "down" and (
+                if self.answers and (
                     refused(error)
                     or (self._silent_for_long(failures) if silent else failures >= terms.probes)
                 ):
-                    self._put_down()
+                    self._put_down("it fails")
                     self.abandon_silent()
             else:
                 if fits:
@@ -408,8 +411,8 @@ class Member:
                     return recognized
             if fits or self.spec == spec:
                 await asyncio.sleep(terms.health_s)
-            elif self._state != "down":  # asked at once: till then nobody can name its rank
-                self._tell_state("down", None)
+            elif self.answers:  # asked at once: till then nobody can name its rank
+                self._move("its options change")
 
     def _as_it_says(self, recognized: Recognized) -> Recognized:
         """With the role that it took since it was named; where its engine was started anew and has
@@ -462,10 +465,10 @@ class Member:
         """Say that it counts as down, and why."""
         log.warning("worker %d (%s) is down: %s", self.worker_id, self.spec.name, self.trouble)
 
-    def _put_down(self, suspended: Suspension | None = None) -> None:
+    def _put_down(self, event: str) -> None:
         self.silent_since_s = None
         self.log_down()
-        self._tell_state("down", None, suspended)
+        self._move(event)
 
     async def _until_down(self, recognized: Recognized) -> End:
         failures, context = 0, self._context
@@ -495,10 +498,14 @@ class Member:
                 self._heard()
 
     def _silent_for_long(self, probes: int) -> bool:
-        """Tell that it left another probe unanswered, the last of so many that failed; whether it
-        has been silent for so long that it counts as down.
+        """Tell the core that another probe got no answer; `probes` failed in a row.
+
+        Returns True if the worker has been silent for so long that it counts as down.
         """
+        if not self.answers:  # its options changed while it was probed
+            return False
         now_s, terms = self._context.clock(), self._context.terms
+        self.state = MEMBER_STATES[self.state, "a probe gets no answer"]
         if self.silent_since_s is None:
             self.silent_since_s = now_s
             log.warning(
@@ -512,6 +519,8 @@ class Member:
         if self.silent_since_s is not None:
             now_s, since_s = self._context.clock(), self.silent_since_s
             self.silent_since_s = None
+            if self.state == "silent":
+                self.state = MEMBER_STATES[self.state, "a probe is answered"]
             line = "worker %d (%s) answers again, after %.1f s"
             log.warning(line, self.worker_id, self.spec.name, now_s - since_s)
             self._context.tell(Silence(now_s, self.worker_id, 0))
@@ -641,13 +650,18 @@ class Member:
                     self.trouble = "its engine is paused"
                     return "paused"
 
+    def _move(self, event: str, recognized: Recognized | None = None) -> None:
+        """Go to the next state and tell the core, with what is known of the worker now."""
+        state = self.state = MEMBER_STATES[self.state, event]
+        suspended = state if state == "asleep" or state == "paused" else None
+        self._tell_state(recognized, suspended)
+
     def _tell_state(
-        self,
-        state: State,
-        recognized: Recognized | None,
-        suspended: Suspension | None = None,
+        self, recognized: Recognized | None = None, suspended: Suspension | None = None
     ) -> None:
-        self._state = state
+        state: Literal["ready", "draining", "down"] = "down"
+        if self.answers:
+            state = "draining" if self.draining else "ready"
         facts = None if recognized is None else recognized.facts
         now_s = self._context.clock()
         self._context.tell(WorkerChange(now_s, self.worker_id, state, facts, suspended=suspended))

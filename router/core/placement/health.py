@@ -111,7 +111,9 @@ class OutlierDetection:
         pending.begun_by, pending.begun_s = worker.worker_id, now_s
         pending.begun_failed = health.running[pending.arrival.request_id] = health.failed
         if health.state != "healthy":
-            return [] if pending.sent_s < health.since_s else self._reinstate(worker, now_s)
+            if pending.sent_s < health.since_s:
+                return []
+            return self._reinstate(worker, "it answers a new request", now_s)
         health.recent.add(now_s, 1, 0)
         if health.broken:
             health.broken = max(health.broken - _MADE_GOOD, 0.0)
@@ -136,7 +138,7 @@ class OutlierDetection:
             return []
         if pending.sent_s < health.since_s:
             return []
-        return self._reinstate(worker, now_s)
+        return self._reinstate(worker, "it answers a new request", now_s)
 
     def failed(self, worker: Worker, pending: Pending, cause: str, now_s: float) -> list[Action]:
         """It failed a request."""
@@ -146,7 +148,8 @@ class OutlierDetection:
             return []
         if health.state != "healthy":
             on_trial = health.state == "trial" and pending.sent_s >= health.since_s
-            return self._eject(worker, cause, now_s) if on_trial else []
+            event = "it fails a new request"
+            return self._eject(worker, event, cause, now_s) if on_trial else []
         health.failed += 1
         health.recent.add(now_s, 0, 1)
         broke_off = pending.begun_by == worker.worker_id
@@ -159,20 +162,21 @@ class OutlierDetection:
             and not self._too_often(worker, now_s)
         ):
             return []
-        return self._eject(worker, cause, now_s)
+        return self._eject(worker, "too many requests fail", cause, now_s)
 
     def silent(self, worker: Worker, now_s: float) -> list[Action]:
         """All its streams stand still, and it does not answer a probe."""
         worker.health.count_failure(STALLED)
         if worker.health.state != "healthy":
             return []
-        ejected = self._eject(worker, STALLED, now_s)
+        ejected = self._eject(worker, "all its streams stall", STALLED, now_s)
         worker.health.stalled = bool(ejected)
         return ejected
 
     def answers(self, worker: Worker, now_s: float) -> list[Action]:
         """It was silent, and answers probes again: to have stood still is forgiven."""
-        return self._reinstate(worker, now_s) if worker.health.stalled else []
+        stalled = worker.health.stalled
+        return self._reinstate(worker, "its stall ends", now_s) if stalled else []
 
     def due(self, now_s: float) -> list[Action]:
         """Probes of workers whose ejection is over; reinstatement of those nobody has tried.
@@ -191,9 +195,10 @@ class OutlierDetection:
                 continue
             if health.state == "trial":
                 if health.trial is None:
-                    actions += self._reinstate(worker, now_s)
+                    actions += self._reinstate(worker, "no request came to try it", now_s)
             else:
-                health.state = "probed"
+                again = health.state == "probed"
+                health.move("its probe gets no answer" if again else "its ejection ends")
                 health.until_s = now_s + _PROBE_AGAIN_S
                 actions.append(Probe(worker_id))
         return actions
@@ -204,8 +209,8 @@ class OutlierDetection:
             return []
         if not well:
             worker.health.count_failure("probe")
-            return self._eject(worker, "probe", now_s)
-        worker.health.state = "trial"
+            return self._eject(worker, "its probe fails", "probe", now_s)
+        worker.health.move("its probe succeeds")
         worker.health.until_s = now_s + self._settings.recover_s
         self._workers.changed()
         return []
@@ -216,7 +221,8 @@ class OutlierDetection:
         least = self._settings.ejection_requests
         return both >= least and failures >= self._settings.ejection_rate * both
 
-    def _eject(self, worker: Worker, cause: str, now_s: float) -> list[Action]:
+    def _eject(self, worker: Worker, event: str, cause: str, now_s: float) -> list[Action]:
+        """Send it nothing for a while, unless too few would be left. `event`: of HEALTH_STATES."""
         health = worker.health
         if health.state == "healthy":
             if not self._may_eject(worker):
@@ -225,7 +231,7 @@ class OutlierDetection:
             self._counters.ejections += 1
             self._ejected.add(worker.worker_id)
         ejected_s = self._settings.recover_s * min(2.0**health.ejections, _BACKOFF_MAX)
-        health.state = "ejected"
+        health.move(event)
         health.ejections += 1
         health.stalled = False
         health.end_row()
@@ -245,9 +251,10 @@ class OutlierDetection:
         most = max(int(self._settings.ejection_max_share * len(pool)), 1)
         return away + 1 <= most and away + 1 < len(pool)
 
-    def _reinstate(self, worker: Worker, now_s: float) -> list[Action]:
+    def _reinstate(self, worker: Worker, event: str, now_s: float) -> list[Action]:
+        """Send it requests again. `event`: of HEALTH_STATES."""
         health = worker.health
-        health.state = "healthy"
+        health.move(event)
         health.stalled = False
         health.until_s = now_s + self._settings.ejection_window_s
         health.end_row()

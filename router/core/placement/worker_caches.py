@@ -113,6 +113,7 @@ class WorkerCaches:
         self._workers.changed()
         if fact.state == "gone":
             if worker is not None:
+                worker.move("gone")
                 self._close(worker)
             return []
         if worker is None:
@@ -126,7 +127,7 @@ class WorkerCaches:
         elif worker.state == "down":
             worker.health.forgive()
             worker.spell = BusySpell()
-        worker.state = fact.state
+        worker.move(fact.state)
         return []
 
     def _open(self, fact: WorkerChange, facts: WorkerFacts) -> None:
@@ -139,9 +140,9 @@ class WorkerCaches:
         if fact.saved is not None and facts.has_events:
             kv.take_saved(fact.saved)
         health = WorkerHealth(Window(self._settings.ejection_window_s))
-        state, now_s = fact.state, fact.now_s
-        worker = Worker(fact.worker_id, slot, facts, kv, health, state, now_s)
-        self.slow_start.joined(worker, self._workers, now_s)
+        worker = Worker(fact.worker_id, slot, facts, kv, health, joined_s=fact.now_s)
+        worker.move(fact.state)
+        self.slow_start.joined(worker, self._workers, fact.now_s)
         self._workers.add(worker)
         self._show_cache(worker)
 

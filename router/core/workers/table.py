@@ -7,22 +7,21 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from types import MappingProxyType
-from typing import Literal
 
 from policies.facts import Role, WorkerFacts
 from router.core.contract.counters import Window
 from router.core.workers.kv_state import KvState
+from router.core.workers.states import HEALTH_STATES, WORKER_STATES, HealthState, WorkerState
 
 _CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
-
-# "healthy" takes requests; "ejected" gets none, nor "probed", until its answer; "trial" takes
-# one request at a time, until one was answered.
-HealthState = Literal["healthy", "ejected", "probed", "trial"]
 
 
 @dataclass(slots=True)
 class WorkerHealth:
-    """Lifetime: worker. Only `health.OutlierDetection` changes it."""
+    """A worker's health, as its answers and failures show it. Lifetime: worker.
+
+    Only `health.OutlierDetection` changes it.
+    """
 
     recent: Window  # (answers, failures); an answer counts when it begins
     state: HealthState = "healthy"
@@ -61,9 +60,13 @@ class WorkerHealth:
         known = cause in self.causes or len(self.causes) < _CAUSES
         self.causes[cause if known else "other"] += 1
 
+    def move(self, event: str) -> None:
+        """Go to the next state; raises KeyError for an event that this state does not have."""
+        self.state = HEALTH_STATES[self.state, event]
+
     def forgive(self) -> None:
         """Treat it as a new one; counts stay."""
-        self.state = "healthy"
+        self.move("it comes back from being down")
         self.ejections = 0
         self.broken = 0.0
         self.stalled = False
@@ -96,18 +99,25 @@ class Silent:
 
 @dataclass(slots=True)
 class Worker:
-    """Lifetime: worker. `state` is what the shell said last; `health` is what we observed."""
+    """A worker that the core knows. Lifetime: worker.
+
+    `state` is what the shell reported last; `health` is what the core observed.
+    """
 
     worker_id: int
     slot: int
     facts: WorkerFacts
     kv: KvState
     health: WorkerHealth
-    state: str = "ready"
+    state: WorkerState = "new"
     joined_s: float = -inf
     spell: BusySpell = field(default_factory=BusySpell)
     silent: Silent | None = None
     told: WorkerFacts | None = None  # what it says itself, where its events say another block size
+
+    def move(self, event: str) -> None:
+        """Go to the state that the shell reports; raises KeyError if this one cannot lead there."""
+        self.state = WORKER_STATES[self.state, event]
 
     @property
     def tells(self) -> bool:

@@ -1,0 +1,77 @@
+"""The tables of states as diagrams; run as a program it writes the page of them.
+
+python -m tests.deploy.state_tables      docs/reference/states.md
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from router.core.workers.states import HEALTH_STATES, WORKER_STATES
+from router.fleet.member_states import MEMBER_STATES
+from router.request.dispatcher import REQUEST_STATES
+
+FILE = Path(__file__).parents[2] / "docs" / "reference" / "states.md"
+Table = Mapping[tuple[str, str], str]
+
+HEAD = """# States
+
+The states of requests and workers. `python -m tests.deploy.state_tables` draws them from the
+code's own tables: edit those, not this page. Each table maps (state, event) to the next state.
+Every change of a state looks it up there; an event that a state does not have is an error.
+"""
+# A table, its path and name in the code, and what its states are.
+TABLES: tuple[tuple[Table, str, str], ...] = (
+    (
+        REQUEST_STATES,
+        "`REQUEST_STATES` in `router/request/dispatcher.py`",
+        "A request, from its arrival to its end. `waiting`: the core has not chosen a worker yet. "
+        "`sent`: a worker has it. `over`: the core knows its end.",
+    ),
+    (
+        MEMBER_STATES,
+        "`MEMBER_STATES` in `router/fleet/member_states.py`",
+        "A worker as the router's own probes find it. The core is told that it is `ready` while it "
+        "is `serving` or `silent` (`draining` if an operator drains it), else that it is `down`.",
+    ),
+    (
+        WORKER_STATES,
+        "`WORKER_STATES` in `router/core/workers/states.py`",
+        "A worker as the core is told of it. Only a `ready` one gets requests; a `draining` one "
+        "finishes those that it has.",
+    ),
+    (
+        HEALTH_STATES,
+        "`HEALTH_STATES` in `router/core/workers/states.py`",
+        "The health of a worker, as the core sees it by answers and failures of requests. An "
+        "`ejected` or `probed` one gets no requests, one on `trial` gets one at a time.",
+    ),
+)
+
+
+def drawn(table: Table) -> str:
+    """A table as a Mermaid state diagram: one arrow for each pair of states, with its events."""
+    arrows: dict[tuple[str, str], list[str]] = {}
+    for (state, event), after in table.items():
+        arrows.setdefault((state, after), []).append(event)
+    left = {state for state, after in arrows if after != state}
+    ends = dict.fromkeys(after for _, after in arrows if after not in left)
+    lines = [f"    [*] --> {next(iter(table))[0]}"]
+    for (state, after), events in arrows.items():
+        lines.append(f"    {state} --> {after}: {'<br/>'.join(events)}")
+    lines += [f"    {end} --> [*]" for end in ends]
+    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+
+
+def written() -> str:
+    """The text of the page, as the tables are now."""
+    parts = [HEAD]
+    for table, where, what in TABLES:
+        name = where.split("`")[1].removesuffix("_STATES").capitalize()
+        parts.append(f"## {name}\n\n{what} {where}.\n\n{drawn(table)}\n")
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    FILE.write_text(written(), encoding="utf-8")
