@@ -3,77 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from math import inf, isnan, nan
-from typing import Any, Literal, Protocol, TypeVar, dataclass_transform, runtime_checkable
+from math import inf
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import numpy as np
-import numpy.typing as npt
 
-T = TypeVar("T")
+from policies.arrays import Bools, Floats, Hashes, Ints, median
+from policies.pricing import DISK_SPEED, HOST_SPEED, missing_tokens, saved_share
+from policies.record import record
 
+__all__ = [
+    "Bools", "FleetView", "Floats", "Hashes", "Ints", "Policy", "RequestView", "Standing",
+    "Wrapper",
+]  # fmt: skip
 
-@dataclass_transform(frozen_default=True)
-def record(cls: type[T]) -> type[T]:
-    """A dataclass with slots that is frozen to the type checker, and hashable.
-
-    Assigning to a field is an error that mypy finds; nothing stops it at run time. What Python's
-    own `frozen=True` does there makes each object take two to three times as long to build, a
-    seventh of all that the decision core does for a request.
-    """
-    return dataclass(slots=True, unsafe_hash=True)(cls)
-
-
-Floats = npt.NDArray[np.float64]
-
-
-def median(values: Floats) -> float:
-    """The median, 0 of no values: as numpy's own, but a tenth of its time on a few values."""
-    rows = len(values)
-    if rows == 0:
-        return 0.0
-    ordered = values.copy()
-    ordered.sort()  # NaN comes last
-    if isnan(ordered.item(-1)):
-        return nan
-    middle: float = ordered.item(rows // 2) + ordered.item((rows - 1) // 2)
-    return middle / 2
-
-
-Ints = npt.NDArray[np.int64]
-
-
-def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
-    """float64[rows]: prompt tokens a worker lacks, each at 1 / (workers that hold it); at least 1.
-
-    At full price nobody would ever copy a popular prefix: a hit is the better choice for each
-    single request, so a few holders serve everyone while other workers stay idle. But a copy
-    serves those who come after, too, and how many workers hold a prefix tells how much it is in
-    demand. So once m workers hold a token, a further copy counts 1 / m of its prefill. What one
-    worker alone holds, as it does a conversation, keeps its full price.
-    """
-    if len(hit_tokens) == 0:
-        return np.zeros(0)
-    order = hit_tokens.argsort()
-    depths = hit_tokens[order]
-    # The last token is computed even if all are resident: its logits give the next one.
-    if depths[-1] >= prompt_tokens:
-        depths = np.minimum(depths, prompt_tokens - 1)
-    steps = depths.copy()
-    steps[1:] -= depths[:-1]
-    # Between the hits of neighbours in this order, the tokens are held by all further rows.
-    priced = np.add.accumulate(steps / np.arange(len(depths), 0, -1))
-    missing = np.empty(len(depths))
-    # Plain numbers: a scalar of numpy's own makes an operation take half as long again.
-    missing[order] = (float(priced[-1]) - priced) + float(prompt_tokens - int(depths[-1]))
-    return missing
-
-
-# How many times as fast as it computes a worker loads KV, until it is known how fast it does. PCIe
-# carries 25 GB/s and a disk 6, which is 5 to 20 and 1 to 4 times the prefill of the GPUs and models
-# of `engine.profiles`; the least of these, for what looks dear is learned about all the same.
-HOST_SPEED, DISK_SPEED = 5.0, 1.5
-Bools = npt.NDArray[np.bool_]
-Hashes = npt.NDArray[np.uint64]
 Standing = Literal["new", "cold", "warm"]
 
 
@@ -209,8 +152,9 @@ class FleetView:
         gpu, host, disk = self.hit_tokens, self.hit_tokens_host, self.hit_tokens_disk
         if not (np.count_nonzero(host) or np.count_nonzero(disk)):
             return gpu
-        spared = host * self._saved_share(self.host_tokens_per_s, HOST_SPEED, host, gpu)
-        spared += disk * self._saved_share(self.disk_tokens_per_s, DISK_SPEED, disk, gpu + host)
+        host_s, disk_s = self.prefill_s(host, gpu), self.prefill_s(disk, gpu + host)
+        spared = host * saved_share(host, self.host_tokens_per_s, host_s, HOST_SPEED)
+        spared += disk * saved_share(disk, self.disk_tokens_per_s, disk_s, DISK_SPEED)
         counted: Ints = gpu + spared.astype(np.int64)
         return counted
 
@@ -220,25 +164,12 @@ class FleetView:
         The GPU's capacity as it is assumed, and what lower tiers hold as `spared_tokens` counts it
         in prompts of so many tokens. A tier that is still filling up counts as what it holds.
         """
-        kept: Floats = self.assumed_capacity_tokens + self.host_cached_tokens * self._saved_share(
-            self.host_tokens_per_s, HOST_SPEED, prompt_tokens, 0
-        )
-        kept += self.disk_cached_tokens * self._saved_share(
-            self.disk_tokens_per_s, DISK_SPEED, prompt_tokens, 0
-        )
+        prompt_s = self.prefill_s(prompt_tokens, 0)
+        host = saved_share(prompt_tokens, self.host_tokens_per_s, prompt_s, HOST_SPEED)
+        disk = saved_share(prompt_tokens, self.disk_tokens_per_s, prompt_s, DISK_SPEED)
+        kept: Floats = self.assumed_capacity_tokens + self.host_cached_tokens * host
+        kept += self.disk_cached_tokens * disk
         return kept
-
-    def _saved_share(
-        self, rate: Floats, presumed: float, tokens: Ints | int, cached: Ints | int
-    ) -> Floats:
-        """float64[rows]: share of the prefill of `tokens` after `cached` ones that loading saves.
-
-        In seconds of both: what attention costs is part of the prefill, and none of the load.
-        """
-        load_s = tokens / rate
-        share = load_s / np.maximum(self.prefill_s(tokens, cached), 1e-9)
-        saved: Floats = 1.0 - np.fmin(np.where(np.isnan(rate), 1.0 / presumed, share), 1.0)
-        return saved
 
     @property
     def hit_confidence(self) -> Floats:
@@ -268,7 +199,7 @@ class FleetView:
         return load
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
-        """float64[rows]: tokens of the prompt a worker lacks, priced by `policies.contract`."""
+        """float64[rows]: tokens of the prompt a worker lacks, priced by `policies.pricing`."""
         return missing_tokens(self.spared_tokens, prompt_tokens)
 
     @property

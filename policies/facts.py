@@ -10,7 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from policies.contract import Hashes, Standing, record
+from policies.contract import Hashes, Standing
+from policies.record import record
 
 Tier = Literal["gpu", "host", "disk"]
 BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same numbers as ints

@@ -7,8 +7,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from policies.contract import Bools, FleetView, Floats, RequestView, median
-from policies.work import between, busy_share, invested_s, later_s, new_s, room_s
+from policies.arrays import between, median
+from policies.contract import Bools, FleetView, Floats, RequestView
+from policies.work import busy_share, invested_s, later_s, new_s, room_s
 
 _FULL = 0.9  # share of a cache beyond which what comes pushes something out
 _REDO = 0.9  # a worker that can redo all its sessions in this share of their cycle needs no cache

@@ -27,12 +27,6 @@ def new_s(request: RequestView, fleet: FleetView) -> Floats:
     return fleet.prefill_s(request.prompt_tokens - spared, spared)
 
 
-def between(values: Floats, most: float) -> Floats:
-    """float64[rows]: `values`, but from 0 to `most`, in a fraction of `np.clip`'s time."""
-    kept: Floats = np.minimum(np.maximum(values, 0.0), most)
-    return kept
-
-
 _BUSY = 2.0  # a queue at half load lasts twice its own work, and delays all who come until then
 
 

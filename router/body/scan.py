@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvkernels import body_fields, json_items, json_text, token_ids
-from policies.contract import record
+from policies.record import record
 from router.config.keys import json_words
 from router.http.errors import ClientError
 

@@ -9,7 +9,7 @@ import random
 import re
 from collections.abc import Iterable
 
-from policies.contract import record
+from policies.record import record
 from router.http.messages import Request
 from router.http.reply import Header
 

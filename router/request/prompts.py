@@ -19,7 +19,8 @@ import xxhash
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_seed, scan_request
-from policies.contract import Hashes, record
+from policies.contract import Hashes
+from policies.record import record
 from router.body.legs import check_no_transfer
 from router.body.paths import Path
 from router.body.scan import (

@@ -37,7 +37,7 @@ def unknown(where: str, name: object, valid: Iterable[str]) -> str:
 
 
 # What a policy is asked, not how it answers: every policy imports these.
-COMMON = frozenset({"policies.contract", "policies.facts"})
+COMMON = frozenset(f"policies.{name}" for name in ("arrays", "contract", "facts", "record"))
 
 
 def policy_files(spec: str) -> list[Path]:

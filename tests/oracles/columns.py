@@ -31,7 +31,7 @@ def missing_tokens(hit_tokens: Ids, prompt_tokens: int) -> Column:
 
     `hit_tokens`: int64[rows], leading tokens of the prompt that the row holds. The last token of
     a prompt counts as missing even where it is held. To the last bit what
-    `policies.contract.missing_tokens` gives, which says what the price is for.
+    `policies.pricing.missing_tokens` gives, which says what the price is for.
     """
     hits = np.minimum(hit_tokens, prompt_tokens - 1).tolist()
     priced, depth = 0.0, 0

@@ -6,7 +6,8 @@ import math
 
 import numpy as np
 
-from policies.contract import Hashes, record
+from policies.contract import Hashes
+from policies.record import record
 from router.core.sessions.pool_pace import PoolPace
 
 TRUNKS_MAX = 256  # heads kept; whatever has more than 1/256 of all counts is among them

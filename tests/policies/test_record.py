@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from policies.contract import record
 from policies.facts import Finish, FirstToken, LoadReport
+from policies.record import record
 
 
 @record

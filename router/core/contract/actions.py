@@ -8,9 +8,10 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from policies.contract import FleetView, Floats, Ints, RequestView, record
+from policies.contract import FleetView, Floats, Ints, RequestView
 from policies.facts import Role
 from policies.pick import ranked
+from policies.record import record
 
 SHOWN_WORKERS = 8  # of a thousand
 MAX_TERMS = 16  # of one policy

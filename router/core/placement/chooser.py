@@ -8,8 +8,9 @@ from functools import cache, partial
 import numpy as np
 
 from kvkernels import PrefixIndex
-from policies.contract import FleetView, Floats, Hashes, Ints, RequestView, record
+from policies.contract import FleetView, Floats, Hashes, Ints, RequestView
 from policies.facts import Arrival
+from policies.record import record
 from router.core.contract.actions import Decision, Details, Ranking, Reject, details_of
 from router.core.contract.settings import NO_LIMIT, CoreSettings
 from router.core.placement.admission import ModelLimits

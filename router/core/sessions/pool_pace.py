@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from policies.contract import median
+from policies.arrays import median
 from router.core.workers.columns import WorkerColumns
 
 

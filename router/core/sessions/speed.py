@@ -22,7 +22,8 @@ from types import MappingProxyType
 
 import numpy as np
 
-from policies.contract import DISK_SPEED, HOST_SPEED, Floats
+from policies.contract import Floats
+from policies.pricing import DISK_SPEED, HOST_SPEED
 from router.core.workers.columns import Cells, WorkerColumns
 from router.core.workers.ledger import Charge
 

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvkernels import _native
-from policies.contract import median, missing_tokens
+from policies.arrays import median
 from policies.pick import pick
+from policies.pricing import missing_tokens
 from tests.effort import examples
 from tests.oracles import columns as column_twins
 

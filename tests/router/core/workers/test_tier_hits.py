@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.contract import HOST_SPEED, FleetView, Floats, RequestView
+from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Finish, FirstToken, ReplayEnd
+from policies.pricing import HOST_SPEED
 from router.core.contract.actions import Dispatch
 from router.core.placement.chooser import Choice
 from router.core.sessions.speed import LoadEstimator

@@ -1,0 +1,54 @@
+"""Prices of prompt tokens: those that a worker lacks, and those that it loads from lower tiers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from policies.arrays import Floats, Ints
+
+# How many times as fast as it computes KV a worker is assumed to load it, until its own speed was
+# measured. PCIe carries 25 GB/s, which is 5 to 20 times the prefill of the GPUs and models in
+# `engine.profiles`, and a disk 6 GB/s, 1 to 4 times. The lowest of each range is assumed: a tier
+# that is assumed too slow is still used, and its true speed is learned.
+HOST_SPEED = 5.0
+DISK_SPEED = 1.5
+
+
+def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
+    """float64[rows]: prompt tokens a worker lacks, each at 1 / (workers that hold it); at least 1.
+
+    At full price no worker would ever get a copy of a popular prefix: for each single request a
+    hit is cheaper, so a few holders would serve all requests while other workers stay idle. But a
+    copy also serves later requests, and the number of holders shows how much a prefix is in
+    demand. So once m workers hold a token, a further copy of it costs 1 / m of its prefill. Tokens
+    that one worker alone holds, such as a conversation, keep their full price.
+    """
+    if len(hit_tokens) == 0:
+        return np.zeros(0)
+    order = hit_tokens.argsort()
+    depths = hit_tokens[order]
+    # The last token is computed even if all are resident: its logits give the next one.
+    if depths[-1] >= prompt_tokens:
+        depths = np.minimum(depths, prompt_tokens - 1)
+    steps = depths.copy()
+    steps[1:] -= depths[:-1]
+    # Between the hits of neighbours in this order, the tokens are held by all further rows.
+    priced = np.add.accumulate(steps / np.arange(len(depths), 0, -1))
+    missing = np.empty(len(depths))
+    # Plain numbers: a scalar of numpy's own makes an operation take half as long again.
+    missing[order] = (float(priced[-1]) - priced) + float(prompt_tokens - int(depths[-1]))
+    return missing
+
+
+def saved_share(
+    tokens: Ints | int, tokens_per_s: Floats, prefill_s: Floats, assumed_speed: float
+) -> Floats:
+    """float64[rows]: share of the prefill of `tokens`, 0..1, that loading their KV saves.
+
+    `tokens_per_s`: speed of loading them; where it is NaN, loading is assumed to be
+    `assumed_speed` times as fast as computing. `prefill_s`: seconds to compute them, attention
+    included: it is a part of the prefill, and loading has none.
+    """
+    share = (tokens / tokens_per_s) / np.maximum(prefill_s, 1e-9)
+    saved: Floats = 1.0 - np.fmin(np.where(np.isnan(tokens_per_s), 1.0 / assumed_speed, share), 1.0)
+    return saved
