@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from policies.contract import FleetView, RequestView
+from policies.contract import RequestView, TableFleet
 
 _INTS = {"worker_id", "hit_tokens", "hit_tokens_host", "hit_tokens_disk", "running", "waiting"}
 _BOOLS = {"hits_unknown", "holds_trunk"}
@@ -37,20 +37,20 @@ _IDLE: dict[str, float] = {
 }  # any other float column: NaN, "nobody said"
 
 
-def fleet_of(**columns: Any) -> FleetView:
-    """A FleetView of as many rows as the longest column given; scalars fill their column.
+def fleet_of(**columns: Any) -> TableFleet:
+    """A fleet of as many rows as the longest column given; scalars fill their column.
 
     `fleet_of(hit_tokens=[600, 0], step_s=0.02)`. Columns not given are those of an idle worker
     of 10,000 tokens/s and 10 ms steps without thresholds. Pool scalars go by their own names.
     """
-    known = {field.name for field in fields(FleetView)}
+    known = {field.name for field in fields(TableFleet)}
     unknown = sorted(set(columns) - known)
     if unknown:
         raise TypeError(f"no column {', '.join(unknown)}; columns: {', '.join(sorted(known))}")
     given = {name: value for name, value in columns.items() if name not in _SCALARS}
     rows = max((np.size(value) for value in given.values()), default=1)
     view = {name: _column(name, given.get(name), rows) for name in known - set(_SCALARS)}
-    return FleetView(**view, **{name: columns.get(name, _SCALARS[name]) for name in _SCALARS})
+    return TableFleet(**view, **{name: columns.get(name, _SCALARS[name]) for name in _SCALARS})
 
 
 def request_of(**changes: Any) -> RequestView:

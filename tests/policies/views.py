@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from policies.contract import FleetView
+from policies.contract import FleetView, TableFleet
 from policies.facts import Dispatched, Finish, WorkerChange
 from policies.load import LoadedPolicy
 from tests.policies.fleet import fleet_of, request_of
@@ -67,5 +67,5 @@ def told(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
 
 
 def columns_of(fleet: FleetView) -> dict[str, np.ndarray]:
-    values = {field.name: getattr(fleet, field.name) for field in fields(FleetView)}
+    values = {field.name: getattr(fleet, field.name) for field in fields(TableFleet)}
     return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}

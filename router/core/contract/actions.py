@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from policies.contract import FleetView, Floats, Ints, RequestView
+from policies.contract import FleetView, Floats, Ints, RequestView, TableFleet
 from policies.facts import Role
 from policies.pick import ranked
 from policies.record import record
@@ -22,7 +22,7 @@ _OF_REQUEST = (
 )
 # Columns made of others, and what the hits were made with.
 _DERIVED = ("requests", "queued_prefill_s", "kv_fraction", "hit_confidence")
-_COLUMNS = (*(f.name for f in fields(FleetView) if f.name != "worker_id"), *_DERIVED)
+_COLUMNS = (*(f.name for f in fields(TableFleet) if f.name != "worker_id"), *_DERIVED)
 
 
 class Rejection(NamedTuple):

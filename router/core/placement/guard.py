@@ -14,7 +14,7 @@ from policies.facts import Fact
 from policies.load import RAISABLE, LoadedPolicy, NotACostError, PolicyError, WrapperFailedError
 from policies.pick import pick
 from router.core.contract.actions import checked_terms
-from router.core.placement.live_fleet import native_costs
+from router.core.placement.native_warmset import native_costs
 
 BACKOFF_S = 10.0  # the first suspension
 BACKOFF_MAX_S = 600.0  # it doubles up to here

@@ -17,7 +17,7 @@ from policies.load import load
 from policies.warmset import Warmset
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.core.placement.live_fleet import NativeWarmset, native_costs
+from router.core.placement.native_warmset import NativeWarmset, native_costs
 from tests.effort import EFFORT
 from tests.router.core.random_world import RandomWorld
 
