@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import (
@@ -32,6 +32,11 @@ REPLACED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
 INTERNAL_PREFIX = b"x-warmroute-internal-"
 OUR_PREFIX = b"x-warmroute-"
 BODYLESS_METHODS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
+# Headers of a reply that say how to read it.
+_NOTED = frozenset(
+    {b"content-length", b"transfer-encoding", b"connection", b"content-type", b"content-encoding"}
+)
+_NOTHING = (b"",)
 MAX_LENGTH_DIGITS = 15  # a petabyte; longer numbers are an attack or a fault
 
 _TOKEN = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+"
@@ -54,52 +59,55 @@ def parse_head(head: bytes, method: str) -> ReplyHead:
     if status_line is None or not _FIELDS.fullmatch(head, status_line.end()):
         raise WorkerError("garbage", "the worker's reply does not begin with an HTTP/1.x head")
     minor, code, reason = status_line.groups(b"")
-    headers = tuple(
-        (name, value.strip(b" \t"))
-        for name, value in _FIELD.findall(head, status_line.end())
-        if not name.lower().startswith(OUR_PREFIX)
-    )
     status = int(code)
+    headers: list[Header] = []
+    noted: dict[bytes, list[bytes]] = {}  # values of the headers that say how to read the reply
+    for name, value in _FIELD.findall(head, status_line.end()):
+        lower, value = name.lower(), value.strip(b" \t")
+        if lower in _NOTED:
+            noted.setdefault(lower, []).append(value)
+        elif lower.startswith(OUR_PREFIX):
+            continue
+        headers.append((name, value))
     if status == 101:
         raise WorkerError("garbage", "the worker switched protocols without being asked")
-    lengths: set[bytes] = set()
-    codings: list[bytes] = []
-    connection = b""
-    event_stream = coded = False
-    for name, value in headers:
-        lower = name.lower()
-        if lower == b"content-length":
-            lengths.add(value)
-        elif lower == b"transfer-encoding":
-            codings.append(value.lower())
-        elif lower == b"connection":
-            connection += b"," + value.lower()
-        elif lower == b"content-type":
-            event_stream = value[: len(EVENT_STREAM)].lower() == EVENT_STREAM
-        elif lower == b"content-encoding":
-            coded = True
-    framing, length = _framing(status, method, lengths, codings, minor)
-    options = [option.strip() for option in connection.split(b",")]
+    framing, length = _framing(status, method, noted, minor)
+    options = _options(noted.get(b"connection", ()))
     persistent = b"close" not in options and (minor == b"1" or b"keep-alive" in options)
-    reusable = persistent and framing is not Framing.CLOSE
-    return ReplyHead(status, reason, headers, framing, length, reusable, event_stream, coded)
+    kinds = noted.get(b"content-type", _NOTHING)
+    return ReplyHead(
+        status,
+        reason,
+        tuple(headers),
+        framing,
+        length,
+        reusable=persistent and framing is not Framing.CLOSE,
+        event_stream=kinds[-1][: len(EVENT_STREAM)].lower() == EVENT_STREAM,
+        coded=b"content-encoding" in noted,
+    )
+
+
+def _options(values: Iterable[bytes]) -> frozenset[bytes]:
+    """The options of the values of `Connection`, in lower case."""
+    return frozenset(one.strip() for value in values for one in value.lower().split(b","))
 
 
 def _framing(
-    status: int, method: str, lengths: set[bytes], codings: list[bytes], minor: bytes
+    status: int, method: str, noted: Mapping[bytes, list[bytes]], minor: bytes
 ) -> tuple[Framing, int]:
     """How the body ends, and its length where that is given (RFC 9112, section 6.3)."""
-    if codings and (codings != [b"chunked"] or lengths or minor == b"0"):
+    lengths = noted.get(b"content-length")
+    codings = noted.get(b"transfer-encoding")
+    chunked = codings is not None and len(codings) == 1 and codings[0].lower() == b"chunked"
+    if codings and (not chunked or lengths or minor == b"0"):
         raise WorkerError("garbage", "the worker's reply can be framed in more than one way")
-    if len(lengths) > 1:
-        raise WorkerError("garbage", "the worker's reply has several lengths")
     length = 0
     if lengths:
-        digits = lengths.pop()
-        if not digits.isdigit() or len(digits) > MAX_LENGTH_DIGITS:
+        if any(other != lengths[0] for other in lengths):
+            raise WorkerError("garbage", "the worker's reply has several lengths")
+        if not lengths[0].isdigit() or len(lengths[0]) > MAX_LENGTH_DIGITS:
             raise WorkerError("garbage", "the worker's reply has a length that is no number")
-        length = int(digits)
-        lengths.add(digits)
+        length = int(lengths[0])
     if method == "HEAD" or status < 200 or status in (204, 304):
         return Framing.NONE, 0
     if codings:
@@ -114,19 +122,23 @@ def request_head(request: UpstreamRequest, host: bytes, base_path: str) -> bytes
     """
     if not _METHOD.fullmatch(request.method) or not _TARGET.fullmatch(request.target):
         raise ClientError(400, "the request's method or path has characters that HTTP forbids")
-    lines = [f"{request.method} {base_path}{request.target} HTTP/1.1".encode(), b"Host: " + host]
     skip = _of_connection(request.headers, REPLACED)
-    for name, value in request.headers:
-        lower = name.lower()
-        if lower not in skip and not lower.startswith(INTERNAL_PREFIX):
-            lines.append(name + b": " + value)
-    lines += [name + b": " + value for name, value in request.internal_headers]
+    lines = [
+        f"{request.method} {base_path}{request.target} HTTP/1.1".encode(),
+        b"Host: " + host,
+        *[
+            b"%b: %b" % header
+            for header in request.headers
+            if (lower := header[0].lower()) not in skip and not lower.startswith(INTERNAL_PREFIX)
+        ],
+        *[b"%b: %b" % header for header in request.internal_headers],
+    ]
     if request.body or request.method not in BODYLESS_METHODS:
         lines.append(b"Content-Length: %d" % len(request.body))
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
-def end_to_end(headers: Iterable[Header]) -> Iterable[Header]:
+def end_to_end(headers: Iterable[Header]) -> list[Header]:
     """`headers` without those of one connection; order and case kept."""
     skip = _of_connection(headers, HOP_BY_HOP)
     return [header for header in headers if header[0].lower() not in skip]
@@ -134,8 +146,5 @@ def end_to_end(headers: Iterable[Header]) -> Iterable[Header]:
 
 def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
     """The `known` names, and those that `Connection` names, in lower case."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if len(name) == 10 and name.lower() == b"connection":
-            named.update(option.strip() for option in value.lower().split(b","))
-    return known | named if named else known
+    values = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
+    return known | _options(values) if values else known

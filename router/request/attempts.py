@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from router.body.legs import SIDECAR
+from router.body.legs import SIDECAR, Leg
 from router.core.contract.actions import Dispatch, Reject
 from router.http.messages import Answer, Response, error_response
 from router.http.reply import Header
@@ -120,7 +120,9 @@ class Attempts:
         if state.prefill is not None:  # two legs at once
             end = await self._two_legs.both(state, attempt, member, reply)
         else:  # one worker does all of it, or decodes it
-            leg = await self._two_legs.second_leg(state, attempt)
+            leg = Leg(state.body)
+            if state.kept_kv is not None:
+                leg = await self._two_legs.second_leg(state, attempt, state.kept_kv)
             end = await self._sender.answer(state, leg, attempt, member, reply)
         if (outcome := end.outcome) is not None:
             if state.kept_kv is not None and (outcome.error is None or outcome.bytes_to_client):

@@ -36,11 +36,11 @@ class Deadlines:
 
         Raises ClientError(400) for a header that is no number of milliseconds.
         """
-        left_s = [
-            _seconds(name, text)
-            for name in (self.deadline_header, ENVOY_HEADER)
-            if (text := header(name)) is not None
-        ]
+        own, envoys = header(self.deadline_header), header(ENVOY_HEADER)
+        if own is None and envoys is None and not self.total_s:
+            return None
+        given = ((self.deadline_header, own), (ENVOY_HEADER, envoys))
+        left_s = [_seconds(name, text) for name, text in given if text is not None]
         known_s = [one_s for one_s in (*left_s, self.total_s) if one_s]
         return now_s + min(known_s) if known_s else None
 

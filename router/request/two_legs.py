@@ -80,10 +80,9 @@ class TwoLegs:
         # The client has seen nothing of this answer.
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
-    async def second_leg(self, state: RequestState, attempt: Attempt) -> Leg:
-        """The request for a worker that decodes what another one has prefilled, or does all."""
-        kept = state.kept_kv
-        if kept is None or kept.second_leg is None:
+    async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
+        """The leg for a worker that decodes what another one has prefilled, or does all of it."""
+        if kept.second_leg is None:
             return Leg(state.body)
         if attempt.leg == "decode":
             return await edited(kept.second_leg, state.body)

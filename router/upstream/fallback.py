@@ -224,46 +224,41 @@ class Exchange:
     dies in prefill.
     """
 
+    # Most exchanges change few of these, so that an exchange begins with the class's own.
+    ended = False
+    reusable = False  # the connection may carry another exchange
+    received_bytes = 0
+    _waker: asyncio.Future[None] | None = None
+    _bug: Exception | None = None
+    _paused = False
+    _buffer = b""  # of the head, until it is complete
+    _heads_bytes = 0
+    _head: ReplyHead | None = None
+    _body: Body
+    _meter: Meter
+    _judge: kvkernels.AnswerJudge | None = None  # until it is an answer
+    _withheld: list[tuple[bytes, bytes]] | None = None  # from the client, raw and payload
+    _withheld_bytes = 0
+    _held: list[bytes] | None = None
+    _held_bytes = 0
+    _denial: list[bytes] | None = None  # as it came, while it may be about the model
+    _denial_body: list[bytes]
+    _nothing = ""  # why a reply of status 200 is held
+    _flaw = ""  # why a reply that its client has is a failure of its worker all the same
+    _heard = False  # a part of the body came
+    _told_s = float("-inf")
+    _told_events = 0
+    _patience: Deadline | None = None  # of a client that waits for what is withheld
+
     def __init__(self, connection: Connection, method: str, sink: ReplySink, terms: Terms) -> None:
-        self.ended = False
-        self.reusable = False  # the connection may carry another exchange
-        self.received_bytes = 0
         self._connection = connection
         self._method = method
         self._sink = sink
         self._dechunk = sink.dechunk
         self._terms = terms
-        self._waker: asyncio.Future[None] | None = None
-        self._bug: Exception | None = None
-        self._paused = False
         self._sending = Sending(connection, terms.limits.write_bytes)
-        self._buffer = b""  # of the head, until it is complete
-        self._heads_bytes = 0
-        self._head: ReplyHead | None = None
-        self._body: Body
-        self._meter: Meter
-        self._judge: kvkernels.AnswerJudge | None = None  # until it is an answer
-        self._withheld: list[tuple[bytes, bytes]] | None = None  # from the client, raw and payload
-        self._withheld_bytes = 0
-        self._refused = False
-        self._held: list[bytes] | None = None
-        self._held_bytes = 0
-        self._denial: list[bytes] | None = None  # as it came, while it may be about the model
-        self._denial_body: list[bytes] = []
-        self._held_reply: HeldReply | None = None
-        self._nothing = ""  # why a reply of status 200 is held
-        self._error: WorkerError | ClientError | None = None
-        self._flaw = ""  # why a reply that its client has is a failure of its worker all the same
-        self._bytes_to_client = 0
-        self._heard = False  # a part of the body came
-        self._first_byte_s: float | None = None
-        self._first_token_s: float | None = None
-        self._last_byte_s: float | None = None
-        self._told_s = float("-inf")
-        self._told_events = 0
-        self._started_s = terms.clock()
+        self._outcome = Outcome(terms.clock())  # as far as it is known
         self._deadline = Deadline(terms.clock)
-        self._patience: Deadline | None = None  # of a client that waits for what is withheld
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
         """Send the request and relay the reply; cancel to give up.
@@ -289,13 +284,13 @@ class Exchange:
             self._deadline.stop()
             if self._patience is not None:
                 self._patience.stop()
-        broken = self._error is not None or self._bug is not None
-        if broken and self._bytes_to_client:
+        broken = self._outcome.error is not None or self._bug is not None
+        if broken and self._outcome.bytes_to_client:
             # Last of all: the client's end cancels the very task that runs this.
             self._sink.abort()
         if self._bug is not None:
             raise self._bug
-        return self._outcome()
+        return self._complete()
 
     def _expect_more(self) -> None:
         """Bound the next step of a worker that has not begun its reply."""
@@ -322,7 +317,7 @@ class Exchange:
     @property
     def silent(self) -> bool:
         """The client has seen nothing of the reply, or nothing that needs this worker."""
-        return not self._bytes_to_client or self._sink.movable
+        return not self._outcome.bytes_to_client or self._sink.movable
 
     def feed(self, data: bytes) -> None:
         """Bytes of the reply came."""
@@ -394,10 +389,10 @@ class Exchange:
         return data
 
     def _begin_body(self, head: ReplyHead) -> None:
-        limits = self._terms.limits
+        terms, limits = self._terms, self._terms.limits
         self._head = head
+        self._outcome.status = head.status
         self._body = follow(head, limits)
-        terms = self._terms
         self._meter = Meter(head.event_stream, limits.tail_bytes, terms.mark, terms.keeps_ends)
         if head.status in RETRYABLE_STATUSES:
             self._hold_from_now()
@@ -407,7 +402,7 @@ class Exchange:
             )
             self._withheld = []
         elif head.status in DENIAL_STATUSES and not isinstance(self._sink, CollectedReply):
-            self._denial = []
+            self._denial, self._denial_body = [], []
 
     def _hold_from_now(self) -> None:
         self._held = []
@@ -439,7 +434,7 @@ class Exchange:
         assert judge is not None
         if judge.feed(payload, last):
             self._judge = None
-            self._refused = judge.refuses
+            self._outcome.refused = judge.refuses
             if not judge.answers and self._withheld is None:  # its client has seen it begin
                 self._flaw = judge.failure
             elif not judge.answers:
@@ -473,7 +468,7 @@ class Exchange:
         on after a while all the same: that is what it is for.
         """
         self._heard = True
-        self._last_byte_s = self._terms.clock()
+        self._outcome.last_byte_s = self._terms.clock()
         self._deadline.start(self._terms.timeouts.between_s, self._on_late)
         if pings and self._patience is None:
             self._patience = Deadline(self._terms.clock)
@@ -497,26 +492,26 @@ class Exchange:
 
     def _relay(self, data: bytes, payload: bytes) -> None:
         """Pass body bytes on, and tell who wants to know."""
-        now_s = self._terms.clock()
-        self._last_byte_s = now_s
-        self._meter.feed(payload)
+        outcome, terms, meter = self._outcome, self._terms, self._meter
+        now_s = outcome.last_byte_s = terms.clock()
+        meter.feed(payload)
         self._heard = True
-        if self._first_byte_s is None and self._judge is None and not self._flaw:
-            self._first_byte_s = now_s
-        if not self._bytes_to_client:
+        if outcome.first_byte_s is None and self._judge is None and not self._flaw:
+            outcome.first_byte_s = now_s
+        if not outcome.bytes_to_client:
             self._begin_reply()
         else:
-            self._deadline.push(now_s + self._terms.timeouts.between_s)
-        self._bytes_to_client += len(data)
+            self._deadline.push(now_s + terms.timeouts.between_s)
+        outcome.bytes_to_client += len(data)
         self._sink.data(payload if self._dechunk else data)
-        begun = self._first_byte_s is not None
-        if begun and self._first_token_s is None and self._meter.begun:
-            self._first_token_s = now_s
-            tell = self._terms.on_first_byte
-            if tell is not None and self._head is not None and self._head.answers:
-                tell(now_s)
-        if begun:
-            self._tell_progress(now_s)
+        if outcome.first_byte_s is not None:
+            if outcome.first_token_s is None and meter.begun:
+                outcome.first_token_s = now_s
+                tell = terms.on_first_byte
+                if tell is not None and self._head is not None and self._head.answers:
+                    tell(now_s)
+            if terms.on_progress is not None:
+                self._tell_progress(terms.on_progress, now_s)
         if self._sink.congested and not self._body.done and not self._paused:
             # The client has a limit of its own; the worker is not to blame for this wait.
             self._paused = True
@@ -530,14 +525,12 @@ class Exchange:
             self._deadline.start(self._terms.timeouts.between_s, self._on_late)
         self._sink.head(self._head)
 
-    def _tell_progress(self, now_s: float) -> None:
+    def _tell_progress(self, tell: Callable[[float, int], None], now_s: float) -> None:
         events = self._meter.events
-        if self._terms.on_progress is None or events == self._told_events:
-            return
-        if now_s - self._told_s >= self._terms.limits.progress_s:
+        if events != self._told_events and now_s - self._told_s >= self._terms.limits.progress_s:
             self._told_s = now_s
             self._told_events = events
-            self._terms.on_progress(now_s, events)
+            tell(now_s, events)
 
     def _hold(self, payload: bytes) -> None:
         """Keep a failure's body from the client while another worker may do better."""
@@ -577,7 +570,7 @@ class Exchange:
         head = self._head
         if head is not None and self._held is not None:
             if error is None:
-                self._held_reply = HeldReply(head, b"".join(self._held))
+                self._outcome.held = HeldReply(head, b"".join(self._held))
             self.reusable = error is None and head.reusable
             if self._nothing:
                 error = WorkerError("no_answer", self._nothing)
@@ -587,17 +580,17 @@ class Exchange:
             assert head is not None
             body = b"".join(self._denial_body)
             self._meter.feed(body)
-            self._held_reply = HeldReply(head, body)
+            self._outcome.held = HeldReply(head, body)
             self.reusable = head.reusable
         elif error is None:
             assert head is not None
-            if not self._bytes_to_client:
+            if not self._outcome.bytes_to_client:
                 self._sink.head(head)
             self._sink.finish()
             self.reusable = head.reusable
             if self._terms.due is not None and head.event_stream and not self._flaw:
                 self._flaw = kvkernels.late_failure(self._meter.tail)
-        self._error = error
+        self._outcome.error = error
         if not self._sending.done:
             self.reusable = False
 
@@ -605,27 +598,20 @@ class Exchange:
         if self._waker is not None and not self._waker.done():
             self._waker.set_result(None)
 
-    def _outcome(self) -> Outcome:
-        head = self._head
-        relayed = head is not None and self._held is None
-        flaw = self._flaw and f"the worker's reply of status 200 {self._flaw}"
-        if self._error is not None:
-            flaw = ""
-        return Outcome(
-            started_s=self._started_s,
-            status=head.status if head is not None else None,
-            error=WorkerError("no_answer", flaw) if flaw else self._error,
-            refused=self._refused,
-            final=bool(flaw),
-            bytes_to_client=self._bytes_to_client,
-            first_byte_s=self._first_byte_s,
-            last_byte_s=self._last_byte_s,
-            events=self._meter.events if relayed else 0,
-            usage=self._meter.usage() if relayed else None,
-            kept=self._kept() if relayed and self._terms.keeps_ends else b"",
-            held=self._held_reply,
-            first_token_s=self._first_token_s if self._terms.mark else None,
-        )
+    def _complete(self) -> Outcome:
+        """The outcome, with what is known at the end alone."""
+        outcome, terms = self._outcome, self._terms
+        if self._head is not None and self._held is None:  # it was relayed
+            outcome.events = self._meter.events
+            outcome.usage = self._meter.usage()
+            if terms.keeps_ends:
+                outcome.kept = self._kept()
+        if not terms.mark:
+            outcome.first_token_s = None
+        if self._flaw and outcome.error is None:
+            why = f"the worker's reply of status 200 {self._flaw}"
+            outcome.error, outcome.final = WorkerError("no_answer", why), True
+        return outcome
 
     def _kept(self) -> bytes:
         """Of tensors as bytes a part is nothing: texts in it could be taken for what they quote."""
