@@ -184,6 +184,15 @@ class WarmsetCosts:
 # of HTTP/1.1 whose target begins with "/" that `router.http.parser` takes and does not rewrite.
 def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None: ...
 
+# The head of a worker's reply, each line with its CRLF, without the empty line: status, reason,
+# headers (without those that only the router says), framing (0 none, 1 length, 2 chunked, 3 to the
+# connection's end), length, whether the connection goes on, whether events follow, whether the body
+# is coded. `head_request`: the answer to HEAD. Raises ValueError for what two readers could frame
+# differently.
+def reply_head(
+    text: bytes, head_request: bool
+) -> tuple[int, bytes, tuple[tuple[bytes, bytes], ...], int, int, bool, bool, bool]: ...
+
 # What routing needs of a plain inference request's body, or None: read it in another way. The
 # numbers are the most that are allowed of messages, prompts, `n`, and bytes in the name of a model,
 # session or salt. None for what is malformed, over a limit, or rare: media, lists of lists, numbers
@@ -217,6 +226,8 @@ def json_text(text: Buffer) -> bytes | None: ...
 class PlainHead:
     def get(self, name: str) -> str | None: ...
     def fields(self) -> tuple[tuple[bytes, bytes], ...]: ...
+    # As lines with CRLF, but for names that are in `skip` in small letters, and internal ones.
+    def lines(self, skip: frozenset[bytes]) -> bytes: ...
 
 # Chain hashes of the first prompt, or of the conversation, by block size: token ids start from
 # `chain_seed(model, adapter, salt)`, text from `chain_seed(adapter or model, "text", salt)`.

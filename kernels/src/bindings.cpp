@@ -77,6 +77,7 @@ NB_MODULE(_native, module) {
   kv::bind_virtual_worker(module);
   kv::bind_warmset(module);
   kv::bind_request_scan(module);
+  kv::bind_reply_head(module);
   kv::bind_request_head(module);
 #ifdef KV_RELAY
   kv::bind_relay(module);

@@ -11,6 +11,7 @@ void bind_events(nanobind::module_& module);
 void bind_mirror(nanobind::module_& module);
 void bind_prefix_index(nanobind::module_& module);
 void bind_prefix_owners(nanobind::module_& module);
+void bind_reply_head(nanobind::module_& module);
 void bind_request_head(nanobind::module_& module);
 void bind_request_scan(nanobind::module_& module);
 void bind_session_weights(nanobind::module_& module);

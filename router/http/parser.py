@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from kvkernels import PlainHead, plain_head
 from router.http.bodies import ChunkedBody
 from router.http.errors import WorkerError
+from router.http.forwarding import lines_of
 
 CHUNKED = -1  # as a length: the body says itself where it ends
 MAX_HEADERS = 128
@@ -103,6 +104,10 @@ class Fields:
     def fields(self) -> tuple[tuple[bytes, bytes], ...]:
         """All of them, in order."""
         return self._fields
+
+    def lines(self, skip: frozenset[bytes]) -> bytes:
+        """The headers as lines with CRLF that a worker gets, but for names in `skip`."""
+        return lines_of(self._fields, skip)
 
 
 @dataclass(slots=True, unsafe_hash=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -44,7 +44,7 @@ class UpstreamRequest:
 
     method: str
     target: str
-    headers: tuple[Header, ...] = ()
+    headers: Iterable[Header] = ()
     body: bytes = b""
     internal_headers: tuple[Header, ...] = ()  # ours, added after the client's were filtered
     mark: bytes | None = None  # once in each event that carries tokens; None: every event does

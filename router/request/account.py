@@ -26,24 +26,16 @@ _ANYBODY = KeyTerms()
 class Account:
     """The account of one request. Lifetime: request."""
 
-    __slots__ = (
-        "_answered_s",
-        "_asked_s",
-        "_began_s",
-        "_grant",
-        "_http",
-        "_key",
-        "_late_status",
-        "_prompt_tokens",
-        "_read_s",
-        "_refused",
-        "_service",
-        "has_id",
-        "id",
-        "lost_outcome",
-        "trace",
-        "traced",
-    )
+    # Most requests change few of these, so that an account begins with the class's own.
+    lost_outcome: Outcome | None = None  # of the worker that a begun stream left
+    _key: Key | None = None
+    _grant: Grant | None = None  # of a key with limits
+    _prompt_tokens = 0
+    _read_s: float | None = None
+    _asked_s: float | None = None  # of a traced request; None: there is no open question
+    _answered_s: float | None = None
+    _refused: tuple[int, str | None] | None = None
+    _late_status: int | None = None
 
     def __init__(self, service: Service, http: Request) -> None:
         self._service = service
@@ -54,15 +46,6 @@ class Account:
         # The logs, and so its client, know the request by this text.
         self.has_id = service.access is not None or self.traced
         self.id = service.id_of(http) if self.has_id else ""
-        self._key: Key | None = None
-        self._grant: Grant | None = None  # of a key with limits
-        self._prompt_tokens = 0
-        self._read_s: float | None = None
-        self._asked_s: float | None = None  # of a traced request; None: there is no open question
-        self._answered_s: float | None = None
-        self.lost_outcome: Outcome | None = None  # of the worker that a begun stream left
-        self._refused: tuple[int, str | None] | None = None
-        self._late_status: int | None = None
 
     @property
     def terms(self) -> KeyTerms:

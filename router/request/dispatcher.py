@@ -86,15 +86,14 @@ REQUEST_STATES: Mapping[tuple[RequestPhase, str], RequestPhase] = MappingProxyTy
 class Ticket:
     """The line of one request to the core. Lifetime: request."""
 
-    __slots__ = ("_actions", "_dispatcher", "_waiter", "phase", "request_id", "runs_on")
+    request_id = -1  # until it comes before the core
+    phase: RequestPhase = "read"
+    runs_on = False  # its worker may compute on after its client has left
+    _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, dispatcher: Dispatcher) -> None:
-        self.request_id = -1  # until it comes before the core
-        self.phase: RequestPhase = "read"
-        self.runs_on = False  # its worker may compute on after its client has left
         self._dispatcher = dispatcher
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
-        self._waiter: asyncio.Future[None] | None = None
 
     def close(self) -> None:
         """Tell the core, if the request is not over, that its client has left."""

@@ -53,45 +53,26 @@ class RequestState:
     once, however it ended. Lifetime: request.
     """
 
-    __slots__ = (
-        "_exits",
-        "account",
-        "arrival",
-        "attempts",
-        "body",
-        "carrier",
-        "explain",
-        "http",
-        "kept_kv",
-        "last_refusal",
-        "path",
-        "prefill",
-        "prompt",
-        "sidecar_prefill",
-        "stream",
-        "ticket",
-    )
-
     body: bytes  # these four once it was read
     arrival: Arrival
     prompt: Prompt
     explain: Asked
+    path: Path = OTHER
+    # The prefill that began together with the latest attempt: sent by us, or by the sidecar of the
+    # worker that decodes.
+    prefill: Attempt | None = None
+    sidecar_prefill: Attempt | None = None
+    kept_kv: KeptKv | None = None  # of a first leg
+    stream: MovingStream | None = None  # that may continue at another worker
+    last_refusal: HeldReply | None = None  # a worker's words in place of an answer
+    _exits: ExitStack | None = None
 
     def __init__(self, http: Request, carrier: Carrier, ticket: Ticket, account: Account) -> None:
         self.http = http
         self.carrier = carrier
         self.ticket = ticket  # its line to the core
         self.account = account  # its key, quota and records
-        self.path: Path = OTHER
         self.attempts: list[Attempt] = []  # oldest first
-        # The prefill that began together with the latest attempt: sent by us, or by the sidecar of
-        # the worker that decodes.
-        self.prefill: Attempt | None = None
-        self.sidecar_prefill: Attempt | None = None
-        self.kept_kv: KeptKv | None = None  # of a first leg
-        self.stream: MovingStream | None = None  # that may continue at another worker
-        self.last_refusal: HeldReply | None = None  # a worker's words in place of an answer
-        self._exits: ExitStack | None = None
 
     def understood(self, read: ReadRequest) -> None:
         """The request was read. Raises ClientError for what its carrier does not allow."""

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import kvkernels
-from router.http.framing import end_to_end
+from router.http.forwarding import ForwardedHeaders, end_to_end
 from router.http.messages import Request
 from router.http.reply import (
     RANK_HEADER,
@@ -67,9 +67,7 @@ def upstream_request(
     if rank is not None:
         hidden |= _OF_RANKS
         before = (*before, (RANK_HEADER, b"%d" % rank))
-    headers = request.fields
-    if hidden:
-        headers = tuple([header for header in headers if header[0].lower() not in hidden])
+    headers = ForwardedHeaders(request.headers, hidden)
     return UpstreamRequest(request.method, target, headers, body, before + after, due=due)
 
 
@@ -106,6 +104,11 @@ class ClientReply:
     """A `ReplySink` that a handler returns once the relay is through. Lifetime: request."""
 
     movable = False  # bytes that went on as they came belong to one worker
+    status = 200  # where nobody says what it was: of a reply that is cut off early
+    keep_alive = False  # the client's connection outlives this reply
+    body_length = 0  # bytes written, head included
+    _ends_with_connection = False
+    _begun = b""  # the head, until the bytes that follow it in the same turn
 
     def __init__(
         self,
@@ -116,20 +119,10 @@ class ClientReply:
         """`buffer_bytes`: unread by the client before the worker is paused. `extra_headers` are
         added to the worker's own.
         """
-        self.status = 200  # where nobody says what it was: of a reply that is cut off early
-        self.keep_alive = False  # the client's connection outlives this reply
-        self.body_length = 0  # bytes written, head included
         self._client = request
         self._extra_headers = extra_headers
-        self._http_1_0 = request.http_1_0
-        self._ends_with_connection = False
-        self._begun = b""  # the head, until the bytes that follow it in the same turn
+        self.dechunk = request.http_1_0  # HTTP/1.0 knows no chunks
         self._buffer_bytes = buffer_bytes
-
-    @property
-    def dechunk(self) -> bool:
-        """HTTP/1.0 knows no chunks."""
-        return self._http_1_0
 
     @property
     def client_transport(self) -> asyncio.Transport | None:
@@ -149,15 +142,16 @@ class ClientReply:
         self._ends_with_connection = head.framing is Framing.CLOSE or (chunked and self.dechunk)
         self.keep_alive = self._client.keep_alive and not self._ends_with_connection
         lines = [b"HTTP/1.1 %d %s" % (head.status, head.reason)]
-        for name, value in end_to_end(head.headers):
-            if head.status != 204 or name.lower() != b"content-length":
-                lines.append(name + b": " + value)
-        lines += [name + b": " + value for name, value in self._extra_headers]
+        theirs = end_to_end(head.headers)
+        if head.status == 204:
+            theirs = [header for header in theirs if header[0].lower() != b"content-length"]
+        lines += [b"%b: %b" % header for header in theirs]
+        lines += [b"%b: %b" % header for header in self._extra_headers]
         if chunked and not self.dechunk:
             lines.append(b"Transfer-Encoding: chunked")
         if not self.keep_alive:
             lines.append(b"Connection: close")
-        elif self._http_1_0:
+        elif self.dechunk:
             lines.append(b"Connection: keep-alive")
         self._begun = b"\r\n".join(lines) + b"\r\n\r\n"
 
@@ -198,7 +192,7 @@ class ClientReply:
         cannot be a word says why.
         """
         transport = self._client.connection.transport
-        if self._http_1_0:
+        if self.dechunk:
             return "http_1_0"
         if transport is None or transport.is_closing():
             return "client_gone"

@@ -26,7 +26,7 @@ RELAY = ast.parse((FOLDER / "_native_relay.pyi").read_text())  # its twin is the
 # numpy (`tests/router/core/sessions/test_session_weights.py`) of the two after them, functions in
 # `tests/oracles/answers.py` of the last ones: they have no twin here.
 NO_TWIN = {
-    *("plain_head", "scan_request", "PlainHead", "PromptText"),
+    *("plain_head", "reply_head", "scan_request", "PlainHead", "PromptText"),
     *("body_fields", "json_items", "json_text", "token_ids"),
     "SessionWeights",
     "WarmsetCosts",

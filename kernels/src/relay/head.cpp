@@ -27,12 +27,6 @@ bool same_letters(std::string_view a, std::string_view b) {
          });
 }
 
-// What the router alone says to clients: an engine that said it would be believed in its place.
-bool is_ours(std::string_view name) {
-  constexpr std::string_view kOurs = "x-warmroute-";
-  return name.size() >= kOurs.size() && same(name.substr(0, kOurs.size()), kOurs);
-}
-
 std::string_view stripped(std::string_view text) {
   const std::size_t first = text.find_first_not_of(" \t");
   if (first == std::string_view::npos) return {};
@@ -140,6 +134,11 @@ void frame(ReplyHead& head, const Lengths& lengths, bool head_request, char mino
 }
 
 }  // namespace
+
+bool is_ours(std::string_view name) {
+  constexpr std::string_view kOurs = "x-warmroute-";
+  return name.size() >= kOurs.size() && same(name.substr(0, kOurs.size()), kOurs);
+}
 
 bool is_value_byte(unsigned char byte) { return byte == '\t' || (byte >= 0x20 && byte != 0x7f); }
 

@@ -1,5 +1,5 @@
 // Heads of replies: the worker's read strictly, then written anew for the client. No I/O; the twin
-// is `router/http/framing.py`.
+// of `parse_head` is `tests/oracles/reply_head.py`.
 #pragma once
 
 #include <cstdint>
@@ -46,6 +46,9 @@ ReplyHead parse_head(std::string_view head, bool head_request);
 // where the lines of the router's own begin.
 std::string client_head(const ReplyHead& head, const ClientTerms& client, bool persistent,
                         bool rechunked, std::size_t& ours_at);
+
+// A header that the router alone says to clients: an engine's would be believed in its place.
+bool is_ours(std::string_view name);
 
 // Where RFC 9110, sections 5.5 and 5.6.2, let a byte stand: in a field's value, in a name.
 bool is_value_byte(unsigned char byte);

@@ -1,6 +1,7 @@
 #include "bindings.h"
 
 #include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -15,6 +16,8 @@ struct KeptHead {
   nb::bytes text;
   kv::PlainHead head;
 };
+
+constexpr std::string_view kInternalPrefix = "x-warmroute-internal-";
 
 nb::object str_of(std::string_view text, const char* errors) {
   PyObject* made =
@@ -68,6 +71,24 @@ nb::tuple fields(const KeptHead& kept) {
   return nb::borrow<nb::tuple>(made);
 }
 
+// The lines that a worker gets: `skip` holds names in small letters that it does not get.
+nb::bytes lines(const KeptHead& kept, nb::handle skip) {
+  if (!PyFrozenSet_Check(skip.ptr())) throw nb::type_error("skip must be a frozenset of bytes");
+  std::string text, lower;
+  for (const kv::HeadField& field : kept.head.fields) {
+    lower.assign(field.name);
+    for (char& c : lower) {
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+    }
+    if (lower.starts_with(kInternalPrefix)) continue;
+    const int skipped = PySet_Contains(skip.ptr(), bytes_of(lower).ptr());
+    if (skipped < 0) throw nb::python_error();
+    if (skipped > 0) continue;
+    text.append(field.name).append(": ").append(field.value).append("\r\n");
+  }
+  return bytes_of(text);
+}
+
 }  // namespace calls
 
 namespace kv {
@@ -79,7 +100,11 @@ void bind_request_head(nb::module_& module) {
            "The first value under a name, whose letters count without case.")
       .def("fields", calls::fields,
            nb::sig("def fields(self) -> tuple[tuple[bytes, bytes], ...]"),
-           "Names and values as they came, blanks round the values left out.");
+           "Names and values as they came, blanks round the values left out.")
+      .def("lines", calls::lines, arg("skip"),
+           nb::sig("def lines(self, skip: frozenset[bytes]) -> bytes"),
+           "The headers as lines with CRLF, but for names that are in `skip` in small letters, "
+           "and internal ones.");
   module.def("plain_head", calls::plain_head, arg("text"),
              nb::sig("def plain_head(text: bytes) -> tuple[PlainHead, str, str, int, bool] | None"),
              "A head that goes on as it came; None: read it in another way.");

@@ -12,29 +12,33 @@ from policies.facts import Role
 from router.core.contract.actions import Decision
 
 _STEPS = 10
+_NEVER = -1 << 62  # the number of no step
 
 
 class Window:
-    """What was counted within `span_s`. Lifetime: its owner's."""
+    """Two counts over the last `span_s` seconds. Lifetime: its owner's."""
 
-    __slots__ = ("_both", "_step_s", "_steps")
+    __slots__ = ("_first", "_last", "_second", "_step_s", "_steps")
 
     def __init__(self, span_s: float) -> None:
         self._step_s = span_s / _STEPS
-        self._steps: deque[list[int]] = deque()  # [number of the step, first, second]
-        self._both = [0, 0]
+        self._steps: deque[list[int]] = deque()  # [number of the step, first, second], oldest first
+        self._last = [_NEVER, 0, 0]  # the latest of these
+        self._first, self._second = 0, 0  # the sums of all
 
     def add(self, now_s: float, first: int, second: int) -> None:
-        """Count; times must not go backwards."""
-        step = int(now_s // self._step_s)
-        if not self._steps or self._steps[-1][0] != step:
+        """Count; times must not run backwards."""
+        step, last = int(now_s // self._step_s), self._last
+        if last[0] != step:
             self._forget(step)
-            self._steps.append([step, 0, 0])
-        last, both = self._steps[-1], self._both
-        last[1] += first
-        last[2] += second
-        both[0] += first
-        both[1] += second
+            last = self._last = [step, 0, 0]
+            self._steps.append(last)
+        if first:
+            last[1] += first
+            self._first += first
+        if second:
+            last[2] += second
+            self._second += second
 
     def take_back(self, then_s: float) -> None:
         """Count one of the first kind less, which was counted at `then_s`; what is forgotten stays
@@ -44,24 +48,25 @@ class Window:
         for step in self._steps:
             if step[0] == number and step[1]:
                 step[1] -= 1
-                self._both[0] -= 1
+                self._first -= 1
 
     def sums(self, now_s: float) -> tuple[int, int]:
         """Both counts of the present step and the nine before it."""
         self._forget(int(now_s // self._step_s))
-        return self._both[0], self._both[1]
+        return self._first, self._second
 
     def clear(self) -> None:
         """Forget all."""
         self._steps.clear()
-        self._both = [0, 0]
+        self._last = [_NEVER, 0, 0]
+        self._first, self._second = 0, 0
 
     def _forget(self, step: int) -> None:
-        steps, both = self._steps, self._both
+        steps = self._steps
         while steps and steps[0][0] <= step - _STEPS:
             _, first, second = steps.popleft()
-            both[0] -= first
-            both[1] -= second
+            self._first -= first
+            self._second -= second
 
 
 HELD_SECONDS = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0)

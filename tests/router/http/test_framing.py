@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from kvkernels import plain_head
 from router.http.bodies import ChunkedBody, CloseBody, LengthBody, follow
 from router.http.errors import ClientError, WorkerError
-from router.http.framing import end_to_end, parse_head, request_head
+from router.http.forwarding import end_to_end
+from router.http.framing import parse_head, request_head
+from router.http.parser import Fields
 from router.http.reply import Framing, RelayLimits, ReplyHead, UpstreamRequest
+from tests.oracles import reply_head
 from tests.router.property_support import cut, patient
 
 LIMITS = RelayLimits()
@@ -199,6 +204,58 @@ def test_ambiguous_heads_are_the_workers_fault(head: bytes) -> None:
 def test_any_bytes_are_a_head_or_garbage(data: bytes) -> None:
     with contextlib.suppress(WorkerError):
         assert parse_head(data, "POST").status >= 100
+
+
+STATUS_LINES = st.sampled_from(
+    [
+        *(b"HTTP/1.1 200 OK\r\n", b"HTTP/1.0 200\r\n", b"HTTP/1.1 204 \r\n", b"HTTP/1.1 304 x\r\n"),
+        *(b"HTTP/1.1 101 Switching\r\n", b"HTTP/1.1 100 Go\r\n", b"HTTP/2 200\r\n", b"\r\n"),
+    ]
+)
+NAMES = st.sampled_from(
+    [
+        *(b"Content-Length", b"content-length", b"Transfer-Encoding", b"Connection", b"X-A"),
+        *(b"Content-Type", b"Content-Encoding", b"X-Warmroute-Worker", b"Bad Name", b""),
+    ]
+)
+VALUES = st.sampled_from(
+    [
+        *(b"5", b" 5 ", b"6", b"+5", b"chunked", b"Chunked\t", b"gzip", b"close", b"x, Keep-Alive"),
+        *(b"text/event-stream; x", b"TEXT/event-stream", b"identity", b"", b"a\x00", b"caf\xe9"),
+    ]
+)
+REPLY_HEADS = st.tuples(
+    STATUS_LINES,
+    st.lists(st.tuples(NAMES, VALUES).map(lambda field: b"%b:%b\r\n" % field), max_size=5),
+    st.sampled_from([b"", b"\r\n", b"X: no end", b" folded\r\n", b"bare\n"]),
+).map(lambda parts: parts[0] + b"".join(parts[1]) + parts[2])
+
+
+def read_by(reader: Callable[[bytes, str], ReplyHead], head: bytes, method: str) -> object:
+    try:
+        return reader(head, method)
+    except WorkerError as error:
+        return error.kind, error.message
+
+
+@patient
+@given(st.one_of(REPLY_HEADS, st.binary(max_size=60)), st.sampled_from(["POST", "HEAD"]))
+def test_a_reply_head_is_read_as_its_twin_in_python_reads_it(head: bytes, method: str) -> None:
+    assert read_by(parse_head, head, method) == read_by(reply_head.parse_head, head, method)
+
+
+@patient
+@given(
+    st.lists(st.tuples(st.sampled_from([b"A", b"aB", b"Te", b"Accept"]), VALUES), max_size=5),
+    st.frozensets(st.sampled_from([b"a", b"ab", b"te", b"host"])),
+)
+def test_the_lines_of_a_plain_head_are_those_of_its_twin_in_python(fields, skip) -> None:
+    lines = b"".join(b"%b: %b\r\n" % field for field in fields)
+    text = b"POST / HTTP/1.1\r\nHost: x\r\n%b\r\n" % lines
+    plain = plain_head(text)
+    assume(plain is not None)
+    assert plain is not None
+    assert plain[0].lines(skip) == Fields(text).lines(skip)
 
 
 def test_request_head_keeps_the_clients_and_drops_one_connections() -> None:

@@ -72,7 +72,7 @@ def test_a_worker_is_told_what_is_left_and_nothing_of_before() -> None:
     http, deadlines = Request(None, head, b""), Deadlines()
     left = (deadlines.left(0.2509),)
     sent = upstream_request(http, b"", after=left, hidden=deadlines.names())
-    assert sent.headers == ((b"A", b"1"),)
+    assert tuple(sent.headers) == ((b"A", b"1"),)
     assert sent.internal_headers == ((OWN.encode(), b"250"),)
     assert deadlines.left(-1.0) == (OWN.encode(), b"1")
 

@@ -1,0 +1,88 @@
+"""Headers that are passed on between clients and workers, and those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from functools import lru_cache
+from typing import Protocol
+
+from router.http.reply import Header
+
+# Headers that belong to one connection and are not passed on (RFC 9110, section 7.6.1).
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+# Headers that the relay writes itself, or that the server in front has already answered.
+REPLACED = HOP_BY_HOP | {b"host", b"content-length", b"expect"}
+INTERNAL_PREFIX = b"x-warmroute-internal-"
+
+
+class ReadHeaders(Protocol):
+    """The headers of a client's request, as a parser has read them. Lifetime: request."""
+
+    def fields(self) -> tuple[Header, ...]: ...  # all of them, in order
+    def lines(self, skip: frozenset[bytes]) -> bytes: ...  # as `lines_of`
+
+
+class ForwardedHeaders:
+    """The headers of a client's request that its worker gets; iterable. Lifetime: request."""
+
+    __slots__ = ("_hidden", "_read")
+
+    def __init__(self, read: ReadHeaders, hidden: frozenset[bytes] = frozenset()) -> None:
+        """`hidden`: names that the worker does not get, in lower case."""
+        self._read = read
+        self._hidden = hidden
+
+    def __iter__(self) -> Iterator[Header]:
+        """The headers before those of the connection are replaced."""
+        return (header for header in self._read.fields() if header[0].lower() not in self._hidden)
+
+    def lines(self) -> bytes:
+        """The headers as lines with CRLF, as the worker gets them."""
+        return self._read.lines(_with_replaced(self._hidden))
+
+
+@lru_cache(maxsize=64)  # of names that the configuration gives
+def _with_replaced(hidden: frozenset[bytes]) -> frozenset[bytes]:
+    return hidden | REPLACED
+
+
+def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
+    """`headers` as lines with CRLF, but for names in `skip`, those that `Connection` names, and
+    internal ones. Names in `skip` are in lower case.
+    """
+    skip = _of_connection(headers, skip)
+    return b"".join(
+        [
+            b"%b: %b\r\n" % header
+            for header in headers
+            if (lower := header[0].lower()) not in skip and not lower.startswith(INTERNAL_PREFIX)
+        ]
+    )
+
+
+def end_to_end(headers: Iterable[Header]) -> list[Header]:
+    """`headers` without those of one connection; order and case kept."""
+    skip = _of_connection(headers, HOP_BY_HOP)
+    return [header for header in headers if header[0].lower() not in skip]
+
+
+def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
+    """The `known` names, and those that `Connection` names, in lower case."""
+    values = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
+    return known | _options(values) if values else known
+
+
+def _options(values: Iterable[bytes]) -> frozenset[bytes]:
+    """The options of the values of `Connection`, in lower case."""
+    return frozenset(one.strip() for value in values for one in value.lower().split(b","))
