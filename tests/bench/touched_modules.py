@@ -1,11 +1,13 @@
-"""How many modules of `router/` and `policies/` execute code for one streamed chat.
+"""One streamed chat through `router/` and `policies/`: modules, objects, ways into packages.
 
-    python -m tests.bench.touched_modules [--list] [--root CHECKOUT]
+    python -m tests.bench.touched_modules [--list] [--entries] [--root CHECKOUT]
 
 A timed worker and a router with the default policy run as programs, the router under
-`sys.setprofile`. Each of several chats is a window from its connection to its last byte; a module
-counts where one of its functions was called in all windows, so that what the router does from time
-to time is left out. Imports and class bodies do not count. `--root`: another checkout, of another
+`sys.setprofile`. Each of several chats is a window from its connection to its last byte. A module
+counts if one of its functions was called in all windows, so that what the router does from time to
+time is left out; imports and class bodies do not count. A kind of object counts if one was made in
+all windows. A package is entered where one of its functions is called from another package, or from
+the event loop; a coroutine that is resumed is no new entry. `--root`: another checkout, of another
 version; use the interpreter of its own environment.
 """
 
@@ -20,6 +22,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from http.client import HTTPConnection
 from importlib import import_module
 from pathlib import Path
@@ -42,21 +45,18 @@ RARELY = {
 
 def traced(out: Path, argv: list[str]) -> int:
     """In the router: run it, and write down what a window saw at its end."""
-    seen: set[str] = set()
+    seen = Seen(Path.cwd())
     watching = False
 
     def call(frame: Any, event: str, argument: object) -> None:
         if watching and event == "call":
-            code = frame.f_code
-            if code.co_name != "<module>":
-                seen.add(code.co_filename)
+            seen.note(frame)
 
     def toggle(number: int, frame: object) -> None:
         nonlocal watching
         watching = not watching
         part = out.with_suffix(".part")
-        part.write_text(json.dumps(sorted(seen)))
-        seen.clear()
+        part.write_text(json.dumps(seen.taken()))
         part.replace(out)
 
     main = import_module("router.cli.main").main
@@ -66,6 +66,59 @@ def traced(out: Path, argv: list[str]) -> int:
     threading.setprofile(call)
     sys.setprofile(call)
     return int(main(argv))
+
+
+class Seen:
+    """The calls of one window. Lifetime: process."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root) + os.sep
+        self._frames: dict[int, Any] = {}  # kept, so that a frame that is resumed is known
+        self._files: set[str] = set()
+        self._kinds: set[str] = set()
+        self._entries: Counter[str] = Counter()  # "package function from package"
+
+    def note(self, frame: Any) -> None:
+        """A function is called, or a coroutine is resumed."""
+        if id(frame) in self._frames:
+            return
+        code = frame.f_code
+        self._frames[id(frame)] = frame
+        if code.co_name in ("__init__", "__new__"):
+            kind = frame.f_locals.get("self", frame.f_locals.get("_cls"))
+            made = kind if isinstance(kind, type) else type(kind)
+            if made.__module__.partition(".")[0] in FOLDERS:
+                self._kinds.add(f"{made.__module__}.{made.__qualname__}")
+        package = self._package(code.co_filename)
+        if not package or code.co_name == "<module>":
+            return
+        self._files.add(code.co_filename)
+        before = frame.f_back
+        while before is not None and not self._package(before.f_code.co_filename):
+            before = before.f_back
+        caller = "the event loop" if before is None else self._package(before.f_code.co_filename)
+        if caller != package:
+            self._entries[f"{package} {code.co_qualname} from {caller}"] += 1
+
+    def _package(self, file: str) -> str:
+        """The package of a file of the router or the policies; "" of any other file."""
+        inside = file.removeprefix(self._root)
+        if inside == file or inside.partition(os.sep)[0] not in FOLDERS:
+            return ""
+        return str(Path(inside).parent)
+
+    def taken(self) -> dict[str, Any]:
+        """The calls since this was asked last."""
+        found = {
+            "files": sorted(self._files),
+            "kinds": sorted(self._kinds),
+            "entries": dict(self._entries),
+        }
+        self._frames.clear()
+        self._files.clear()
+        self._kinds.clear()
+        self._entries.clear()
+        return found
 
 
 class Started:
@@ -115,20 +168,20 @@ def chat(url: str, number: int) -> None:
     http.close()
 
 
-def toggled(router: Started, out: Path) -> set[str]:
+def toggled(router: Started, out: Path) -> dict[str, Any]:
     """Begin or end a window; what it saw."""
     os.kill(router.process.pid, signal.SIGUSR1)
     until_s = time.monotonic() + WAIT_S
     while not out.exists():
         assert time.monotonic() < until_s, "the router does not take signals"
         time.sleep(0.01)
-    seen = set(json.loads(out.read_text()))
+    seen: dict[str, Any] = json.loads(out.read_text())
     out.unlink()
     return seen
 
 
-def windows(root: Path, folder: Path) -> list[set[str]]:
-    """The files that executed code, of each chat."""
+def windows(root: Path, folder: Path) -> list[dict[str, Any]]:
+    """The calls of each chat."""
     out, programs = folder / "seen", []
     found = []
     try:
@@ -160,12 +213,20 @@ def windows(root: Path, folder: Path) -> list[set[str]]:
     return found[1:]  # the first one makes what the others find
 
 
-def modules(root: Path) -> list[str]:
-    """Paths of what executed code in every window, without the ways of the machine."""
-    with tempfile.TemporaryDirectory() as folder:
-        seen = set.intersection(*windows(root, Path(folder)))
-    inside = [Path(file).relative_to(root) for file in seen if Path(file).is_relative_to(root)]
-    return sorted(str(path) for path in inside if path.parts[0] in FOLDERS)
+def in_all(seen: list[dict[str, Any]], what: str) -> list[str]:
+    """The part of it that each window has."""
+    return sorted(set.intersection(*(set(one[what]) for one in seen)))
+
+
+def show_entries(seen: list[dict[str, Any]]) -> None:
+    """Print by which functions each package is entered, the fewest times of all windows."""
+    by_package: dict[str, list[str]] = {}
+    for way in in_all(seen, "entries"):
+        package, _, how = way.partition(" ")
+        times = min(one["entries"][way] for one in seen)
+        by_package.setdefault(package, []).append(f"{times} x {how}")
+    for package, hows in sorted(by_package.items()):
+        print(package, *hows, sep="\n    ")
 
 
 def main() -> None:
@@ -175,13 +236,21 @@ def main() -> None:
         sys.exit(traced(Path(sys.argv[2]), sys.argv[3:]))
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--list", action="store_true", help="print the modules")
+    parser.add_argument("--entries", action="store_true", help="print the ways into each package")
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[2])
     options = parser.parse_args()
-    found = modules(options.root.resolve())
+    root = options.root.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        seen = windows(root, Path(folder))
+    found = [str(Path(file).relative_to(root)) for file in in_all(seen, "files")]
+    kinds = in_all(seen, "kinds")
     if options.list:
-        print(*found, sep="\n")
+        print(*found, *kinds, sep="\n")
+    if options.entries:
+        show_entries(seen)
     events = sum("/events/" in path for path in found)
     print(f"{len(found)} modules, of which {events} read the worker's KV events")
+    print(f"{len(kinds)} kinds of object")
 
 
 if __name__ == "__main__":
