@@ -176,7 +176,7 @@ class WarmsetCosts:
         cycle_s: float,
         pair_tokens: float,
         now_s: float,
-        believed_s: float,
+        foreign_load_max_age_s: float,
     ) -> Column: ...
 
 # A client's head with its empty line: the head, its method, its target, the bytes of its body, and

@@ -98,7 +98,7 @@ void ask(std::mt19937_64& random, const kv::warmset::Columns& columns, std::uint
       .wanted_copies = static_cast<std::int64_t>(random() % 9),
       .turnover_per_s = 0.1, .cycle_s = static_cast<double>(random() % 20),
       .pair_tokens = random() % 2 == 0 ? 0.0 : 1e-4, .now_s = 100.0,
-      .believed_s = static_cast<double>(random() % 100)};
+      .foreign_load_max_age_s = static_cast<double>(random() % 100)};
   Column costs(rows);
   kv::warmset::costs(columns, {1.0, 4.0, 0.1}, request, hits, asked, costs.data());
   for (const double cost : costs) {

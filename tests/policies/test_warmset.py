@@ -220,8 +220,8 @@ PROMPT = {"prompt_tokens": 20_000, "trunk_tokens": 10_000, "return_chance": 0.9}
 def test_a_new_session_goes_where_it_fits() -> None:
     request = request_of(standing="new", **PROMPT)
     costs = WARMSET.costs(request, fleet_of(hit_tokens=[10_000, 10_000], **EXAMPLE), None)
-    later_s, place_s = 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4), 0.8 * 0.9 * 0.9
-    assert costs.tolist() == [pytest.approx(0.3 + 0.8 + later_s + 0.243 + place_s), np.inf]
+    delay_s, place_s = 3 * 0.8 * 2 * 0.5 * (0.3 + 0.4), 0.8 * 0.9 * 0.9
+    assert costs.tolist() == [pytest.approx(0.3 + 0.8 + delay_s + 0.243 + place_s), np.inf]
 
 
 def test_a_warm_session_stays_at_home_however_full_that_is() -> None:
@@ -336,6 +336,7 @@ def test_one_waits_for_answers_to_free_the_memory_it_lacks() -> None:
     columns = EXAMPLE | {"kv_used_tokens": [96_000.0, 80_000.0]}
     fleet = fleet_of(hit_tokens=[10_000, 10_000], **columns)
     terms = WARMSET.terms(request_of(standing="new", **PROMPT), fleet, None)
-    assert terms["room_s"].tolist() == pytest.approx([6_000 / 48_000, 0.0])
+    assert terms["memory_wait_s"].tolist() == pytest.approx([6_000 / 48_000, 0.0])
     unknown = fleet.with_columns(turnover_per_s=0.0)
-    assert not WARMSET.terms(request_of(standing="new", **PROMPT), unknown, None)["room_s"].any()
+    terms = WARMSET.terms(request_of(standing="new", **PROMPT), unknown, None)
+    assert not terms["memory_wait_s"].any()

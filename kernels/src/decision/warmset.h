@@ -1,5 +1,5 @@
-// The costs of the default policy (policies/warmset.py, which says what they mean and is what
-// tests hold this to, to the last bit), over the columns of a pool in one pass.
+// The costs of the default policy over the columns of a pool, in one pass: the native twin of
+// policies/warmset.py, which says what each term means. Results are equal to the last bit.
 #pragma once
 
 #include "decision/columns.h"
@@ -10,14 +10,14 @@
 
 namespace kv::warmset {
 
-// What policies are given of the workers, each a column with one row a slot.
+// The workers' columns (router/core/workers/columns.py), one row a slot.
 struct Columns {
   std::span<const std::int64_t> worker_id;
   Doubles charged_work, drained_work, token_work;
   std::span<const std::int64_t> requests, foreign_running, foreign_waiting;
   Doubles report_s, context_tokens, own_tokens_at_report, kv_reported_tokens;
   Doubles kv_capacity_tokens, cached_tokens, prefill_tokens_per_s, step_s;
-  // Of the sessions at home there, and of blocks that nobody known owns.
+  // Sums over the sessions at home on the worker, and over blocks of no known session.
   Doubles private_tokens, trunk_tokens, cold_work, unowned_tokens;
 };
 
@@ -33,21 +33,21 @@ struct Request {
   std::int64_t prompt_tokens, trunk_tokens;
   Standing standing;
   std::int64_t home_id;
-  double return_chance, held_s;  // held: +inf where it is asked for the last time
-  // What its own session adds to the sums of the worker where it is at home; -1: nowhere.
+  double return_chance, held_s;  // held_s: +inf if the request would be refused now
+  // What its own session adds to the sums of the worker in `own_slot`, its home; -1: it has none.
   std::int64_t own_slot;
   double own_tokens, own_work;
-  // Where sessions with its trunk are at home, by slot; but not for itself alone in `own_slot`.
+  // By slot: sessions with its trunk are at home there.
   std::span<const bool> holds_trunk;
-  bool own_trunk_alone;
-  std::int64_t hot_trunk_tokens, wanted_copies;  // 0, 0: there is none
+  bool own_trunk_alone;  // in `own_slot` its own session is the only one of these
+  std::int64_t hot_trunk_tokens, wanted_copies;  // 0, 0: the prompt begins with no hot trunk
   double turnover_per_s, cycle_s, pair_tokens;
-  // Others' requests count where they were reported since then; +inf: nowhere.
-  double now_s, believed_s;
+  // Requests of other clients count where their report is at most this old; -inf: nowhere.
+  double now_s, foreign_load_max_age_s;
 };
 
-// Writes one cost a row, in seconds, +inf where the request may not go. `hits`, `slots` and `costs`
-// have the same length, above 0, and no slot is beyond the columns.
+// Writes one cost a row, in seconds, +inf where the worker is closed to the request. `hits`,
+// `slots` and `costs` have the same length, above 0, and no slot is beyond the columns.
 void costs(const Columns& columns, const Parameters& parameters, const Request& request,
            std::span<const std::int64_t> hits, Slots slots, double* costs);
 

@@ -108,7 +108,7 @@ auto warmset_costs(const WarmsetCosts& self, nb::handle slots, nb::handle hit_to
                    std::int64_t own_slot, double own_tokens, double own_work,
                    nb::handle holds_trunk, bool own_trunk_alone, std::int64_t hot_trunk_tokens,
                    std::int64_t wanted_copies, double turnover_per_s, double cycle_s,
-                   double pair_tokens, double now_s, double believed_s) {
+                   double pair_tokens, double now_s, double foreign_load_max_age_s) {
   if (standing < 0 || standing > 2) throw nb::value_error("standing is 0, 1 or 2");
   return self.costs(Counts(slots, "slots"), Counts(hit_tokens, "hit_tokens"),
                     Flags(holds_trunk, "holds_trunk"),
@@ -129,7 +129,7 @@ auto warmset_costs(const WarmsetCosts& self, nb::handle slots, nb::handle hit_to
                      .cycle_s = cycle_s,
                      .pair_tokens = pair_tokens,
                      .now_s = now_s,
-                     .believed_s = believed_s});
+                     .foreign_load_max_age_s = foreign_load_max_age_s});
 }
 
 }  // namespace calls
@@ -146,12 +146,12 @@ void kv::bind_warmset(nb::module_& module) {
            nb::arg("own_tokens"), nb::arg("own_work"), arg("holds_trunk"),
            nb::arg("own_trunk_alone"), nb::arg("hot_trunk_tokens"), nb::arg("wanted_copies"),
            nb::arg("turnover_per_s"), nb::arg("cycle_s"), nb::arg("pair_tokens"),
-           nb::arg("now_s"), nb::arg("believed_s"),
+           nb::arg("now_s"), nb::arg("foreign_load_max_age_s"),
            nb::sig("def costs(self, slots: Ids, hit_tokens: Ids, prompt_tokens: int, "
                    "trunk_tokens: int, standing: int, home_id: int, return_chance: float, "
                    "held_s: float, own_slot: int, own_tokens: float, own_work: float, "
                    "holds_trunk: Flags, own_trunk_alone: bool, hot_trunk_tokens: int, "
                    "wanted_copies: int, turnover_per_s: float, cycle_s: float, "
-                   "pair_tokens: float, now_s: float, believed_s: float) -> Column"),
+                   "pair_tokens: float, now_s: float, foreign_load_max_age_s: float) -> Column"),
            "float64[slots]: seconds, +inf where the request may not go.");
 }

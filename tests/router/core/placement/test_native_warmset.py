@@ -173,7 +173,8 @@ def test_wrong_arguments_are_named(wrong: dict[str, object], message: str) -> No
         **dict.fromkeys(("prompt_tokens", "trunk_tokens", "standing", "home_id"), 0),
         **dict.fromkeys(("return_chance", "held_s", "own_tokens", "own_work"), 0.0),
         **dict.fromkeys(("own_slot", "hot_trunk_tokens", "wanted_copies"), 0),
-        **dict.fromkeys(("turnover_per_s", "cycle_s", "pair_tokens", "now_s", "believed_s"), 0.0),
+        **dict.fromkeys(("turnover_per_s", "cycle_s", "pair_tokens", "now_s"), 0.0),
+        "foreign_load_max_age_s": 0.0,
         "holds_trunk": np.zeros(3, dtype=np.bool_),
         "own_trunk_alone": False,
     }
