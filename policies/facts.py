@@ -125,7 +125,11 @@ class Arrival:
 
 @record
 class Dispatched:
-    """A request was charged to a worker (the core's own decision, told to policies)."""
+    """A request, or a leg of it, was charged to a worker; only policies with a memory take this.
+
+    Of two legs one after the other, a `Finish` ends the first one before the second is dispatched.
+    Of two begun at once, the "prefill" ends with `Prefilled`, or with a `Failure` of that leg.
+    """
 
     now_s: float
     request_id: int
@@ -135,6 +139,7 @@ class Dispatched:
     chain: Hashes
     session: str | None = None  # its tenant's: another one may use the same name
     tenant: str | None = None
+    leg: Role = "both"
 
 
 @record
@@ -371,6 +376,18 @@ class PeerEnded:
     now_s: float
     request_id: int
     finish: Finish | None = None
+
+
+def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
+    """The legs of a request that are over with this fact, as far as they were dispatched.
+
+    For policies with a memory of dispatches, by request and leg.
+    """
+    if type(fact) is Prefilled or (
+        type(fact) is Failure and fact.leg == "prefill" and not fact.retry
+    ):
+        return ("prefill",)
+    return ("both", "prefill", "decode")
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 
 from policies.contract import Floats, Hashes, Ints
-from policies.facts import Dispatched, Failure, Finish, WorkerChange
+from policies.facts import Dispatched, Failure, Finish, Prefilled, Role, WorkerChange, legs_over
 
 PIECE = 16  # blocks looked at as one: a prefix counts as shared up to its last whole piece
 MAX_REQUESTS = 65_536  # tracked at once; beyond, the oldest is taken for finished
+
+Sent = tuple[int, Role]  # a request and its leg
 
 
 class ActiveBlocks:
@@ -22,7 +24,8 @@ class ActiveBlocks:
     def __init__(self) -> None:
         self.blocks: dict[int, int] = {}  # worker -> distinct blocks in use
         self._users: dict[int, dict[int, int]] = {}  # piece -> worker -> requests that use it
-        self._sent: dict[int, tuple[int, list[int], int]] = {}  # request -> worker, pieces, rest
+        # (request, leg) -> worker, pieces, rest
+        self._sent: dict[Sent, tuple[int, list[int], int]] = {}
 
     def __len__(self) -> int:
         return len(self._sent)
@@ -31,12 +34,13 @@ class ActiveBlocks:
         """Take a fact; those of other kinds change nothing. O(pieces of the prompt)."""
         kind = type(fact)
         if kind is Dispatched:
-            self._add(fact.request_id, fact.worker_id, fact.chain)
-        elif kind is Finish or kind is Failure:
-            self._remove(fact.request_id)
+            self._add((fact.request_id, fact.leg), fact.worker_id, fact.chain)
+        elif kind is Finish or kind is Failure or kind is Prefilled:
+            for leg in legs_over(fact):
+                self._remove((fact.request_id, leg))
         elif kind is WorkerChange and fact.state == "gone":
-            for number in [n for n, sent in self._sent.items() if sent[0] == fact.worker_id]:
-                self._remove(number)
+            for key in [key for key, sent in self._sent.items() if sent[0] == fact.worker_id]:
+                self._remove(key)
 
     def beyond(self, chain: Hashes, worker_ids: Ints) -> Floats:
         """float64[rows]: blocks in use on each worker, less those that it shares with `chain`."""
@@ -61,12 +65,12 @@ class ActiveBlocks:
                     found.setdefault(worker_id, depth * PIECE)
         return found
 
-    def _add(self, request_id: int, worker_id: int, chain: Hashes) -> None:
-        self._remove(request_id)
+    def _add(self, key: Sent, worker_id: int, chain: Hashes) -> None:
+        self._remove(key)
         if len(self._sent) >= MAX_REQUESTS:
             self._remove(next(iter(self._sent)))
         pieces, rest = _pieces(chain), len(chain) % PIECE
-        self._sent[request_id] = (worker_id, pieces, rest)
+        self._sent[key] = (worker_id, pieces, rest)
         blocks = self.blocks.get(worker_id, 0) + rest
         for piece in pieces:
             users = self._users.setdefault(piece, {})
@@ -76,8 +80,8 @@ class ActiveBlocks:
         if blocks:
             self.blocks[worker_id] = blocks
 
-    def _remove(self, request_id: int) -> None:
-        sent = self._sent.pop(request_id, None)
+    def _remove(self, key: Sent) -> None:
+        sent = self._sent.pop(key, None)
         if sent is None:
             return
         worker_id, pieces, freed = sent

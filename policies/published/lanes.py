@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from policies.facts import Role
+
 DECAYS_PER_S = 50.0  # the queue is multiplied by 31/32 every 20 ms
 DECAY = 31.0 / 32.0
 P0 = 1e6  # variance before the first observation: the first one is believed
 MAX_INFLIGHT = 1_000_000  # requests that are remembered; beyond it the oldest is forgotten
+
+Sent = tuple[int, Role]  # a request and its leg
 
 
 @dataclass(slots=True)
@@ -40,28 +44,28 @@ class Lanes:
     """Lanes by worker; requests in flight: (worker, sent at, its own ms, ms queued before it)."""
 
     of: dict[int, Lane] = field(default_factory=dict)
-    sent: dict[int, tuple[int, float, float, float]] = field(default_factory=dict)
+    sent: dict[Sent, tuple[int, float, float, float]] = field(default_factory=dict)
 
-    def send(self, request_id: int, worker_id: int, own_ms: float, now_s: float) -> None:
-        """A request of `own_ms` goes to a worker; if it went to another one before, it left."""
-        self.release(request_id, now_s)
+    def send(self, sent: Sent, worker_id: int, own_ms: float, now_s: float) -> None:
+        """A request of `own_ms` is sent to a worker; if another one had it, it left that one."""
+        self.release(sent, now_s)
         if len(self.sent) == MAX_INFLIGHT:
             self.release(next(iter(self.sent)), now_s)
         lane = self.of.setdefault(worker_id, Lane())
-        self.sent[request_id] = (worker_id, now_s, own_ms, lane.queued_ms(now_s))
+        self.sent[sent] = (worker_id, now_s, own_ms, lane.queued_ms(now_s))
         lane.add(own_ms, now_s)
 
-    def answered(self, request_id: int, now_s: float, forgetting: float) -> None:
+    def answered(self, sent: Sent, now_s: float, forgetting: float) -> None:
         """The worker's residual learns from how long the answer took."""
-        worker_id, sent_s, own_ms, before_ms = self.sent.get(request_id, (-1, 0.0, 0.0, 0.0))
+        worker_id, sent_s, own_ms, before_ms = self.sent.get(sent, (-1, 0.0, 0.0, 0.0))
         lane = self.of.get(worker_id)
         if lane is not None:
             took_ms = (now_s - sent_s) * 1_000.0
             lane.learn(max(took_ms - own_ms - before_ms, 1.0), forgetting)
 
-    def release(self, request_id: int, now_s: float) -> None:
+    def release(self, sent: Sent, now_s: float) -> None:
         """What is left of a request in its worker's queue goes."""
-        worker_id, sent_s, own_ms, _ = self.sent.pop(request_id, (-1, 0.0, 0.0, 0.0))
+        worker_id, sent_s, own_ms, _ = self.sent.pop(sent, (-1, 0.0, 0.0, 0.0))
         lane = self.of.get(worker_id)
         if lane is not None:
             lane.add(-own_ms * DECAY ** ((now_s - sent_s) * DECAYS_PER_S), now_s)

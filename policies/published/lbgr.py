@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.facts import Dispatched, Failure, Finish, FirstToken, WorkerChange
+from policies.facts import (
+    Dispatched,
+    Failure,
+    Finish,
+    FirstToken,
+    Prefilled,
+    WorkerChange,
+    legs_over,
+)
 from policies.published.lanes import Lanes
 
 
@@ -45,11 +53,16 @@ class Lbgr:
     def observe(self, fact: Any, state: Lanes) -> Lanes:
         if isinstance(fact, Dispatched):
             own_ms = max(self.slope_ms * fact.uncached_tokens / 1_000.0, 1.0)
-            state.send(fact.request_id, fact.worker_id, own_ms, fact.now_s)
-        elif isinstance(fact, FirstToken if self.first_token else Finish):
-            state.answered(fact.request_id, fact.now_s, self.forgetting)
-        if isinstance(fact, Finish | Failure):
-            state.release(fact.request_id, fact.now_s)
+            state.send((fact.request_id, fact.leg), fact.worker_id, own_ms, fact.now_s)
+        elif isinstance(fact, FirstToken) and self.first_token:
+            for leg in ("both", "decode"):
+                state.answered((fact.request_id, leg), fact.now_s, self.forgetting)
+        elif isinstance(fact, Finish | Failure | Prefilled):
+            learns = not (self.first_token or isinstance(fact, Failure))
+            for leg in legs_over(fact):
+                if learns:
+                    state.answered((fact.request_id, leg), fact.now_s, self.forgetting)
+                state.release((fact.request_id, leg), fact.now_s)
         elif isinstance(fact, WorkerChange) and fact.state == "gone":
             state.of.pop(fact.worker_id, None)
         return state

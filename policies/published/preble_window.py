@@ -7,13 +7,24 @@ from collections import deque
 from typing import Any
 
 from policies.contract import Hashes
-from policies.facts import Arrival, Dispatched, Failure, Finish, FirstToken
+from policies.facts import (
+    Arrival,
+    Dispatched,
+    Failure,
+    Finish,
+    FirstToken,
+    Prefilled,
+    Role,
+    legs_over,
+)
 from policies.published.recent import hit_blocks
 from policies.published.window_sums import WindowSums
 
 MAX_NODES = 64  # places where prompts part, the latest ones used
 MAX_OUTPUTS = 256  # answers of which the median is taken, the latest ones
 MAX_UNDER_WAY = 16_384  # requests before their first token; beyond, the oldest counts no more
+
+_ANSWERING: tuple[Role, ...] = ("both", "decode")  # legs that have a first token
 
 
 class PrebleWindow:
@@ -29,7 +40,8 @@ class PrebleWindow:
         self.ttft = WindowSums(window_s)  # node -> seconds, requests
         self._nodes: dict[int, int] = {}  # chain hash -> blocks; the latest used stands last
         self._depths: list[int] = []  # blocks of each node, in order
-        self._under_way: dict[int, tuple[float, list[int]]] = {}  # request -> since, its nodes
+        # (request, leg) -> since, its nodes
+        self._under_way: dict[tuple[int, Role], tuple[float, list[int]]] = {}
         self._outputs: deque[int] = deque()
         self._in_order: list[int] = []  # the same by size
 
@@ -60,11 +72,13 @@ class PrebleWindow:
         elif kind is Dispatched:
             self._dispatched(fact)
         elif kind is FirstToken:
-            since_s, nodes = self._under_way.pop(fact.request_id, (0.0, []))
-            for node in nodes:
-                self.ttft.add(fact.now_s, node, fact.now_s - since_s, 1.0)
-        elif kind is Finish or kind is Failure:
-            self._under_way.pop(fact.request_id, None)
+            for leg in _ANSWERING:
+                since_s, nodes = self._under_way.pop((fact.request_id, leg), (0.0, []))
+                for node in nodes:
+                    self.ttft.add(fact.now_s, node, fact.now_s - since_s, 1.0)
+        elif kind is Finish or kind is Failure or kind is Prefilled:
+            for leg in legs_over(fact):
+                self._under_way.pop((fact.request_id, leg), None)
             if kind is Finish and fact.output_tokens is not None:
                 self._outputs.append(fact.output_tokens)
                 insort(self._in_order, fact.output_tokens)
@@ -80,7 +94,7 @@ class PrebleWindow:
             self._touch(int(fact.chain[blocks - 1]), blocks)
         if len(self._under_way) >= MAX_UNDER_WAY:
             del self._under_way[next(iter(self._under_way))]
-        self._under_way[fact.request_id] = (fact.now_s, self.large_nodes(fact.chain))
+        self._under_way[fact.request_id, fact.leg] = (fact.now_s, self.large_nodes(fact.chain))
 
     def _touch(self, node: int, blocks: int) -> None:
         if self._nodes.pop(node, None) is None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
-from policies.facts import Dispatched, Failure, Finish, WorkerChange
+from policies.facts import Dispatched, Failure, Finish, Prefilled, WorkerChange, legs_over
 from policies.published.hashing import weights
 from policies.published.probes import Probes
 
@@ -51,10 +51,11 @@ class Prequal:
 
     def observe(self, fact: Any, state: Probes) -> Probes:
         if isinstance(fact, Dispatched):
-            state.send(fact.request_id, fact.worker_id)
+            state.send((fact.request_id, fact.leg), fact.worker_id)
             state.probe(self.probes, fact.now_s)
-        elif isinstance(fact, Finish | Failure):
-            state.release(fact.request_id)
+        elif isinstance(fact, Finish | Failure | Prefilled):
+            for leg in legs_over(fact):
+                state.release((fact.request_id, leg))
         elif isinstance(fact, WorkerChange):
             state.change(fact.worker_id, gone=fact.state == "gone")
         return state

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from policies.facts import Role
+
 MAX_INFLIGHT = 1_000_000  # requests whose worker is remembered; beyond it the oldest is forgotten
+
+Sent = tuple[int, Role]  # a request and its leg
 
 
 @dataclass(slots=True)
@@ -13,25 +17,25 @@ class Probes:
     """What the latest probes found: (worker id, own requests in flight, when)."""
 
     pool: deque[tuple[int, int, float]]  # bounded: the oldest goes
-    worker_of: dict[int, int] = field(default_factory=dict)  # unfinished request -> worker
+    worker_of: dict[Sent, int] = field(default_factory=dict)  # unfinished -> worker
     inflight: dict[int, int] = field(default_factory=dict)  # worker -> own requests
     workers: list[int] = field(default_factory=list)  # in the order in which they joined
     turn: int = 0  # of the worker that is probed next
 
-    def send(self, request_id: int, worker_id: int) -> None:
-        """A request goes to a worker; if it went to another one before, it left."""
-        self.release(request_id)
+    def send(self, sent: Sent, worker_id: int) -> None:
+        """A request is sent to a worker; if another one had it before, it left that one."""
+        self.release(sent)
         if len(self.worker_of) == MAX_INFLIGHT:
             self.release(next(iter(self.worker_of)))
-        self.worker_of[request_id] = worker_id
+        self.worker_of[sent] = worker_id
         if worker_id in self.inflight:
             self.inflight[worker_id] += 1
         else:  # it joined before this policy was chosen
             self.change(worker_id, gone=False)
 
-    def release(self, request_id: int) -> None:
+    def release(self, sent: Sent) -> None:
         """A request left its worker."""
-        worker_id = self.worker_of.pop(request_id, None)
+        worker_id = self.worker_of.pop(sent, None)
         if worker_id in self.inflight:
             self.inflight[worker_id] -= 1
 

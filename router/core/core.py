@@ -36,6 +36,7 @@ from policies.load import LoadedPolicy, load
 from router.core.contract.actions import (
     Action,
     Cancel,
+    Decision,
     Dispatch,
     Hold,
     Reject,
@@ -46,13 +47,9 @@ from router.core.contract.actions import (
 from router.core.contract.counters import CoreCounters
 from router.core.contract.settings import CoreSettings
 from router.core.placement.admission import DISPLACED, Admission, Drain, ModelLimit, ModelLimits
-from router.core.placement.chooser import Choice, Chooser, Withheld
-from router.core.placement.disaggregation import (
-    Disaggregation,
-    beside_of,
-    request_of,
-    was_waited_for,
-)
+from router.core.placement.choice import Choice, Held, Placement, Withheld
+from router.core.placement.chooser import Chooser
+from router.core.placement.disaggregation import Disaggregation, was_waited_for
 from router.core.placement.guard import (
     FallbackError,
     PolicyFaultError,
@@ -62,16 +59,17 @@ from router.core.placement.guard import (
     raising,
 )
 from router.core.placement.health import Health
-from router.core.placement.hold_queue import REFUSED_MAX, Pending
+from router.core.placement.hold_queue import REFUSED_MAX
 from router.core.placement.leftovers import Leftovers
 from router.core.placement.peer_requests import PeerRequests
+from router.core.placement.pending import AtWorker, Pending, PrefillLeg
 from router.core.placement.retries import NO_MODEL, Retries, draw_of
 from router.core.placement.session_tracking import SessionTracking
 from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
 from router.core.sessions.speed import LoadEstimator, SpeedEstimator
 from router.core.workers.columns import WorkerColumns
-from router.core.workers.ledger import NO_LOADS, Ledger
+from router.core.workers.ledger import NO_LOADS, Charge, Ledger
 from router.core.workers.table import Worker, WorkerTable
 
 _NOT_PASSED = Rejection(
@@ -83,22 +81,22 @@ _NOT_PASSED = Rejection(
 
 
 class RequestListener:
-    """Hears what becomes of requests, in the order of time; must neither raise nor wait.
+    """Hears of every charge from its beginning to its end, in the order of time.
 
-    This one does nothing: there are no peers. Lifetime: process.
+    It must neither raise nor wait. This one does nothing: there are no peers. Lifetime: process.
     """
 
-    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
-        """A request was charged to a worker."""
+    def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
+        """A request, or a leg of it, was charged to a worker."""
 
-    def first_token(self, request_id: int) -> None:
-        """Its prefill is over."""
+    def first_token(self, charge: Charge) -> None:
+        """The worker's prefill is over."""
 
-    def progress(self, request_id: int, output_tokens: int) -> None:
-        """Its answer has grown to so many tokens."""
+    def progress(self, charge: Charge, output_tokens: int) -> None:
+        """The worker's answer has grown to so many tokens."""
 
-    def ended(self, request_id: int, finish: Finish | None) -> None:
-        """It left its worker; with a `finish` where it was answered."""
+    def ended(self, charge: Charge, finish: Finish | None) -> None:
+        """The charge is released; with a `finish` where the worker did its part."""
 
 
 class RouterCore:
@@ -130,9 +128,7 @@ class RouterCore:
         self._loads = LoadEstimator(self.columns)
         fallback = load(settings.policy_fallback)
         self.guard = PolicyGuard(policy, fallback, report, clock, settings.policy_slow_s, use)
-        self.session_tracking = SessionTracking(
-            self.columns, settings, self.ledger, self.workers, policy
-        )
+        self.session_tracking = SessionTracking(self.columns, settings, self.workers, policy)
         pool = (self.columns, self.workers, self.caches, self.arrivals, self.session_tracking)
         drain: Drain[str] = Drain()
         self.model_limits = ModelLimits(drain)
@@ -208,57 +204,68 @@ class RouterCore:
         return [*actions, *self._place(pending, fact.now_s, "policy")]
 
     def on_first_token(self, fact: FirstToken) -> list[Action]:
-        """Its prefill is over."""
+        """The first token of an answer came: its prefill is over."""
         self._observe(fact)
-        charge = self.ledger.first_token(fact.request_id, fact.now_s)
-        if charge is None:
+        now_s = fact.now_s
+        pending = self._pending.get(fact.request_id)
+        charge = None if pending is None else pending.charge
+        if pending is None or charge is None or not self.ledger.first_token(charge, now_s):
             return []
-        self._loads.first_token(charge, fact.now_s)
-        self._speed.first_token(charge, fact.now_s)
-        self.disaggregation.arrived(charge, fact.now_s)
-        self.listener.first_token(fact.request_id)
-        pending = self._pending[fact.request_id]
-        self.admission.prefill_over(pending, True, fact.now_s)
-        actions = self.health.begun(charge.worker_id, pending, fact.now_s)
-        if pending.beside_id is not None:
-            self.disaggregation.faults.served(pending.beside_id, charge.worker_id, fact.now_s)
-        return [*actions, *self._beside_served(pending, fact.now_s, None)]
+        self._learn_speed(charge, now_s)
+        self.disaggregation.arrived(charge, now_s)
+        self.listener.first_token(charge)
+        self.admission.prefill_over(pending, True, now_s)
+        actions = self.health.begun(charge.worker_id, pending, now_s)
+        prefill = pending.prefill_leg
+        if prefill is None:
+            return actions
+        self.disaggregation.faults.served(prefill.worker_id, charge.worker_id, now_s)
+        return [*actions, *self._prefill_leg_served(pending, now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
-        """A request's prefill worker has finished: another worker decodes the request now."""
+        """The prefill of a request of two legs is over.
+
+        Where they follow each other, another worker decodes the request now.
+        """
         pending = self._pending.get(fact.request_id)
         if pending is None:
             return []
-        if pending.beside_id is not None:
+        if pending.prefill_leg is not None:
             self.admission.prefill_over(pending, True, fact.now_s)
-            actions = self._beside_served(pending, fact.now_s, fact.cached_tokens)
+            actions = self._prefill_leg_served(pending, fact.now_s, fact.cached_tokens)
             return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
-        if pending.leg != "prefill" or pending.worker_id is None:
+        charge = pending.charge
+        if pending.leg != "prefill" or charge is None:
             return []
         now_s, prompt = fact.now_s, pending.arrival.prompt_tokens
         finish = Finish(now_s, fact.request_id, prompt, fact.cached_tokens, 1)
         self._observe(finish)  # policies follow two dispatches, one after the other
-        charge = self.ledger.first_token(fact.request_id, now_s)
-        if charge is not None:
-            self._loads.first_token(charge, now_s)
-            self._speed.first_token(charge, now_s)
-        choice = self.disaggregation.prefilled(pending, now_s)
+        if self.ledger.first_token(charge, now_s):
+            self._learn_speed(charge, now_s)
+        decode = self.disaggregation.place_decode(pending, now_s)
         self.caches.answered(pending, finish)
         worker = self._release(pending, now_s, finish)
         actions = [*self.health.answered(worker, pending, finish), *self.caches.news()]
-        if isinstance(choice, Choice):
-            actions.append(self._dispatch(pending, choice, now_s))
-        else:  # nobody of its group decodes it now: it begins anew
+        if isinstance(decode, Choice):
+            actions.append(self._dispatch_decode(pending, decode, now_s))
+        else:  # no worker of its group decodes it now: it begins anew
             actions += self._place(pending, now_s, "retry")
         return [*actions, *self._ask_held(now_s)] if self.held.size else actions
+
+    def _learn_speed(self, charge: Charge, now_s: float) -> None:
+        """A prefill is over: learn how fast its worker loads and computes."""
+        self._loads.first_token(charge, now_s)
+        self._speed.first_token(charge, now_s)
 
     def on_progress(self, fact: Progress) -> list[Action]:
         """A running answer grew."""
         self._observe(fact)
-        gap_s = self.ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
-        if (charge := self.ledger.get(fact.request_id)) is not None:
+        pending = self._pending.get(fact.request_id)
+        charge = None if pending is None else pending.charge
+        if charge is not None:
+            gap_s = self.ledger.progress(charge, fact.output_tokens, fact.now_s)
             self.health.grew(charge.worker_id, fact.request_id, fact.now_s)
-            self.listener.progress(fact.request_id, fact.output_tokens)
+            self.listener.progress(charge, fact.output_tokens)
             if gap_s is not None:
                 self._speed.token_gap(charge.slot, gap_s)
         return []
@@ -271,41 +278,44 @@ class RouterCore:
             return []
         assert not pending.held, f"request {fact.request_id} finished while it was held"
         self.caches.answered(pending, fact)
-        charge = self.ledger.get(fact.request_id)
+        charge = pending.charge
         if charge is not None and fact.output_tokens is not None:
             self._speed.answered(charge, fact.output_tokens, fact.now_s)
-        besides = self._beside_served(pending, fact.now_s, None)
-        output_tokens = self.ledger.output_tokens(pending.arrival, fact)
+        actions: list[Action] = []
+        if pending.prefill_leg is not None:
+            actions += self._prefill_leg_served(pending, fact.now_s, None)
+        output_tokens = self.ledger.output_tokens(charge, pending.arrival, fact)
         worker = self._release(pending, fact.now_s, fact)
         self.admission.answered(fact.output_tokens)
         self.session_tracking.ended(pending, fact.now_s, output_tokens, refused=fact.refused)
-        actions = [*besides, *self.health.answered(worker, pending, fact), *self.caches.news()]
+        actions += self.health.answered(worker, pending, fact)
+        actions += self.caches.news()
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
         """A dispatch ended badly, or the client left: release, and retry where asked."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and fact.leg == "prefill" and not fact.retry:
-            return self._beside_failed(pending, fact)
+            return self._prefill_leg_failed(pending, fact)
         self._observe(fact)
         if pending is None:
             return []
         if fact.runs_on and self._stays_charged(pending, fact.now_s):
             return []
-        prefill_id = pending.beside_id
+        prefill_leg = pending.prefill_leg
         actions: list[Action] = self._cancel_other(pending, fact)
         worker = self._release(pending, fact.now_s)
-        pending.unsplittable |= was_waited_for(
-            pending, fact, worker is None or worker.facts.serves_alone
-        )
+        serves_alone = worker is None or worker.facts.serves_alone
+        pending.unsplittable |= was_waited_for(pending, fact, serves_alone)
         if fact.blame == "client":
             self.health.given_up(worker, pending)
             self._drop(pending, fact.now_s)
             return self._ask_held(fact.now_s)
+        prefiller = None if prefill_leg is None else self.workers.get(prefill_leg.worker_id)
         if fact.leg == "prefill":
-            worker = None if prefill_id is None else self.workers.get(prefill_id)
-        if fact.leg == "pair" and prefill_id is not None:
-            actions += self._pair_failed(pending, worker, self.workers.get(prefill_id), fact)
+            worker = prefiller
+        if fact.leg == "pair" and prefill_leg is not None:
+            actions += self._pair_failed(pending, worker, prefiller, fact)
         elif worker is not None:
             if worker.silent is None:  # else it may have the request once it answers
                 pending.tried.add(worker.worker_id)
@@ -323,11 +333,10 @@ class RouterCore:
 
     def _spares(self, pending: Pending, fact: Failure) -> bool:
         """True if another worker may serve what a busy one, or one without the model, refused."""
-        if fact.leg == "prefill":
-            pending.leg = "prefill"
+        leg: Role = "prefill" if fact.leg == "prefill" else pending.leg
         if fact.reason == NO_MODEL:
-            return self.chooser.may_have_model(pending)
-        return fact.busy_s is not None and self.chooser.has_room(pending)
+            return self.chooser.may_have_model(pending, leg)
+        return fact.busy_s is not None and self.chooser.has_room(pending, leg)
 
     def on_peer(self, fact: PeerFact) -> list[Action]:
         """A peer did something with its own request at a worker that this router shares."""
@@ -335,17 +344,21 @@ class RouterCore:
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
     def tell_open(self, listener: RequestListener) -> None:
-        """Tell a listener that comes late of all requests that are at workers now."""
-        own = [pending for pending in self._pending.values() if pending.worker_id is not None]
-        for pending in [*own, *(one.beside for one in own if one.beside is not None)]:
-            charge = self.ledger.get(pending.arrival.request_id)
+        """Tell a listener that comes late of all charges that are open now."""
+        answers = [(pending, pending.charge) for pending in self._pending.values()]
+        prefills = [
+            (pending, pending.prefill_leg.charge)
+            for pending, _ in answers
+            if pending.prefill_leg is not None
+        ]
+        for pending, charge in [*answers, *prefills]:
             worker = None if charge is None else self.workers.get(charge.worker_id)
             if charge is None or worker is None:
                 continue
-            listener.dispatched(pending, worker, charge.uncached_tokens)
+            listener.dispatched(pending, charge, worker)
             if not charge.waiting:
-                listener.first_token(charge.request_id)
-                listener.progress(charge.request_id, charge.output_tokens)
+                listener.first_token(charge)
+                listener.progress(charge, charge.output_tokens)
 
     # --- workers ----------------------------------------------------------------------------
 
@@ -360,13 +373,12 @@ class RouterCore:
             for charge in self.ledger.on_worker(fact.worker_id):
                 if self.peer_requests.forget(charge.request_id, fact.now_s):
                     continue
-                request_id = request_of(charge.request_id)
-                pending = self._pending[request_id]
-                if request_id != charge.request_id:
-                    self._release_beside(pending, fact.now_s, None)
-                else:
+                pending = self._pending[charge.request_id]
+                if charge is pending.charge:
                     self._release(pending, fact.now_s)
-                actions.append(Cancel(request_id, fact.worker_id, "worker removed"))
+                else:
+                    self._release_prefill_leg(pending, fact.now_s, None)
+                actions.append(Cancel(charge.request_id, fact.worker_id, "worker removed"))
             if (worker := self.workers.get(fact.worker_id)) is not None:
                 self.disaggregation.gone(worker)
         if fact.state in ("gone", "down"):
@@ -455,79 +467,117 @@ class RouterCore:
     # --- one decision -----------------------------------------------------------------------
 
     def _place(self, pending: Pending, now_s: float, reason: str) -> list[Action]:
-        """Dispatch with the charge taken, hold, or reject; for a hold another may be rejected."""
+        """Send a request to one worker or to two, hold it, or reject it.
+
+        Where a hold needs the place of another request, that one is rejected.
+        """
         self.ledger.advance(now_s)
         if now_s >= self.health.busy.next_s:
             self.health.busy.expire(now_s)
         try:
-            choice = self.disaggregation.choose(pending, now_s, reason)
+            placement = self.disaggregation.place(pending, now_s, reason)
         except FallbackError:
-            return [
-                self._give_up(pending, now_s, Rejection(500, "policy_failed", "the policy failed"))
-            ]
-        if isinstance(choice, Reject):
-            rejection = Rejection(choice.status, choice.code, choice.message)
-            if pending.unsplittable and choice.code == "no_worker_available":
+            failed = Rejection(500, "policy_failed", "the policy failed")
+            return [self._give_up(pending, now_s, failed)]
+        if isinstance(placement, Held):
+            pending.leg = placement.leg
+            return self._hold(pending, now_s)
+        if isinstance(placement, Reject):
+            rejection = Rejection(placement.status, placement.code, placement.message)
+            if pending.unsplittable and placement.code == "no_worker_available":
                 rejection = _NOT_PASSED
             return [self._give_up(pending, now_s, rejection)]
-        if choice is None:
-            return self._hold(pending, now_s)
-        return [self._dispatch(pending, choice, now_s)]
+        return [self._dispatch(pending, placement, now_s)]
 
-    def _dispatch(self, pending: Pending, choice: Choice, now_s: float) -> Dispatch:
-        prefill = self.disaggregation.beside(pending)
-        computing = prefill or choice
-        self.model_limits.sent(pending)
-        if prefill is not None or pending.leg != "decode":
-            self.admission.sent(pending, computing.uncached_tokens, now_s)
-        stages: tuple[Stage, ...] = (self._charge(pending, choice, now_s, prefill is not None),)
-        if prefill is not None:
-            pending.beside, pending.beside_id = beside_of(pending), prefill.worker.worker_id
-            stages = (self._charge(pending.beside, prefill, now_s, True), *stages)
-        if prefill is not None or pending.leg != "decode":
-            # Where what its session comes back for is computed.
-            self.session_tracking.dispatched(pending, computing.worker.slot)
-        after_s = max(pending.not_before_s - now_s, 0.0)
-        about = None if prefill is None else prefill.decision
-        return Dispatch(pending.arrival.request_id, stages, choice.decision, after_s, about)
-
-    def _charge(self, pending: Pending, choice: Choice, now_s: float, at_once: bool) -> Stage:
-        """Charge what `pending.leg` says to a worker. `at_once`: both legs begin now, so it keeps
-        room for what it decodes, and when it has prefilled tells of more than its speed.
+    def _dispatch(self, pending: Pending, placement: Placement, now_s: float) -> Dispatch:
+        """Charge a request to the workers of its placement. Two legs begin at once, or the worker
+        that decodes keeps a place for the second one.
         """
-        arrival, worker, leg = pending.arrival, choice.worker, pending.leg
-        request_id, prompt = arrival.request_id, arrival.prompt_tokens
-        uncached, moved = choice.uncached_tokens, 0
-        if leg == "decode":
-            uncached, moved = 1, uncached
-        stream = arrival.stream or leg == "prefill"  # whose end shows like a first token
-        charge = self.ledger.reserve(
-            *(request_id, worker.slot, prompt, uncached, stream, now_s),
-            moved_tokens=moved,
-            loads=NO_LOADS if moved else choice.loads,
-            room_tokens=prompt if at_once and leg == "decode" else 0,
-            tells=not at_once,
-        )
-        if leg != "decode" or worker.facts.keeps_prefixes:
-            pending.expected_by_events = self.caches.expected_by_events(
-                worker, arrival, charge.alone
+        decode, prefill = placement
+        computing = prefill or decode  # the worker that computes the prompt
+        self.model_limits.sent(pending)
+        self.admission.sent(pending, computing.uncached_tokens, now_s)
+        stages: tuple[Stage, ...]
+        answering, about = decode, None
+        if prefill is None:
+            stages = (self._charge(pending, "both", decode, now_s),)
+        elif decode.worker.facts.concurrent:
+            about = prefill.decision
+            second = self._charge(pending, "decode", decode, now_s, at_once=True)
+            stages = (self._charge(pending, "prefill", prefill, now_s, at_once=True), second)
+        else:
+            answering = prefill
+            self.disaggregation.keep_decode_place(pending, decode)
+            stages = (self._charge(pending, "prefill", prefill, now_s),)
+        # Its session comes back for the cache of the worker that computes the prompt.
+        self.session_tracking.dispatched(pending, computing.worker.slot)
+        after_s = max(pending.not_before_s - now_s, 0.0)
+        return Dispatch(pending.arrival.request_id, stages, answering.decision, after_s, about)
+
+    def _dispatch_decode(self, pending: Pending, decode: Choice, now_s: float) -> Dispatch:
+        """Charge a request to the worker that decodes it after another one's prefill."""
+        self.model_limits.sent(pending)
+        stages = (self._charge(pending, "decode", decode, now_s),)
+        after_s = max(pending.not_before_s - now_s, 0.0)
+        return Dispatch(pending.arrival.request_id, stages, decode.decision, after_s)
+
+    def _charge(
+        self, pending: Pending, leg: Role, choice: Choice, now_s: float, at_once: bool = False
+    ) -> Stage:
+        """Charge a leg of a request to its worker. `at_once`: the other leg begins now as well."""
+        arrival, worker, decision = pending.arrival, choice.worker, choice.decision
+        prompt, uncached = arrival.prompt_tokens, choice.uncached_tokens
+        key = arrival.request_id, leg
+        if leg == "decode":  # its KV comes from the other worker, which may be prefilling still
+            room_tokens = prompt if at_once else 0
+            charge = self.ledger.reserve(
+                *(key, worker.slot, prompt, 1, arrival.stream, now_s),
+                *(uncached, NO_LOADS, room_tokens, not at_once),
             )
-            pending.prediction = self.caches.expect(worker, arrival, now_s)
-        pending.worker_id = worker.worker_id
-        self.listener.dispatched(pending, worker, uncached)
-        self.health.sent(worker, pending, now_s)
-        self.counters.dispatched(choice.decision, leg)
+        else:  # the end of a prefill leg shows like a first token
+            shows = arrival.stream or leg == "prefill"
+            charge = self.ledger.reserve(
+                *(key, worker.slot, prompt, uncached, shows, now_s),
+                *(0, choice.loads, 0, not at_once),
+            )
+        sent: AtWorker = pending
+        if at_once and leg == "prefill":
+            sent = pending.prefill_leg = PrefillLeg(arrival, worker.worker_id)
+        else:
+            pending.leg = leg
+        sent.charge = charge
+        if leg != "decode" or worker.facts.keeps_prefixes:
+            sent.expected_by_events = self.caches.expected_by_events(worker, arrival, charge.alone)
+            sent.prediction = self.caches.expect(worker, arrival, now_s)
+        self.listener.dispatched(pending, charge, worker)
+        self.health.sent(worker, sent, now_s)
+        self.counters.dispatched(decision, leg)
         if self.guard.remembers:
-            blocks = arrival.chains[worker.facts.block_size]
-            sent = (request_id, worker.worker_id, choice.decision.hit_tokens, uncached)
-            self._observe(Dispatched(now_s, *sent, blocks, arrival.session, arrival.tenant))
+            self._observe(self._dispatched(arrival, charge, worker, decision))
         return Stage(worker.worker_id, leg)
+
+    @staticmethod
+    def _dispatched(
+        arrival: Arrival, charge: Charge, worker: Worker, decision: Decision
+    ) -> Dispatched:
+        """The dispatch of a leg as a policy with a memory learns of it."""
+        return Dispatched(
+            charge.dispatched_s,
+            arrival.request_id,
+            worker.worker_id,
+            decision.hit_tokens,
+            charge.uncached_tokens,
+            arrival.chains[worker.facts.block_size],
+            arrival.session,
+            arrival.tenant,
+            charge.leg,
+        )
 
     def _hold(self, pending: Pending, now_s: float) -> list[Action]:
         hold = Hold(pending.arrival.request_id, "policy")
         if pending.held:
             return [hold]
-        missing_tokens = self.chooser.missing_tokens(pending)
+        missing_tokens = self.chooser.missing_tokens(pending, pending.leg)
         rejection, victim = self.admission.hold(pending, missing_tokens, now_s)
         if rejection is not None:
             return [self._give_up(pending, now_s, rejection)]
@@ -560,89 +610,106 @@ class RouterCore:
     def _release(
         self, pending: Pending, now_s: float, finish: Finish | None = None
     ) -> Worker | None:
-        """Take its charge off its worker; the worker, if there still is one."""
-        self.caches.ended(pending, self.ledger.get(pending.arrival.request_id), finish)
-        charge = self.ledger.release(pending.arrival.request_id)
-        self.disaggregation.forget(pending)
-        self._release_beside(pending, now_s, None)
+        """Take a request off its workers; the one that had the answer, if there still is one."""
+        if pending.decode is not None:
+            self.disaggregation.free_decode_place(pending)
+        if pending.prefill_leg is not None:
+            self._release_prefill_leg(pending, now_s, None)
+            pending.prefill_leg = None
+        charge = pending.charge
+        worker = None if charge is None else self._end_charge(pending, charge, finish)
         self.admission.prefill_over(pending, finish is not None, now_s)
         self.model_limits.over(pending)
-        pending.worker_id = pending.beside_id = None
-        if charge is None:
-            return None
+        return worker
+
+    def _end_charge(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> Worker | None:
+        """Release the charge of a leg; its worker, if there still is one."""
+        sent.charge = None
+        self.caches.ended(sent, charge, finish)
+        self.ledger.release(charge)
         self.health.left(charge.worker_id, charge.request_id)
-        self.listener.ended(charge.request_id, finish)
+        self.listener.ended(charge, finish)
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
         """True if the worker still computes the request after its client left."""
-        if not self.leftovers.keep(pending, self.admission.output_tokens, now_s):
+        charge = pending.charge
+        if charge is None:
             return False
-        assert pending.worker_id is not None, "it is charged"
-        self.health.given_up(self.workers.get(pending.worker_id), pending)
+        self.leftovers.keep(pending, charge, self.admission.output_tokens, now_s)
+        self.health.given_up(self.workers.get(charge.worker_id), pending)
         # The router reads no more of its answer, so it is no trial of its worker.
-        self.health.left(pending.worker_id, pending.arrival.request_id)
+        self.health.left(charge.worker_id, charge.request_id)
         return True
 
     # --- two legs at once -------------------------------------------------------------------
 
-    def _beside_served(
+    def _prefill_leg_served(
         self, pending: Pending, now_s: float, cached_tokens: int | None
     ) -> list[Action]:
-        """The request's prefill at another worker ended well; a second call changes nothing."""
-        beside = pending.beside
-        if beside is None:
+        """The prefill of a pair ended well; a second call changes nothing."""
+        leg = pending.prefill_leg
+        if leg is None or leg.charge is None:
             return []
-        number, prompt = beside.arrival.request_id, beside.arrival.prompt_tokens
-        finish = Finish(now_s, number, prompt, cached_tokens, 1)
-        self.caches.answered(beside, finish)
-        worker = self._release_beside(pending, now_s, finish)
-        return [*self.health.answered(worker, beside, finish), *self.caches.news()]
+        arrival = pending.arrival
+        finish = Finish(now_s, arrival.request_id, arrival.prompt_tokens, cached_tokens, 1)
+        self.caches.answered(leg, finish)
+        worker = self._release_prefill_leg(pending, now_s, finish)
+        return [*self.health.answered(worker, leg, finish), *self.caches.news()]
 
-    def _beside_failed(self, pending: Pending, fact: Failure) -> list[Action]:
-        """The worker that prefilled it failed when the answer had begun: only counted."""
-        worker = None if pending.beside_id is None else self.workers.get(pending.beside_id)
-        self._release_beside(pending, fact.now_s, None)
+    def _prefill_leg_failed(self, pending: Pending, fact: Failure) -> list[Action]:
+        """The prefill of a pair failed after the answer had begun: it only counts as a failure."""
+        leg = pending.prefill_leg
+        worker = None if leg is None else self.workers.get(leg.worker_id)
+        self._release_prefill_leg(pending, fact.now_s, None)
         actions: list[Action] = []
         if worker is not None:
             actions = self.health.failed(worker, pending, fact)
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def _cancel_other(self, pending: Pending, fact: Failure) -> list[Action]:
-        """Where one leg failed, the other one has nothing to do any more."""
-        other = pending.worker_id if fact.leg == "prefill" else pending.beside_id
-        if pending.beside_id is None or other is None or fact.blame == "client":
+        """One leg of a pair failed: the worker of the other one has nothing to do any more."""
+        prefill, charge = pending.prefill_leg, pending.charge
+        if prefill is None or fact.blame == "client":
             return []
-        if fact.leg != "prefill" and pending.beside is None:
-            return []
-        return [Cancel(fact.request_id, other, "its other leg failed")]
+        if fact.leg == "prefill":
+            other = None if charge is None else charge.worker_id
+        else:
+            other = None if prefill.charge is None else prefill.worker_id
+        return [] if other is None else [Cancel(fact.request_id, other, "its other leg failed")]
 
     def _pair_failed(
         self, pending: Pending, decode: Worker | None, prefill: Worker | None, fact: Failure
     ) -> list[Action]:
-        """Either worker may have failed: others in their places, where there are any."""
+        """Either worker may have failed: others take their places, where there are any."""
         if decode is None or prefill is None:
             return []
         legs: tuple[tuple[Worker, Role], ...] = ((prefill, "prefill"), (decode, "decode"))
-        tried = [w.worker_id for w, leg in legs if self.disaggregation.replaceable(pending, w, leg)]
+        place = self.disaggregation
+        tried = [w.worker_id for w, leg in legs if place.replaceable(pending, w, leg)]
         pending.tried.update(tried)
         ids = prefill.worker_id, decode.worker_id
-        blamed = (
-            self.disaggregation.faults.failed(*ids, fact.now_s) if fact.blame == "worker" else []
-        )
+        blamed = place.faults.failed(*ids, fact.now_s) if fact.blame == "worker" else []
         failed = (self.health.failed(w, pending, fact) for w, _ in legs if w.worker_id in blamed)
         return [*chain.from_iterable(failed)]
 
-    def _release_beside(
+    def _release_prefill_leg(
         self, pending: Pending, now_s: float, finish: Finish | None
     ) -> Worker | None:
-        """Take its prefill's charge off that worker; nothing where there is none (any more)."""
-        beside, pending.beside = pending.beside, None
-        if beside is None:
+        """Release the charge of a pair's prefill; nothing happens where that is over.
+
+        `finish`: it ended well.
+        """
+        leg = pending.prefill_leg
+        if leg is None or leg.charge is None:
             return None
         if self.guard.remembers:
-            self._observe(finish or Failure(now_s, beside.arrival.request_id, "client"))
-        return self._release(beside, now_s, finish)
+            request_id = pending.arrival.request_id
+            if finish is None:
+                self._observe(Failure(now_s, request_id, "client", leg="prefill"))
+            else:
+                self._observe(Prefilled(now_s, request_id, finish.cached_tokens))
+        return self._end_charge(leg, leg.charge, finish)
 
     def _drop(self, pending: Pending, now_s: float) -> None:
         """Forget a request whose end the caller knows already."""

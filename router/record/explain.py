@@ -10,7 +10,7 @@ import msgspec
 
 from policies.facts import Arrival
 from router.core.contract.actions import Decision, Details, Reject, SeenWorker
-from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.choice import Choice, Withheld
 
 _IN_A_HEADER = 3  # workers
 

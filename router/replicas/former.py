@@ -21,7 +21,8 @@ from contextlib import suppress
 
 from policies.facts import Finish, PeerFact
 from router.core.core import RequestListener, RouterCore
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
+from router.core.workers.ledger import Charge
 from router.core.workers.table import Worker
 from router.keys.quota import SharedUse
 from router.replicas.messages import decoded
@@ -119,21 +120,21 @@ class _Both(RequestListener):
     def __init__(self, first: RequestListener, second: RequestListener) -> None:
         self._both = first, second
 
-    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
+    def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
         for one in self._both:
-            one.dispatched(pending, worker, uncached_tokens)
+            one.dispatched(pending, charge, worker)
 
-    def first_token(self, request_id: int) -> None:
+    def first_token(self, charge: Charge) -> None:
         for one in self._both:
-            one.first_token(request_id)
+            one.first_token(charge)
 
-    def progress(self, request_id: int, output_tokens: int) -> None:
+    def progress(self, charge: Charge, output_tokens: int) -> None:
         for one in self._both:
-            one.progress(request_id, output_tokens)
+            one.progress(charge, output_tokens)
 
-    def ended(self, request_id: int, finish: Finish | None) -> None:
+    def ended(self, charge: Charge, finish: Finish | None) -> None:
         for one in self._both:
-            one.ended(request_id, finish)
+            one.ended(charge, finish)
 
 
 class _Former:

@@ -171,9 +171,12 @@ BlockSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """A request was charged to a worker. `chains`: (block size, uint64s in little-endian bytes)."""
+    """A request, or one leg of it, was charged to a worker.
 
-    request_id: RequestId
+    `chains`: (block size, uint64s in little-endian bytes).
+    """
+
+    request_id: RequestId  # the sender's number of this dispatch
     worker: Name
     model: Name
     prompt_tokens: Tokens

@@ -6,13 +6,14 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import count, islice
 
 from msgspec.structs import replace
 
 from policies.facts import Finish
 from router.core.core import RequestListener
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
+from router.core.workers.ledger import Charge, ChargeKey
 from router.core.workers.snapshot import FrozenCache
 from router.core.workers.table import Worker, WorkerTable
 from router.keys.quota import SharedUse
@@ -354,7 +355,7 @@ _QUEUED = 200_000  # told to nobody yet; beyond it all is told anew instead
 
 @dataclass(slots=True)
 class _Open:
-    """One of our requests at a worker. Lifetime: dispatch."""
+    """One of our requests, or a leg of it, at a worker. Lifetime: dispatch."""
 
     sent: Sent  # without its chains
     begun: bool = False
@@ -374,7 +375,8 @@ class RequestPublisher(RequestListener):
         """
         self._on_news, self._kv = on_news, kv
         self.told = 0  # events, so far
-        self._open: dict[int, _Open] = {}
+        self._open: dict[ChargeKey, _Open] = {}
+        self._numbers = count()  # by which peers know our dispatches
         self._queue: deque[RequestEvent] = deque()
         self._parts: deque[tuple[Retelling, tuple[RequestEvent, ...]]] = deque()
         self._connected = False
@@ -386,19 +388,18 @@ class RequestPublisher(RequestListener):
 
     # --- what the core tells ----------------------------------------------------------------
 
-    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
-        """A request was charged to a worker."""
+    def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
         arrival = pending.arrival
         chains = tuple(
             (size, chain[:MAX_CHAIN_BLOCKS].astype(HASH_TYPE, copy=False).tobytes())
             for size, chain in arrival.chains.items()
         )
         sent = Sent(
-            arrival.request_id,
+            next(self._numbers),
             worker.facts.name,
             arrival.model,
             arrival.prompt_tokens,
-            uncached_tokens,
+            charge.uncached_tokens,
             arrival.stream,
             arrival.approximate,
             pending.standing,
@@ -407,38 +408,37 @@ class RequestPublisher(RequestListener):
             arrival.weight,
             arrival.longest_prompt_tokens,
         )
-        self._open[arrival.request_id] = _Open(sent)
+        self._open[charge.request_id, charge.leg] = _Open(sent)
         if self._connected:
             self._queue_event(replace(sent, chains=chains))
 
-    def first_token(self, request_id: int) -> None:
-        """Its prefill is over."""
-        one = self._open.get(request_id)
+    def first_token(self, charge: Charge) -> None:
+        one = self._open.get((charge.request_id, charge.leg))
         if one is not None and not one.begun:
             one.begun = True
             if self._connected:
-                self._queue_event(Begun(request_id))
+                self._queue_event(Begun(one.sent.request_id))
 
-    def progress(self, request_id: int, output_tokens: int) -> None:
-        """Its answer has grown to so many tokens."""
-        one = self._open.get(request_id)
+    def progress(self, charge: Charge, output_tokens: int) -> None:
+        one = self._open.get((charge.request_id, charge.leg))
         if one is None:
             return
         one.output_tokens = output_tokens
         if output_tokens - one.told_tokens >= _GROWTH_TOKENS:
             one.told_tokens = output_tokens
             if self._connected:
-                self._queue_event(Grew(request_id, output_tokens))
+                self._queue_event(Grew(one.sent.request_id, output_tokens))
 
-    def ended(self, request_id: int, finish: Finish | None) -> None:
-        """It is at its worker no more; with a `finish` where it was answered, or refused."""
-        if self._open.pop(request_id, None) is None or not self._connected:
+    def ended(self, charge: Charge, finish: Finish | None) -> None:
+        one = self._open.pop((charge.request_id, charge.leg), None)
+        if one is None or not self._connected:
             return
+        number = one.sent.request_id
         if finish is None or finish.refused:
-            self._queue_event(Ended(request_id))
+            self._queue_event(Ended(number))
             return
         counts = finish.prompt_tokens, finish.cached_tokens, finish.output_tokens
-        self._queue_event(Ended(request_id, True, *map(_tokens, counts)))
+        self._queue_event(Ended(number, True, *map(_tokens, counts)))
 
     # --- what is fetched --------------------------------------------------------------------
 
@@ -516,13 +516,13 @@ class RequestPublisher(RequestListener):
         return tuple(chosen), size_bytes
 
     def _all_open(self) -> Iterator[RequestEvent]:
-        for request_id, one in self._open.items():
+        for one in self._open.values():
             yield one.sent
             if one.begun:
-                yield Begun(request_id)
+                yield Begun(one.sent.request_id)
             if one.output_tokens:
                 one.told_tokens = one.output_tokens
-                yield Grew(request_id, one.output_tokens)
+                yield Grew(one.sent.request_id, one.output_tokens)
 
 
 def _parts(events: Iterator[RequestEvent]) -> list[tuple[Retelling, tuple[RequestEvent, ...]]]:

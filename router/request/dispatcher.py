@@ -36,7 +36,7 @@ from router.core.contract.actions import (
     Resync,
 )
 from router.core.core import RouterCore, take
-from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.choice import Choice, Withheld
 from router.core.placement.health import STALLED
 from router.record.model_limits import model_limits
 from router.record.recorder import FactRecorder

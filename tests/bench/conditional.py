@@ -24,8 +24,8 @@ import msgspec
 import numpy as np
 
 from router.core.placement import disaggregation as core
-from router.core.placement.chooser import Choice
-from router.core.placement.hold_queue import Pending
+from router.core.placement.choice import Choice
+from router.core.placement.pending import Pending
 from simulator.capacity.pools import TPOT_MARGIN, TTFT_MARGIN, split
 from simulator.capacity.rates import Link, Shape, measure
 from simulator.replay.result import Verdict

@@ -46,7 +46,7 @@ from router.core.contract.actions import Dispatch
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
 from router.core.placement.eligible import Rows
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
 
 TOKENS = 32_768
 PROMPTS = 8

@@ -19,7 +19,7 @@ from policies.contract import FleetView, RequestView
 from policies.facts import Arrival, Finish, FirstToken
 from policies.load import load
 from policies.pick import pick
-from router.core.placement.guard import Answer
+from router.core.placement.guard import Verdict
 from tests.bench.decision import PROMPTS, TOKENS, prompts, warm_core
 
 WORKERS, BLOCK = 64, 64
@@ -36,9 +36,9 @@ def case(spec: str, explained: bool = False, guarded: bool = True) -> Decide:
     if explained:
         core.chooser.explains_all = True
 
-    def unguarded(request: RequestView, fleet: FleetView) -> Answer:
+    def unguarded(request: RequestView, fleet: FleetView) -> Verdict:
         costs = policy.costs(request, fleet, None)
-        return policy, costs, pick(costs, request.draw, policy.temperature)
+        return Verdict(policy, costs, pick(costs, request.draw, policy.temperature))
 
     if not guarded:
         core.guard.decide = unguarded  # type: ignore[method-assign]

@@ -25,7 +25,7 @@ from policies.load import load
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
 from router.core.placement.eligible import Rows
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
 from router.core.sessions.sessions import Sessions
 from tests.bench.measuring import Row, arguments, pinned, show
 

@@ -7,7 +7,7 @@ from typing import Any
 from router.admin.views.rows import decision_shown, shown_count
 from router.body.paths import PATHS
 from router.core.contract.actions import Reject
-from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.choice import Choice, Withheld
 from router.http.errors import ClientError
 from router.http.messages import Request, Response, json_response
 from router.keys.key_file import KeyTerms

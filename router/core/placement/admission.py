@@ -12,7 +12,8 @@ from policies.facts import Arrival
 from router.core.contract.actions import Reject, Rejection
 from router.core.contract.counters import CoreCounters
 from router.core.contract.settings import CoreSettings
-from router.core.placement.hold_queue import HoldQueue, Pending, Watcher, most_s
+from router.core.placement.hold_queue import HoldQueue, Watcher, most_s
+from router.core.placement.pending import Pending
 
 K = TypeVar("K")
 _MEMORY_S = 10.0  # what is older than this counts for little

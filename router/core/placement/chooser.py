@@ -1,30 +1,33 @@
-"""One decision; the eligible workers, their costs by the policy, and the one that is chosen."""
+"""One decision: the eligible workers, their costs by the policy, and the worker chosen."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
+from types import MappingProxyType
+from typing import get_args
 
 import numpy as np
 
 from kvkernels import PrefixIndex
 from policies.contract import FleetView, Floats, Hashes, Ints, RequestView
-from policies.facts import Arrival
-from policies.record import record
+from policies.facts import Arrival, Role
 from router.core.contract.actions import Decision, Details, Ranking, Reject, details_of
 from router.core.contract.settings import NO_LIMIT, CoreSettings
 from router.core.placement.admission import ModelLimits
+from router.core.placement.choice import Choice, Held, Withheld
 from router.core.placement.eligible import Eligibility, Rows, Unheard
-from router.core.placement.guard import Answer, PolicyGuard
-from router.core.placement.hold_queue import Pending, most_s
+from router.core.placement.guard import PolicyGuard, Verdict
+from router.core.placement.hold_queue import most_s
 from router.core.placement.live_fleet import LiveFleet
+from router.core.placement.pending import Pending
 from router.core.placement.reservations import Reservations
 from router.core.placement.session_tracking import SessionTracking
 from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
 from router.core.workers.columns import WorkerColumns
 from router.core.workers.ledger import NO_LOADS, Loads
-from router.core.workers.table import Worker, WorkerTable
+from router.core.workers.table import WorkerTable
 
 _FILLED = 0.95  # of a cache: beyond it engines preempt what runs
 
@@ -56,15 +59,10 @@ def tier_hits(
     return host, disk
 
 
-def _kv_tokens(pending: Pending) -> int:
-    """Tokens of KV for which a worker must have room before it is chosen: none where the engine
-    itself lets a prompt wait. A prefill for a worker without room fills another one's cache.
-    """
-    return pending.arrival.prompt_tokens if pending.leg == "decode" else 0
-
-
 class WorkerLimits:
-    """Lifetime: process."""
+    """Finds the workers that are below the limits of requests, queued tokens and KV that hold for
+    each worker. Lifetime: process.
+    """
 
     def __init__(self, settings: CoreSettings, columns: WorkerColumns) -> None:
         self._requests = settings.worker_requests
@@ -74,8 +72,9 @@ class WorkerLimits:
         self._latest: tuple[Rows, bytes, Rows | None] | None = None  # asked for, full, answered
 
     def rows(self, rows: Rows, kv_tokens: int = 0) -> Rows | None:
-        """Those of `rows` that are below both limits, and have room for so many tokens of KV; None:
-        nobody has.
+        """The workers of `rows` that are below the limits, and have room for so many tokens of KV.
+
+        None: there is none.
         """
         if not (self._any or kv_tokens):
             return rows
@@ -96,28 +95,13 @@ class WorkerLimits:
         return latest[2]
 
 
-@record
-class Choice:
-    """A worker, and why."""
+# No worker takes a leg now.
+_HELD: Mapping[Role, Held] = MappingProxyType({leg: Held(leg) for leg in get_args(Role)})
 
-    worker: Worker
-    decision: Decision
-    loads: Loads = NO_LOADS  # what it will load of the prompt
-
-    @property
-    def uncached_tokens(self) -> int:
-        """What it must compute of the prompt: at least the last token, for its logits."""
-        decision = self.decision
-        return max(decision.prompt_tokens - decision.hit_tokens - self.loads.tokens, 1)
-
-
-@record
-class Withheld:
-    """No worker, for now: by which policy, and what that saw."""
-
-    policy: str
-    details: Details
-    limit: str = ""  # of its model, which it met before the policy was asked
+# What one decision saw and came to: the workers that it was about, the policy's view of them, its
+# verdict (None: it was not asked), and the obstacle that holds the request whatever the verdict is
+# (None: there is none; it may have no text for people).
+Seen = tuple[Rows, RequestView, FleetView, Verdict | None, str | None]
 
 
 class Chooser:
@@ -135,7 +119,7 @@ class Chooser:
         model_limits: ModelLimits,
         explains_all: bool,
     ) -> None:
-        """`explains_all`: every decision keeps what it saw, not those of `explained` alone."""
+        """`explains_all`: every decision keeps its details, not only those in `explained`."""
         self._guard = guard
         self._settings = settings
         self._columns = columns.read_only()
@@ -150,78 +134,109 @@ class Chooser:
         self._limits = WorkerLimits(settings, columns)
         self._model_limits = model_limits
 
-    def choose(self, pending: Pending, now_s: float, reason: str) -> Choice | Reject | None:
-        """The worker to take the request, a refusal, or None: hold it.
+    def choose(
+        self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
+    ) -> Choice | Reject | Held:
+        """Choose the worker for a request, or for one leg of it, or say why it has none.
 
-        Raises FallbackError where even the fallback fails.
+        `group`: of the worker that has the other leg; None: it is not chosen yet. Raises
+        FallbackError where even the fallback fails.
         """
-        arrival, able = pending.arrival, self._eligibility.rows(pending)
-        if isinstance(able, Reject):
-            return able
-        if isinstance(able, Unheard):
-            return None
-        rows = self._limits.rows(able, _kv_tokens(pending))
-        if rows is None or self._model_limits.reached(pending):
-            return None
-        request, fleet = self._views(pending, rows, now_s)
-        if self.reservations.models and (free := self.reservations.rows(pending, rows)) is not rows:
-            if free is None:
-                return None
-            rows = free
-            request, fleet = self._views(pending, rows, now_s)
-        if (few := self._without_slow_starters(pending, rows, fleet, now_s)) is not rows:
-            views = self._views(pending, few, now_s)
-            answer = self._guard.decide(*views)
-            if answer[2] >= 0:
-                return self._chosen(arrival, few, *views, answer, reason)
-        answer = self._guard.decide(request, fleet)
-        if answer[2] < 0:
+        seen = self._decide(pending, leg, group, now_s, self._guard.decide)
+        if not isinstance(seen, tuple):
+            return _HELD[leg] if seen is None else seen
+        rows, request, fleet, verdict, obstacle = seen
+        if pending.tracked is not None and not pending.held:  # its place in the queue stays
+            pending.standing = request.standing
+        if verdict is None or obstacle is not None:
+            return _HELD[leg]
+        if verdict.row < 0:
             self.reservations.refused(pending, rows, fleet.hit_tokens, now_s)
-            return None
-        return self._chosen(arrival, rows, request, fleet, answer, reason)
+            return _HELD[leg]
+        choice = self._choice(rows, request, fleet, verdict, reason)
+        if self.explains_all or pending.arrival.request_id in self.explained:
+            choice.decision.details = self._details(request, fleet, verdict)
+        return choice
 
-    def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
-        """The same for somebody who only wants to know, with its details. Nobody is judged by it.
+    def explain(
+        self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
+    ) -> Choice | Reject | Withheld:
+        """Make the same decision as a dry run, with its details. No policy is judged by it.
 
         Raises FallbackError as well.
         """
-        able = self._eligibility.rows(pending)
-        if isinstance(able, Reject):
-            return able
-        unheard = ""
-        if isinstance(able, Unheard):
-            unheard, able = "most of its workers are silent", able.rows
-        below = self._limits.rows(able, _kv_tokens(pending))
-        rows = able if below is None else below
-        request, fleet = self._views(pending, rows, now_s)
-        free = self.reservations.rows(pending, rows)  # None: all are reserved for others
-        if free is not None and free is not rows:
-            rows = free
-            request, fleet = self._views(pending, rows, now_s)
-        if (few := self._without_slow_starters(pending, rows, fleet, now_s)) is not rows:
-            views = self._views(pending, few, now_s)
-            if self._guard.consult(*views)[2] >= 0:
-                rows, (request, fleet) = few, views
-        answer = self._guard.consult(request, fleet)
-        details = self._details(request, fleet, answer)
-        limit = unheard or self._model_limits.reached(pending)
-        if answer[2] < 0 or free is None or below is None or limit:
-            return Withheld(answer[0].name, details, limit)
-        choice = self._choice(rows, request, fleet, answer, reason)
+        seen = self._decide(pending, leg, group, now_s, self._guard.consult, explains=True)
+        if isinstance(seen, Reject):
+            return seen
+        assert seen is not None, "it saw its workers"
+        rows, request, fleet, verdict, obstacle = seen
+        assert verdict is not None, "the policy was asked"
+        details = self._details(request, fleet, verdict)
+        if verdict.row < 0 or obstacle is not None:
+            return Withheld(verdict.policy.name, details, obstacle or "")
+        choice = self._choice(rows, request, fleet, verdict, reason)
         choice.decision.details = details
         return choice
 
-    def has_room(self, pending: Pending) -> bool:
-        """Whether a worker that is not busy may take the request, or this leg of it."""
-        return self._eligibility.has_room(pending)
+    def _decide(
+        self,
+        pending: Pending,
+        leg: Role,
+        group: str | None,
+        now_s: float,
+        ask: Callable[[RequestView, FleetView], Verdict],
+        explains: bool = False,
+    ) -> Seen | Reject | None:
+        """Find the workers that may take the leg, and `ask` the policy about them.
 
-    def may_have_model(self, pending: Pending) -> bool:
-        """True if a worker that has the model may take the request."""
-        return self._eligibility.may_have_model(pending)
+        An obstacle ends the decision before the policy is asked (None: before any worker was
+        looked at), unless it `explains`.
+        """
+        rows = self._eligibility.rows(pending, leg, group)
+        if isinstance(rows, Reject):
+            return rows
+        obstacle: str | None = None
+        if isinstance(rows, Unheard):
+            rows, obstacle = rows.rows, "most of its workers are silent"
+        # A worker that decodes needs room for the prompt's KV: without it, the prefill at another
+        # worker would only fill that one's cache. Other engines let a prompt wait for room.
+        kv_tokens = pending.arrival.prompt_tokens if leg == "decode" else 0
+        below = self._limits.rows(rows, kv_tokens)
+        limit = self._model_limits.reached(pending)
+        if below is None or limit:
+            obstacle = obstacle or limit
+        if obstacle is not None and not explains:
+            return None
+        rows = rows if below is None else below
+        request, fleet = self._views(pending, rows, now_s)
+        if self.reservations.models:
+            standing = pending.standing if pending.held else request.standing
+            free = self.reservations.rows(pending, standing, rows)
+            if free is None:
+                obstacle = obstacle or ""
+            elif free is not rows:
+                rows = free
+                request, fleet = self._views(pending, rows, now_s)
+        if obstacle is not None and not explains:
+            return rows, request, fleet, None, obstacle
+        if (few := self._without_slow_starters(pending, rows, fleet, now_s)) is not rows:
+            few_request, few_fleet = self._views(pending, few, now_s)
+            verdict = ask(few_request, few_fleet)
+            if verdict.row >= 0:
+                return few, few_request, few_fleet, verdict, obstacle
+        return rows, request, fleet, ask(request, fleet), obstacle
 
-    def missing_tokens(self, pending: Pending) -> int:
+    def has_room(self, pending: Pending, leg: Role) -> bool:
+        """True if a worker that is not busy may take this leg of the request."""
+        return self._eligibility.has_room(pending, leg)
+
+    def may_have_model(self, pending: Pending, leg: Role) -> bool:
+        """True if a worker that has the model may take this leg of the request."""
+        return self._eligibility.may_have_model(pending, leg)
+
+    def missing_tokens(self, pending: Pending, leg: Role) -> int:
         """Tokens of a prompt that even the best worker would have to compute; at least 1."""
-        arrival, rows = pending.arrival, self._eligibility.rows(pending)
+        arrival, rows = pending.arrival, self._eligibility.rows(pending, leg)
         if isinstance(rows, Reject):
             return max(arrival.prompt_tokens, 1)
         if isinstance(rows, Unheard):
@@ -237,30 +252,16 @@ class Chooser:
     def _without_slow_starters(
         self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
     ) -> Rows:
-        """Those that may be chosen while others start slowly."""
+        """The workers of `rows` that may be chosen while others start slowly."""
         slow_start = self._caches.slow_start
         return (
             slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows
         )
 
-    def _chosen(
-        self,
-        arrival: Arrival,
-        rows: Rows,
-        request: RequestView,
-        fleet: FleetView,
-        answer: Answer,
-        reason: str,
-    ) -> Choice:
-        choice = self._choice(rows, request, fleet, answer, reason)
-        if self.explains_all or arrival.request_id in self.explained:
-            choice.decision.details = self._details(request, fleet, answer)
-        return choice
-
     def _choice(
-        self, rows: Rows, request: RequestView, fleet: FleetView, answer: Answer, reason: str
+        self, rows: Rows, request: RequestView, fleet: FleetView, verdict: Verdict, reason: str
     ) -> Choice:
-        policy, costs, row = answer
+        policy, costs, row = verdict
         unit, hits = None, fleet.hit_tokens
         if policy is not self._guard.policy:
             reason = "fallback"
@@ -268,23 +269,26 @@ class Chooser:
             unit = self._guard.unit
             if reason == "policy" and len(rows.workers) == 1:
                 reason = "only_worker"
+        hit_tokens, prompt_tokens = hits.item(row), request.prompt_tokens
         decision = Decision(
             policy.name,
             reason,
-            hits.item(row),
-            request.prompt_tokens,
+            hit_tokens,
+            prompt_tokens,
             Ranking(rows.worker_ids, costs.copy(), hits, row),
             request.approximate,
             unit,
         )
-        if self._caches.index.tiers == 1:
-            return Choice(rows.workers[row], decision)
-        loads = Loads(fleet.hit_tokens_host.item(row), fleet.hit_tokens_disk.item(row))
-        decision.loaded_tokens = loads.tokens
-        return Choice(rows.workers[row], decision, loads)
+        uncached_tokens = prompt_tokens - hit_tokens
+        loads = NO_LOADS
+        if self._caches.index.tiers > 1:
+            loads = Loads(fleet.hit_tokens_host.item(row), fleet.hit_tokens_disk.item(row))
+            decision.loaded_tokens = loads.tokens
+            uncached_tokens -= loads.tokens
+        return Choice(rows.workers[row], decision, max(uncached_tokens, 1), loads)
 
-    def _details(self, request: RequestView, fleet: FleetView, answer: Answer) -> Details:
-        policy, costs, row = answer
+    def _details(self, request: RequestView, fleet: FleetView, verdict: Verdict) -> Details:
+        policy, costs, row = verdict
         costs = costs.copy()  # the policy may use its array again for its terms
         by_itself = policy is self._guard.policy
         terms = self._guard.terms(request, fleet) if by_itself else {}
@@ -334,7 +338,10 @@ class Chooser:
     def _below_gpu(
         self, arrival: Arrival, rows: Rows, hits: Ints
     ) -> Callable[[], tuple[Ints, Ints]] | None:
-        """Looks up the hits of lower tiers, once, where somebody asks; None: there are none."""
+        """A function that gives the hits in lower tiers, looked up at its first call.
+
+        None: the workers have no lower tiers.
+        """
         index = self._caches.index
         if index.tiers == 1:
             return None

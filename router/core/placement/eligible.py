@@ -11,7 +11,7 @@ import numpy as np
 from policies.contract import Ints
 from policies.facts import Arrival, Role
 from router.core.contract.actions import Reject
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
 from router.core.workers.silence import most_silent
 from router.core.workers.table import Worker, WorkerTable
 
@@ -56,8 +56,8 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The workers that could take a request, most of which are silent, and no other one can: it
-    waits until one of them answers.
+    """The workers that could take a request, most of which are silent. No other one could take it,
+    so the request waits until one of them answers.
     """
 
     rows: Rows
@@ -91,7 +91,7 @@ class _Open:
         )
 
     def to(self, pending: Pending) -> bool:
-        """Whether each of them may take this request now."""
+        """True if each of them may take this request now."""
         arrival = pending.arrival
         return (
             self.all_in
@@ -105,8 +105,9 @@ class _Open:
 
 
 def does(worker: Worker, leg: Role, group: str | None) -> bool:
-    """Whether it is there for all of a request, or for one leg of it. `group`: of the other leg's
-    worker; None: whichever has one.
+    """True if a worker's role lets it take a leg of a request, or all of it ("both").
+
+    `group`: of the worker that has the other leg; None: any group will do.
     """
     facts = worker.facts
     if leg == "both":
@@ -117,8 +118,9 @@ def does(worker: Worker, leg: Role, group: str | None) -> bool:
 
 
 def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> list[Worker]:
-    """Without those that decode only what others prefill, where nobody of their group is `ready`
-    to do that: in a rollout one version may have one half. All, where nobody would be left.
+    """The able workers without those that need another one to prefill, where none of their group
+    is `ready` to do so: in a rollout a version may have only one half. All of them where none
+    would be left.
     """
     if leg != "decode" or all(w.facts.serves_alone for w in able):
         return able
@@ -127,17 +129,19 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Without those that say that they are busy; all, where everybody does."""
+    """The able workers that did not say that they are busy; all of them where all did."""
     return [w for w in able if not w.busy] or able
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """Without those that say that they have not got the model; all, where everybody does."""
+    """The able workers that did not say that they lack the model; all of them where all did."""
     return [w for w in able if model not in w.facts.denied] or able
 
 
 class Eligibility:
-    """Lifetime: process. What it keeps of a pool is as old as the table's last change at most."""
+    """Finds the workers that may take a request; keeps the answer for each pool until a worker
+    changes. Lifetime: process.
+    """
 
     def __init__(self, workers: WorkerTable, panic_share: float = 0.5) -> None:
         """`panic_share`: as of `CoreSettings`."""
@@ -147,23 +151,30 @@ class Eligibility:
         # By model, leg and group; of models that are served only.
         self._open: dict[tuple[str, Role, str | None], _Open] = {}
 
-    def rows(self, pending: Pending) -> Rows | Reject | Unheard:
-        """The workers that may take the request, at least one; or why none may, or none yet."""
+    def rows(
+        self, pending: Pending, leg: Role = "both", group: str | None = None
+    ) -> Rows | Reject | Unheard:
+        """The workers that may take a leg of a request, at least one; or why none may, or none yet.
+
+        `group`: of the worker that has the other leg; None: it is not chosen yet.
+        """
         if self._version != self._workers.version:
             self._version = self._workers.version
             self._open.clear()
         model = pending.arrival.model
-        key = model, pending.leg, pending.group
+        key = model, leg, group
         known = self._open.get(key)
         if known is None:
             pool = self._workers.serving(model)
             if not pool:
                 return self._no_pool(pending.arrival)
-            known = self._open[key] = _Open.of(pool, model, pending.leg, pending.group)
-        return known.rows if known.to(pending) else self.ask_each(pending)
+            known = self._open[key] = _Open.of(pool, model, leg, group)
+        return known.rows if known.to(pending) else self.ask_each(pending, leg, group)
 
-    def ask_each(self, pending: Pending) -> Rows | Reject | Unheard:
-        """The same by looking at every worker: the rule that `rows` takes its short cut through."""
+    def ask_each(
+        self, pending: Pending, leg: Role = "both", group: str | None = None
+    ) -> Rows | Reject | Unheard:
+        """As `rows`, but by looking at every worker: the rule to which `rows` is a short cut."""
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
         if not pool:
@@ -186,23 +197,30 @@ class Eligibility:
                 return _reject(arrival, 503, "no_endpoint_in_subset", why)
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         heard = [w for w in ready if w.silent is None]
-        answer = self._of(pending, pool, heard)
+        answer = self._of(pending, leg, group, pool, heard)
         if len(heard) == len(ready) or isinstance(answer, Rows):
             return answer
-        able = [w for w in ready if does(w, pending.leg, pending.group)]
-        rows = self._of(pending, pool, ready)
+        able = [w for w in ready if does(w, leg, group)]
+        rows = self._of(pending, leg, group, pool, ready)
         if isinstance(rows, Rows) and most_silent(able, self._panic_share):
             return Unheard(rows)
         return answer
 
-    def _of(self, pending: Pending, pool: list[Worker], ready: list[Worker]) -> Rows | Reject:
-        """Those of a pool that may take the request, where these are ready; or why none may."""
+    def _of(
+        self,
+        pending: Pending,
+        leg: Role,
+        group: str | None,
+        pool: list[Worker],
+        ready: list[Worker],
+    ) -> Rows | Reject:
+        """The workers among the `ready` ones of a pool that may take the leg; or why none may."""
         arrival = pending.arrival
-        able = [w for w in ready if does(w, pending.leg, pending.group)]
+        able = [w for w in ready if does(w, leg, group)]
         untried = [w for w in ready if w.worker_id not in pending.tried]
-        able = with_partners(able, untried, pending.leg)
-        able = with_partners(able, without_busy(untried), pending.leg)
-        if not able and pending.leg == "both":  # better than nobody
+        able = with_partners(able, untried, leg)
+        able = with_partners(able, without_busy(untried), leg)
+        if not able and leg == "both":  # better than none
             able = [w for w in ready if w.facts.serves_alone]
         if ready and not able:
             why = _one_role_only(arrival.model, ready)
@@ -227,14 +245,14 @@ class Eligibility:
             return _reject(arrival, 400, "context_length_exceeded", why)
         return Rows.of(without_busy(with_model(fitting, arrival.model)))
 
-    def has_room(self, pending: Pending) -> bool:
-        """Whether a worker that is not busy may take the request, or this leg of it."""
-        rows = self.rows(pending)
+    def has_room(self, pending: Pending, leg: Role) -> bool:
+        """True if a worker that is not busy may take this leg of the request."""
+        rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
-    def may_have_model(self, pending: Pending) -> bool:
-        """True if a worker that has the model may take the request."""
-        rows = self.rows(pending)
+    def may_have_model(self, pending: Pending, leg: Role) -> bool:
+        """True if a worker that has the model may take this leg of the request."""
+        rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 
     def _no_pool(self, arrival: Arrival) -> Reject:

@@ -6,7 +6,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from kvkernels import cheapest
 from policies.contract import FleetView, Floats, RequestView
@@ -84,7 +84,13 @@ class Use(Protocol):
     def ru_nvcsw(self) -> int: ...  # switches to other threads of its own accord
 
 
-Answer = tuple[LoadedPolicy, Floats, int]  # who decided, its costs, the row (pick.HOLD: nobody)
+class Verdict(NamedTuple):
+    """What a policy says of a request: the cost of each worker, and the row of the cheapest."""
+
+    policy: LoadedPolicy  # the policy that decided: the one in use, or the fallback
+    costs: Floats
+    row: int  # `pick.HOLD`: no worker
+
 
 _COUNTED_POLICIES = 64  # by name: each reload may bring another
 _TEXT_CHARS = 500  # of an error's own text
@@ -169,18 +175,18 @@ class PolicyGuard:
 
     # --- the policy's code --------------------------------------------------------------------
 
-    def decide(self, request: RequestView, fleet: FleetView) -> Answer:
-        """One decision, by the policy or the fallback. Raises FallbackError where that failed."""
+    def decide(self, request: RequestView, fleet: FleetView) -> Verdict:
+        """Decide by the policy, or by the fallback. Raises FallbackError where that one failed."""
         if self.suspension.active and not self._woken(request.now_s):
             return self._by_fallback(request, fleet)
         self.suspension.decided()
-        answer = self._ask(request, fleet)
-        return self._by_fallback(request, fleet) if answer is None else answer
+        verdict = self._ask(request, fleet)
+        return self._by_fallback(request, fleet) if verdict is None else verdict
 
-    def consult(self, request: RequestView, fleet: FleetView) -> Answer:
-        """The same for somebody who only wants to know: faults count, and suspend nobody."""
-        answer = None if self.suspension.active else self._ask(request, fleet, counts=False)
-        return self._by_fallback(request, fleet) if answer is None else answer
+    def consult(self, request: RequestView, fleet: FleetView) -> Verdict:
+        """As `decide`, for a dry run: a fault is counted, and does not suspend the policy."""
+        verdict = None if self.suspension.active else self._ask(request, fleet, counts=False)
+        return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def observe(self, fact: Fact) -> None:
         """Let a policy with memory see a fact; where its code fails, its memory stays."""
@@ -220,7 +226,7 @@ class PolicyGuard:
         text = f"took {took_s * 1e3:.1f} ms for one call; more than {limit_ms:g} ms is slow"
         self._failed("slow", text, now_s)
 
-    def _ask(self, request: RequestView, fleet: FleetView, counts: bool = True) -> Answer | None:
+    def _ask(self, request: RequestView, fleet: FleetView, counts: bool = True) -> Verdict | None:
         policy, costs = self.policy, None
         try:
             used = self.use and self.use()
@@ -230,7 +236,7 @@ class PolicyGuard:
             row = _row(costs, request.draw, policy.temperature)
             if (took_s := self._clock() - began_s) > self._slow_s:
                 self._late(took_s, used)
-            return policy, costs, row
+            return Verdict(policy, costs, row)
         except RAISABLE as error:
             if costs is not None or isinstance(error, NotACostError):
                 self._failed("nan", _raised(error), request.now_s, error, counts)
@@ -242,11 +248,11 @@ class PolicyGuard:
         finally:
             self.since_s = math.inf
 
-    def _by_fallback(self, request: RequestView, fleet: FleetView) -> Answer:
+    def _by_fallback(self, request: RequestView, fleet: FleetView) -> Verdict:
         policy = self.fallback
         try:
             costs = policy.costs(request, fleet, None)
-            return policy, costs, pick(costs, request.draw, policy.temperature)
+            return Verdict(policy, costs, pick(costs, request.draw, policy.temperature))
         except Exception as error:
             fault = PolicyFaultError(policy.name, "raised", _raised(error))
             self._count(fault)

@@ -12,7 +12,7 @@ from router.core.contract.actions import Action, Ejected, Probe, Reinstated
 from router.core.contract.counters import CoreCounters
 from router.core.contract.settings import CoreSettings
 from router.core.placement.eligible import Rows
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import AtWorker, Pending
 from router.core.workers.busy import BusyWorkers
 from router.core.workers.silence import Silences
 from router.core.workers.table import Worker, WorkerTable
@@ -124,7 +124,7 @@ class OutlierDetection:
         if pending.begun_by == worker.worker_id:
             worker.health.well_at = max(worker.health.well_at, pending.begun_failed)
 
-    def succeeded(self, worker: Worker, pending: Pending, now_s: float) -> list[Action]:
+    def succeeded(self, worker: Worker, pending: AtWorker, now_s: float) -> list[Action]:
         """It answered a request."""
         health = worker.health
         if pending.begun_by is None:
@@ -347,7 +347,7 @@ class Health:
         self._stall_s = settings.stall_s
         self.silences = Silences(settings, workers, self._stalls.still)
 
-    def sent(self, worker: Worker, pending: Pending, now_s: float) -> None:
+    def sent(self, worker: Worker, pending: AtWorker, now_s: float) -> None:
         """A request was charged to a worker."""
         pending.sent_s, pending.begun_by = now_s, None
         self._outliers.dispatched(worker, pending.arrival.request_id)
@@ -378,7 +378,7 @@ class Health:
         if worker is not None:
             self._outliers.given_up(worker, pending)
 
-    def answered(self, worker: Worker | None, pending: Pending, fact: Finish) -> list[Action]:
+    def answered(self, worker: Worker | None, pending: AtWorker, fact: Finish) -> list[Action]:
         """Its answer is complete; `worker` is None where that one has left since."""
         if worker is None or fact.refused:
             return []

@@ -10,9 +10,8 @@ from heapq import heapify, heappop, heappush
 from typing import Generic, Protocol, TypeVar
 
 from policies.contract import Standing
-from policies.facts import Arrival, Role
-from router.core.sessions.sessions import TrackedRequest
-from router.core.workers.mirror import EventHits, Expectation, Prediction
+from policies.facts import Arrival
+from router.core.placement.pending import Pending
 
 _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
@@ -136,46 +135,6 @@ def _turn(member: Member) -> tuple[bool, int]:
 
 REFUSED_MAX = 8  # of one model in one sweep
 PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones any more
-
-
-@dataclass(slots=True, eq=False)
-class Pending:
-    """A request the core has accepted and not finished. Lifetime: request."""
-
-    arrival: Arrival
-    serial: int
-    draw: float
-    tried: set[int] = field(default_factory=set)  # workers that failed it
-    attempts: int = 0  # of these, those that were reached
-    not_before_s: float = float("-inf")  # when it may be sent again
-    sent_s: float = float("-inf")  # when it was dispatched
-    begun_by: int | None = None  # the worker whose answer has begun
-    begun_s: float = float("-inf")  # when it began
-    begun_failed: int = 0  # failures of that worker until then
-    worker_id: int | None = None  # where it is dispatched
-    counted: str | None = None  # the model against whose limit it counts, while a worker has it
-    leg: Role = "both"  # what of it is dispatched, or looked for a worker for
-    group: str | None = None  # of the worker that will decode it, while it looks for another one
-    unsplittable: bool = False  # its KV did not pass in time: one worker does all of it, or none
-    # Of a request whose legs were begun at once: its prefill, which has a number and a charge of
-    # its own, until that is over; and the worker of it, until the request leaves both.
-    beside: Pending | None = None
-    beside_id: int | None = None
-    held: bool = False
-    tracked: TrackedRequest | None = None  # to its session, where these are followed
-    standing: Standing = "new"  # of its session, when it was last decided about
-    # Of its worker's cache: what it finds, where that is mirrored; else what it leaves there.
-    prediction: Prediction | Expectation | None = None
-    expected_by_events: EventHits | None = None  # where its worker's KV events tell of its prompt
-    work_tokens: float = 1.0  # predicted: what it must compute, and its answer
-    queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
-    waiting_tokens: int = 0  # of work, as was predicted when it had to wait
-    turn: tuple[bool, int] = (True, 0)  # its place in its tenant's line, since it began to wait
-
-    @property
-    def fair_work(self) -> float:
-        """Work as its tenant's weight makes it count."""
-        return self.work_tokens / self.arrival.weight
 
 
 class Watcher(Protocol):

@@ -13,7 +13,7 @@ from itertools import count
 from policies import facts
 from router.core.placement.admission import Admission
 from router.core.placement.guard import PolicyGuard
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
 from router.core.placement.session_tracking import SessionTracking
 from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
@@ -22,9 +22,10 @@ from router.core.workers.table import WorkerTable
 
 
 class PeerRequests:
-    """Lifetime: process. Their numbers are below zero, so none is one of ours.
+    """Charges and ends the requests of peers. Lifetime: process.
 
-    A policy with a memory is told of them, by `guard`, what it is told of our own requests.
+    Their numbers are below zero, so none is one of ours. A policy with a memory learns the same of
+    them, through `guard`, as of our own requests.
     """
 
     def __init__(
@@ -86,13 +87,12 @@ class PeerRequests:
         assert request_id not in self._pending, f"request {request_id} of a peer came twice"
         self._ledger.advance(now_s)
         pending = Pending(arrival, serial=-1, draw=0.0, standing=fact.standing)
-        pending.worker_id = worker.worker_id
         self._pending[request_id] = pending
         self._admission.sent(pending, uncached, now_s)
         # One that another worker prefills meanwhile has its room already.
         at_once = worker.facts.concurrent and worker.facts.role == "decode" and uncached == 1
-        self._ledger.reserve(
-            *(request_id, worker.slot, prompt, uncached, arrival.stream, now_s),
+        pending.charge = self._ledger.reserve(
+            *((request_id, "both"), worker.slot, prompt, uncached, arrival.stream, now_s),
             room_tokens=prompt if at_once else 0,
         )
         if fact.late:
@@ -111,27 +111,32 @@ class PeerRequests:
             guard.observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
 
     def first_token(self, fact: facts.PeerFirstToken) -> None:
-        """Its prefill is over."""
-        charge = self._ledger.first_token(fact.request_id, fact.now_s)
-        if charge is not None:
+        """The prefill of a peer's request is over."""
+        pending = self._pending.get(fact.request_id)
+        if pending is None or pending.charge is None:
+            return
+        if self._ledger.first_token(pending.charge, fact.now_s):
             if self._guard.remembers:
                 self._guard.observe(facts.FirstToken(fact.now_s, fact.request_id))
-            pending = self._pending[fact.request_id]
             self._admission.prefill_over(pending, True, fact.now_s)
 
     def progress(self, fact: facts.PeerProgress) -> None:
-        """Its answer grew."""
-        self._ledger.progress(fact.request_id, fact.output_tokens, fact.now_s)
+        """The answer to a peer's request grew."""
+        pending = self._pending.get(fact.request_id)
+        if pending is not None and pending.charge is not None:
+            self._ledger.progress(pending.charge, fact.output_tokens, fact.now_s)
 
     def ended(self, fact: facts.PeerEnded) -> None:
-        """It is at its worker no more; told again, nothing changes."""
+        """A peer's request is at its worker no more; a second call changes nothing."""
         pending = self._pending.pop(fact.request_id, None)
-        if pending is None:
+        if pending is None or pending.charge is None:
             return
-        finish, now_s = fact.finish, fact.now_s
-        self._caches.ended(pending, self._ledger.get(fact.request_id), finish)
-        output_tokens = self._ledger.output_tokens(pending.arrival, finish) if finish else None
-        self._ledger.release(fact.request_id)
+        finish, now_s, charge = fact.finish, fact.now_s, pending.charge
+        self._caches.ended(pending, charge, finish)
+        output_tokens = None
+        if finish is not None:
+            output_tokens = self._ledger.output_tokens(charge, pending.arrival, finish)
+        self._ledger.release(charge)
         self._admission.prefill_over(pending, finish is not None, now_s)
         refused = finish is not None and finish.refused
         self._session_tracking.ended(pending, now_s, output_tokens, refused=refused)
@@ -139,7 +144,7 @@ class PeerRequests:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
-        """Take its charge off a worker that is gone; False where it is none of these."""
+        """End a peer's request whose worker is gone; False where it is not a peer's."""
         known = request_id in self._pending
         self.ended(facts.PeerEnded(now_s, request_id))
         return known

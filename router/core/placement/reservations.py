@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from policies.contract import Ints
+from policies.contract import Ints, Standing
 from router.core.placement.eligible import Rows
-from router.core.placement.hold_queue import PASSED_S, Pending
+from router.core.placement.hold_queue import PASSED_S
+from router.core.placement.pending import Pending
 from router.core.workers.columns import WorkerColumns
 
 PASSES = 8  # of one request; with fewer, room may just have been elsewhere
@@ -59,18 +60,22 @@ class Reservations:
         model = pending.arrival.model
         for (name, _), line in self._lines.items():
             first = next(iter(line.values()))
-            if name == model and first.pending is not pending and not _ahead(pending, first):
+            if (
+                name == model
+                and first.pending is not pending
+                and not _ahead(pending, pending.standing, first)
+            ):
                 first.passed += 1
 
     # Called by the chooser.
 
-    def rows(self, pending: Pending, rows: Rows) -> Rows | None:
+    def rows(self, pending: Pending, standing: Standing, rows: Rows) -> Rows | None:
         """`rows` without a worker that is reserved for a request which this one is not ahead of.
 
-        None: no other one is left.
+        `standing`: of this one's session. None: no other worker is left.
         """
         wait = self.models.get(pending.arrival.model)
-        if wait is None or wait.pending is pending or _ahead(pending, wait):
+        if wait is None or wait.pending is pending or _ahead(pending, standing, wait):
             return rows
         worker_id = wait.worker_id
         if worker_id is None or worker_id not in rows.worker_ids:
@@ -130,9 +135,9 @@ class Reservations:
         return next((worker_id for worker_id in ids if worker_id not in wait.untaken), None)
 
 
-def _ahead(pending: Pending, wait: _Wait) -> bool:
-    """Whether the hold queue would put it before the other one, however long that has waited."""
+def _ahead(pending: Pending, standing: Standing, wait: _Wait) -> bool:
+    """True if the hold queue would put it before the other one, however long that has waited."""
     priority, other = pending.arrival.priority, wait.pending
     if priority != other.arrival.priority:
         return priority < other.arrival.priority
-    return pending.standing != "new" and other.turn[0]
+    return standing != "new" and other.turn[0]

@@ -13,7 +13,7 @@ import xxhash
 from router.core.contract.actions import Rejection
 from router.core.contract.counters import CoreCounters, Window
 from router.core.contract.settings import CoreSettings
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
 from router.core.workers.table import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in

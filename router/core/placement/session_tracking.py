@@ -12,10 +12,9 @@ from policies.facts import Arrival
 from policies.load import LoadedPolicy
 from router.core.contract.settings import CoreSettings
 from router.core.placement.eligible import Rows
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
 from router.core.sessions.sessions import Sessions, TrackedRequest
 from router.core.workers.columns import WorkerColumns
-from router.core.workers.ledger import Ledger
 from router.core.workers.table import Worker, WorkerTable
 
 
@@ -149,11 +148,10 @@ class SessionTracking:
         self,
         columns: WorkerColumns,
         settings: CoreSettings,
-        ledger: Ledger,
         workers: WorkerTable,
         policy: LoadedPolicy,
     ) -> None:
-        self._columns, self._settings, self._ledger = columns, settings, ledger
+        self._columns, self._settings = columns, settings
         self._workers = workers
         # Workers whose caches were searched for unowned blocks, and whether all of each was known.
         self._looked_at: dict[int, bool] = {}
@@ -176,9 +174,7 @@ class SessionTracking:
             )
             for pending in under_way:
                 self.arrived(pending)
-                computing = pending.beside or pending
-                charge = self._ledger.get(computing.arrival.request_id)
-                if charge is not None:
+                if (charge := pending.prompt_charge) is not None:
                     self.dispatched(pending, charge.slot)
 
     def arrived(self, pending: Pending) -> None:
@@ -192,14 +188,14 @@ class SessionTracking:
             pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
     def view(self, pending: Pending, rows: Rows, hits: Ints, held: Ints) -> SessionView | None:
-        """What a decision sees of sessions; None: nothing. `hits` on the GPU, `held` in all."""
+        """The sessions as a decision sees them; None while they are not tracked.
+
+        `hits`: tokens of the prompt on each GPU, `held`: in any tier.
+        """
         if self.sessions is None or pending.tracked is None:
             return None
         chain = pending.arrival.chains[rows.block_sizes[0]]
-        view = SessionView(self.sessions, pending.tracked, rows, hits, held, self._columns, chain)
-        if not pending.held:  # its place in the queue stays
-            pending.standing = view.standing
-        return view
+        return SessionView(self.sessions, pending.tracked, rows, hits, held, self._columns, chain)
 
     def wanted_tokens(self, slot: int) -> float:
         """Tokens that sessions at home on a worker will want again; NaN while not tracked."""

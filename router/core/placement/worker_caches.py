@@ -29,7 +29,7 @@ from router.core.contract.counters import Window
 from router.core.contract.settings import CoreSettings
 from router.core.placement.eligible import Rows
 from router.core.placement.health import SlowStart
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import AtWorker
 from router.core.workers.columns import Cells, WorkerColumns
 from router.core.workers.kv_state import Guess, KvState
 from router.core.workers.ledger import Charge, Ledger
@@ -405,16 +405,16 @@ class WorkerCaches:
         life = self.confidence.life(slot)
         return EventHits(worker.worker_id, chain, expected, life, removed, alone)
 
-    def answered(self, pending: Pending, finish: Finish) -> None:
+    def answered(self, sent: AtWorker, finish: Finish) -> None:
         """Compare the blocks that an answer found with those that KV events had reported."""
-        hits, pending.expected_by_events = pending.expected_by_events, None
+        hits, sent.expected_by_events = sent.expected_by_events, None
         worker = None if hits is None else self._workers.get(hits.worker_id)
         if hits is None or worker is None:
             return
         kv, size = worker.kv, worker.facts.block_size
         if self.confidence.life(worker.slot) != hits.life or not kv.current:
             return
-        found = found_by(pending.arrival, finish, size, hits.chain)
+        found = found_by(sent.arrival, finish, size, hits.chain)
         if found is None:
             return
         expected = hits.blocks
@@ -432,16 +432,16 @@ class WorkerCaches:
         news = self._doubted(worker, "refuted") if doubted else Confirmed(worker.worker_id)
         self._news.append(news)
 
-    def ended(self, pending: Pending, charge: Charge | None, finish: Finish | None) -> None:
-        """A dispatch is over, with an answer where there is a `finish`."""
-        prediction, pending.prediction = pending.prediction, None
-        worker = None if charge is None else self._workers.get(charge.worker_id)
-        if prediction is None or charge is None or worker is None:
+    def ended(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> None:
+        """A dispatch is over; with a `finish` where the worker did its part."""
+        prediction, sent.prediction = sent.prediction, None
+        worker = self._workers.get(charge.worker_id)
+        if prediction is None or worker is None:
             return
         refused = finish is not None and finish.refused
         if isinstance(prediction, Expectation):
             # What does not stream shows no first token: its failure is taken for one before it.
-            unseen = finish is None and (charge.waiting or not pending.arrival.stream)
+            unseen = finish is None and (charge.waiting or not sent.arrival.stream)
             self.speculative.ended(prediction, refused or unseen)
             return
         counted = finish is not None and finish.prompt_tokens is not None
@@ -451,8 +451,8 @@ class WorkerCaches:
             return
         found, answered, size = None, 0, worker.facts.block_size
         if finish is not None:
-            found = found_by(pending.arrival, finish, size, prediction.chain)
-            answered = answer_blocks(pending.arrival, finish, size)
+            found = found_by(sent.arrival, finish, size, prediction.chain)
+            answered = answer_blocks(sent.arrival, finish, size)
         self.mirrors.answered(prediction, found, answered)
         self._show_cache(worker)
 

@@ -94,7 +94,7 @@ class SpeedEstimator:
     def first_token(self, charge: Charge, now_s: float) -> None:
         """A prefill ended. A period of them tells of speed once all of it is known."""
         period, cells = charge.period, self._cells
-        if not period.told or (
+        if not period.shown or (
             cells.waiting[charge.slot] and period.work_tokens < _WORK_BESIDE_WAITING
         ):
             return
@@ -117,7 +117,7 @@ class SpeedEstimator:
             if gap_s > 0:
                 self.token_gap(slot, gap_s)
         alone = charge.alone and period.dispatched == 1 and cells.requests[slot] == 1
-        if period.told or not alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
+        if period.shown or not alone or charge.uncached_tokens < _CALIBRATION_TOKENS_MIN:
             return
         if charge.loads.tokens > _LOADED_SHARE * charge.uncached_tokens:
             return
@@ -209,7 +209,7 @@ class LoadEstimator:
         period, loaded = charge.period, charge.loads.tokens
         if loaded < max(_LOADED_TOKENS_MIN, charge.uncached_tokens):
             return
-        if not (period.told and period.dispatched == period.first_tokens == 1):
+        if not (period.shown and period.dispatched == period.first_tokens == 1):
             return
         from_host = charge.loads.host / loaded
         if 1.0 - _OWN_SHARE < from_host < _OWN_SHARE:

@@ -1,7 +1,7 @@
-"""The load that this router itself put on each worker: one charge for each dispatched request.
+"""The load that this router itself put on each worker: one charge for each dispatched leg.
 
 Choosing a worker and charging it are one step of the core, so two requests can never both see
-the same idle worker. A charge is released once, by `RouterCore._release`, or by
+the same idle worker. A charge is released once: by the core with the end of its request, or by
 `PeerRequests.ended` where another router has the request.
 """
 
@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import NamedTuple
 
-from policies.facts import Arrival, Finish
+from policies.facts import Arrival, Finish, Role
 from router.core.workers.columns import Cells, WorkerColumns
+
+# A request's number and its leg. Two legs that begin at once are two open charges of one request.
+ChargeKey = tuple[int, Role]
 
 
 class Loads(NamedTuple):
@@ -33,20 +36,20 @@ NO_LOADS = Loads(0, 0)
 
 @dataclass(slots=True)
 class PrefillPeriod:
-    """Prefills of one worker with no pause between them. Lifetime: until nobody waits there."""
+    """Prefills of one worker with no pause between them. Lifetime: until none waits there."""
 
     began_s: float
     dispatched: int = 0
     first_tokens: int = 0  # of these, their uncached tokens, and their work
     uncached_tokens: int = 0
     work_tokens: float = 0.0
-    told: bool = True  # the first token of each of them shows
+    shown: bool = True  # this router sees the first token of each of them
     loaded_tokens: int = 0  # of those with a first token, what came from lower tiers
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Charge:
-    """What one request costs its worker. Lifetime: one dispatch."""
+    """What a request, or a leg of it, costs its worker. Lifetime: one dispatch."""
 
     request_id: int
     worker_id: int
@@ -58,11 +61,12 @@ class Charge:
     dispatched_s: float
     alone: bool  # nothing else was queued there
     period: PrefillPeriod
-    moved_tokens: int = 0  # whose KV comes from another worker
-    loads: Loads = NO_LOADS  # whose KV comes from lower tiers of its own
+    leg: Role = "both"
+    moved_tokens: int = 0  # of the prompt, whose KV comes from another worker
+    loads: Loads = NO_LOADS  # of the prompt, whose KV the worker loads from below its GPU
     room_tokens: int = 0  # kept for its KV while it waits
     waiting: bool = True
-    output_tokens: int = 0  # that were seen to come
+    output_tokens: int = 0  # seen so far
     progress_s: float = 0.0  # when `output_tokens` was last brought up to date
 
 
@@ -84,7 +88,7 @@ class Ledger:
         self._columns = columns
         self._cells = Cells(columns)
         self._drained_s: float | None = None  # when the queues were last brought up to date
-        self._charges: dict[int, Charge] = {}
+        self._charges: dict[ChargeKey, Charge] = {}
         self._decode_places: dict[int, DecodePlace] = {}
         self._periods: list[PrefillPeriod | None] = [None] * len(columns.worker_id)  # the latest
         # Uncached tokens of those before their first token, and their work, by worker slot.
@@ -98,9 +102,9 @@ class Ledger:
     def __len__(self) -> int:
         return len(self._charges)
 
-    def get(self, request_id: int) -> Charge | None:
-        """The open charge of a request."""
-        return self._charges.get(request_id)
+    def get(self, request_id: int, leg: Role = "both") -> Charge | None:
+        """The open charge of a request, or of one leg of it; None: there is none."""
+        return self._charges.get((request_id, leg))
 
     def on_worker(self, worker_id: int) -> list[Charge]:
         """Open charges of a worker, oldest first."""
@@ -132,24 +136,25 @@ class Ledger:
 
     def reserve(
         self,
-        request_id: int,
+        key: ChargeKey,
         slot: int,
         prompt_tokens: int,
         uncached_tokens: int,
         stream: bool,
         now_s: float,
-        *,
         moved_tokens: int = 0,
         loads: Loads = NO_LOADS,
         room_tokens: int = 0,
-        tells: bool = True,
+        shows_speed: bool = True,
     ) -> Charge:
-        """Charge a request to the worker in `slot`. The request must have no open charge.
+        """Charge a request, or a leg of it, to the worker in `slot`. It must have no open charge.
 
-        `moved_tokens`: it waits for the KV of so many from elsewhere; `loads`: from lower tiers.
-        `room_tokens`: for so many its worker keeps room from now on. `tells`: its end is known.
+        `stream`: its first token, or its end, shows when its prefill is over. `moved_tokens` and
+        `loads`: of its prompt, whose KV comes from another worker, and from below the GPU.
+        `room_tokens`: for which its worker keeps room from now on. `shows_speed`: the time of its
+        prefill shows how fast its worker is.
         """
-        assert request_id not in self._charges, f"request {request_id} is charged twice"
+        assert key not in self._charges, f"request {key[0]} is charged twice"
         cells = self._cells
         cached_tokens = prompt_tokens - uncached_tokens
         work_tokens = self._columns.attention.work(uncached_tokens, cached_tokens)
@@ -157,54 +162,52 @@ class Ledger:
             self._drained_s = now_s
         waiting = cells.waiting[slot]
         period = self._period(slot, now_s)
-        period.told &= stream and tells and not moved_tokens  # else it tells of no one's speed
+        if not stream or moved_tokens or not shows_speed:
+            period.shown = False
         end_work = cells.charged_work[slot] + work_tokens
         cells.charged_work[slot] = end_work
         cells.requests[slot] += 1
         cells.waiting[slot] = waiting + 1
-        cells.context_tokens[slot] += room_tokens
-        cells.decode_place_tokens[slot] += room_tokens
+        if room_tokens:
+            cells.context_tokens[slot] += room_tokens
+            cells.decode_place_tokens[slot] += room_tokens
         self._queue(slot, uncached_tokens, work_tokens)
-        charge = Charge(
-            request_id=request_id,
-            worker_id=cells.worker_id[slot],
-            slot=slot,
-            prompt_tokens=prompt_tokens,
-            uncached_tokens=uncached_tokens,
-            work_tokens=work_tokens,
-            end_work=end_work,
-            dispatched_s=now_s,
-            alone=waiting == 0,
-            period=period,
-            moved_tokens=moved_tokens,
-            loads=loads,
-            room_tokens=room_tokens,
-        )
-        self._charges[request_id] = charge
-        if stream:
-            coming = self._coming.setdefault(slot, deque())
-            if not coming:
-                cells.drain_limit_work[slot] = end_work
-            coming.append(charge)
-        else:
+        request_id, leg = key
+        charge = self._charges[key] = Charge(
+            request_id, cells.worker_id[slot], slot,
+            prompt_tokens, uncached_tokens, work_tokens, end_work,
+            now_s, waiting == 0, period,
+            leg, moved_tokens, loads, room_tokens,
+        )  # fmt: skip
+        if not stream:
             self._silent.setdefault(slot, deque()).append(charge)
+            return charge
+        coming = self._coming.get(slot)
+        if coming is None:
+            coming = self._coming[slot] = deque()
+        if not coming:
+            cells.drain_limit_work[slot] = end_work
+        coming.append(charge)
         return charge
 
     def _period(self, slot: int, now_s: float) -> PrefillPeriod:
-        """Of a worker that is about to be sent one more."""
+        """The period of prefills at a worker that is about to be sent one more."""
         period = self._periods[slot]
         if period is None or not self._cells.waiting[slot]:
             period = self._periods[slot] = PrefillPeriod(now_s)
         period.dispatched += 1
         return period
 
-    def first_token(self, request_id: int, now_s: float) -> Charge | None:
-        """Its prefill is over, and so is all that was queued before it. None if not waiting."""
-        charge = self._charges.get(request_id)
-        if charge is None or not charge.waiting:
-            return None
-        drained = self._cells.drained_work
-        drained[charge.slot] = max(drained[charge.slot], charge.end_work)
+    def first_token(self, charge: Charge, now_s: float) -> bool:
+        """The prefill of a request is over, and so is all that was queued before it.
+
+        False where that was known already.
+        """
+        if not charge.waiting:
+            return False
+        drained, slot = self._cells.drained_work, charge.slot
+        if drained[slot] < charge.end_work:
+            drained[slot] = charge.end_work
         period = charge.period
         period.first_tokens += 1
         period.uncached_tokens += charge.uncached_tokens
@@ -212,14 +215,13 @@ class Ledger:
         period.loaded_tokens += charge.loads.tokens
         self._start_decode(charge, now_s)
         charge.output_tokens = 1
-        self._cells.context_tokens[charge.slot] += 1
-        self._lift_limit(charge.slot)
-        return charge
+        self._cells.context_tokens[slot] += 1
+        self._lift_limit(slot)
+        return True
 
-    def progress(self, request_id: int, output_tokens: int, now_s: float) -> float | None:
+    def progress(self, charge: Charge, output_tokens: int, now_s: float) -> float | None:
         """Seconds per token since the last report of a running answer; None if unknown."""
-        charge = self._charges.get(request_id)
-        if charge is None or charge.waiting or output_tokens <= charge.output_tokens:
+        if charge.waiting or output_tokens <= charge.output_tokens:
             return None
         tokens = output_tokens - charge.output_tokens
         elapsed_s = now_s - charge.progress_s
@@ -228,15 +230,14 @@ class Ledger:
         charge.progress_s = now_s
         return elapsed_s / tokens if elapsed_s > 0 else None
 
-    def output_tokens(self, arrival: Arrival, finish: Finish) -> int:
-        """Tokens of an answer that is over, whose charge is still open.
+    def output_tokens(self, charge: Charge | None, arrival: Arrival, finish: Finish) -> int:
+        """Tokens of an answer that is over, whose charge is still open; None: it has none.
 
-        Where nobody told, as where its body does not come by, they are those that its worker had
-        time for since the model says that its prefill was over, at the step time of now.
+        Where the worker did not report them, they are those that it had time for since the model
+        says that the prefill was over, at its present step time.
         """
         if finish.output_tokens is not None:
             return finish.output_tokens
-        charge = self._charges.get(arrival.request_id)
         if charge is None or charge.waiting or finish.refused:
             return 0
         decode_s = max(finish.now_s - charge.progress_s, 0.0)
@@ -244,13 +245,8 @@ class Ledger:
         most = arrival.max_output_tokens
         return tokens if most is None else min(tokens, most)
 
-    def left_s(self, request_id: int, output_tokens: float, now_s: float) -> float | None:
-        """Seconds until its answer of so many tokens should be whole, by the model; None where it
-        has no open charge.
-        """
-        charge = self._charges.get(request_id)
-        if charge is None:
-            return None
+    def left_s(self, charge: Charge, output_tokens: float, now_s: float) -> float:
+        """Seconds until an answer of so many tokens should be complete, by the model."""
         self.advance(now_s)
         cells, slot = self._cells, charge.slot
         queued_s = since_s = 0.0
@@ -262,35 +258,31 @@ class Ledger:
         decode_s = (output_tokens - charge.output_tokens) * cells.step_s[slot] - since_s
         return queued_s + max(decode_s, 0.0)
 
-    def unwatched(self, request_id: int) -> None:
-        """Nobody will see its first token: the model says when its prefill is over."""
-        charge = self._charges[request_id]
+    def unwatched(self, charge: Charge) -> None:
+        """The router will not see its first token: the model says when its prefill is over."""
         coming = self._coming.get(charge.slot, deque())
         if not charge.waiting or all(one is not charge for one in coming):
             return
-        charge.period.told = False
+        charge.period.shown = False
         left = deque(one for one in coming if one is not charge and one.waiting)
         self._coming[charge.slot] = left
         self._silent.setdefault(charge.slot, deque()).append(charge)
         self._cells.drain_limit_work[charge.slot] = left[0].end_work if left else inf
 
-    def release(self, request_id: int) -> Charge | None:
-        """Take the request off its worker; None when it has no open charge (any more)."""
-        charge = self._charges.pop(request_id, None)
-        if charge is None:
-            return None
+    def release(self, charge: Charge) -> None:
+        """Take an open charge off its worker."""
+        del self._charges[charge.request_id, charge.leg]
         cells, slot = self._cells, charge.slot
         cells.requests[slot] -= 1
         if charge.waiting:
             self._wait_over(charge)
             self._drop_queued(charge)
-            charge.waiting = charge.period.told = False
+            charge.waiting = charge.period.shown = False
             self._lift_limit(slot)
         else:
             cells.context_tokens[slot] -= charge.prompt_tokens + charge.output_tokens
         if cells.requests[slot] == 0:
             self._idle(slot)
-        return charge
 
     def _idle(self, slot: int) -> None:
         """An idle worker has an empty queue, whatever the model says.
@@ -327,9 +319,10 @@ class Ledger:
     def _wait_over(self, charge: Charge) -> None:
         cells, slot = self._cells, charge.slot
         cells.waiting[slot] -= 1
-        cells.context_tokens[slot] -= charge.room_tokens
-        cells.decode_place_tokens[slot] -= charge.room_tokens
-        self._queue(charge.slot, -charge.uncached_tokens, -charge.work_tokens)
+        if charge.room_tokens:
+            cells.context_tokens[slot] -= charge.room_tokens
+            cells.decode_place_tokens[slot] -= charge.room_tokens
+        self._queue(slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
         """So many tokens, of so much work, begin to wait (below 0: stop waiting)."""

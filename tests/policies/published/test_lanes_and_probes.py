@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from policies.facts import Dispatched, Failure, Finish, WorkerChange
+from policies.facts import Dispatched, Failure, Finish, Prefilled, WorkerChange
 from policies.published.lanes import DECAY, DECAYS_PER_S
 from policies.published.lbgr import Lbgr
 from policies.published.prequal import Prequal
@@ -63,6 +63,22 @@ def facts_of(history):
             yield WorkerChange(now_s, worker_id, "gone" if what == "gone" else "ready")
 
 
+def test_a_pair_of_legs_ends_one_by_one():
+    """The prefill and the decode of one request, begun at once at two workers."""
+    policy = Prequal()
+    state = policy.initial_state()
+    for worker_id, leg in enumerate(("decode", "prefill")):
+        policy.observe(Dispatched(0.0, 1, worker_id, 0, 9, NO_CHAIN, leg=leg), state)
+    assert state.inflight == {0: 1, 1: 1}
+    policy.observe(Prefilled(1.0, 1), state)
+    assert state.inflight == {0: 1, 1: 0}
+    policy.observe(Dispatched(1.0, 2, 1, 0, 9, NO_CHAIN, leg="prefill"), state)
+    policy.observe(Failure(2.0, 2, "client", leg="prefill"), state)
+    policy.observe(Finish(2.0, 1), state)
+    assert state.inflight == {0: 0, 1: 0}
+    assert not state.worker_of
+
+
 @settings(max_examples=examples(100))
 @given(events)
 def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
@@ -79,7 +95,7 @@ def test_prequal_counts_requests_in_flight_on_workers_that_are_there(history):
             there[fact.worker_id] = None
         else:
             where.pop(fact.request_id, None)
-        assert state.worker_of == where
+        assert state.worker_of == {(number, "both"): at for number, at in where.items()}
         assert set(state.workers) == there.keys()
         counts = Counter(where.values())
         assert state.inflight == {worker: counts[worker] for worker in there}

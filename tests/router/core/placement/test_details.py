@@ -26,7 +26,7 @@ from router.core.contract.actions import (
     runner_up,
 )
 from router.core.core import RouterCore
-from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.choice import Choice, Withheld
 from router.core.placement.guard import PolicyFaultError
 from router.record.explain import everything, explanation, explanation_line
 from tests.policies.fleet import fleet_of, request_of

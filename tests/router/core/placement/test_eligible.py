@@ -15,8 +15,8 @@ from policies.contract import FleetView, TableFleet
 from policies.facts import Failure, LoadReport, Probed, Tick, WorkerChange
 from router.core.contract.actions import Decision, Dispatch, Probe, Reject
 from router.core.placement.eligible import Eligibility, Rows
-from router.core.placement.hold_queue import Pending
 from router.core.placement.live_fleet import LiveFleet
+from router.core.placement.pending import Pending
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World, chain_of
 

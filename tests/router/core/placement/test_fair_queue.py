@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.facts import Arrival
-from router.core.placement.hold_queue import FairQueue, HoldQueue, Pending
+from router.core.placement.hold_queue import FairQueue, HoldQueue
+from router.core.placement.pending import Pending
 from tests.router.property_support import patient
 
 

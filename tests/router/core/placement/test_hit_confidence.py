@@ -24,7 +24,7 @@ from policies.facts import (
     WorkerChange,
 )
 from router.core.contract.actions import Action, Confirmed, Dispatch, Doubted, Resync
-from router.core.placement.chooser import Choice
+from router.core.placement.choice import Choice
 from router.core.workers.mirror import ANSWERS
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World, names_of, stored, tokens_of

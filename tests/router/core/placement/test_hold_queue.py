@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from policies.contract import Standing
 from policies.facts import Arrival
-from router.core.placement.hold_queue import HoldQueue, Pending
+from router.core.placement.hold_queue import HoldQueue
+from router.core.placement.pending import Pending
 from tests.router.property_support import patient
 
 WAITING = st.lists(

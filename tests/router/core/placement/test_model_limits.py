@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from policies.facts import Failure, Finish, FirstToken, Tick, WorkerChange
 from router.core.contract.actions import Action, Cancel, Dispatch, Hold, Reject
 from router.core.placement.admission import ModelLimit
-from router.core.placement.chooser import Withheld
+from router.core.placement.choice import Withheld
 from router.record.explain import withheld
 from router.record.model_limits import model_limits
 from tests.effort import examples

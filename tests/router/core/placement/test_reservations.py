@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Failure, Finish, Tick, WorkerChange
 from router.core.contract.actions import Action, Dispatch, Reject
-from router.core.placement.chooser import Withheld
+from router.core.placement.choice import Withheld
 from router.core.placement.hold_queue import PASSED_S
 from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World

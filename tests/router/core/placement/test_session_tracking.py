@@ -12,7 +12,7 @@ from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Failure, Finish, FirstToken, LoadReport, Tick, WorkerChange
 from policies.load import load
 from router.core.contract.actions import Dispatch, Hold, Reject
-from router.core.placement.chooser import Choice, Withheld
+from router.core.placement.choice import Choice, Withheld
 from tests.effort import EFFORT
 from tests.router.core.core_world import BLOCK, World, chain_of, stored
 from tests.router.core.random_world import RandomWorld

@@ -14,7 +14,8 @@ from policies.facts import Failure, Finish, FirstToken, Prefilled, WorkerChange
 from router.core.contract.actions import Action, Cancel, Dispatch, Reject
 from router.core.core import RequestListener
 from router.core.placement.disaggregation import PairFaults
-from router.core.placement.hold_queue import Pending
+from router.core.placement.pending import Pending
+from router.core.workers.ledger import Charge
 from router.core.workers.table import Worker
 from tests.router.core.core_world import BLOCK, World
 from tests.router.property_support import patient
@@ -36,17 +37,18 @@ class Ears(RequestListener):
     """What peers are told. Lifetime: test."""
 
     def __init__(self) -> None:
-        self.open: dict[int, int] = {}  # number -> worker
+        self.open: dict[tuple[int, str], int] = {}  # request and leg -> worker
         self.sent = 0
 
-    def dispatched(self, pending: Pending, worker: Worker, uncached_tokens: int) -> None:
-        number = pending.arrival.request_id
-        assert number not in self.open
-        self.open[number] = worker.worker_id
+    def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
+        key = charge.request_id, charge.leg
+        assert key not in self.open
+        assert charge.request_id == pending.arrival.request_id
+        self.open[key] = worker.worker_id
         self.sent += 1
 
-    def ended(self, request_id: int, finish: Finish | None) -> None:
-        del self.open[request_id]
+    def ended(self, charge: Charge, finish: Finish | None) -> None:
+        del self.open[charge.request_id, charge.leg]
 
 
 def pool(*roles: str, **facts: object) -> World:

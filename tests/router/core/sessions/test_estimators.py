@@ -24,9 +24,9 @@ def speeds(rate: float = 15_000.0, step_s: float = 0.015) -> tuple[WorkerColumns
     return columns, SpeedEstimator(columns)
 
 
-def charge(uncached: int = 4000, told: bool = True, dispatched_s: float = 0.0) -> Charge:
+def charge(uncached: int = 4000, shown: bool = True, dispatched_s: float = 0.0) -> Charge:
     tokens = (uncached, uncached, float(uncached), float(uncached))
-    period = PrefillPeriod(dispatched_s, 1, 1, uncached, float(uncached), told)
+    period = PrefillPeriod(dispatched_s, 1, 1, uncached, float(uncached), shown)
     return Charge(1, 0, 0, *tokens, dispatched_s, True, period)
 
 
@@ -79,7 +79,7 @@ def test_no_run_of_absurd_samples_leads_out_of_range(sample_s: float) -> None:
 
 
 @pytest.mark.parametrize(
-    "told", [charge(told=False), charge(uncached=255), charge(dispatched_s=99.0)]
+    "told", [charge(shown=False), charge(uncached=255), charge(dispatched_s=99.0)]
 )
 def test_what_says_nothing_of_speed_is_not_learned_from(told: Charge) -> None:
     """Beside answers without first tokens, too short, or answered before it was sent."""
@@ -104,11 +104,10 @@ def pool_speeds(workers: int) -> tuple[WorkerColumns, SpeedEstimator, Ledger]:
 
 def lone(speed: SpeedEstimator, ledger: Ledger, slot: int, rate: float) -> None:
     """One prefill of a thousand tokens by itself."""
-    ledger.reserve(slot, slot, 1_000, 1_000, True, 0.0)
-    charge = ledger.first_token(slot, 1_000 / rate + 5e-4)
-    assert charge is not None
+    charge = ledger.reserve((slot, "both"), slot, 1_000, 1_000, True, 0.0)
+    assert ledger.first_token(charge, 1_000 / rate + 5e-4)
     speed.first_token(charge, 1_000 / rate + 5e-4)
-    ledger.release(slot)
+    ledger.release(charge)
 
 
 @given(noise=st.lists(st.floats(0.85, 1.17), min_size=20, max_size=20))
@@ -136,27 +135,27 @@ def test_speed_is_learned_of_prompts_that_are_computed_together(streams: int) ->
     """Three to a step, as an engine with a budget of tokens does it."""
     columns, speed, ledger = pool_speeds(1)
     for _ in range(5):
-        for number in range(streams):
-            ledger.reserve(number, 0, 600, 600, True, 0.0)
-        for number in range(streams):
+        charges = [
+            ledger.reserve((number, "both"), 0, 600, 600, True, 0.0) for number in range(streams)
+        ]
+        for number, charge in enumerate(charges):
             step = min(number // 3 * 3 + 3, streams)
             now_s = step * 600 / 1_500.0
-            charge = ledger.first_token(number, now_s)
-            assert charge is not None
+            assert ledger.first_token(charge, now_s)
             speed.first_token(charge, now_s)
-        for number in range(streams):
-            ledger.release(number)
+        for charge in charges:
+            ledger.release(charge)
     assert columns.prefill_tokens_per_s[0] == pytest.approx(1_500.0, rel=0.05)
 
 
 def test_speed_is_learned_of_answers_that_do_not_stream() -> None:
     columns, speed, ledger = pool_speeds(1)
     for _ in range(5):
-        charge = ledger.reserve(1, 0, 1_000, 1_000, False, 0.0)
+        charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, False, 0.0)
         speed.answered(charge, 20, 1_000 / 1_500.0 + 20 * 1e-3)
-        ledger.release(1)
+        ledger.release(charge)
     assert columns.prefill_tokens_per_s[0] == pytest.approx(1_500.0, rel=0.05)
-    long = ledger.reserve(2, 0, 1_000, 1_000, False, 0.0)
+    long = ledger.reserve((2, "both"), 0, 1_000, 1_000, False, 0.0)
     speed.answered(long, 2_000, 60.0)  # nobody knows how much of it was decode
     assert columns.prefill_tokens_per_s[0] == pytest.approx(1_500.0, rel=0.05)
 
@@ -166,9 +165,9 @@ def test_a_whole_answer_of_one_token_is_all_prefill() -> None:
     columns, speed, ledger = pool_speeds(1)
     columns.step_s[0], true = 0.015, 3.0 * columns.given_tokens_per_s[0]
     for _ in range(10):
-        charge = ledger.reserve(1, 0, 1_000, 1_000, False, 0.0)
+        charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, False, 0.0)
         speed.answered(charge, 1, 1_000 / true)
-        ledger.release(1)
+        ledger.release(charge)
     assert columns.prefill_tokens_per_s[0] == pytest.approx(true, rel=0.05)
 
 
@@ -176,11 +175,11 @@ def test_short_answers_teach_how_long_a_step_takes() -> None:
     """They are over before a first report of their growth."""
     columns, speed, ledger = pool_speeds(1)
     for _ in range(60):
-        charge = ledger.reserve(1, 0, 1_000, 1_000, True, 0.0)
-        ledger.first_token(1, 0.5)
+        charge = ledger.reserve((1, "both"), 0, 1_000, 1_000, True, 0.0)
+        ledger.first_token(charge, 0.5)
         speed.answered(charge, 24, 0.5 + 23 * 4e-3)
         speed.answered(charge, 3, 60.0)  # too few tell of what is not decode
-        ledger.release(1)
+        ledger.release(charge)
     assert columns.step_s[0] == pytest.approx(4e-3, rel=0.01)
 
 

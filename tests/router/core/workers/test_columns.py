@@ -14,7 +14,7 @@ from policies.facts import LoadReport, WorkerFacts
 from router.core.placement.eligible import Rows
 from router.core.placement.live_fleet import LiveFleet
 from router.core.workers.columns import WorkerColumns
-from router.core.workers.ledger import Ledger
+from router.core.workers.ledger import Charge, Ledger
 from tests.router.core.core_world import World
 from tests.router.property_support import patient
 
@@ -70,12 +70,12 @@ _steps = st.lists(
 def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]]) -> None:
     columns, ledger = columns_of_one_worker()
     naive = NaiveQueue()
-    now_s, waiting, next_id = 0.0, deque[int](), 0
+    now_s, waiting, next_id = 0.0, deque[Charge](), 0
     for kind, value in steps:
         if kind == "arrive":
-            ledger.reserve(next_id, 0, int(value), int(value), True, now_s)
+            key = next_id, "both"
+            waiting.append(ledger.reserve(key, 0, int(value), int(value), True, now_s))
             naive.add(int(value))
-            waiting.append(next_id)
             next_id += 1
         elif kind == "wait":
             now_s += value
@@ -91,26 +91,26 @@ def test_the_queue_drains_as_a_plain_queue_would(steps: list[tuple[str, float]])
 def test_a_worker_that_answers_nobody_keeps_its_queue() -> None:
     """Out of KV, say: its first request waits, and so do all behind it, for an hour."""
     columns, ledger = columns_of_one_worker()
-    for number in range(3):
-        ledger.reserve(number, 0, 500, 500, True, 0.0)
+    first, second, third = (
+        ledger.reserve((number, "both"), 0, 500, 500, True, 0.0) for number in range(3)
+    )
     ledger.advance(3600.0)
     assert queued(columns) == 1000.0
-    ledger.first_token(1, 3600.0)  # one overtook: what stood before it counts as done
+    ledger.first_token(second, 3600.0)  # one overtook: what stood before it counts as done
     assert queued(columns) == 500.0
     ledger.advance(7200.0)
     assert queued(columns) == 500.0
-    ledger.release(0)
+    ledger.release(first)
     ledger.advance(7200.0 + 250.0 / RATE)
     assert queued(columns) == 250.0
-    ledger.first_token(2, 7300.0)
+    ledger.first_token(third, 7300.0)
     assert queued(columns) == 0.0
 
 
 def test_an_answer_that_does_not_stream_drains_by_the_model_alone() -> None:
     columns, ledger = columns_of_one_worker()
-    ledger.reserve(0, 0, 500, 500, False, 0.0)
-    ledger.reserve(1, 0, 500, 500, True, 0.0)
-    ledger.reserve(2, 0, 500, 500, False, 0.0)
+    for number, stream in enumerate((False, True, False)):
+        ledger.reserve((number, "both"), 0, 500, 500, stream, 0.0)
     ledger.advance(3600.0)
     assert queued(columns) == 500.0
 
@@ -123,15 +123,17 @@ def test_an_answer_that_does_not_stream_drains_by_the_model_alone() -> None:
 )
 def test_whatever_order_requests_end_in_nothing_stays(tokens, waits, order) -> None:
     columns, ledger = columns_of_one_worker()
-    now_s = 0.0
+    now_s, charges = 0.0, dict[int, Charge]()
     for number, (count, wait_s) in enumerate(zip(tokens, waits, strict=False)):
         now_s += wait_s
         ledger.advance(now_s)
-        ledger.reserve(number, 0, count, count, number % 2 == 0, now_s)
+        key = number, "both"
+        charges[number] = ledger.reserve(key, 0, count, count, number % 2 == 0, now_s)
     for number in order:
-        ledger.release(number)
+        if number in charges:
+            ledger.release(charges[number])
         assert -1e-9 <= queued(columns) <= sum(tokens)
-        assert ledger.release(number) is None
+        assert ledger.get(number) is None
     assert (columns.requests[0], columns.waiting[0]) == (0, 0)
     assert queued(columns) == columns.context_tokens[0] == 0.0
 
@@ -152,13 +154,13 @@ def test_a_queued_token_costs_the_mean_of_those_that_wait(steps: list) -> None:
     for number, (kind, value, share) in enumerate(steps):
         charges = ledger.on_worker(0)
         if kind == "arrive":
-            ledger.reserve(number, 0, value, max(int(value * share), 1), True, 0.0)
+            ledger.reserve((number, "both"), 0, value, max(int(value * share), 1), True, 0.0)
         elif kind == "attend":
             columns.attention.pair_tokens = share
         elif charges and kind == "end":
-            ledger.release(charges[value % len(charges)].request_id)
+            ledger.release(charges[value % len(charges)])
         elif charges:
-            ledger.first_token(charges[value % len(charges)].request_id, 0.0)
+            ledger.first_token(charges[value % len(charges)], 0.0)
         waiting = [c for c in ledger.on_worker(0) if c.waiting]
         tokens = sum(c.uncached_tokens for c in waiting)
         mean = sum(c.work_tokens for c in waiting) / tokens if waiting else 1.0
@@ -169,14 +171,14 @@ def test_each_row_drains_at_its_own_rate_and_only_what_it_has() -> None:
     columns, ledger = columns_of_one_worker(3)
     columns.prefill_tokens_per_s[:] = [100.0, 200.0, 400.0]
     for slot in range(3):
-        ledger.reserve(slot, slot, 300, 300, True, 0.0)
+        ledger.reserve((slot, "both"), slot, 300, 300, True, 0.0)
     ledger.advance(1.0)
     assert [queued(columns, slot) for slot in range(3)] == [200.0, 100.0, 0.0]
 
 
 def test_a_clock_that_goes_back_drains_nothing_twice() -> None:
     columns, ledger = columns_of_one_worker()
-    ledger.reserve(1, 0, 1000, 1000, True, 0.0)
+    ledger.reserve((1, "both"), 0, 1000, 1000, True, 0.0)
     for now_s in (4.0, 1.0, 3.0, 4.0):
         ledger.advance(now_s)
         assert queued(columns) == 600.0
@@ -186,7 +188,7 @@ def test_a_clock_that_goes_back_drains_nothing_twice() -> None:
 
 def test_a_row_begins_afresh_for_the_next_worker() -> None:
     columns, ledger = columns_of_one_worker()
-    ledger.reserve(1, 0, 1000, 1000, True, 0.0)
+    ledger.reserve((1, "both"), 0, 1000, 1000, True, 0.0)
     for name, column in columns.named():
         column[0] = True if column.dtype == np.bool_ else 7
         assert column[0], name

@@ -17,7 +17,7 @@ from router.core.contract.actions import (
     Probe,
     Reject,
 )
-from router.core.placement.chooser import Withheld
+from router.core.placement.choice import Withheld
 from tests.router.core.core_world import World, stored
 
 

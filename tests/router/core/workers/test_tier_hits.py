@@ -13,7 +13,7 @@ from policies.contract import FleetView, Floats, RequestView
 from policies.facts import Finish, FirstToken, ReplayEnd
 from policies.pricing import HOST_SPEED
 from router.core.contract.actions import Dispatch
-from router.core.placement.chooser import Choice
+from router.core.placement.choice import Choice
 from router.core.sessions.speed import LoadEstimator
 from router.core.workers.columns import WorkerColumns
 from router.core.workers.ledger import Charge, Loads, PrefillPeriod

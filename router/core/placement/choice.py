@@ -1,0 +1,44 @@
+"""What a decision comes to: one worker, two workers, or none for now."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from policies.facts import Role
+from policies.record import record
+from router.core.contract.actions import Decision, Details
+from router.core.workers.ledger import NO_LOADS, Loads
+from router.core.workers.table import Worker
+
+
+@record
+class Choice:
+    """The worker chosen for a request or for one leg of it, and why."""
+
+    worker: Worker
+    decision: Decision
+    uncached_tokens: int  # of the prompt, to be computed there; the last token always is
+    loads: Loads = NO_LOADS  # of the prompt, to be loaded there from below its GPU
+
+
+class Placement(NamedTuple):
+    """The workers chosen for a request: one for all of it, or one for each of its two legs."""
+
+    decode: Choice  # without a `prefill`: for all of the request
+    prefill: Choice | None = None
+
+
+@record
+class Held:
+    """No worker takes this leg of the request now."""
+
+    leg: Role
+
+
+@record
+class Withheld:
+    """No worker takes the request now: an explanation of that."""
+
+    policy: str  # the policy that was asked
+    details: Details  # what it saw
+    limit: str = ""  # the limit that keeps the request from being sent, whatever the policy says
