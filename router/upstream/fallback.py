@@ -32,23 +32,26 @@ from router.upstream.meter import Meter
 
 
 class Deadline:
-    """Calls back once its moment has passed. Lifetime: request.
+    """Calls back once its moment has passed. Lifetime: connection.
 
-    `push` only notes the new moment: the timer, when it fires, looks again and sleeps on. So a
-    thousand events cost a thousand assignments and not a thousand timers. Only the timer holds
-    the callback, so that a deadline at rest ties no knot for the garbage collector.
+    While a timer is under way that fires no later, `start` and `push` only note the new moment: the
+    timer, when it fires, looks again and sleeps on. So a thousand events cost a thousand
+    assignments and not a thousand timers. A deadline at rest holds no callback, and so ties no knot
+    for the garbage collector.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._at_s = 0.0
+        self._at_s = self._fires_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self._on_passed: Callable[[], None] | None = None
 
     def start(self, seconds: float, on_passed: Callable[[], None]) -> None:
         """Set the moment `seconds` from now, sooner or later than before."""
-        self.stop()
+        self._on_passed = on_passed
         self._at_s = self._clock() + seconds
-        self._arm(seconds, on_passed)
+        if self._timer is None or self._at_s < self._fires_s:
+            self._arm(seconds)
 
     def push(self, at_s: float) -> None:
         """Move the moment to `at_s` on the clock, which must not be sooner than before."""
@@ -56,19 +59,31 @@ class Deadline:
 
     def stop(self) -> None:
         """Call nothing until `start`."""
+        self._on_passed = None
+
+    def close(self) -> None:
+        """Call nothing any more, and leave no timer behind."""
+        self._on_passed = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _arm(self, seconds: float, on_passed: Callable[[], None]) -> None:
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._look, on_passed)
+    def _arm(self, seconds: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._fires_s = self._at_s
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._look)
 
-    def _look(self, on_passed: Callable[[], None]) -> None:
+    def _look(self) -> None:
+        self._timer = None
+        on_passed = self._on_passed
+        if on_passed is None:
+            return
         left_s = self._at_s - self._clock()
         if left_s > 0:
-            self._arm(left_s, on_passed)
+            self._arm(left_s)
         else:
-            self._timer = None
+            self._on_passed = None
             on_passed()
 
 
@@ -92,8 +107,9 @@ class Receiver(Protocol):
 class Connection(asyncio.Protocol):
     """Lifetime: one TCP (or TLS) connection, over many exchanges, one at a time."""
 
-    def __init__(self, on_lost: Callable[[Connection], None]) -> None:
+    def __init__(self, on_lost: Callable[[Connection], None], clock: Callable[[], float]) -> None:
         self.transport: asyncio.Transport
+        self.deadline = Deadline(clock)  # of the exchange that it carries
         self.idle_since_s = 0.0
         self.lost = False
         self.used = False  # it has carried a whole exchange before the present one
@@ -169,6 +185,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
+        self.deadline.close()
         self._on_lost(self)
         if self._receiver is not None:
             self._receiver.lost(exc)
@@ -176,13 +193,14 @@ class Connection(asyncio.Protocol):
 
 
 class Sending:
-    """Lifetime: request."""
+    """The rest of a long request, written as its worker takes it. Lifetime: request."""
 
-    def __init__(self, connection: Connection, step_bytes: int) -> None:
+    def __init__(self, connection: Connection, body: bytes, step_bytes: int) -> None:
         """`step_bytes`: of the body, written before waiting for the worker."""
         self._connection = connection
-        self._step_bytes = step_bytes
-        self._unsent: list[memoryview] = []  # what goes next stands last
+        view = memoryview(body)
+        self._unsent = [view[at : at + step_bytes] for at in range(0, len(body), step_bytes)]
+        self._unsent.reverse()  # what goes next stands last
 
     @property
     def done(self) -> bool:
@@ -193,19 +211,6 @@ class Sending:
     def can_go_on(self) -> bool:
         """Something is left, and the worker takes more now."""
         return bool(self._unsent) and self._connection.can_write
-
-    def begin(self, head: bytes, body: bytes) -> None:
-        """Write the head and as much of the body as needs no waiting; note the rest."""
-        if self._connection.closing:
-            return  # its end has been told or will be
-        step = self._step_bytes
-        if len(body) <= step:
-            self._connection.transport.writelines((head, body) if body else (head,))
-            return
-        view = memoryview(body)
-        self._unsent = [view[at : at + step] for at in range(0, len(body), step)]
-        self._unsent.reverse()
-        self._connection.transport.write(head)
 
     def go_on(self) -> None:
         """Write the next part."""
@@ -231,6 +236,7 @@ class Exchange:
     _waker: asyncio.Future[None] | None = None
     _bug: Exception | None = None
     _paused = False
+    _sending: Sending | None = None  # the rest of a long request
     _buffer = b""  # of the head, until it is complete
     _heads_bytes = 0
     _head: ReplyHead | None = None
@@ -256,9 +262,8 @@ class Exchange:
         self._sink = sink
         self._dechunk = sink.dechunk
         self._terms = terms
-        self._sending = Sending(connection, terms.limits.write_bytes)
         self._outcome = Outcome(terms.clock())  # as far as it is known
-        self._deadline = Deadline(terms.clock)
+        self._deadline = connection.deadline
 
     async def run(self, head: bytes, body: bytes) -> Outcome:
         """Send the request and relay the reply; cancel to give up.
@@ -268,12 +273,12 @@ class Exchange:
         try:
             self._connection.begin(self)
             if not self.ended:
-                self._sending.begin(head, body)
+                self._send(head, body)
                 self._expect_more()
             while not self.ended:
                 if self._paused:
                     await self._drain_client()
-                elif self._sending.can_go_on:
+                elif self._sending is not None and self._sending.can_go_on:
                     self._sending.go_on()
                     if self._head is None:
                         self._expect_more()
@@ -283,7 +288,7 @@ class Exchange:
         finally:
             self._deadline.stop()
             if self._patience is not None:
-                self._patience.stop()
+                self._patience.close()
         broken = self._outcome.error is not None or self._bug is not None
         if broken and self._outcome.bytes_to_client:
             # Last of all: the client's end cancels the very task that runs this.
@@ -292,10 +297,25 @@ class Exchange:
             raise self._bug
         return self._complete()
 
+    def _send(self, head: bytes, body: bytes) -> None:
+        """Write the head and as much of the body as needs no waiting; note the rest."""
+        connection, step_bytes = self._connection, self._terms.limits.write_bytes
+        if connection.closing:
+            return  # its end has been told or will be
+        if len(body) <= step_bytes:
+            connection.transport.writelines((head, body) if body else (head,))
+        else:
+            self._sending = Sending(connection, body, step_bytes)
+            connection.transport.write(head)
+
+    @property
+    def _all_sent(self) -> bool:
+        return self._sending is None or self._sending.done
+
     def _expect_more(self) -> None:
         """Bound the next step of a worker that has not begun its reply."""
         timeouts = self._terms.timeouts
-        late_s = timeouts.first_byte_s if self._sending.done else timeouts.send_s
+        late_s = timeouts.first_byte_s if self._all_sent else timeouts.send_s
         self._deadline.start(late_s, self._on_late)
 
     async def _drain_client(self) -> None:
@@ -556,7 +576,7 @@ class Exchange:
     # The end.
 
     def _on_late(self) -> None:
-        if self._head is None and not self._sending.done:
+        if self._head is None and not self._all_sent:
             self._end(WorkerError("timeout_send", "the worker stopped taking the request"))
         elif not self._heard:
             self._end(WorkerError("timeout_first_byte", "the worker took too long to begin"))
@@ -591,7 +611,7 @@ class Exchange:
             if self._terms.due is not None and head.event_stream and not self._flaw:
                 self._flaw = kvkernels.late_failure(self._meter.tail)
         self._outcome.error = error
-        if not self._sending.done:
+        if not self._all_sent:
             self.reusable = False
 
     def _wake(self) -> None:
@@ -774,7 +794,7 @@ class Upstream:
         if self.open_connections >= self._limits.max_connections and not self._close_an_idle():
             bound = self._limits.max_connections
             raise WorkerError("busy", f"all {bound} connections to the worker are in use")
-        connection = Connection(self._on_lost)
+        connection = Connection(self._on_lost, self._clock)
         self._connecting += 1
         try:
             async with asyncio.timeout(connect_s):

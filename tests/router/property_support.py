@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 from hypothesis import HealthCheck, settings
 
-from router.upstream.fallback import Exchange
+from router.upstream.fallback import Deadline, Exchange
 
 # Time limits of single examples say more about the machine than about the code.
 patient = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -27,6 +28,7 @@ class Wire:
     def __init__(self, said: list[bytes], *, beyond_the_end: bool = True) -> None:
         """`beyond_the_end`: also what comes after the reply's end, and its own end, are told."""
         self.transport = self
+        self.deadline = Deadline(time.monotonic)
         self.said = said
         self.beyond_the_end = beyond_the_end
 

@@ -113,7 +113,7 @@ async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
 
 
 async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:
-    connection = Connection(lambda _: None)
+    connection = Connection(lambda _: None, time.monotonic)
     connection.connection_made(_Closed())
     connection.connection_lost(None)
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
