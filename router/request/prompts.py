@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
 from typing import Any, TypeVar
 
@@ -258,6 +259,12 @@ def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
     return Plain(text, model, stream, session, salt, priority, most, tokens, longest, ids)
 
 
+def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str | None) -> Prompt:
+    """The prompt of a plain body: chains of its token ids, or of its text."""
+    chains = plain.text.chains(block_sizes, model, adapter, plain.cache_salt)
+    return Prompt(plain.tokens, plain.longest_tokens, chains, not plain.has_ids)
+
+
 class PromptReader:
     """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
 
@@ -342,8 +349,11 @@ class PromptReader:
         token. Raises ClientError(429) while too many wait. `body_bytes`: of the whole request;
         `turn`: as for `scan`.
         """
-        if isinstance(scanned, Plain):
-            return await self._hashed(scanned, model, block_sizes, adapter, turn)
+        if isinstance(scanned, Plain):  # no tokenizer is asked
+            hashed = partial(_hashed, scanned, block_sizes, model, adapter)
+            if scanned.longest_tokens <= _INLINE_TOKENS:
+                return hashed()
+            return await self._in_thread(self._long, turn, hashed)
         sizes = sorted(set(block_sizes))
         if not scanned.prompts and not scanned.messages:
             none = dict.fromkeys(sizes, _NO_BLOCKS)
@@ -360,25 +370,6 @@ class PromptReader:
         prompt, refused = await self._in_thread(self._long if long else self._short, turn, work)
         self.template_refusals += refused
         return prompt
-
-    async def _hashed(
-        self,
-        plain: Plain,
-        model: str,
-        block_sizes: Iterable[int],
-        adapter: str | None,
-        turn: int | None,
-    ) -> Prompt:
-        """The prompt where no tokenizer is asked."""
-        tokens, longest, chains_of = plain.tokens, plain.longest_tokens, plain.text.chains
-        salt = plain.cache_salt
-        if longest <= _INLINE_TOKENS:
-            chains = chains_of(block_sizes, model, adapter, salt)
-        else:
-            chains = await self._in_thread(
-                self._long, turn, lambda: chains_of(block_sizes, model, adapter, salt)
-            )
-        return Prompt(tokens, longest, chains, not plain.has_ids)
 
     def _encoder_for(self, scanned: Scanned, model: str) -> MemoEncoder | None:
         """The encoder of the prompt's text; None where it is read as text, or came as ids."""

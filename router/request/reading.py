@@ -21,7 +21,7 @@ from router.record.explain import EXPLAIN_HEADER, Asked
 from router.request.deadlines import Deadlines
 from router.request.dialect import Target
 from router.request.in_turn import let_others_run
-from router.request.prompts import Plain, Prompt, PromptReader
+from router.request.prompts import Plain, Prompt, PromptReader, Shape
 from router.request.quotas import check_model, priority_within, salt_of
 from router.request.service import Service
 from router.request.state import ReadRequest
@@ -99,7 +99,8 @@ class RequestReader:
         `named`: the model of a request whose body names none. Raises ClientError as `read` does.
         """
         terms, turn = self.terms, self._prompts.next_turn()
-        scanned = await self._scan(body, path, header, target, turn)
+        shape = None if target is None else self._shape(header, target)
+        scanned = await self._prompts.scan(body, path, terms.scan, shape, turn)
         model = scanned.model or named or self._only_model()
         if model:
             check_model(key, model)
@@ -120,16 +121,11 @@ class RequestReader:
         arrival = self._arrival_of(scanned, prompt, model, session, key, priority, path.needs)
         return arrival, prompt, new_salt
 
-    async def _scan(
-        self, body: bytes, path: Path, header: Header, target: Target | None, turn: int
-    ) -> Scanned | Plain:
-        limits = self.terms.scan
-        if target is None:
-            return await self._prompts.scan(body, path, limits, turn=turn)
+    def _shape(self, header: Header, target: Target) -> Shape:
+        """The reader of a body of a dialect's."""
         base, adapter = self._service.identity(target.model)
         alone = adapter is None and base != target.model
-        shape = target.scanner(header, target.model if alone else None)
-        return await self._prompts.scan(body, path, limits, shape, turn)
+        return target.scanner(header, target.model if alone else None)
 
     async def _prompt(
         self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int

@@ -48,7 +48,7 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
         attempt.ended_s = service.clock()
         attempt = state.prefill
     _complete_usage(service, state, attempt, outcome)
-    if outcome.error is None and outcome.answers:
+    if state.sidecar_prefill is not None and outcome.error is None and outcome.answers:
         settle_sidecar(service, state)
     now_s = service.clock()
     service.metrics.requests.ended(state.arrival, attempt.worker_id, outcome, now_s)
@@ -122,12 +122,14 @@ def _prefill_served(
 
 def _answered(service: Service, state: RequestState, worker_id: int, outcome: Outcome) -> None:
     """Tell the core that the worker has answered, be it with a refusal (4xx)."""
-    usage = outcome.usage or Usage(completion_tokens=outcome.events or None)
-    if service.fleet.denials and outcome.answers:
+    usage, answers = outcome.usage, outcome.answers
+    if usage is None:
+        usage = Usage(completion_tokens=outcome.events or None)
+    if service.fleet.denials and answers:
         service.fleet.has_model(worker_id, state.arrival.model)
     cached_tokens = _cached_tokens(state.body, usage)
     counts = usage.prompt_tokens, cached_tokens, usage.completion_tokens
-    state.ticket.finish(*counts, refused=not outcome.answers)
+    state.ticket.finish(*counts, refused=not answers)
 
 
 def _failed(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,7 +34,9 @@ _SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 class Infers(Protocol):
     """A function that answers requests for inference, as `Inference.handle` does."""
 
-    async def __call__(self, http: Request, target: Target | None = None) -> Answer: ...
+    def __call__(
+        self, http: Request, target: Target | None = None
+    ) -> Coroutine[Any, Any, Answer]: ...
 
 
 class ClientPort:
@@ -68,10 +70,10 @@ class ClientPort:
     def _dialect_of(self, path: str) -> Dialect | None:
         return next((dialect for dialect in self._dialects if dialect.has(path)), None)
 
-    async def _handle(self, request: Request) -> Answer:
+    def _handle(self, request: Request) -> Coroutine[Any, Any, Answer]:
         if request.method == "POST" and request.path in PATHS:
-            return await self._inference(request)
-        return await self._other(request)
+            return self._inference(request)
+        return self._other(request)
 
     async def _other(self, request: Request) -> Answer:
         method, path = request.method, request.path
