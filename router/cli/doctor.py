@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from router.doctor.judge import CAUSES
-from router.doctor.report import NOTHING, UNREADABLE, DoctorError, Report
+from router.doctor.report import NOTHING, UNREADABLE, DoctorError, DoctorReport
 
 if TYPE_CHECKING:  # its HTTP client is loaded where it is needed: other commands start sooner
     from router.doctor.examine import Options
@@ -149,7 +149,7 @@ def _body(path: Path | None) -> bytes | None:
     return data
 
 
-def _write(path: Path, report: Report) -> None:
+def _write(path: Path, report: DoctorReport) -> None:
     measured: dict[str, Any] = dict(report.measured or {})
     if not measured.get("sizes"):
         raise DoctorError(

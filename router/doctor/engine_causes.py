@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from router.doctor.evidence import EngineEvidence, Evidence, ServerEvidence
-from router.doctor.report import Change, Found, number
+from router.doctor.report import Change, Diagnosis, number
 
 KV_FULL = 0.8  # share in use from which memory is the limit
 AT_LIMIT = 0.95  # of the largest batch
@@ -132,7 +132,7 @@ def _larger_kv(server: ServerEvidence, x: EngineEvidence, need: float) -> tuple[
     )
 
 
-def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """13: the KV cache holds one request."""
     need = _length(e, x)
     if not _short(x) or not 0 < x.kv_tokens < 2 * need:
@@ -143,10 +143,10 @@ def one_fits(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | 
         f"{_batch(x)}; the KV cache holds {number(x.kv_tokens)} tokens and a request needs "
         f"{number(need)}: room for {int(x.kv_tokens // need)}"
     )
-    return Found(told, _larger_kv(server, x, need), _taken_in(x))
+    return Diagnosis(told, _larger_kv(server, x, need), _taken_in(x))
 
 
-def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """14: the whole output is reserved, so the cache is full while it is empty."""
     need = _length(e, x)
     if not _short(x) or _policy(x) != _GUARANTEED or x.kv_share >= KV_FULL:
@@ -170,10 +170,10 @@ def reserved(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | 
         Change("max_tokens of requests", given, "what answers need"),
         Change(f"or {_name(server, 'policy')}", now, f"{_UTMOST}, watching for paused requests"),
     )
-    return Found(told, changes, _taken_in(x))
+    return Diagnosis(told, changes, _taken_in(x))
 
 
-def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """15: requests are paused and computed again."""
     paused = x.paused if math.isfinite(x.paused) else 0.0
     if not x.moving or not _thrashes(server, x) or x.kv_share < KV_FULL:
@@ -189,10 +189,10 @@ def thrashing(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found |
     else:
         fewer = str(max(1, int(0.8 * x.scheduled)))
         change = Change(_name(server, "policy"), "its present value", f"{fewer}, or more KV memory")
-    return Found(told, (change,), max(paused, x.preemptions / server.seconds, x.waiting))
+    return Diagnosis(told, (change,), max(paused, x.preemptions / server.seconds, x.waiting))
 
 
-def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """16: the engine's largest batch is small."""
     if not _waits(x) or x.kv_share >= KV_FULL or not _because(x, "max_batch_size"):
         return None
@@ -210,7 +210,7 @@ def small_batch(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found
         f"{number(x.waiting)} wait, {number(100 * (1 - x.kv_share))} % of the KV cache is free"
     )
     change = Change(_name(server, "batch"), number(most), f"{max(to, int(most) + 1)} or more")
-    return Found(told, (change,), min(x.waiting, room - most))
+    return Diagnosis(told, (change,), min(x.waiting, room - most))
 
 
 def _budget_full(e: Evidence, x: EngineEvidence) -> bool:
@@ -219,7 +219,7 @@ def _budget_full(e: Evidence, x: EngineEvidence) -> bool:
     return x.context_tokens >= 0.9 * budget
 
 
-def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """17: the token budget of a step is used up by prefill."""
     if not _short(x) or x.kv_share >= KV_FULL:
         return None
@@ -238,29 +238,29 @@ def token_budget(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Foun
     ]
     if x.config.text("enable_chunked_context") == "false":
         changes.append(Change(_name(server, "chunks"), "false", "true"))
-    return Found(told, tuple(changes), _taken_in(x))
+    return Diagnosis(told, tuple(changes), _taken_in(x))
 
 
-def static_batches(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def static_batches(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """18: whole batches begin and end together."""
     if not x.static or not x.moving:
         return None
     given = x.config.text("gpt_model_type") or "V1"
     told = f"the metrics of static batching (nv_trt_llm_v1_metrics) are there; {_batch(x)}"
     change = Change("parameters.gpt_model_type", given, "inflight_fused_batching")
-    return Found(told, (change,), _taken_in(x))
+    return Diagnosis(told, (change,), _taken_in(x))
 
 
-def kv_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def kv_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """20: no KV cache."""
     if not x.moving or x.kv_tokens > 0 or math.isnan(x.kv_tokens) or x.active < SOME:
         return None
     told = f"{_batch(x)}; the KV cache has 0 blocks while the engine steps"
     change = Change("paged KV cache of the engine's build", "off", "on (--kv_cache_type paged)")
-    return Found(told, (change,), max(x.active - x.scheduled, 0.0))
+    return Diagnosis(told, (change,), max(x.active - x.scheduled, 0.0))
 
 
-def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """22: several copies of an engine share a device's memory."""
     count, devices = x.config.instances, x.config.devices
     if server.server.kind != "triton" or not x.moving or count <= devices:
@@ -274,10 +274,10 @@ def copies(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | No
     now = max(group.count for group in x.config.instance_group)
     change = Change(f"{x.model}: instance_group.count", str(now), "1")
     more = min(x.waiting, x.scheduled * (count - 1)) if x.kv_share >= KV_FULL else 0.0
-    return Found(told, (change,), more)
+    return Diagnosis(told, (change,), more)
 
 
-def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """23: cached prompts are computed again."""
     if not x.moving:
         return None
@@ -293,14 +293,14 @@ def reuse_off(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found |
     repeats = "" if math.isnan(shared) else f", {number(100 * shared)} % of prompt tokens repeat"
     found = 0.0 if math.isnan(x.reused) else x.reused
     to = "absent" if server.server.kind == "sglang" else "true, with paged context in the build"
-    return Found(
+    return Diagnosis(
         f"KV reuse is {'off' if off else 'without effect'}: {number(found)} found in the cache "
         f"meanwhile{repeats}",
         (Change(_name(server, "reuse"), now, to),),
     )
 
 
-def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """24: a long prompt's prefill stops all others."""
     off = (x.config.text("enable_chunked_context") or "").lower() in ("false", "0")
     if server.server.kind == "sglang":
@@ -315,10 +315,10 @@ def unchunked(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found |
     )
     now = "-1" if server.server.kind == "sglang" else "false"
     to = "2048" if server.server.kind == "sglang" else "true"
-    return Found(told, (Change(_name(server, "chunks"), now, to),))
+    return Diagnosis(told, (Change(_name(server, "chunks"), now, to),))
 
 
-def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """25: more requests at once than the KV cache holds; they queue silently."""
     need = _length(e, x)
     planned = max(x.active, float(e.facts.concurrency or 0))
@@ -336,10 +336,10 @@ def beyond_memory(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Fou
         Change("requests at once (max_requests of the worker)", number(planned), str(fit)),
         *_larger_kv(server, x, need),
     )
-    return Found(told, changes, _taken_in(x))
+    return Diagnosis(told, changes, _taken_in(x))
 
 
-def left_behind(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found | None:
+def left_behind(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Diagnosis | None:
     """31: requests whose clients left run on."""
     router = e.facts.router
     looks = router.by_url.get(server.server.url, ()) if router else ()
@@ -357,4 +357,4 @@ def left_behind(e: Evidence, server: ServerEvidence, x: EngineEvidence) -> Found
         Change("model that clients call", ways[0], f"{x.model} itself, where cancels arrive"),
         Change("or max_tokens of requests", "unbounded", "what answers need"),
     )
-    return Found(told, changes, least)
+    return Diagnosis(told, changes, least)

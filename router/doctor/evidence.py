@@ -30,18 +30,18 @@ from router.doctor.readings import (
     STEP_BUDGET,
     STEP_TOKENS,
     STEPS,
-    Config,
     Count,
+    ExaminedServer,
     Gauges,
     Reading,
-    Server,
     Stats,
+    TritonModelConfig,
     Watched,
 )
 
 _NS = 1e9
 _OFTEN, _OFTEN_SHARE = 20, 0.1  # as many executions, or such a share of all, tell a size's time
-NO_CONFIG = Config()  # of an engine that tells none
+NO_CONFIG = TritonModelConfig()  # of an engine that tells none
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ class SizeTime:
 class ModelEvidence:
     """One model of a Triton over the watch."""
 
-    config: Config
+    config: TritonModelConfig
     seconds: float  # that were watched
     requests: int = 0  # that succeeded
     rows: int = 0  # inferences: a request may have several
@@ -174,7 +174,7 @@ class EngineEvidence:
     step_tokens: float = math.nan  # most of a step
     static: bool = False
     reasons: Mapping[str, float] = field(default_factory=dict)  # request-steps not scheduled
-    config: Config = NO_CONFIG
+    config: TritonModelConfig = NO_CONFIG
     moving: bool = True
 
     @property
@@ -189,7 +189,7 @@ class EngineEvidence:
 class ServerEvidence:
     """One server over the watch."""
 
-    server: Server
+    server: ExaminedServer
     seconds: float
     models: Mapping[str, ModelEvidence] = field(default_factory=dict)
     engines: tuple[EngineEvidence, ...] = ()
@@ -273,7 +273,7 @@ def evidence_of(watched: Watched) -> ServerEvidence:
     return ServerEvidence(server, seconds, models, engines, max(shares, default=math.nan))
 
 
-def _model(config: Config, watched: Watched, seconds: float) -> ModelEvidence:
+def _model(config: TritonModelConfig, watched: Watched, seconds: float) -> ModelEvidence:
     readings, name = watched.readings, config.name
     steps_of = tuple(c.name for c in watched.server.configs.values() if name in c.steps)
     old, new = (r.stats.get(name, Stats()) for r in (readings[0], readings[-1]))
@@ -326,7 +326,10 @@ def _static(reading: Reading) -> tuple[str, ...]:
 
 def _backend(model: str, watched: Watched) -> EngineEvidence:
     """The TensorRT-LLM backend's gauges of one model."""
-    readings, config = watched.readings, watched.server.configs.get(model, Config(name=model))
+    readings, config = (
+        watched.readings,
+        watched.server.configs.get(model, TritonModelConfig(name=model)),
+    )
     moved = _moved(model, readings)
 
     def at(name: str, label: str, kind: str) -> list[float]:
@@ -424,7 +427,7 @@ def _vllm(watched: Watched) -> EngineEvidence:
     steps = _grown(readings, STEPS)
     prefill = _differences(readings, lambda g: g.split(STEP_TOKENS, "of")).get("prefill", math.nan)
     finished = _grown(readings, names.REQUEST_SUCCESS)
-    config = server.configs.get(model, Config(name=model))
+    config = server.configs.get(model, TritonModelConfig(name=model))
     ranges = scheduled if not math.isnan(mean(scheduled)) else running
     return EngineEvidence(
         model,
@@ -568,6 +571,6 @@ def _label(samples: Iterable[names.Sample], name: str) -> float:
     return math.nan
 
 
-def _setting(server: Server, name: str) -> float:
+def _setting(server: ExaminedServer, name: str) -> float:
     text = server.settings.get(name, "")
     return float(text) if text.isascii() and text.isdecimal() and len(text) <= 12 else math.nan

@@ -21,11 +21,11 @@ from router.doctor.evidence import (
     evidence_of,
     router_evidence,
 )
-from router.doctor.fetch import Reader, Source, read_router
+from router.doctor.fetch import MetricsSource, Reader, read_router
 from router.doctor.judge import judge
-from router.doctor.probe import Probe, ProbeLimits, check_allowed
+from router.doctor.probe import LoadProbe, ProbeLimits, check_allowed
 from router.doctor.readings import ROUTER_WANTED, Gauges, Reading, Watched, parse_gauges
-from router.doctor.report import DoctorError, Report
+from router.doctor.report import DoctorError, DoctorReport
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ def _silent(line: str) -> None:
 
 async def examine(
     specs: Sequence[str], options: Options, progress: Callable[[str], None] = _silent
-) -> Report:
+) -> DoctorReport:
     """Watch the servers, each `URL` or `URL,metrics=URL`, and judge. Raises DoctorError."""
     if not 1 <= len(specs) <= MAX_SERVERS:
         raise DoctorError(f"{len(specs)} servers; 1 to {MAX_SERVERS} can be examined at once")
@@ -82,16 +82,16 @@ class _Examination:
 
     http: aiohttp.ClientSession
     readers: Sequence[Reader]
-    sources: Sequence[Source]
+    sources: Sequence[MetricsSource]
     options: Options
     progress: Callable[[str], None]
     readings: list[list[Reading]] = field(default_factory=list)  # each look's, server by server
     router: list[Gauges] = field(default_factory=list)
 
-    async def run(self) -> Report:
+    async def run(self) -> DoctorReport:
         """Raises DoctorError."""
         facts = _told(self.options)
-        probes: list[Probe] = []
+        probes: list[LoadProbe] = []
         measured: Mapping[str, Any] | None = None
         if self.options.probe is not None:
             probes, measured = await self._measured(self.options.probe)
@@ -113,17 +113,17 @@ class _Examination:
             for m in server.models.values()
             if m.restarted
         )
-        return Report(evidence, judge(evidence), seconds, unread, measured, shown)
+        return DoctorReport(evidence, judge(evidence), seconds, unread, measured, shown)
 
-    async def _measured(self, limits: ProbeLimits) -> tuple[list[Probe], Mapping[str, Any]]:
+    async def _measured(self, limits: ProbeLimits) -> tuple[list[LoadProbe], Mapping[str, Any]]:
         """Probes for all servers, and the service times of the first."""
         clock = asyncio.get_running_loop().time
-        probes = [Probe(self.http, source.server, limits, clock) for source in self.sources]
+        probes = [LoadProbe(self.http, source.server, limits, clock) for source in self.sources]
         self.progress(f"probing {probes[0].model}: at most {limits.requests} requests")
         reader, source = self.readers[0], self.sources[0]
         return probes, await probes[0].measure(lambda: reader.read(source, clock()))
 
-    async def _watch(self, probes: Sequence[Probe]) -> None:
+    async def _watch(self, probes: Sequence[LoadProbe]) -> None:
         """Look again and again: for as long as was asked, or as the probes' load lasts."""
         await self._look()
         loads = [asyncio.create_task(probe.load()) for probe in probes]
@@ -194,7 +194,7 @@ def _told(options: Options) -> ClientFacts:
 
 
 def _with_probe(
-    facts: ClientFacts, router: RouterEvidence | None, probes: Sequence[Probe]
+    facts: ClientFacts, router: RouterEvidence | None, probes: Sequence[LoadProbe]
 ) -> ClientFacts:
     texts = dict(facts.texts)
     for probe in probes:

@@ -20,11 +20,11 @@ from router.doctor.readings import (
     MAX_MODELS,
     ROUTER_WANTED,
     WANTED,
-    Config,
+    ExaminedServer,
     Gauges,
     Reading,
-    Server,
     Stats,
+    TritonModelConfig,
     parse_gauges,
     parse_json,
     parse_stats,
@@ -57,15 +57,15 @@ class _Card(msgspec.Struct):
     id: str
 
 
-class _Cards(msgspec.Struct):
+class _ModelList(msgspec.Struct):
     data: list[_Card] = []
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class MetricsSource:
     """Where a server's figures are, once it is known who it is."""
 
-    server: Server
+    server: ExaminedServer
     metrics_url: str | None
 
 
@@ -84,7 +84,7 @@ class Reader:
         for one in filter(None, (self.url, self._metrics)):
             check_url(one)
 
-    async def recognize(self) -> Source:
+    async def recognize(self) -> MetricsSource:
         """Who it is, and its configuration. Raises DoctorError."""
         try:
             about = await self._ask("/v2")
@@ -94,7 +94,7 @@ class Reader:
         except (WireError, aiohttp.ClientError, TimeoutError, OSError) as error:
             raise DoctorError(await self.trouble(error)) from error
 
-    async def read(self, source: Source, now_s: float) -> Reading:
+    async def read(self, source: MetricsSource, now_s: float) -> Reading:
         """Its figures of now. Raises DoctorError."""
         try:
             gauges, stats = await asyncio.gather(self._gauges(source), self._stats(source))
@@ -107,7 +107,7 @@ class Reader:
         said = await trouble_with(self.url, error, self._timeout.total or 0.0)
         return f"{self.url}: {said}" if isinstance(error, WireError) else said
 
-    async def _v2(self, about: _About) -> Source:
+    async def _v2(self, about: _About) -> MetricsSource:
         found = await self._ask("/v2/repository/index", "POST")
         rows: list[_Row] = []
         if found.status == 200:
@@ -123,7 +123,9 @@ class Reader:
         if kind == "triton" and not configs:
             raise DoctorError(f"{self.url} tells no model's configuration: {refused[0]}")
         unread = refused if kind == "triton" else ()
-        server = Server(self.url, kind, about.version, configs, models=tuple(models), unread=unread)
+        server = ExaminedServer(
+            self.url, kind, about.version, configs, models=tuple(models), unread=unread
+        )
         metrics_url = await self._found_metrics("nv_" if kind == "triton" else "vllm:")
         if metrics_url is None and kind == "warmroute":
             raise DoctorError(
@@ -133,21 +135,23 @@ class Reader:
         if metrics_url is None:
             said = f"no metrics at {self.url}: give {self.url},metrics=http://HOST:8002/metrics"
             server = replace(server, unread=(*unread, said))
-        return Source(server, metrics_url)
+        return MetricsSource(server, metrics_url)
 
-    async def _configs(self, models: list[str]) -> tuple[dict[str, Config], tuple[str, ...]]:
+    async def _configs(
+        self, models: list[str]
+    ) -> tuple[dict[str, TritonModelConfig], tuple[str, ...]]:
         """The models' configurations, and what is to be said of those that cannot be had."""
         configs, refused = {}, []
         for model in models:
             url = f"{self.url}/v2/models/{quote(model, safe='')}/config"
             reply = await self._ask_url(url, MAX_REPLY_BYTES)
             if reply.status == 200:
-                configs[model] = parse_json(reply.body, Config, url)
+                configs[model] = parse_json(reply.body, TritonModelConfig, url)
             else:
                 refused.append(f"model {model}, which is ready: GET {url} answered {reply.status}")
         return configs, tuple(refused)
 
-    async def _plain(self) -> Source:
+    async def _plain(self) -> MetricsSource:
         """vLLM and SGLang, which are known by their metrics."""
         metrics_url = self._metrics or f"{self.url}/metrics"
         reply = await self._ask_url(metrics_url, MAX_METRICS_BYTES)
@@ -160,7 +164,11 @@ class Reader:
                 "metrics; give the server's own URL"
             )
         cards = await self._ask("/v1/models")
-        listed = parse_json(cards.body, _Cards, "/v1/models") if cards.status == 200 else _Cards()
+        listed = (
+            parse_json(cards.body, _ModelList, "/v1/models")
+            if cards.status == 200
+            else _ModelList()
+        )
         settings: dict[str, str] = {}
         for path in ("/server_info", "/get_server_info") if kind == "sglang" else ():
             told = await self._ask(path)
@@ -168,7 +176,7 @@ class Reader:
                 settings = _flat(parse_json(told.body, dict[str, Any], self.url + path))
                 break
         models = tuple(card.id for card in listed.data[:MAX_MODELS])
-        return Source(Server(self.url, kind, "", {}, settings, models), metrics_url)
+        return MetricsSource(ExaminedServer(self.url, kind, "", {}, settings, models), metrics_url)
 
     async def _found_metrics(self, prefix: str) -> str | None:
         """Where the metrics are; None where they are not to be found."""
@@ -187,7 +195,7 @@ class Reader:
                 return url
         return None
 
-    async def _gauges(self, source: Source) -> Gauges:
+    async def _gauges(self, source: MetricsSource) -> Gauges:
         if source.metrics_url is None:
             return Gauges()
         return await self.gauges(source.metrics_url, WANTED)
@@ -199,7 +207,7 @@ class Reader:
             raise WireError(f"GET {url} answered {reply.status}")
         return parse_gauges(reply.body.decode("utf-8", "replace"), wanted)
 
-    async def _stats(self, source: Source) -> Mapping[str, Stats]:
+    async def _stats(self, source: MetricsSource) -> Mapping[str, Stats]:
         if source.server.kind != "triton":
             return {}
         reply = await self._ask("/v2/models/stats")

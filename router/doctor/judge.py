@@ -14,14 +14,14 @@ from typing import NamedTuple
 from router.doctor import engine_causes as engine
 from router.doctor import model_causes as model
 from router.doctor.evidence import EngineEvidence, Evidence, ModelEvidence, ServerEvidence
-from router.doctor.readings import Config
-from router.doctor.report import Change, Finding, Found, number
+from router.doctor.readings import TritonModelConfig
+from router.doctor.report import Change, Diagnosis, Finding, number
 
 _POLICIES = ("max_utilization", "guaranteed_no_evict")
 _HEADROOM = 0.8  # of a device's memory
 
 
-def unfilled(e: Evidence, server: ServerEvidence) -> Found | None:
+def unfilled(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
     """19: parameters that are templates still, or that are replaced by a default."""
     changes = []
     for config in server.server.configs.values():
@@ -33,13 +33,13 @@ def unfilled(e: Evidence, server: ServerEvidence) -> Found | None:
                 changes.append(Change(where, value.string_value, " or ".join(_POLICIES)))
     if not changes:
         return None
-    return Found(
+    return Diagnosis(
         f"{len(changes)} parameters have no effect: the backend takes its defaults without a word",
         tuple(changes),
     )
 
 
-def batch_dimension(e: Evidence, server: ServerEvidence) -> Found | None:
+def batch_dimension(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
     """21: requests with several prompts at an in-flight batcher."""
     count = e.facts.texts.get("batch_dimension", 0)
     if not count:
@@ -48,10 +48,10 @@ def batch_dimension(e: Evidence, server: ServerEvidence) -> Found | None:
     change = Change(
         "first dimension of requests", "several prompts", "1, a request for each prompt"
     )
-    return Found(told, (change,), count / server.seconds)
+    return Diagnosis(told, (change,), count / server.seconds)
 
 
-def out_of_memory(e: Evidence, server: ServerEvidence) -> Found | None:
+def out_of_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
     """33: each Python instance has the weights of its own."""
     configs = server.server.configs.values()
     if any(c.backend in ("tensorrtllm", "vllm") for c in configs):
@@ -69,10 +69,10 @@ def out_of_memory(e: Evidence, server: ServerEvidence) -> Found | None:
         f"device's memory is {number(100 * server.device_share)} % full, {told_so} errors of memory"
     )
     name = f"{worst.name}: instance_group.count"
-    return Found(told, (Change(name, str(worst.instances), str(fewer)),))
+    return Diagnosis(told, (Change(name, str(worst.instances), str(fewer)),))
 
 
-def shared_memory(e: Evidence, server: ServerEvidence) -> Found | None:
+def shared_memory(e: Evidence, server: ServerEvidence) -> Diagnosis | None:
     """34: the container's shared memory is too small."""
     count = e.facts.texts.get("shared_memory", 0)
     if not count:
@@ -82,7 +82,7 @@ def shared_memory(e: Evidence, server: ServerEvidence) -> Found | None:
         Change("--backend-config", "default", "python,shm-default-byte-size=BYTES"),
     )
     told = f"{count} times `Failed to increase the shared memory pool`"
-    return Found(told, changes, count / server.seconds)
+    return Diagnosis(told, changes, count / server.seconds)
 
 
 def _mains(e: Evidence) -> list[ModelEvidence]:
@@ -97,7 +97,7 @@ def _load(server: ServerEvidence) -> float:
     return max(own, main.in_flight if main else 0.0)
 
 
-def spread_thin(e: Evidence) -> Found | None:
+def spread_thin(e: Evidence) -> Diagnosis | None:
     """27: each worker has too few requests to make a batch of."""
     mains = _mains(e)
     if len(mains) < 2 or len(mains) < len(e.servers):
@@ -115,7 +115,9 @@ def spread_thin(e: Evidence) -> Found | None:
         f"{len(mains)} workers, each with {number(work / len(mains))} executions under way and "
         f"batches of 1: {number(rate)} requests a second of {model.ms(service_s)} in all"
     )
-    return Found(told, (Change("workers that get requests", str(len(mains)), str(to)),), work - 1)
+    return Diagnosis(
+        told, (Change("workers that get requests", str(len(mains)), str(to)),), work - 1
+    )
 
 
 def _skew(e: Evidence) -> tuple[ServerEvidence, list[float]] | None:
@@ -132,7 +134,7 @@ def _skew(e: Evidence) -> tuple[ServerEvidence, list[float]] | None:
     return (full, loads) if waits else None
 
 
-def hot_spot(e: Evidence) -> Found | None:
+def hot_spot(e: Evidence) -> Diagnosis | None:
     """37: affinity without a load term sends all to one worker."""
     skew = _skew(e)
     if skew is None or one_connection(e):
@@ -151,10 +153,10 @@ def hot_spot(e: Evidence) -> Found | None:
         ),
         Change("max_requests of a worker", "none", number(math.ceil(math.fsum(loads) / 2))),
     )
-    return Found(told, changes, max(loads) - math.fsum(loads) / len(loads))
+    return Diagnosis(told, changes, max(loads) - math.fsum(loads) / len(loads))
 
 
-def one_connection(e: Evidence) -> Found | None:
+def one_connection(e: Evidence) -> Diagnosis | None:
     """39: balancing by connection, and one connection."""
     skew = _skew(e)
     if skew is None:
@@ -171,10 +173,10 @@ def one_connection(e: Evidence) -> Found | None:
         f"{len(idle)} others had none: as if one long connection were balanced as a whole"
     )
     change = Change("what is balanced", "connections (L4)", "requests (this router)")
-    return Found(told, (change,), max(loads) - max(loads) / len(loads))
+    return Diagnosis(told, (change,), max(loads) - max(loads) / len(loads))
 
 
-def drift(e: Evidence) -> Found | None:
+def drift(e: Evidence) -> Diagnosis | None:
     """38: workers of one model are configured differently."""
     changes: list[Change] = []
     first = e.servers[0].server
@@ -184,7 +186,7 @@ def drift(e: Evidence) -> Found | None:
         if other.version != first.version:
             changes.append(Change(f"{other.url}: version", other.version, first.version))
         for name in sorted(first.configs.keys() & other.configs.keys()):
-            for field in Config.__struct_fields__:
+            for field in TritonModelConfig.__struct_fields__:
                 now, to = (getattr(s.configs[name], field) for s in (other, first))
                 if now != to:
                     where = f"{other.url} {name}: {field}"
@@ -192,17 +194,17 @@ def drift(e: Evidence) -> Found | None:
     if not changes:
         return None
     told = f"{len(changes)} settings differ between workers that serve the same models"
-    return Found(told, tuple(changes[:16]))
+    return Diagnosis(told, tuple(changes[:16]))
 
 
 def _brief(value: object) -> str:
     return str(value)[:120]
 
 
-_OfModel = Callable[[Evidence, ServerEvidence, ModelEvidence], Found | None]
-_OfEngine = Callable[[Evidence, ServerEvidence, EngineEvidence], Found | None]
-_OfServer = Callable[[Evidence, ServerEvidence], Found | None]
-_OfPool = Callable[[Evidence], Found | None]
+_OfModel = Callable[[Evidence, ServerEvidence, ModelEvidence], Diagnosis | None]
+_OfEngine = Callable[[Evidence, ServerEvidence, EngineEvidence], Diagnosis | None]
+_OfServer = Callable[[Evidence, ServerEvidence], Diagnosis | None]
+_OfPool = Callable[[Evidence], Diagnosis | None]
 
 
 class Cause(NamedTuple):
@@ -307,6 +309,6 @@ def _holds(cause: Cause, e: Evidence) -> Iterator[Finding]:
             yield from _finding(cause, where, cause.of_engine(e, server, batch))
 
 
-def _finding(cause: Cause, where: str, found: Found | None) -> Iterator[Finding]:
+def _finding(cause: Cause, where: str, found: Diagnosis | None) -> Iterator[Finding]:
     if found is not None:
         yield Finding(cause.number, cause.name, where, found, cause.source)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from router.doctor.evidence import Evidence, ModelEvidence, ServerEvidence
-from router.doctor.report import Change, Found, number
+from router.doctor.report import Change, Diagnosis, number
 
 MIN_REQUESTS = 3  # fewer tell nothing
 LONG_WAIT = 2.0  # executions that a request waits for; who can join the next batch waits for one
@@ -60,7 +60,7 @@ def _plain(server: ServerEvidence, m: ModelEvidence) -> bool:
     return not (is_llm(server, m) or config.steps or config.sequence_batching)
 
 
-def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """1: `dynamic_batching` is not there."""
     config = m.config
     if not _plain(server, m) or config.dynamic_batching or config.max_batch_size <= 1:
@@ -70,10 +70,10 @@ def batcher_off(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found 
     if bls_serial(e, server, m):  # a fuller batch of its would be passed on one by one, too
         return None
     change = Change("dynamic_batching", "absent", "dynamic_batching { }")
-    return Found(_wait(m), (change,), _joinable(m))
+    return Diagnosis(_wait(m), (change,), _joinable(m))
 
 
-def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """2: `max_batch_size: 0`, of which nothing warns."""
     config = m.config
     if not _plain(server, m) or config.dynamic_batching is None or config.max_batch_size > 1:
@@ -85,7 +85,7 @@ def no_batch_dimension(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
         f"{ms(m.queue_s)} for executions of {ms(m.service_s)}, one at a time"
     )
     to = f"{_BATCHED} or more, with a batch dimension in the model"
-    return Found(
+    return Diagnosis(
         told,
         (Change("max_batch_size", str(config.max_batch_size), to),),
         min(m.waiting, _BATCHED - 1),
@@ -103,7 +103,7 @@ def _has_room(m: ModelEvidence) -> bool:
     return m.mean_batch < 0.6 * m.config.max_batch_size
 
 
-def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """3: only neighbours of equal shape join."""
     free = [t.name for t in m.config.input if -1 in t.dims and not t.allow_ragged_batch]
     if not _not_joined(server, m) or not free or e.facts.shapes == 1:
@@ -116,10 +116,10 @@ def shapes_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
     change = Change(
         f"input {free[0]}: allow_ragged_batch", "false", "true, or pad requests to one shape"
     )
-    return Found(told, (change,), _joinable(m))
+    return Diagnosis(told, (change,), _joinable(m))
 
 
-def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """4: requests with other optional inputs do not join."""
     optional = [t.name for t in m.config.input if t.optional]
     if not _not_joined(server, m) or not optional or e.facts.input_sets == 1:
@@ -130,10 +130,10 @@ def inputs_differ(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
     seen = f", {e.facts.input_sets} sets among requests" if e.facts.input_sets else ""
     told = f"{_wait(m)}; {', '.join(optional)} are optional and only equal sets join{seen}"
     change = Change("inputs of requests", "some leave out optional ones", "all of them, always")
-    return Found(told, (change,), _joinable(m))
+    return Diagnosis(told, (change,), _joinable(m))
 
 
-def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """5: idle instances take single requests."""
     config = m.config
     if not (_plain(server, m) and m.batches and busy_model(m) and config.instances > 1):
@@ -153,10 +153,10 @@ def too_many_instances(e: Evidence, server: ServerEvidence, m: ModelEvidence) ->
         Change("instance_group.count", str(config.instances), str(fewer)),
         Change("or dynamic_batching.max_queue_delay_microseconds", now, delay),
     )
-    return Found(told, changes, max(min(flying, config.max_batch_size) - m.mean_batch, 0.0))
+    return Diagnosis(told, changes, max(min(flying, config.max_batch_size) - m.mean_batch, 0.0))
 
 
-def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """6: a lone request waits for partners that do not come."""
     batcher = m.config.dynamic_batching
     if batcher is None or not _plain(server, m) or not busy_model(m):
@@ -176,10 +176,10 @@ def delay_for_nobody(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> F
     if batcher.preferred_batch_size:
         sizes = str(batcher.preferred_batch_size)
         changes.append(Change("dynamic_batching.preferred_batch_size", sizes, "absent"))
-    return Found(told, tuple(changes), m.waiting)
+    return Diagnosis(told, tuple(changes), m.waiting)
 
 
-def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """7: nobody is there to be joined."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or m.mean_batch > SINGLE:
         return None
@@ -193,10 +193,10 @@ def too_little_load(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fo
         f"{number(m.executed_rate)} requests a second of {ms(m.service_s)} overlap seldom: "
         f"{number(m.in_flight)} in flight on average, {number(100 * m.utilisation)} % busy"
     )
-    return Found(told)
+    return Diagnosis(told)
 
 
-def queue_full(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def queue_full(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """8: a bounded queue refuses, and Triton counts it nowhere."""
     batcher, router = m.config.dynamic_batching, e.facts.router
     bound = max((p.max_queue_size for p in batcher.policies), default=0) if batcher else 0
@@ -210,10 +210,10 @@ def queue_full(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found |
     )
     to = f"{max(2 * bound, bound + math.ceil(refused))} or more, or more capacity"
     name = "dynamic_batching.default_queue_policy.max_queue_size"
-    return Found(told, (Change(name, str(bound), to),), refused / server.seconds * m.latency_s)
+    return Diagnosis(told, (Change(name, str(bound), to),), refused / server.seconds * m.latency_s)
 
 
-def queue_timeout(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def queue_timeout(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """9: requests wait for longer than the queue's timeout."""
     batcher = m.config.dynamic_batching
     limits = [p.default_timeout_microseconds for p in batcher.policies] if batcher else []
@@ -233,10 +233,10 @@ def queue_timeout(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
         Change(name, now, f"{to}, or timeout_action DELAY"),
         Change("clients and routers", "400 blamed on the client", "another worker, as for 503"),
     )
-    return Found(told, changes, count / server.seconds * max(m.latency_s, m.service_s, 0.0))
+    return Diagnosis(told, changes, count / server.seconds * max(m.latency_s, m.service_s, 0.0))
 
 
-def rate_limited(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def rate_limited(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """10: instances idle and requests wait: for the rate limiter's resources."""
     limiters = [g.rate_limiter for g in m.config.instance_group if g.rate_limiter]
     if not limiters or is_llm(server, m) or not queues(m) or m.utilisation >= CALM:
@@ -247,7 +247,7 @@ def rate_limited(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found
     )
     idle = (1 - m.utilisation) * m.config.instances
     change = Change("instance_group.rate_limiter", _resources(limiters), "fewer, or none")
-    return Found(told, (change,), min(m.waiting, idle * max(m.config.max_batch_size, 1)))
+    return Diagnosis(told, (change,), min(m.waiting, idle * max(m.config.max_batch_size, 1)))
 
 
 def _resources(limiters: list[dict[str, object]]) -> str:
@@ -260,7 +260,7 @@ def _listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
 
 
-def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """11: slots are held by sequences that nobody ended."""
     batching = m.config.sequence_batching
     if batching is None or m.utilisation >= CALM or not (queues(m) or m.pending >= 1):
@@ -281,14 +281,14 @@ def sequences_held(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fou
     ]
     if batching.oldest is None:
         changes.append(Change("sequence_batching strategy", "direct", "oldest"))
-    return Found(told, tuple(changes), m.waiting)
+    return Diagnosis(told, tuple(changes), m.waiting)
 
 
-def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def cached(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """12: the response cache answers."""
     if not m.requests or m.cache_hits < 0.2 * m.requests:
         return None
-    return Found(
+    return Diagnosis(
         f"{m.cache_hits} of {m.requests} requests were answered by the response cache and "
         f"executed nothing; {m.executions} executions"
     )
@@ -347,7 +347,7 @@ def _asked_by_another(server: ServerEvidence, m: ModelEvidence) -> bool:
     return any(_asked_in_turn(server, o) is m for o in server.models.values())
 
 
-def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """26: a BLS model runs one request per instance, before a model that could take more."""
     if m.config.backend != "python" or m.steps_of or is_llm(server, m):
         return None
@@ -372,10 +372,10 @@ def bls_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found |
         f"{count} instances run one each; {seen} of {int(most)}"
     )
     change = Change(f"{m.config.name}: instance_group.count", str(count), str(int(most)))
-    return Found(told, (change,), min(m.waiting, most - active))
+    return Diagnosis(told, (change,), min(m.waiting, most - active))
 
 
-def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """28: tokenizing by one process is the bottleneck of an ensemble."""
     if not _is_pipeline(server, m) or is_llm(server, m):
         return None
@@ -394,10 +394,10 @@ def slow_step(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | 
     changes = [Change(f"{m.config.name}: instance_group.count", str(count), str(to))]
     if m.config.max_batch_size > 1 and m.config.dynamic_batching is None:
         changes.append(Change(f"{m.config.name}: dynamic_batching", "absent", "{ }"))
-    return Found(told, tuple(changes), m.waiting)
+    return Diagnosis(told, tuple(changes), m.waiting)
 
 
-def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """29: one Python process, one request at a time."""
     config = m.config
     if config.backend != "python" or not _plain(server, m) or m.steps_of:
@@ -417,10 +417,10 @@ def python_serial(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
         Change("instance_group.count", "1", str(min(1 + math.ceil(m.waiting), _BATCHED))),
         Change("or max_batch_size", "0", f"{_BATCHED} with dynamic_batching {{ }}"),
     )
-    return Found(told, changes, m.waiting)
+    return Diagnosis(told, changes, m.waiting)
 
 
-def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """30: streaming asked of a model that answers once."""
     config = m.config
     if config.model_transaction_policy.decoupled or config.steps:
@@ -433,15 +433,15 @@ def not_decoupled(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
     field = "model_transaction_policy.decoupled"
     if parameter is not None and parameter.string_value.lower() in ("true", "1", "yes"):
         told = "`decoupled` stands among the parameters, where it has no effect"
-        return Found(told, (Change(field, "false", "true"),))
+        return Diagnosis(told, (Change(field, "false", "true"),))
     if streams and (refused or (others and m.requests)):
         why = f"{', '.join(others)} of the same ensemble is" if others else "clients want streams"
         told = f"{config.name} is not decoupled and {why}; {refused} requests were refused for it"
-        return Found(told, (Change(f"{config.name}: {field}", "false", "true"),))
+        return Diagnosis(told, (Change(f"{config.name}: {field}", "false", "true"),))
     return None
 
 
-def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """32: execute returns at once, and nothing limits what runs."""
     config, facts = m.config, e.facts
     decoupled = config.model_transaction_policy.decoupled
@@ -468,10 +468,10 @@ def threads_pile_up(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Fo
         Change("requests running in model.py", "unlimited", f"a semaphore of {room} to {4 * room}"),
         Change("max_requests of the worker at the router", "none", str(2 * room)),
     )
-    return Found(told, changes, most - room)
+    return Diagnosis(told, changes, most - room)
 
 
-def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """35: clients wait for each answer before they ask again."""
     if not (_plain(server, m) and m.batches and busy_model(m)) or queues(m, 1.0):
         return None
@@ -496,10 +496,10 @@ def one_at_a_time(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
         f"{m.config.max_batch_size}, one instance {number(100 * min(m.busy, 1))} % busy"
     )
     change = Change("connections of clients (`concurrency`)", str(clients), f"{2 * room}, or async")
-    return Found(told, (change,), room - flying)
+    return Diagnosis(told, (change,), room - flying)
 
 
-def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Found | None:
+def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Diagnosis | None:
     """36: batches are full, and twice the batch takes twice the time."""
     most = m.config.max_batch_size
     if not _plain(server, m) or most <= 1 or not queues(m, 1.0) or m.utilisation < BUSY:
@@ -515,7 +515,7 @@ def compute_bound(e: Evidence, server: ServerEvidence, m: ModelEvidence) -> Foun
         else f"a batch of {m.sizes[-1].batch} takes {ms(m.sizes[-1].seconds)}, one of "
         f"{m.sizes[0].batch} {ms(m.sizes[0].seconds)}"
     )
-    return Found(
+    return Diagnosis(
         f"batches are full ({number(m.mean_batch)} of {most}) and {why}: batching gains nothing "
         f"more, {number(100 * m.utilisation)} % busy; more workers would"
     )

@@ -20,7 +20,7 @@ import msgspec
 from engine.wire.events import WireError
 from router.doctor.clients import counted
 from router.doctor.evidence import SizeTime, sizes_between
-from router.doctor.readings import Config, Reading, Server, Tensor
+from router.doctor.readings import ExaminedServer, Reading, Tensor, TritonModelConfig
 from router.doctor.report import DoctorError
 from router.engines.adapter import ask
 
@@ -46,7 +46,7 @@ class ProbeLimits:
 
 
 @dataclass(slots=True)
-class Sent:
+class StageResult:
     """What came of the requests of one stage. Lifetime: stage."""
 
     answered: int = 0
@@ -68,20 +68,20 @@ def check_allowed(url: str, hosts: tuple[str, ...]) -> None:
         )
 
 
-class Probe:
+class LoadProbe:
     """Load for one server. Lifetime: one examination."""
 
     def __init__(
         self,
         http: aiohttp.ClientSession,
-        server: Server,
+        server: ExaminedServer,
         limits: ProbeLimits,
         clock: Callable[[], float],
     ) -> None:
         """Raises DoctorError where nothing may be sent, or nobody knows what."""
         check_allowed(server.url, limits.hosts)
         self.model = limits.model or _entry(server)
-        self.config = server.configs.get(self.model, Config(name=self.model))
+        self.config = server.configs.get(self.model, TritonModelConfig(name=self.model))
         if limits.model is not None and limits.model not in (*server.configs, *server.models):
             raise DoctorError(f"{server.url} has no model {limits.model!r}")
         path, body = _request(server, self.config)
@@ -95,7 +95,7 @@ class Probe:
         self._limits, self._left = limits, limits.requests
         self._end_s = clock() + limits.seconds
         self.latencies: dict[int, float] = {}  # mean of an answer by concurrency
-        self.total = Sent()
+        self.total = StageResult()
 
     async def measure(self, read: Callable[[], Awaitable[Reading]]) -> dict[str, Any]:
         """Sweep concurrency 1, 2, 4, ...; the time of a batch by its size, as a planner reads it.
@@ -132,9 +132,9 @@ class Probe:
         """As much as is allowed, until the limits or the one who waits end it."""
         await self.stage(self._limits.concurrency, self._left)
 
-    async def stage(self, concurrency: int, requests: int) -> Sent:
+    async def stage(self, concurrency: int, requests: int) -> StageResult:
         """So many requests, so many of them at once; fewer where a limit is reached."""
-        sent = Sent()
+        sent = StageResult()
         budget = [min(requests, self._left)]
 
         async def client() -> None:
@@ -148,7 +148,7 @@ class Probe:
                 group.create_task(client())
         return sent
 
-    async def _one(self, sent: Sent) -> None:
+    async def _one(self, sent: StageResult) -> None:
         begun_s = self._clock()
         timeout = aiohttp.ClientTimeout(total=max(self._end_s - begun_s, 0.1))
         try:
@@ -184,7 +184,7 @@ def _between(before: Reading, after: Reading, model: str) -> tuple[SizeTime, ...
     return sizes_between(before.stats[model], after.stats[model])
 
 
-def _entry(server: Server) -> str:
+def _entry(server: ExaminedServer) -> str:
     """The model that clients call: one that is no step of another, an ensemble first."""
     steps = {step for config in server.configs.values() for step in config.steps}
     whole = [name for name in server.configs if name not in steps]
@@ -194,7 +194,7 @@ def _entry(server: Server) -> str:
     raise DoctorError(f"{server.url} has no model to probe; give --probe-model")
 
 
-def _request(server: Server, config: Config) -> tuple[str, bytes]:
+def _request(server: ExaminedServer, config: TritonModelConfig) -> tuple[str, bytes]:
     """Path and body of one request; an empty body: nobody knows."""
     if server.kind != "triton":
         body = {"model": config.name, "prompt": _PROMPT, "max_tokens": _OUTPUT_TOKENS}

@@ -108,7 +108,7 @@ class Oldest(msgspec.Struct, frozen=True):
     max_candidate_sequences: Number = 0
 
 
-class Sequences(msgspec.Struct, frozen=True):
+class SequenceBatching(msgspec.Struct, frozen=True):
     """`sequence_batching`."""
 
     max_sequence_idle_microseconds: Number = 1_000_000
@@ -148,7 +148,7 @@ class Parameter(msgspec.Struct, frozen=True):
     string_value: str = ""
 
 
-class Config(msgspec.Struct, frozen=True):
+class TritonModelConfig(msgspec.Struct, frozen=True):
     """A model's configuration as Triton completed it."""
 
     name: str = ""
@@ -158,7 +158,7 @@ class Config(msgspec.Struct, frozen=True):
     input: list[Tensor] = []
     instance_group: list[Group] = []
     dynamic_batching: Dynamic | None = None
-    sequence_batching: Sequences | None = None
+    sequence_batching: SequenceBatching | None = None
     ensemble_scheduling: Ensemble | None = None
     model_transaction_policy: Transaction = Transaction()
     parameters: dict[str, Parameter] = {}
@@ -204,7 +204,7 @@ class Config(msgspec.Struct, frozen=True):
         return value if 0 <= value < math.inf else math.nan
 
 
-class Inference(msgspec.Struct, frozen=True):
+class InferenceStatistics(msgspec.Struct, frozen=True):
     """`inference_stats`: sums over requests."""
 
     success: Count = Count()
@@ -237,7 +237,7 @@ class Stats(msgspec.Struct, frozen=True):
     version: str = ""
     inference_count: Number = 0
     execution_count: Number = 0
-    inference_stats: Inference = Inference()
+    inference_stats: InferenceStatistics = InferenceStatistics()
     batch_stats: list[BatchStats] = []
 
 
@@ -289,13 +289,13 @@ class Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ExaminedServer:
     """Who a server is, and what it was configured with."""
 
     url: str
     kind: str  # triton, vllm, sglang, warmroute
     version: str = ""
-    configs: Mapping[str, Config] = field(default_factory=dict)  # by model
+    configs: Mapping[str, TritonModelConfig] = field(default_factory=dict)  # by model
     settings: Mapping[str, str] = field(default_factory=dict)  # of engines that are no Triton
     models: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()  # what it did not tell, for the report
@@ -305,7 +305,7 @@ class Server:
 class Watched:
     """A server, and its readings in the order of time: at least two."""
 
-    server: Server
+    server: ExaminedServer
     readings: tuple[Reading, ...]
 
 

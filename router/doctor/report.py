@@ -26,7 +26,7 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Diagnosis:
     """What one cause's function tells: why it believes it, and what to change."""
 
     evidence: str
@@ -42,7 +42,7 @@ class Finding:
     number: int  # of the catalogue
     name: str
     where: str  # server and model
-    found: Found
+    found: Diagnosis
     source: str
 
     @property
@@ -52,7 +52,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class DoctorReport:
     """The result of an examination."""
 
     evidence: Evidence

@@ -20,7 +20,7 @@ import pytest
 
 from router.doctor.examine import Options, examine
 from router.doctor.probe import ProbeLimits
-from router.doctor.report import Finding, Report
+from router.doctor.report import DoctorReport, Finding
 from simulator import CHECKOUT
 from simulator.capacity.batches import fit, read_measured
 from tests.engines.doctors_triton import (
@@ -103,7 +103,7 @@ def asked(words: int = 20, longest: int = 20) -> list[Body]:
     return [{"text_input": "word " * words, "max_tokens": longest}]
 
 
-def first(report: Report, number: int) -> Finding:
+def first(report: DoctorReport, number: int) -> Finding:
     """The first finding, which must be this cause's."""
     assert [one.number for one in report.findings][:1] == [number], report.text()
     return report.findings[0]
@@ -118,7 +118,7 @@ async def command(*arguments: str) -> tuple[int, str]:
     return process.returncode or 0, out.decode()
 
 
-async def watched(*servers: DoctorsTriton, **options: Any) -> Report:
+async def watched(*servers: DoctorsTriton, **options: Any) -> DoctorReport:
     """What the doctor says."""
     return await examine([one.target for one in servers], Options(WATCH_S, **options))
 

@@ -12,9 +12,9 @@ from typing import Any
 
 from router.doctor.evidence import ClientFacts, Evidence, RouterEvidence, evidence_of
 from router.doctor.readings import (
-    Config,
+    ExaminedServer,
     Reading,
-    Server,
+    TritonModelConfig,
     Watched,
     parse_gauges,
     parse_json,
@@ -179,14 +179,18 @@ def triton(
     version: str = "2.51.0",
 ) -> Watched:
     """A Triton over a watch."""
-    known = {c["name"]: parse_json(json.dumps(c).encode(), Config, "config") for c in configs}
+    known = {
+        c["name"]: parse_json(json.dumps(c).encode(), TritonModelConfig, "config") for c in configs
+    }
     readings = []
     for look in range(LOOKS + 1):
         page = gauges if isinstance(gauges, str) else gauges[look]
         body = json.dumps({"model_stats": [_stats(one, look > 0) for one in figures]}).encode()
         at_s = 1000.0 + SECONDS * look / LOOKS
         readings.append(Reading(at_s, parse_gauges(page), parse_stats(body, "stats")))
-    return Watched(Server(url, "triton", version, known, models=tuple(known)), tuple(readings))
+    return Watched(
+        ExaminedServer(url, "triton", version, known, models=tuple(known)), tuple(readings)
+    )
 
 
 def plain(
@@ -198,7 +202,7 @@ def plain(
         Reading(1000.0 + SECONDS * look / LOOKS, parse_gauges(page))
         for look, page in enumerate(each)
     )
-    return Watched(Server(url, kind, settings=settings, models=("llm",)), readings)
+    return Watched(ExaminedServer(url, kind, settings=settings, models=("llm",)), readings)
 
 
 def pool(*watched: Watched, **facts: Any) -> Evidence:

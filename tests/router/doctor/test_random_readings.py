@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from router.doctor.evidence import Evidence
 from router.doctor.judge import judge
-from router.doctor.report import Report
+from router.doctor.report import DoctorReport
 from tests.router.doctor.pools import (
     LOOKS,
     URL,
@@ -122,7 +122,7 @@ def of_engine(gauges: dict[str, Any]) -> list[str]:
 def checked(evidence: Evidence) -> None:
     """What holds of any report."""
     findings = judge(evidence)
-    report = Report(evidence, findings, 10.0)
+    report = DoctorReport(evidence, findings, 10.0)
     assert json.loads(json.dumps(report.shown(), allow_nan=False))["loaded"] == evidence.loaded
     assert report.text()
     admits = [one.found.admits for one in findings]
