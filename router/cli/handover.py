@@ -10,7 +10,7 @@ from router.core.placement.worker_caches import TableFullError
 from router.engines.spec import WorkerSpecError
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.manager import DuplicateWorkerError
-from router.restart.hot_restart import Handover, Worker
+from router.restart.hot_restart import HandoverWorker, RestartHandover
 
 if TYPE_CHECKING:
     from router.assembly import Router
@@ -28,7 +28,7 @@ def added_by_hand(router: Router) -> tuple[str, ...]:
     return tuple(sorted({str(one.spec) for one in named if one.by_hand}))
 
 
-def workers_of(router: Router) -> tuple[Worker, ...]:
+def workers_of(router: Router) -> tuple[HandoverWorker, ...]:
     """All workers that stay."""
     core = router.dispatcher.core
     found = []
@@ -39,11 +39,11 @@ def workers_of(router: Router) -> tuple[Worker, ...]:
             name = member.spec.name
             turning = member.turning  # a change of role that has not ended is forgotten
             draining = member.draining and (turning is None or turning.drained)
-            found.append(Worker(name, draining, member.ready, known, member.turned))
+            found.append(HandoverWorker(name, draining, member.ready, known, member.turned))
     return tuple(found)
 
 
-async def resume(router: Router, handover: Handover) -> None:
+async def resume(router: Router, handover: RestartHandover) -> None:
     """Follow whom the router before followed, and return once as much is known of them.
 
     A worker that is down by now is not waited for longer than `_WARM_S`.
@@ -64,7 +64,7 @@ async def resume(router: Router, handover: Handover) -> None:
         log.warning("not known as well as before: %s", ", ".join(sorted(missing)[:20]))
 
 
-def _missing(router: Router, handover: Handover) -> set[str]:
+def _missing(router: Router, handover: RestartHandover) -> set[str]:
     """Workers of which the router before knew more. Drains those that it drained, and lets
     others have the roles that they took there.
     """

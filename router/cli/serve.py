@@ -29,7 +29,7 @@ from router.settings.schema import Config
 if TYPE_CHECKING:
     from router.kserve.grpc_port import GrpcPort
     from router.picker.port import PickerPort
-    from router.restart.hot_restart import Handover, HandoverServer, Predecessor
+    from router.restart.hot_restart import HandoverServer, Predecessor, RestartHandover
 
 log = logging.getLogger(__name__)
 
@@ -153,7 +153,7 @@ class Server:
         grpc = "" if self._grpc is None else f" grpc={self._grpc.address}"
         print(f"ready {client}{shown}{grpc}{self._picker_shown()}", flush=True)
 
-    async def _resume(self, before: Predecessor, handover: Handover) -> None:
+    async def _resume(self, before: Predecessor, handover: RestartHandover) -> None:
         """Follow whom the router before followed."""
         from router.cli.handover import resume
 
@@ -183,10 +183,10 @@ class Server:
         health = f" health={picker.probed.address}" if picker.probed.address else ""
         return f" picker={picker.address}{health}"
 
-    async def leave(self) -> tuple[Handover, list[socket.socket]]:
+    async def leave(self) -> tuple[RestartHandover, list[socket.socket]]:
         """What a router that follows gets."""
         from router.cli.handover import added_by_hand, workers_of
-        from router.restart.hot_restart import Handover
+        from router.restart.hot_restart import RestartHandover
 
         await self._router.save()
         added, workers = added_by_hand(self._router), workers_of(self._router)
@@ -195,7 +195,7 @@ class Server:
         assert former is not None, "there may be a follower"
         lines = former.lines()
         shares = tuple(shared for _, shared in lines)
-        handover = Handover(
+        handover = RestartHandover(
             *(len(client), len(admin), added, workers, found), True, former.shares, shares
         )
         return handover, [*client, *admin, *(line for line, _ in lines)]

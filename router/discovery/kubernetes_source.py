@@ -15,7 +15,7 @@ from router.discovery.kubernetes_watch import (
     Collection,
     Connect,
     Draw,
-    Followed,
+    FollowedCollections,
     Labels,
     Meta,
     Resource,
@@ -158,7 +158,7 @@ class KubernetesSource:
 
     async def reports(self) -> AsyncIterator[Report]:
         """One after each list and each event that changes something."""
-        followed = Followed(self._connect, self._draw)
+        followed = FollowedCollections(self._connect, self._draw)
         slices = followed.begin(slices_of(self._spec))
         told: Report | None = None
         try:
@@ -306,7 +306,7 @@ class InferencePoolSource:
 
     async def reports(self) -> AsyncIterator[Report]:
         """One whenever the workers, the objectives or the trouble are others than before."""
-        followed = Followed(self._connect, self._draw)
+        followed = FollowedCollections(self._connect, self._draw)
         pools = followed.begin(pools_of(self._spec))
         wanted = self._wants_objectives
         objectives = followed.begin(objectives_of(self._spec)) if wanted else None

@@ -372,7 +372,7 @@ def _reason(error: Exception) -> str:
     return f"it answers {status}" if status else f"{type(error).__name__}: {str(error)[:200]}"
 
 
-class Followed:
+class FollowedCollections:
     """Collections that are followed side by side. Lifetime: one run of a source."""
 
     def __init__(self, connect: Connect | None, draw: Draw) -> None:

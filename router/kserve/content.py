@@ -60,7 +60,7 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Target(ABC):
+class KserveTarget(ABC):
     """The model and the call that a request names. Lifetime: request."""
 
     model: str

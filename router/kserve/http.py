@@ -40,7 +40,7 @@ from router.kserve.content import (
     SHARED_MEMORY,
     USAGE_OUTPUTS,
     Content,
-    Target,
+    KserveTarget,
     content_of,
     said_by_triton,
     usage_of,
@@ -61,7 +61,7 @@ _PREFIXES = (
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
-class HttpTarget(Target):
+class HttpTarget(KserveTarget):
     """What a path asks of a model. Lifetime: request."""
 
     __slots__ = ()
@@ -69,7 +69,7 @@ class HttpTarget(Target):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """As of `Target`."""
+        """As of `KserveTarget`."""
         coding, length = header("content-encoding"), header(LENGTH_HEADER)
         roles = self.roles(self.model)
 
@@ -106,14 +106,14 @@ class _OpenAi(msgspec.Struct):
     code: str | int | None = None
 
 
-class _Refusal(msgspec.Struct):
+class _OpenAiBody(msgspec.Struct):
     error: _OpenAi
 
 
 def code_in(body: bytes) -> str | int | None:
     """The code of an error of the router's own; None: there is none."""
     try:
-        return msgspec.json.decode(body, type=_Refusal).error.code
+        return msgspec.json.decode(body, type=_OpenAiBody).error.code
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -121,7 +121,7 @@ def code_in(body: bytes) -> str | int | None:
 def tritons_error(body: bytes, model: str | None) -> bytes:
     """An error of the router's own, in the form that KServe's clients read. `model`: asked for."""
     try:
-        error = msgspec.json.decode(body, type=_Refusal).error
+        error = msgspec.json.decode(body, type=_OpenAiBody).error
     except (msgspec.DecodeError, UnicodeDecodeError):
         return body
     message = said_by_triton(error.code, error.message)

@@ -32,7 +32,7 @@ from router.kserve.content import (
     SHARED_MEMORY,
     USAGE_OUTPUTS,
     Content,
-    Target,
+    KserveTarget,
     content_of,
     sequence_in,
     usage_of,
@@ -148,7 +148,7 @@ class _BrokenError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class GrpcTarget(Target):
+class GrpcTarget(KserveTarget):
     """What a ModelInferRequest asks of a model. Lifetime: request."""
 
     id: str = ""
@@ -157,7 +157,7 @@ class GrpcTarget(Target):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """As of `Target`. Headers say nothing of the message."""
+        """As of `KserveTarget`. Headers say nothing of the message."""
         roles = self.roles(self.model)
 
         def read(message: bytes, limits: ScanLimits) -> Scanned:

@@ -276,12 +276,12 @@ class KservePort:
 def _reason(reply: Reply) -> str:
     """What a server says of a call that it refused."""
     try:
-        return msgspec.json.decode(reply.body, type=_Said).error
+        return msgspec.json.decode(reply.body, type=_TritonErrorBody).error
     except _BAD:
         return f"status {reply.status}"
 
 
-class _Said(msgspec.Struct):
+class _TritonErrorBody(msgspec.Struct):
     error: str
 
 

@@ -86,7 +86,7 @@ class Splitter:
         return rest
 
 
-class Choice(msgspec.Struct):
+class ChunkChoice(msgspec.Struct):
     """One choice of a chunk, of a completion or of a chat."""
 
     index: int = 0
@@ -122,7 +122,7 @@ class Choice(msgspec.Struct):
 class Chunk(msgspec.Struct):
     """What is read of an event's JSON; the bytes themselves go on."""
 
-    choices: list[Choice] = msgspec.field(default_factory=list)
+    choices: list[ChunkChoice] = msgspec.field(default_factory=list)
     usage: msgspec.Raw = msgspec.Raw(b"null")
     prompt_token_ids: list[_Token] | None = None
     error: msgspec.Raw = msgspec.Raw(b"null")
@@ -379,7 +379,7 @@ class Journal:
             self._spoil("several_choices")
         return self._take_choice(event, data, chunk, choice)
 
-    def _take_choice(self, event: bytes, data: bytes, chunk: Chunk, choice: Choice) -> bytes:
+    def _take_choice(self, event: bytes, data: bytes, chunk: Chunk, choice: ChunkChoice) -> bytes:
         if choice.finish_reason in GIVEN_UP and not self.unfit:
             self.failure = WorkerError("early_close", "the worker gave the answer up")
             return b""
@@ -402,7 +402,9 @@ class Journal:
         self._prompt_held |= shows_prompt
         return b""
 
-    def _remember(self, prompt: list[int] | None, choice: Choice, says: bool, ends: bool) -> None:
+    def _remember(
+        self, prompt: list[int] | None, choice: ChunkChoice, says: bool, ends: bool
+    ) -> None:
         ids = choice.token_ids or ()
         if prompt is not None and not self.prompt:
             self.prompt.extend(prompt)

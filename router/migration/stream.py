@@ -37,7 +37,7 @@ _MIGRATABLE_LINE = MIGRATABLE_HEADER + b": 1\r\n"
 _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
 
 
-class Service(Protocol):
+class MigrationHost(Protocol):
     """The parts of `router.request.service.Service` that a stream needs to go on elsewhere."""
 
     @property
@@ -59,7 +59,7 @@ class Stream(LendingSink):
         room: AnyRoom,
         moves: int,
         metrics: MigrationMetrics,
-        service: Service,
+        service: MigrationHost,
     ) -> None:
         """`moves`: how often it may go on elsewhere."""
         self.begun = False  # the client has seen a part
@@ -331,7 +331,7 @@ _BODY_BYTES, _BYTES_A_TOKEN = 1 << 20, 8  # of a body, which is more than its pr
 class Migrations:
     """As of `router.request.moving.Movers`. Lifetime: process."""
 
-    def __init__(self, service: Service, metrics: MigrationMetrics, terms: Migration) -> None:
+    def __init__(self, service: MigrationHost, metrics: MigrationMetrics, terms: Migration) -> None:
         self.room: AnyRoom = room_of_streams()
         self._service = service
         self._metrics = metrics

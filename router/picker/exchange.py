@@ -40,7 +40,7 @@ class Placement:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class DataPlaneReply:
     """The head of an answer as the data plane tells of it. Lifetime: request."""
 
     head: ReplyHead
@@ -56,7 +56,7 @@ class Reply:
         return self.served is None or bool(self.served)
 
 
-class Exchange:
+class PickerExchange:
     """Lifetime: request. `feed` takes what comes; what it returns is sent in this order.
 
     Once `asks`, one of `place` and `refuse` must follow. Then the answer comes: `reply`, its pieces
@@ -75,7 +75,7 @@ class Exchange:
         self.idle = False  # the data plane only tells, and waits for no answer
         self.placed = False
         self.refused = ""  # with which code
-        self.reply: Reply | None = None
+        self.reply: DataPlaneReply | None = None
         self.over = False
         self._body_bytes = body_bytes
         self._pieces: list[bytes] = []  # of the request's body
@@ -224,7 +224,7 @@ class Exchange:
         served = messages.metadata(message, messages.CHOSEN_SPACE, SERVED)
         told = messages.attributes_of(message)
         attempts = told.get("upstream.request_attempt_count", "")
-        self.reply = Reply(
+        self.reply = DataPlaneReply(
             head,
             served[0] if served else told.get("upstream.address"),
             told.get("response.code_details"),

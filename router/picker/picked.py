@@ -36,7 +36,7 @@ from router.http.reply import (
     UpstreamRequest,
 )
 from router.keys.key_file import KeyTerms
-from router.picker.exchange import Exchange, Placement, Reply
+from router.picker.exchange import DataPlaneReply, PickerExchange, Placement
 from router.record.request_record import Attempt
 from router.request.carrier import Carrier
 from router.request.dialect import Target
@@ -69,7 +69,7 @@ _KINDS: tuple[tuple[re.Pattern[str], WorkerErrorKind], ...] = (
 class Call(Protocol):
     """The data plane's side of one exchange."""
 
-    exchange: Exchange
+    exchange: PickerExchange
 
     async def take(self) -> bool:
         """Take what the data plane says next; False: it says nothing more."""
@@ -312,7 +312,7 @@ class PickedCarrier(Carrier):
             await self.call.say(exchange.place(told))
         self.call.decided(self._deadline_s)
 
-    async def went_elsewhere(self, reply: Reply, member: Member) -> WorkerError | None:
+    async def went_elsewhere(self, reply: DataPlaneReply, member: Member) -> WorkerError | None:
         """Whether another worker has it than was chosen: then what the attempt ends with."""
         if not reply.served or reply.served == self._named:
             return None
@@ -495,7 +495,7 @@ def _left() -> ClientError:
     return ClientError(499, "the client closed its connection", code="client_closed")
 
 
-def _own_answer(reply: Reply) -> WorkerError | ClientError | None:
+def _own_answer(reply: DataPlaneReply) -> WorkerError | ClientError | None:
     """Whose fault an answer is that the data plane made by itself."""
     details = reply.details or ""
     for pattern, kind in _KINDS:

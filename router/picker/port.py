@@ -23,7 +23,7 @@ from router.core.contract.actions import Reject
 from router.http.messages import REFUSALS, Answer, Request, Response, error_response
 from router.http.parser import Head, RefusedError, head_of
 from router.http.reply import Header
-from router.picker.exchange import Exchange
+from router.picker.exchange import PickerExchange
 from router.picker.messages import PROCESS, SERVICE, TEST_CHOICE, endpoints_of
 from router.picker.picked import (
     Endpoints,
@@ -126,7 +126,7 @@ class PickerPort(GrpcListener):
 
     async def _process(self, _: object, context: Any) -> None:
         """ExternalProcessor/Process. Ends with the stream; cancelled where that is reset."""
-        exchange = Exchange(self._picking().body_bytes)
+        exchange = PickerExchange(self._picking().body_bytes)
         call = _Stream(context, exchange, self._service.clock)
         self._counts["open"] += 1
         broken = False
@@ -243,7 +243,7 @@ class PickerPort(GrpcListener):
         answer.headers["Retry-After"] = str(max(round(settings.retry_after_s), 1))
         return state.account.answered(answer, state.attempts)
 
-    def _hint(self, http: Request, exchange: Exchange) -> list[str] | None:
+    def _hint(self, http: Request, exchange: PickerExchange) -> list[str] | None:
         """The endpoints that it may go to; None: any."""
         if not self._picking().picker.conformance:
             return exchange.subset
@@ -258,7 +258,7 @@ _FRAMING = frozenset({b"host", b"content-length", b"transfer-encoding", b"expect
 class _Stream:
     """The data plane's side of one exchange. Lifetime: call."""
 
-    def __init__(self, context: Any, exchange: Exchange, clock: Callable[[], float]) -> None:
+    def __init__(self, context: Any, exchange: PickerExchange, clock: Callable[[], float]) -> None:
         self.context = context
         self.deadline_s = math.inf  # then whoever waits is cancelled, too
         self._clock = clock
@@ -319,11 +319,11 @@ class _Code(msgspec.Struct):
     code: str | None = None
 
 
-class _Refusal(msgspec.Struct):
+class _RefusalBody(msgspec.Struct):
     error: _Code | str | None = None
 
 
-_REFUSAL = msgspec.json.Decoder(_Refusal)
+_REFUSAL = msgspec.json.Decoder(_RefusalBody)
 
 
 def _code_of(body: bytes) -> str:
@@ -335,7 +335,7 @@ def _code_of(body: bytes) -> str:
     return (error.code or "") if isinstance(error, _Code) else ""
 
 
-def _end_of(exchange: Exchange) -> str:
+def _end_of(exchange: PickerExchange) -> str:
     """What became of a request, in a word."""
     if exchange.idle:
         return "watched"

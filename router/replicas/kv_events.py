@@ -39,7 +39,7 @@ from router.replicas.snapshots import SnapshotBorrower, SnapshotLender
 from router.replicas.subscriber import KvSubscriber, Names
 
 
-class Claim:
+class ElectionClaim:
     """A worker's events, as `router.events.feed.ElectedFeed` wants them. Lifetime: feed."""
 
     def __init__(
@@ -57,8 +57,8 @@ class Claim:
         self.name = "" if worker is None else worker.facts.name
         self.subscriber = KvSubscriber(self.name, lambda: workers.get(worker_id), tell)
         self.election: Election  # from `open` to `close`
-        self.enter: Callable[[Claim], Election]  # raises ValueError; set by who made this
-        self.leave: Callable[[Claim], None]
+        self.enter: Callable[[ElectionClaim], Election]  # raises ValueError; set by who made this
+        self.leave: Callable[[ElectionClaim], None]
         self._workers, self._publisher, self._tell, self._clock = workers, publisher, tell, clock
         self._on_change: Callable[[], None] = lambda: None
 
@@ -205,7 +205,7 @@ class KvSharing:
         self._workers, self._tell, self._on_news = workers, tell, on_news
         self._leases: Leases | None = None
         self._lease_s = 0.0
-        self._claims: dict[str, Claim] = {}  # by the worker's name
+        self._claims: dict[str, ElectionClaim] = {}  # by the worker's name
         self._elections: dict[str, Election] = {}  # by address
         self._peers: frozenset[str] = frozenset()
         self._gone = KvSubscriberCounters()
@@ -214,10 +214,10 @@ class KvSharing:
         """Once, before anything else."""
         self._leases, self._lease_s = leases, lease_s
 
-    def claim(self, worker_id: int, address: str) -> Claim:
+    def claim(self, worker_id: int, address: str) -> ElectionClaim:
         """Our part in who reads this worker's events; it begins with `open`."""
         assert self._leases is not None
-        claim = Claim(
+        claim = ElectionClaim(
             worker_id, address, self._workers, self.publisher, self._tell, self._leases.clock
         )
         claim.enter, claim.leave = self._enter, self._leave
@@ -329,7 +329,7 @@ class KvSharing:
             if reader is not None and whose(reader) and not claim.reads:
                 claim.subscriber.silent(now_s)
 
-    def _enter(self, claim: Claim) -> Election:
+    def _enter(self, claim: ElectionClaim) -> Election:
         leases, address = self._leases, claim.address
         assert leases is not None
         if not claim.name or claim.name in self._claims:
@@ -344,7 +344,7 @@ class KvSharing:
         election.candidates.append(claim)
         return election
 
-    def _leave(self, claim: Claim) -> None:
+    def _leave(self, claim: ElectionClaim) -> None:
         del self._claims[claim.name]
         self._gone.add(claim.subscriber)
         election = self._elections[claim.address]

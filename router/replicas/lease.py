@@ -197,7 +197,7 @@ LEASE_PREFIX = "kv-events:"
 _ALONE_S = 1.0  # for a reader to say so, where none was heard of
 
 
-class Candidate(Protocol):
+class ReaderCandidate(Protocol):
     """One worker's events at this address."""
 
     @property
@@ -213,7 +213,7 @@ class Election:
 
     def __init__(self, address: str, leases: Leases, now_s: float, connected: bool) -> None:
         """`connected`: the link to Redis is up."""
-        self.candidates: list[Candidate] = []
+        self.candidates: list[ReaderCandidate] = []
         self.token = 0  # ours, the latest
         self._what = f"{LEASE_PREFIX}{address}"
         self._leases = leases

@@ -354,7 +354,7 @@ _QUEUED = 200_000  # told to nobody yet; beyond it all is told anew instead
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenRequest:
     """One of our requests, or a leg of it, at a worker. Lifetime: dispatch."""
 
     sent: Sent  # without its chains
@@ -375,7 +375,7 @@ class RequestPublisher(RequestListener):
         """
         self._on_news, self._kv = on_news, kv
         self.told = 0  # events, so far
-        self._open: dict[ChargeKey, _Open] = {}
+        self._open: dict[ChargeKey, _OpenRequest] = {}
         self._numbers = count()  # by which peers know our dispatches
         self._queue: deque[RequestEvent] = deque()
         self._parts: deque[tuple[Retelling, tuple[RequestEvent, ...]]] = deque()
@@ -408,7 +408,7 @@ class RequestPublisher(RequestListener):
             arrival.weight,
             arrival.longest_prompt_tokens,
         )
-        self._open[charge.request_id, charge.leg] = _Open(sent)
+        self._open[charge.request_id, charge.leg] = _OpenRequest(sent)
         if self._connected:
             self._queue_event(replace(sent, chains=chains))
 

@@ -1,7 +1,7 @@
 """A hot restart; the running router hands its sockets and its knowledge to the one that starts.
 
 The follower connects to a Unix socket and says `HELLO`. It gets a head of four bytes, the length
-of a `Handover` as JSON, little endian; the JSON; and, in messages of one byte, the sockets
+of a `RestartHandover` as JSON, little endian; the JSON; and, in messages of one byte, the sockets
 (SCM_RIGHTS, unix(7)), 64 at a time: all of clients, then all of the admin port. Once it serves it
 says `SERVING`; the one before accepts nothing more from then on and says `GONE`. From its last
 socket on it tells of its open requests (`open_requests.py`), and `GONE` is an empty frame then.
@@ -42,7 +42,7 @@ SOCKETS_AT_ONCE = 64  # Linux lets 253 pass in one message
 MOST_SOCKETS = 4_096
 
 
-class Worker(msgspec.Struct, frozen=True):
+class HandoverWorker(msgspec.Struct, frozen=True):
     """One worker, or one rank, as it is followed now."""
 
     name: str  # URL, or URL#rank
@@ -52,13 +52,13 @@ class Worker(msgspec.Struct, frozen=True):
     turned: Role | None = None  # the role that it took while it ran
 
 
-class Handover(msgspec.Struct, frozen=True):
+class RestartHandover(msgspec.Struct, frozen=True):
     """What the next router gets, besides sockets and what stands in files (`kv_state`)."""
 
     client_sockets: int
     admin_sockets: int
     added: tuple[str, ...]  # workers added by hand, as `parse_worker_spec` reads them
-    workers: tuple[Worker, ...]
+    workers: tuple[HandoverWorker, ...]
     found: tuple[tuple[str, str], ...] = ()  # (source of discovery, worker that it is believed)
     tells: bool = False  # its requests, from here on
     shares: str = ""  # where it shares state, and so is heard of there, too
@@ -91,7 +91,7 @@ class HandoverServer:
     def __init__(
         self,
         path: Path,
-        leave: Callable[[], Awaitable[tuple[Handover, list[socket.socket]]]],
+        leave: Callable[[], Awaitable[tuple[RestartHandover, list[socket.socket]]]],
         handed: Callable[[], Awaitable[None]],
         telling: Callable[[socket.socket], Telling] | None = None,
     ) -> None:
@@ -190,7 +190,9 @@ class HandoverServer:
         return True
 
 
-async def _tell(peer: socket.socket, handover: Handover, sockets: list[socket.socket]) -> None:
+async def _tell(
+    peer: socket.socket, handover: RestartHandover, sockets: list[socket.socket]
+) -> None:
     data = msgspec.json.encode(handover)
     await asyncio.get_running_loop().sock_sendall(peer, HEAD.pack(len(data)) + data)
     ports = len(sockets) - len(handover.lines)
@@ -222,7 +224,7 @@ class Predecessor:
     def __init__(
         self,
         line: socket.socket,
-        handover: Handover,
+        handover: RestartHandover,
         client: list[socket.socket],
         admin: list[socket.socket],
         lines: Sequence[socket.socket] = (),
@@ -277,7 +279,7 @@ def take_over(path: Path) -> Predecessor | None:
         (size,) = HEAD.unpack(_exactly(line, HEAD.size))
         if size > MOST_BYTES:
             raise OSError(f"a handover of {size} bytes")
-        handover = msgspec.json.decode(_exactly(line, size), type=Handover)
+        handover = msgspec.json.decode(_exactly(line, size), type=RestartHandover)
         sockets = _sockets(line, handover.client_sockets + handover.admin_sockets)
         lines = _sockets(line, len(handover.lines)) if handover.lines else []
     except (OSError, msgspec.DecodeError) as error:

@@ -2,7 +2,7 @@
 
     "warmroute-kv", version (4 bytes, big-endian), records, the last one without a body
     record: bytes of the head (4), of the body (8), head, body, XXH3-64 of head and body (8)
-    head: a msgpack map of `Head`; of the last record, of `End`
+    head: a msgpack map of `SnapshotHead`; of the last record, of `End`
     body: a snapshot (`router.core.workers.snapshot`)
 
 It is written beside its name and takes its place when it is whole, so that a router that dies
@@ -64,7 +64,7 @@ class Owner(msgspec.Struct, frozen=True):
     block_size: int
 
 
-class Head(msgspec.Struct, frozen=True):
+class SnapshotHead(msgspec.Struct, frozen=True):
     """What stands before the snapshot of a worker."""
 
     owner: Owner
@@ -80,7 +80,7 @@ class End(msgspec.Struct, frozen=True):
 class Saved(NamedTuple):
     """One worker of the file."""
 
-    head: Head
+    head: SnapshotHead
     snapshot: CacheSnapshot
 
 
@@ -173,7 +173,7 @@ def _record(file: BinaryIO, number: int) -> Saved | None:
             raise SavedFileError(f"it ends after {number} workers; expected {end.workers}")
         return None
     try:
-        saved = Saved(msgspec.msgpack.decode(head, type=Head), decode_snapshot(body))
+        saved = Saved(msgspec.msgpack.decode(head, type=SnapshotHead), decode_snapshot(body))
     except ValueError as error:
         raise SavedFileError(f"worker {number}: {error}") from error
     if saved.snapshot.next_seq < 1 or not saved.snapshot.digest:
@@ -377,7 +377,7 @@ class StateKeeper:
 
     def _thawed(self, owner: Owner, frozen: FrozenCache) -> Saved:
         """It makes bytes of all blocks."""
-        return Saved(Head(owner, self._wall()), frozen.thawed())
+        return Saved(SnapshotHead(owner, self._wall()), frozen.thawed())
 
 
 def _provable(worker: Worker) -> FrozenCache | None:

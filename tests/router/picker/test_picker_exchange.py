@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from router.http.reply import Header
 from router.picker import messages
-from router.picker.exchange import PIECE_BYTES, Exchange, Placement
+from router.picker.exchange import PIECE_BYTES, PickerExchange, Placement
 from router.picker.messages import DESTINATION, Mode
 from tests.effort import examples
 from tests.router.picker.picker_messages import message, read
@@ -39,8 +39,8 @@ def piece_of(answer: Any) -> tuple[bytes, bool]:
     return streamed.body, streamed.end_of_stream
 
 
-def begun(modes: tuple[int, int] | None = None, end: bool = False, **more: Any) -> Exchange:
-    exchange = Exchange(LIMIT)
+def begun(modes: tuple[int, int] | None = None, end: bool = False, **more: Any) -> PickerExchange:
+    exchange = PickerExchange(LIMIT)
     fields = more if modes is None else {"modes": modes, **more}
     exchange.feed(message("request_headers", end_of_stream=end, **fields))
     return exchange
@@ -113,7 +113,7 @@ def test_a_buffered_body_is_placed_by_its_own_answer() -> None:
 
 @pytest.mark.parametrize("mode", [Mode.BUFFERED, Mode.BUFFERED_PARTIAL])
 def test_headers_before_a_whole_body_are_answered_at_once(mode: Mode) -> None:
-    exchange = Exchange(LIMIT)
+    exchange = PickerExchange(LIMIT)
     said = exchange.feed(message("request_headers", modes=(mode, 0)))
     assert arms(said) == ["request_headers"]
     assert not exchange.asks
@@ -225,7 +225,7 @@ def test_what_only_watches_gets_no_answer() -> None:
 
 def test_modes_that_nobody_knows_are_refused_with_the_reason() -> None:
     for modes in ((5, 0), (0, 9), (-1, 0)):
-        exchange = Exchange(LIMIT)
+        exchange = PickerExchange(LIMIT)
         said = exchange.feed(message("request_headers", modes=modes))
         assert refusal(said) == (500, "unknown_body_mode")
         assert exchange.feed(message("request_body", body=b"a")) == []
@@ -239,7 +239,7 @@ def test_a_body_over_the_limit_is_refused() -> None:
 
 
 def test_bytes_that_are_no_message_are_refused() -> None:
-    assert refusal(Exchange(LIMIT).feed(b"\xff\xff\xff")) == (500, "bad_message")
+    assert refusal(PickerExchange(LIMIT).feed(b"\xff\xff\xff")) == (500, "bad_message")
     exchange = begun(end=True)
     exchange.place(AT)
     said = exchange.feed(message("response_headers", status="2x0"))
@@ -247,7 +247,7 @@ def test_bytes_that_are_no_message_are_refused() -> None:
 
 
 def test_a_part_of_a_later_version_is_passed_over() -> None:
-    exchange = Exchange(LIMIT)
+    exchange = PickerExchange(LIMIT)
     assert exchange.feed(b"\xa2\x06\x03abc") == []  # field 100
     exchange.feed(message("request_headers", end_of_stream=True))
     assert exchange.asks
@@ -295,7 +295,7 @@ class Envoy:
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.exchange = Exchange(LIMIT)
+        self.exchange = PickerExchange(LIMIT)
         self.upstream = b""
         self.client = b""
         self.named = False
@@ -416,7 +416,7 @@ STEPS = st.lists(
 def test_messages_in_any_order_are_answered_or_end_in_one_refusal(
     modes: Any, steps: list[tuple[str, bool]], sound: bool
 ) -> None:
-    exchange = Exchange(LIMIT)
+    exchange = PickerExchange(LIMIT)
     fed = dict.fromkeys(ARMS, 0)
     answered = dict.fromkeys((*ARMS, "immediate_response"), 0)
     steps = [("request_headers", False), *steps] if sound else steps
@@ -451,7 +451,7 @@ def test_messages_in_any_order_are_answered_or_end_in_one_refusal(
 @settings(max_examples=examples(300), deadline=None)
 @given(st.lists(st.binary(max_size=40), max_size=4), plans(), st.integers(0, 400), st.binary())
 def test_no_bytes_break_it(noise: list[bytes], plan: Plan, at: int, inserted: bytes) -> None:
-    exchange = Exchange(LIMIT)
+    exchange = PickerExchange(LIMIT)
     sound = message("request_headers", modes=plan.modes, pairs=[(":path", "/a"), ("b", "c")])
     spoilt = sound[:at] + inserted + sound[at:]
     for data in (spoilt, *noise):

@@ -11,7 +11,7 @@ from kvkernels import EventBatch
 from policies.facts import KvEvents, ReplayEnd
 from router.core.contract.actions import Resync
 from router.core.workers.kv_events import WireEvents
-from router.replicas.kv_events import Claim
+from router.replicas.kv_events import ElectionClaim
 from router.replicas.lease import Leases
 from router.replicas.membership import Keys
 from tests.router.core.core_world import BLOCK, chain_of, names_of, tokens_of
@@ -73,7 +73,7 @@ class Sharer:
     """One replica and its part in who reads. Lifetime: test."""
 
     replica: Replica
-    claim: Claim
+    claim: ElectionClaim
     leases: Leases
     timers: Timers
     reads: bool = False

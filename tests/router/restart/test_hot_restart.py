@@ -22,18 +22,18 @@ from router.restart.hot_restart import (
     HELLO,
     MOST_BYTES,
     SERVING,
-    Handover,
     HandoverServer,
+    HandoverWorker,
     Predecessor,
+    RestartHandover,
     Successor,
-    Worker,
     take_over,
 )
 from router.settings.schema import Config
 from tests.router.waiting import until
 
-LEFT = Handover(
-    2, 1, ("http://10.0.0.9:8000",), (Worker("http://10.0.0.1:8000", False, True, True),)
+LEFT = RestartHandover(
+    2, 1, ("http://10.0.0.9:8000",), (HandoverWorker("http://10.0.0.1:8000", False, True, True),)
 )
 
 
@@ -44,13 +44,13 @@ def listening() -> socket.socket:
 class Router:
     """One that may be followed. Lifetime: test."""
 
-    def __init__(self, path: Path, left: Handover = LEFT) -> None:
+    def __init__(self, path: Path, left: RestartHandover = LEFT) -> None:
         self.sockets = [listening() for _ in range(3)]
         self.handed = asyncio.Event()
         self._left = left
         self.server = HandoverServer(path, self._leave, self._hand_over)
 
-    async def _leave(self) -> tuple[Handover, list[socket.socket]]:
+    async def _leave(self) -> tuple[RestartHandover, list[socket.socket]]:
         return self._left, self.sockets
 
     async def _hand_over(self) -> None:
@@ -58,7 +58,7 @@ class Router:
 
 
 @asynccontextmanager
-async def waiting(path: Path, left: Handover = LEFT) -> AsyncIterator[Router]:
+async def waiting(path: Path, left: RestartHandover = LEFT) -> AsyncIterator[Router]:
     router = Router(path, left)
     router.server.start()
     try:
