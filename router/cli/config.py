@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from router.config.file import ConfigError
-from router.config.keys import FILE_VARIABLE, Key, attribute_of, flag_of, keys_of, text_of
+from router.config.keys import FILE_VARIABLE, ConfigKey, attribute_of, flag_of, keys_of, text_of
 from router.settings.load import Loaded, effective_yaml, load_config
 from router.settings.reload import FIXED, REMOVED, STANDING
 from router.settings.schema import Config
@@ -104,7 +104,7 @@ def with_table(text: str) -> str:
     return f"{head}{BEGIN}\n{key_table()}\n{END}{tail}"
 
 
-def _row(key: Key) -> str:
+def _row(key: ConfigKey) -> str:
     reload = "no" if key.path in FIXED else "yes"
     if key.path in STANDING:
         reload = "to another; not from none or to none"

@@ -36,7 +36,7 @@ FILE_VARIABLE = f"{PREFIX}CONFIG"
 
 
 @dataclass(frozen=True, slots=True)
-class Key:
+class ConfigKey:
     """One key. Lifetime: process."""
 
     path: str  # dotted, as in the file
@@ -101,12 +101,12 @@ def variable_of(path: str) -> str:
 
 
 @cache
-def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, Key]:
+def keys_of(struct: type[msgspec.Struct]) -> Mapping[str, ConfigKey]:
     """All keys of a Struct and of its sections by path, the top level first.
 
     Each field is `Annotated[type, Meta(description=...)]`; a section is a field that is a Struct.
     """
-    found: dict[str, Key] = {}
+    found: dict[str, ConfigKey] = {}
     _collect(struct, "", found)
     top = {path: key for path, key in found.items() if "." not in path}
     return MappingProxyType(top | found)
@@ -131,7 +131,7 @@ def text_of(value: Any) -> str:
     return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
-def _collect(struct: type[msgspec.Struct], prefix: str, found: dict[str, Key]) -> None:
+def _collect(struct: type[msgspec.Struct], prefix: str, found: dict[str, ConfigKey]) -> None:
     hints = get_type_hints(struct, include_extras=True)
     for field in msgspec.structs.fields(struct):
         hint, path = hints[field.name], prefix + field.name
@@ -141,7 +141,9 @@ def _collect(struct: type[msgspec.Struct], prefix: str, found: dict[str, Key]) -
         inner, *metas = get_args(hint)
         (meta,) = metas
         flag = (meta.extra or {}).get("flag")
-        found[path] = Key(path, hint, field.default, meta.description, _allowed(inner, meta), flag)
+        found[path] = ConfigKey(
+            path, hint, field.default, meta.description, _allowed(inner, meta), flag
+        )
 
 
 def _allowed(kind: Any, meta: msgspec.Meta) -> str:

@@ -33,7 +33,7 @@ from router.doctor.report import DoctorError
 from router.engines.adapter import (
     MAX_METRICS_BYTES,
     MAX_REPLY_BYTES,
-    Reply,
+    EngineReply,
     ask,
     trouble_with,
 )
@@ -215,11 +215,11 @@ class Reader:
             raise WireError(f"GET {self.url}/v2/models/stats answered {reply.status}")
         return parse_stats(reply.body, "/v2/models/stats")
 
-    async def _ask(self, path: str, method: str = "GET") -> Reply:
+    async def _ask(self, path: str, method: str = "GET") -> EngineReply:
         data = b"{}" if method == "POST" else None
         return await ask(self._http, self.url + path, self._timeout, MAX_REPLY_BYTES, method, data)
 
-    async def _ask_url(self, url: str, limit: int) -> Reply:
+    async def _ask_url(self, url: str, limit: int) -> EngineReply:
         return await ask(self._http, url, self._timeout, limit)
 
 

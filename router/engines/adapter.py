@@ -28,7 +28,7 @@ POST_S = 5.0  # at the least: TensorRT-LLM waits about 2 s for events to come
 T = TypeVar("T")
 
 
-class Reply(NamedTuple):
+class EngineReply(NamedTuple):
     """What was answered."""
 
     status: int
@@ -42,7 +42,7 @@ async def ask(
     limit: int = MAX_REPLY_BYTES,
     method: str = "GET",
     data: bytes | None = None,
-) -> Reply:
+) -> EngineReply:
     """Status and body; `data` is JSON to send. Raises WireError for one beyond `limit` bytes."""
     headers = None if data is None else {"Content-Type": "application/json"}
     async with http.request(
@@ -53,7 +53,7 @@ async def ask(
             body += chunk
             if len(body) > limit:
                 raise WireError(f"{method} {url}: more than {limit} bytes")
-        return Reply(reply.status, bytes(body))
+        return EngineReply(reply.status, bytes(body))
 
 
 def decoded(body: bytes | str, kind: type[T], what: str) -> T:
@@ -119,7 +119,7 @@ class Interview:
         self.silent: set[str] = set()  # addresses beside its own where nobody answered
         self._http = http
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
-        self._replies: dict[str, Reply] = {}
+        self._replies: dict[str, EngineReply] = {}
 
     @property
     def host(self) -> str:
@@ -131,18 +131,18 @@ class Interview:
         """Where its load figures are: as the operator says, else `/metrics`."""
         return self.spec.metrics or f"{self.spec.url}/metrics"
 
-    async def get(self, path: str) -> Reply:
+    async def get(self, path: str) -> EngineReply:
         """What it answers to `GET path`. Raises WireError, aiohttp.ClientError, TimeoutError."""
         return await self.get_url(f"{self.spec.url}{path}")
 
-    async def get_url(self, url: str) -> Reply:
+    async def get_url(self, url: str) -> EngineReply:
         """As `get`, for a whole URL."""
         if url not in self._replies:
             limit = MAX_METRICS_BYTES if url == self.metrics_url else MAX_REPLY_BYTES
             self._replies[url] = await ask(self._http, url, self._timeout, limit)
         return self._replies[url]
 
-    async def post(self, path: str) -> Reply:
+    async def post(self, path: str) -> EngineReply:
         """What it answers to `POST path` with an empty body. Never asked for twice either."""
         key = f"POST {path}"
         if key not in self._replies:
@@ -371,7 +371,7 @@ class Card(msgspec.Struct):
     parent: str | None = None  # the base model of a LoRA adapter
 
 
-class _Cards(msgspec.Struct):
+class _CardList(msgspec.Struct):
     data: list[Card]
 
 
@@ -382,7 +382,7 @@ async def cards(talk: Interview) -> list[Card]:
     if status != 200:
         raise UnrecognizedError(f"{where} answered {status}, not a list of models")
     try:
-        models = decoded(body, _Cards, f"{where} is not a list of models").data
+        models = decoded(body, _CardList, f"{where} is not a list of models").data
     except WireError as error:
         raise UnrecognizedError(str(error)) from error
     if not models:

@@ -47,7 +47,7 @@ _HEALTH = HealthCheck(least_s=5.0)  # it waits for its scheduler to do something
 _ONE_TOKEN = "its blocks have 1 token, which costs memory and time: give it --page-size 16 or more"
 
 
-class _Info(msgspec.Struct):
+class _SglangInfo(msgspec.Struct):
     page_size: Size | None = None
     dp_size: Ranks | None = None
     max_total_num_tokens: Count | None = None
@@ -135,12 +135,12 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     for path in _INFO:
         if _MARKS & await talk.keys(path):
             body = (await talk.get(path)).body
-            info, sources = decoded(body, _Info, path), server_info_sources(body, talk.host)
+            info, sources = decoded(body, _SglangInfo, path), server_info_sources(body, talk.host)
             break
     else:
         if not named:
             return None
-        info, sources = _Info(), RankedSources({})
+        info, sources = _SglangInfo(), RankedSources({})
     ranks = max(info.dp_size or 1, sources.ranks)
     size = sources.block_size or info.page_size
     tokens = info.max_total_num_tokens
@@ -162,7 +162,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     )
 
 
-def _role(talk: Interview, info: _Info) -> Role:
+def _role(talk: Interview, info: _SglangInfo) -> Role:
     """As it says itself, else as its operator does. Raises UnrecognizedError where they differ."""
     given, mode = talk.spec.role, info.disaggregation_mode
     if mode is None or mode == given:
@@ -175,14 +175,14 @@ def _role(talk: Interview, info: _Info) -> Role:
     return told
 
 
-def _alike(info: _Info, page_size: int | None) -> str:
+def _alike(info: _SglangInfo, page_size: int | None) -> str:
     """What two workers must have in common for KV to pass between them."""
     backend = info.disaggregation_transfer_backend or "mooncake"
     parts = (info.version, backend, f"page {page_size}", info.kv_cache_dtype or "")
     return " ".join(filter(None, parts))
 
 
-def _bootstrap(talk: Interview, info: _Info, ranks: int) -> BootstrapAddress:
+def _bootstrap(talk: Interview, info: _SglangInfo, ranks: int) -> BootstrapAddress:
     """Its bootstrap server. `auto` follows the room's number where it prefills."""
     port = talk.spec.bootstrap_port or info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
     by_room = info.load_balance_method in (None, "auto", "follow_bootstrap_room")

@@ -216,14 +216,14 @@ ADAPTER = Adapter(
 QUEUE_FULL, TIMED_OUT = "Exceeds maximum queue size", "Request timeout expired"
 
 
-class _Said(msgspec.Struct):
+class _TritonError(msgspec.Struct):
     error: str
 
 
 def error_in(body: bytes) -> str:
     """The text of an error of Triton's; empty if the body cannot be read."""
     try:
-        return msgspec.json.decode(body, type=_Said).error
+        return msgspec.json.decode(body, type=_TritonError).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return ""
 

@@ -40,7 +40,7 @@ _NO_EVENTS = (
 )
 
 
-class _Info(msgspec.Struct):
+class _TrtllmInfo(msgspec.Struct):
     tokens_per_block: Size | None = None
 
 
@@ -107,7 +107,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
     if not named and (await cards(talk))[0].owned_by != "tensorrt_llm":
         return None
     status, body = await talk.get("/server_info")
-    info = decoded(body, _Info, "/server_info") if status == 200 else _Info()
+    info = decoded(body, _TrtllmInfo, "/server_info") if status == 200 else _TrtllmInfo()
     reader, gauges = await _reader(talk)
     size = info.tokens_per_block or int(gauges.get(_TOKENS, 0)) or None
     capacity = int(gauges.get(_MAX, 0)) * (size or _BLOCK_SIZE)

@@ -47,7 +47,7 @@ class Replayed:
     leaps: bool = False  # batches are missing in it that it lacked when asked for them alone
 
 
-class Publisher:
+class ZmqPublisher:
     """The publisher of a `ZmqSource`; its answers go to the core at once. Lifetime: feed."""
 
     def __init__(self, source: ZmqSource, delivery: Delivery, context: FeedContext) -> None:
@@ -190,12 +190,12 @@ async def _nobody() -> bool:
     return False
 
 
-class Resync:
+class Resynchronizer:
     """Asks one publisher for what was missed. Lifetime: feed."""
 
     def __init__(
         self,
-        asked: Publisher,
+        asked: ZmqPublisher,
         delivery: Delivery,
         wants_snapshot: Callable[[], bool],
         pause: Callable[[float], Awaitable[None]] = asyncio.sleep,

@@ -200,7 +200,7 @@ class _Config(msgspec.Struct):
     enable_kv_cache_events: bool = True
 
 
-class _Announced(msgspec.Struct):
+class _SglangPublishers(msgspec.Struct):
     """SGLang's account of its publishers."""
 
     endpoint_host: _Text
@@ -212,8 +212,8 @@ class _Announced(msgspec.Struct):
     replay_endpoint_port_base: _Port | None = None
 
 
-class _ServerInfo(msgspec.Struct):
-    kv_events: _Announced | None = None
+class _SglangServerInfo(msgspec.Struct):
+    kv_events: _SglangPublishers | None = None
 
 
 def kv_event_sources(body: bytes, host: str) -> RankedSources:
@@ -253,7 +253,7 @@ def server_info_sources(body: bytes, host: str) -> RankedSources:
     those of rank 0. Raises WireError for what is malformed.
     """
     try:
-        announced = msgspec.json.decode(body, type=_ServerInfo).kv_events
+        announced = msgspec.json.decode(body, type=_SglangServerInfo).kv_events
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"/server_info: {error}") from error
     if announced is None:

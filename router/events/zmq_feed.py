@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager
 
 from engine.wire.events import WireError, parse_live
 from router.events.delivery import Delivery, FeedContext, FeedCounters, LoopYield
-from router.events.resync import Publisher, Resync
+from router.events.resync import Resynchronizer, ZmqPublisher
 from router.events.sources import ZmqSource
 from router.events.zmq_sockets import Receive, joined, subscribed
 
@@ -21,9 +21,9 @@ class ZmqFeed:
         self._source = source
         self._context = context
         self._delivery = Delivery(worker_id, model, context)
-        publisher = Publisher(source, self._delivery, context)
+        publisher = ZmqPublisher(source, self._delivery, context)
         wanted = context.wants_snapshot
-        self._resync = Resync(publisher, self._delivery, wanted, borrowed=self._borrowed)
+        self._resync = Resynchronizer(publisher, self._delivery, wanted, borrowed=self._borrowed)
         self._connections = 0
         self._connected = asyncio.Event()
 

@@ -88,7 +88,7 @@ WorkerFact = WorkerChange | LoadReport | FeedFact | Probed | Silence
 End = Literal["down", "asleep", "paused", "anew", "broken", "more"]
 
 
-class Health(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Decides what failed health probes do to a worker. Lifetime: until the next reload."""
 
     probes: Annotated[

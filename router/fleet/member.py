@@ -18,9 +18,9 @@ from engine.wire.events import WireError
 from policies.facts import Probed, Role, Silence, Suspension, WorkerChange
 from router.core.workers.table import Worker
 from router.engines.adapter import (
+    EngineReply,
     KvTransfers,
     RankLoad,
-    Reply,
     UnrecognizedError,
     ask,
     is_paused,
@@ -645,7 +645,9 @@ class Member:
             question = partial(ask, context.http, url, timeout)
             fresh_s = context.scrape_interval_s * FRESH
             with suppress(WireError, aiohttp.ClientError, TimeoutError):
-                answer: Reply = await context.answers.to(url).get(question, context.clock, fresh_s)
+                answer: EngineReply = await context.answers.to(url).get(
+                    question, context.clock, fresh_s
+                )
                 if answer.status == 200 and is_paused(answer.body):
                     self.trouble = "its engine is paused"
                     return "paused"

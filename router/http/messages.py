@@ -24,7 +24,7 @@ _BODYLESS = frozenset({204, 304})
 NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
-class Connection(Protocol):
+class ClientConnection(Protocol):
     """A client's connection, as the parts that answer its requests use it."""
 
     host: str  # the peer's address; empty: it has none
@@ -45,7 +45,7 @@ class Request:
         *("body", "connection", "head", "headers", "method", "path", "target", "written_bytes"),
     )
 
-    def __init__(self, connection: Connection, head: Head, body: bytes) -> None:
+    def __init__(self, connection: ClientConnection, head: Head, body: bytes) -> None:
         self.connection = connection
         self.head = head
         self.body = body

@@ -235,7 +235,7 @@ class Grant:
         return self._allowance.headers(now_s)
 
 
-class Use(NamedTuple):
+class KeyUsage(NamedTuple):
     """Of one key, since its replica began: its digest, totals, and requests in flight now."""
 
     key: str
@@ -253,25 +253,25 @@ class SharedUse:
     def __init__(self, allowances: Callable[[], Mapping[str, Allowance]]) -> None:
         self._allowances = allowances
         self._touched: set[str] = set()
-        self._told: dict[str, dict[str, Use]] = {}  # by peer and key, the latest
+        self._told: dict[str, dict[str, KeyUsage]] = {}  # by peer and key, the latest
 
     def touched(self, key: str) -> None:
         """A request of ours used some of this key's."""
         self._touched.add(key)
 
-    def changed(self) -> list[Use]:
+    def changed(self) -> list[KeyUsage]:
         """What we used of each key, of those where that changed since this was asked."""
         touched, self._touched = self._touched, set()
         known = self._allowances()
         return [_use(key, known[key]) for key in sorted(touched) if key in known]
 
-    def all(self) -> list[Use]:
+    def all(self) -> list[KeyUsage]:
         """What we used of each key of which we used anything."""
         self._touched.clear()
         uses = [_use(key, allowance) for key, allowance in self._allowances().items()]
         return [use for use in uses if use.requests or use.inflight]
 
-    def heard(self, peer: str, uses: list[Use], again: bool, now_s: float) -> None:
+    def heard(self, peer: str, uses: list[KeyUsage], again: bool, now_s: float) -> None:
         """A peer told what it used. `again`: all there ever was, to whoever knows nothing of it;
         what was used before we knew of the peer is not taken off here.
         """
@@ -282,7 +282,7 @@ class SharedUse:
             if before is None:
                 if len(told) >= _KEYS:
                     continue
-                before = use._replace(inflight=0) if again else Use(use.key, 0, 0, 0)
+                before = use._replace(inflight=0) if again else KeyUsage(use.key, 0, 0, 0)
             told[use.key] = use
             allowance = allowances.get(use.key)
             if allowance is not None:
@@ -298,5 +298,5 @@ class SharedUse:
                 allowance.taken_elsewhere(now_s, 0, 0, -use.inflight)
 
 
-def _use(key: str, allowance: Allowance) -> Use:
-    return Use(key, allowance.used_requests, allowance.used_tokens, allowance.inflight)
+def _use(key: str, allowance: Allowance) -> KeyUsage:
+    return KeyUsage(key, allowance.used_requests, allowance.used_tokens, allowance.inflight)

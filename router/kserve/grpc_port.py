@@ -48,7 +48,7 @@ from router.record.request_record import DEADLINE
 from router.request.inference import Inference
 from router.request.service import Service
 from router.server.client_port import answered
-from router.server.grpc_listener import GrpcListener, Peer, serves
+from router.server.grpc_listener import GrpcListener, GrpcPeer, serves
 from router.server.settings import GrpcPortSettings
 from router.upstream.collected_reply import CollectedReply
 
@@ -75,7 +75,7 @@ class Caller:
             lines.append(f"{deadline_header}: {min(max(int(left_s * 1e3), 1), 86_400_000)}")
         text = "\r\n".join(("POST / HTTP/1.1", *lines)).encode("latin-1", "replace")
         self.fields = Fields(text + b"\r\n\r\n")
-        self.peer = Peer(context.peer())
+        self.peer = GrpcPeer(context.peer())
 
     def request(self, path: str, body: bytes, method: str = "POST") -> Request:
         """A request of this call's."""

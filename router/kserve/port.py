@@ -18,7 +18,7 @@ import aiohttp
 import msgspec
 
 from engine.wire.events import WireError
-from router.engines.adapter import MAX_METRICS_BYTES, Reply, ask
+from router.engines.adapter import MAX_METRICS_BYTES, EngineReply, ask
 from router.engines.table import adapter_of
 from router.engines.triton_inputs import USUAL, Roles, overridden
 from router.fleet.member import Member
@@ -142,7 +142,7 @@ class KservePort:
 
     async def _any(self, members: Sequence[Member], path: str) -> Response:
         """The first good answer, else the last one."""
-        last: Reply | None = None
+        last: EngineReply | None = None
         for member in members:
             try:
                 last = await self._ask(member, path)
@@ -162,7 +162,7 @@ class KservePort:
         method: str = "GET",
         data: bytes | None = None,
         within_s: float = _ASKED_S,
-    ) -> Reply:
+    ) -> EngineReply:
         timeout = aiohttp.ClientTimeout(total=within_s)
         url = f"{member.spec.url}{path}"
         return await ask(self._http, url, timeout, MAX_METRICS_BYTES, method, data)
@@ -273,7 +273,7 @@ class KservePort:
         return json_response(list(found.values()))
 
 
-def _reason(reply: Reply) -> str:
+def _reason(reply: EngineReply) -> str:
     """What a server says of a call that it refused."""
     try:
         return msgspec.json.decode(reply.body, type=_TritonErrorBody).error

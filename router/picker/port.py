@@ -40,7 +40,7 @@ from router.request.quotas import objectives_of
 from router.request.service import Service
 from router.request.state import RequestState
 from router.server.client_port import ClientPort
-from router.server.grpc_listener import GrpcListener, Peer, serves
+from router.server.grpc_listener import GrpcListener, GrpcPeer, serves
 
 _SERVICES = frozenset({"", SERVICE, "readiness", "inference-extension"})
 _LIVENESS = "liveness"
@@ -188,7 +188,7 @@ class PickerPort(GrpcListener):
 
     def _http(self, call: _Stream) -> PickedHttp:
         """The request, as if it had come over HTTP. Raises RefusedError."""
-        exchange, peer = call.exchange, Peer(call.context.peer())
+        exchange, peer = call.exchange, GrpcPeer(call.context.peer())
         head = self._head(exchange.headers)
         http = PickedHttp(peer, head, exchange.body)  # type: ignore[arg-type]
         http.call = call
@@ -319,11 +319,11 @@ class _Code(msgspec.Struct):
     code: str | None = None
 
 
-class _RefusalBody(msgspec.Struct):
+class _AnsweredError(msgspec.Struct):
     error: _Code | str | None = None
 
 
-_REFUSAL = msgspec.json.Decoder(_RefusalBody)
+_REFUSAL = msgspec.json.Decoder(_AnsweredError)
 
 
 def _code_of(body: bytes) -> str:

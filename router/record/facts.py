@@ -204,7 +204,7 @@ Answer = list[Any] | str  # actions as [kind, fields], or the name of the error 
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FactDifference:
     """One fact that was answered otherwise. After the first one, others may follow from it."""
 
     fact: int  # its number, from 0
@@ -234,7 +234,7 @@ class Player:
         self.preamble = self._look_through()
         self._core = self._fresh_core(self.preamble)
 
-    def differences(self) -> Iterator[Difference]:
+    def differences(self) -> Iterator[FactDifference]:
         """Plays the file to its end; call it once. Raises RecordingError where it is damaged."""
         for number, record in enumerate(records(self._path)):
             if number == 0:
@@ -272,7 +272,7 @@ class Player:
         except (TypeError, ValueError, OverflowError, MemoryError) as error:
             raise RecordingError(f"{self._path}: settings of another version: {error}") from error
 
-    def _play(self, record: list[Any]) -> Difference | None:
+    def _play(self, record: list[Any]) -> FactDifference | None:
         match record:
             case ["fact", kind, fields, recorded]:
                 return self._told(fact_of(kind, fields), recorded)
@@ -292,7 +292,7 @@ class Player:
         with suppress(PolicyError):  # it failed there as well, and whoever asked was told
             self._core.explain(arrival)
 
-    def _told(self, fact: Any, recorded: Answer) -> Difference | None:
+    def _told(self, fact: Any, recorded: Answer) -> FactDifference | None:
         if isinstance(fact, facts.KvEvents):
             fact = self._with_chains(fact)
         played = self._answer(fact)
@@ -300,7 +300,7 @@ class Player:
         self.actions += 0 if isinstance(recorded, str) else len(recorded)
         if played == recorded:
             return None
-        return Difference(number, type(fact).__name__, fact.now_s, recorded, played)
+        return FactDifference(number, type(fact).__name__, fact.now_s, recorded, played)
 
     def _answer(self, fact: facts.Fact) -> Answer:
         try:

@@ -67,7 +67,7 @@ class _Posting:
         self._posting = posting
         self._maker = maker
         self._trouble = 0  # traces lost since the collector last took some
-        self._said = _Said()
+        self._said = _ExportLog()
 
     def write(self, items: Sequence[RequestRecord]) -> None:
         """See `Sink`."""
@@ -91,7 +91,7 @@ class _Posting:
         """See `Sink`."""
 
 
-class _Said(logging.Handler):
+class _ExportLog(logging.Handler):
     """Keeps what the library would log of each post: one line of ours says it once."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from msgspec.structs import astuple
 
 from policies.facts import Fact
 from router.core.core import RouterCore
-from router.keys.quota import SharedUse, Use
+from router.keys.quota import KeyUsage, SharedUse
 from router.record.logs import worth_a_line
 from router.replicas.kv_events import KvSharing
 from router.replicas.messages import decoded
@@ -127,7 +127,7 @@ class Sharing:
         if message.kv:
             self.kv.hear(peer, message.kv, now_s)
         if message.used:
-            used = [Use(*astuple(one)) for one in message.used]
+            used = [KeyUsage(*astuple(one)) for one in message.used]
             self.uses.heard(peer, used, message.retelling != "", now_s)
 
     def present(self, peers: Collection[str], now_s: float) -> None:

@@ -35,7 +35,7 @@ def serves(service: Service) -> bool:
     return not service.reasons() and service.takes_any()
 
 
-class Peer:
+class GrpcPeer:
     """As much of a connection as a request needs. Lifetime: call."""
 
     transport = None

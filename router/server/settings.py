@@ -13,7 +13,7 @@ from router.http.parser import RequestLimits
 from router.http.tls import Tls
 
 
-class Server(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
 
     connections: Annotated[
@@ -44,7 +44,7 @@ class PortSettings:
     port: int  # 0: the system chooses
     shared: bool  # other routers may listen there, too
     tls: Tls
-    connections: Server
+    connections: ServerSettings
     requests: RequestLimits
     trusted: tuple[Network, ...]  # peers that may send private headers
     client_s: float  # for a client to read what waits for it

@@ -17,7 +17,7 @@ from router.config.items import BadItemsError
 from router.config.keys import (
     FILE_VARIABLE,
     PREFIX,
-    Key,
+    ConfigKey,
     attribute_of,
     flag_of,
     keys_of,
@@ -100,7 +100,7 @@ def without(refused: Iterable[str], new: Config, old: Config) -> Config:
     return new
 
 
-def _checked(key: Key, given: Given, problems: list[str]) -> Any:
+def _checked(key: ConfigKey, given: Given, problems: list[str]) -> Any:
     """The value in the key's type; None when it cannot be used, which `problems` then tells."""
     try:
         if key.is_list and not isinstance(given.value, (list, tuple)):
@@ -114,7 +114,9 @@ def _checked(key: Key, given: Given, problems: list[str]) -> Any:
     return None
 
 
-def _from_environment(keys: Mapping[str, Key], environ: Mapping[str, str]) -> dict[str, Given]:
+def _from_environment(
+    keys: Mapping[str, ConfigKey], environ: Mapping[str, str]
+) -> dict[str, Given]:
     """Key path -> what a variable gives for it; one of no key stands under its own name."""
     by_variable = {key.variable: key for key in keys.values()}
     found: dict[str, Given] = {}
@@ -129,7 +131,7 @@ def _from_environment(keys: Mapping[str, Key], environ: Mapping[str, str]) -> di
     return found
 
 
-def _from_flags(keys: Mapping[str, Key], args: argparse.Namespace) -> dict[str, Given]:
+def _from_flags(keys: Mapping[str, ConfigKey], args: argparse.Namespace) -> dict[str, Given]:
     return {
         path: Given(value, f"flag {keys[path].flag if path in keys else flag_of(path)}")
         for path in (*keys, *REMOVED)
@@ -151,7 +153,7 @@ def _is_link(variable: str, text: str) -> bool:
     return _SERVICE_LINK.fullmatch(variable) is not None
 
 
-def _unknown(path: str, source: str, keys: Mapping[str, Key]) -> str:
+def _unknown(path: str, source: str, keys: Mapping[str, ConfigKey]) -> str:
     for removed, instead in REMOVED.items():
         if path in (removed, variable_of(removed)):
             return f"{removed}: {instead}"

@@ -14,7 +14,7 @@ import msgspec
 from policies import POLICIES
 from policies.load import load
 from router.config.items import each
-from router.config.keys import Key
+from router.config.keys import ConfigKey
 from router.engines.spec import WorkerSpecError, taken
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import worker_spec_of
@@ -34,7 +34,7 @@ NO_GRPC = (
 )
 
 
-def check_value(key: Key, value: Any) -> Any:
+def check_value(key: ConfigKey, value: Any) -> Any:
     """The value in the key's type, checked by its range and by its own rule.
 
     Raises ValueError that says what is allowed; for items of a list, BadItemsError.

@@ -14,12 +14,12 @@ from msgspec import Meta, field
 from router.config.extras import Migration, Picker, Replicas
 from router.core.placement.settings import Ejection, RetrySettings
 from router.core.workers.roles import RoleSettings
-from router.fleet.context import Health
+from router.fleet.context import HealthSettings
 from router.http.tls import Tls, WorkerTls
 from router.record.log_files import Recording
 from router.record.trace_export import Tracing
 from router.request.quotas import TenantRules
-from router.server.settings import Server
+from router.server.settings import ServerSettings
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -115,7 +115,7 @@ class _Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     """What all sections are. Lifetime: until the next reload."""
 
 
-class Timeouts(_Section, frozen=True):
+class TimeoutSettings(_Section, frozen=True):
     """How long to wait for what, seconds."""
 
     connect_s: Annotated[
@@ -403,12 +403,12 @@ class Config(_Section, frozen=True):
         Meta(description="redis URL by which several routers share what they know; none: alone"),
     ] = None
     limits: Limits = field(default_factory=Limits)
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)
     intervals: Intervals = field(default_factory=Intervals)
     ejection: Ejection = field(default_factory=Ejection)
-    health: Health = field(default_factory=Health)
+    health: HealthSettings = field(default_factory=HealthSettings)
     migration: Migration = field(default_factory=Migration)
-    server: Server = field(default_factory=Server)
+    server: ServerSettings = field(default_factory=ServerSettings)
     tls: Tls = field(default_factory=Tls)
     admin_tls: Tls = field(default_factory=Tls)
     workers_tls: WorkerTls = field(default_factory=WorkerTls)

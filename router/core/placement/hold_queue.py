@@ -16,7 +16,7 @@ from router.core.placement.pending import Pending
 _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
 
-class Member(Protocol):
+class QueueMember(Protocol):
     """Something that waits. Its turn is unique among all members of its queue."""
 
     @property
@@ -28,7 +28,7 @@ class Member(Protocol):
         """Its predicted work over its tenant's weight, above 0."""
 
 
-M = TypeVar("M", bound=Member)
+M = TypeVar("M", bound=QueueMember)
 
 
 @dataclass(slots=True, eq=False)
@@ -129,7 +129,7 @@ class _Line(Generic[M]):
         self.ahead = 0.0  # work of those asked that stay
 
 
-def _turn(member: Member) -> tuple[bool, int]:
+def _turn(member: QueueMember) -> tuple[bool, int]:
     return member.turn
 
 

@@ -200,7 +200,7 @@ def serves(facts: Sequence[WorkerFacts]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Pool:
+class _ModelPool:
     """What is the same for all requests to one model. Lifetime: until a worker changes."""
 
     identity: tuple[str, str | None]
@@ -215,7 +215,7 @@ class WorkerTable:
         self._free = list(range(slots - 1, -1, -1))
         self._workers: dict[int, Worker] = {}
         self.version = 0  # of what is said of the workers: what was made of it before is stale
-        self._pools: dict[str, _Pool] = {}  # of models that are served; as old as `version`
+        self._pools: dict[str, _ModelPool] = {}  # of models that are served; as old as `version`
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -269,7 +269,7 @@ class WorkerTable:
         pool = self._pool(model)
         return pool is not None and pool.splits
 
-    def _pool(self, model: str) -> _Pool | None:
+    def _pool(self, model: str) -> _ModelPool | None:
         """What every request to `model` asks, without a look at each worker; None: not served."""
         pool = self._pools.get(model)
         if pool is None and (serving := self.serving(model)):
@@ -277,7 +277,7 @@ class WorkerTable:
             adapter = model if model in first.adapters else None
             sizes = frozenset(w.facts.block_size for w in serving)
             splits = any(w.facts.role != "both" for w in serving)
-            pool = self._pools[model] = _Pool((first.models[0], adapter), sizes, splits)
+            pool = self._pools[model] = _ModelPool((first.models[0], adapter), sizes, splits)
         return pool
 
     def halves_missing(self, model: str) -> list[HalfMissing]:

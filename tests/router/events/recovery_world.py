@@ -14,7 +14,7 @@ from policies.facts import CacheSnapshot, WorkerChange, WorkerFacts
 from router.core.contract.actions import Resync as RouterResync
 from router.core.core import take
 from router.events.delivery import Delivery, FeedContext, FeedFact, SharedReaders
-from router.events.resync import Replayed, Resync
+from router.events.resync import Replayed, Resynchronizer
 from tests.router.core.core_world import BLOCK, World, removed, stored
 from tests.router.events.feed_support import wire
 
@@ -100,7 +100,9 @@ class Recovery:
         nobody = cast(Any, None)
         context = FeedContext(nobody, nobody, lambda: 0.0, self._tell, SharedReaders(), 1.0, 8)
         self._teller = Delivery(0, "m", context)
-        self._missed = Resync(self, self._teller, lambda: caches.wants_snapshot(0), self._pause)
+        self._missed = Resynchronizer(
+            self, self._teller, lambda: caches.wants_snapshot(0), self._pause
+        )
         self._missed.ask(caches.first_question(0))
         self._task = asyncio.create_task(self._missed.run())
 

@@ -16,7 +16,7 @@ from router.assembly import Router
 from router.core.workers.kv_state import KvState
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.member import Member
-from router.settings.schema import Config, Intervals, Limits, Timeouts
+from router.settings.schema import Config, Intervals, Limits, TimeoutSettings
 from tests.router.engines.engine_pages import HANGS, MODELS, engine, recognized
 from tests.router.events.feed_wire import Publisher, pack, publisher
 from tests.router.sglang_pages import SGLANG
@@ -37,7 +37,7 @@ async def followed(
     config = Config(
         limits=limits or Limits(),
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
-        timeouts=Timeouts(probe_s=PROBE_S),
+        timeouts=TimeoutSettings(probe_s=PROBE_S),
     )
     async with engine(pages, asked) as url, aiohttp.ClientSession() as http:
         router = Router(config, http)
@@ -185,7 +185,7 @@ async def publishing() -> AsyncIterator[Engine]:
     context = zmq.asyncio.Context()
     config = Config(
         intervals=Intervals(load_report_s=0.05, health_s=HEALTH_S),
-        timeouts=Timeouts(probe_s=1.0),
+        timeouts=TimeoutSettings(probe_s=1.0),
     )
     async with publisher(context) as events, aiohttp.ClientSession() as http:
         source = {"endpoint": events.live, "replay_endpoint": events.replay, "topic": ""}

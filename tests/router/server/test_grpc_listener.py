@@ -10,7 +10,7 @@ import pytest
 
 from router.server.grpc_listener import GrpcListener
 from router.settings.ports import grpc_port_settings
-from router.settings.schema import Config, Timeouts
+from router.settings.schema import Config, TimeoutSettings
 
 METHOD = "/test/Wait"
 
@@ -24,7 +24,7 @@ async def test_a_long_time_is_cut_short_by_a_stop() -> None:
         return b""
 
     handler = grpc.unary_unary_rpc_method_handler(wait)
-    config = Config(grpc_port=0, timeouts=Timeouts(handover_s=3_600.0, shutdown_s=0.1))
+    config = Config(grpc_port=0, timeouts=TimeoutSettings(handover_s=3_600.0, shutdown_s=0.1))
     listener = GrpcListener(
         lambda method: handler if method == METHOD else None,
         lambda _: True,
