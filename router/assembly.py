@@ -49,7 +49,7 @@ from router.request.dispatcher import Dispatcher, FleetCalls
 from router.request.inference import Inference
 from router.request.prompts import PromptReader, TokenCheck
 from router.request.quotas import Tenants
-from router.request.reading import RequestReader
+from router.request.reading import InferenceReader
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
 from router.server.client_port import ClientPort
@@ -510,7 +510,7 @@ def _inference(
     tenants = Tenants(keys, config.tenant_header, peers)
     asks_keys = tenants.asks_keys
     attempts = Attempts(service, attempt_terms(config), not asks_keys)
-    reader = RequestReader(service, prompts, inference_terms(config))
+    reader = InferenceReader(service, prompts, inference_terms(config))
     return Inference(service, tenants, reader, attempts)
 
 

@@ -13,7 +13,7 @@ from router.request.in_turn import let_others_run
 from router.request.leg_sender import AttemptTerms
 from router.request.moving import Movers
 from router.request.quotas import Tenants
-from router.request.reading import InferenceTerms, RequestReader
+from router.request.reading import InferenceReader, InferenceTerms
 from router.request.service import Service
 from router.request.settling import Next, settle
 from router.request.state import RequestState
@@ -23,7 +23,7 @@ class Inference:
     """Handles every inference path. Lifetime: process."""
 
     def __init__(
-        self, service: Service, tenants: Tenants, reader: RequestReader, attempts: Attempts
+        self, service: Service, tenants: Tenants, reader: InferenceReader, attempts: Attempts
     ) -> None:
         self._service = service
         self.tenants = tenants

@@ -45,7 +45,7 @@ class InferenceTerms:
     isolate: bool = False  # tenants share no blocks
 
 
-class RequestReader:
+class InferenceReader:
     """Reads inference requests. Lifetime: process."""
 
     def __init__(self, service: Service, prompts: PromptReader, terms: InferenceTerms) -> None:

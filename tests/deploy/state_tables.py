@@ -51,17 +51,28 @@ TABLES: tuple[tuple[Table, str, str], ...] = (
 
 
 def drawn(table: Table) -> str:
-    """A table as a Mermaid state diagram: one arrow for each pair of states, with its events."""
+    """A table as a Mermaid state diagram, one arrow for each pair of states.
+
+    Events that leave a state as it is are listed below the diagram.
+    """
     arrows: dict[tuple[str, str], list[str]] = {}
+    unmoved: dict[str, list[str]] = {}
     for (state, event), after in table.items():
-        arrows.setdefault((state, after), []).append(event)
-    left = {state for state, after in arrows if after != state}
+        if state == after:
+            unmoved.setdefault(state, []).append(event)
+        else:
+            arrows.setdefault((state, after), []).append(event)
+    left = {state for state, _ in arrows}
     ends = dict.fromkeys(after for _, after in arrows if after not in left)
     lines = [f"    [*] --> {next(iter(table))[0]}"]
     for (state, after), events in arrows.items():
         lines.append(f"    {state} --> {after}: {'<br/>'.join(events)}")
     lines += [f"    {end} --> [*]" for end in ends]
-    return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+    text = "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])
+    if unmoved:
+        stays = "; ".join(f"`{state}` ({', '.join(events)})" for state, events in unmoved.items())
+        text += f"\n\nEvents that change nothing: {stays}."
+    return text
 
 
 def written() -> str:

@@ -31,8 +31,9 @@ def test_each_state_of_a_table_can_be_reached_from_its_first_one() -> None:
 
 
 def test_a_diagram_has_one_arrow_for_two_states_with_all_its_events() -> None:
-    text = drawn({("a", "x"): "b", ("a", "y"): "b", ("b", "z"): "c"})
+    text = drawn({("a", "x"): "b", ("a", "y"): "b", ("b", "w"): "b", ("b", "z"): "c"})
     assert "    [*] --> a\n    a --> b: x<br/>y\n    b --> c: z\n    c --> [*]" in text
+    assert text.endswith("Events that change nothing: `b` (w).")
     assert "serving --> silent: a probe gets no answer" in drawn(MEMBER_STATES)
 
 

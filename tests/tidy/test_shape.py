@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections import defaultdict
+
+import pytest
 
 from tests.tidy import rules
 from tests.tidy.checkout import parsed, python
@@ -36,3 +39,29 @@ def test_groups_are_told_apart() -> None:
     tied = "".join(texts) + "d: 'a' = b\n"
     assert sorted(map(sorted, rules.unrelated_groups(ast.parse(tied)))) == [["a", "b", "d"], ["c"]]
     assert rules.unrelated_groups(ast.parse("def a():\n    1\n")) == []
+
+
+# Class names that several modules of one program still define; to become none.
+DEFINED_TWICE = {
+    "router": {"Connection"},
+    "engine": {"Layer", "Piece", "Read", "_Entry"},
+    "simulator": {
+        *("Asked", "Bound", "Demo", "Found", "Kept", "Ladder", "Load", "Measured", "OpenLoop"),
+        *("Outcome", "Plan", "Pool", "Runs", "Size", "Spread", "Stack", "Target", "Targets"),
+        *("Task", "Trial", "Turn", "Verdict", "_Line", "_Run"),
+    },
+}
+
+
+@pytest.mark.parametrize("program", DEFINED_TWICE)
+def test_no_class_name_is_defined_twice_within_one_program(program: str) -> None:
+    places = defaultdict(list)
+    for path in python():
+        if path.startswith(f"{program}/"):
+            for node in ast.walk(parsed(path)):
+                if isinstance(node, ast.ClassDef):
+                    places[node.name].append(path)
+    twice = {name: paths for name, paths in places.items() if len(set(paths)) > 1}
+    new = {name: paths for name, paths in twice.items() if name not in DEFINED_TWICE[program]}
+    assert not new, new
+    assert DEFINED_TWICE[program] == set(twice), "mended: take them off the list"
