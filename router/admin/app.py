@@ -31,7 +31,7 @@ from router.request.dispatcher import Dispatcher
 from router.request.inference import Inference
 from router.request.quotas import bearer_key
 from router.request.service import Service
-from router.server.client_port import answered, health, readiness
+from router.server.client_port import answer_or_error, health, readiness
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class AdminApi:
 
     async def answer(self, request: Request) -> Answer:
         """The answer, errors included. Raises OSError where the client left."""
-        return await answered(self._checked, request, self.faulty)
+        return await answer_or_error(self._checked, request, self.faulty)
 
     async def _checked(self, request: Request) -> Answer:
         _refuse_pages(request)

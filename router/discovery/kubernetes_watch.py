@@ -139,8 +139,8 @@ class Objects(Generic[Kind]):
         self._resource = resource
         self._check_number()
 
-    def take(self, line: bytes) -> bool:
-        """An event; whether an object changed. Raises WatchError, TooOldError."""
+    def apply(self, line: bytes) -> bool:
+        """Apply an event; return True if an object changed. Raises WatchError, TooOldError."""
         one: Kind | Marked
         try:
             event = msgspec.json.decode(line, type=Event)
@@ -279,7 +279,7 @@ class Collection(Generic[Kind]):
                 self.trouble, self.current = "", True
                 self._changed()
             async for line in _lines(reply.content):
-                changed = objects.take(line)
+                changed = objects.apply(line)
                 of_use = True
                 if changed:
                     self._changed()

@@ -32,7 +32,7 @@ from router.fleet.sources import Report, ReportedWorker
 from router.http.errors import ClientError
 from router.http.messages import Answer, Request, Response, json_response
 from router.http.parser import RequestLimits
-from router.server.client_port import answered
+from router.server.client_port import answer_or_error
 from router.server.server import HttpServer, ServerTerms
 
 log = logging.getLogger(__name__)
@@ -384,7 +384,7 @@ class StorePort:
 
     async def answer(self, request: Request) -> Answer:
         """The answer, errors included. Raises OSError where the worker left."""
-        return await answered(self._answer, request, self.faulty)
+        return await answer_or_error(self._answer, request, self.faulty)
 
     async def _answer(self, request: Request) -> Answer:
         if self.token is not None:

@@ -85,8 +85,8 @@ class SourceTrust:
         """For how long it has named nobody although it did before."""
         return 0.0 if self._silent_s is None else now_s - self._silent_s
 
-    def take(self, report: Report, now_s: float) -> None:
-        """It says this."""
+    def update(self, report: Report, now_s: float) -> None:
+        """Take in what the source reports now: believe it, or wait for what it reports later."""
         self.heard = True
         self.trouble = report.trouble
         if report.objectives is not None:
@@ -110,7 +110,7 @@ class SourceTrust:
 
     def remember(self, seen: tuple[ReportedWorker, ...], now_s: float) -> None:
         """It said this to the router before this one; what it says itself has yet to come."""
-        self.take(Report(seen), now_s)
+        self.update(Report(seen), now_s)
         self.heard = False
 
     def workers(self, now_s: float, grace_s: float, answers: Answers) -> list[ReportedWorker]:
@@ -357,7 +357,7 @@ class Discovery:
             await asyncio.sleep(_AGAIN_S)
 
     def _hear(self, one: _Followed, report: Report) -> None:
-        one.believed.take(report, self._fleet.now_s)
+        one.believed.update(report, self._fleet.now_s)
         said = "; ".join([one.believed.trouble, *one.believed.refused[:_NAMED_MAX]]).strip("; ")
         before = self._troubles.get(one.name, "")
         self._troubles[one.name] = said

@@ -38,16 +38,16 @@ from router.kserve.messages import (
     STATUS_OF,
     GrpcTarget,
     asked,
+    grpc_answer,
     model_of,
     stream_error,
     target_of,
 )
-from router.kserve.messages import answered as grpc_answer
 from router.kserve.port import KservePort
 from router.record.request_record import DEADLINE
 from router.request.inference import Inference
 from router.request.service import Service
-from router.server.client_port import answered
+from router.server.client_port import answer_or_error
 from router.server.grpc_listener import GrpcListener, GrpcPeer, serves
 from router.server.settings import GrpcPortSettings
 from router.upstream.collected_reply import CollectedReply
@@ -188,7 +188,7 @@ class GrpcPort(GrpcListener):
             with self._inference.begin(http, carrier) as state:
                 return await self._inference.answer(state, known[0])
 
-        return await answered(handle, http, self._service.faulty)
+        return await answer_or_error(handle, http, self._service.faulty)
 
     async def _stream(self, _: object, context: Any) -> None:
         """ModelStreamInfer."""
@@ -217,7 +217,9 @@ class GrpcPort(GrpcListener):
             except WorkerError as error:
                 return error_response(502, error.message)
 
-        answer = await answered(handle, caller.request(f"/{SERVICE}/{rpc}", message), _nobody)
+        answer = await answer_or_error(
+            handle, caller.request(f"/{SERVICE}/{rpc}", message), _nobody
+        )
         if isinstance(answer, Response) and answer.status < 300:
             return answer.body
         code, why = _refusal(answer, None)

@@ -466,10 +466,10 @@ def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
     return "GET", f"/v2/models/{name}{of}{_OF_MODEL[rpc]}", b""
 
 
-def answered(rpc: str, status: int, body: bytes) -> bytes:
-    """The answer of a call, of what is answered over HTTP.
+def grpc_answer(rpc: str, status: int, body: bytes) -> bytes:
+    """Make the answer of a gRPC call from the worker's answer over HTTP.
 
-    Raises ClientError or WorkerError for one that is none; what is not ready is no error.
+    Raises ClientError or WorkerError for a failure; a model that is not ready is none.
     """
     if rpc in _READY and status not in (401, 403, 429):
         ready = _CLASSES[f"{rpc}Response"](**{_READY[rpc]: status == 200})

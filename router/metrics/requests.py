@@ -116,8 +116,10 @@ class RequestMetrics(Collector):
             self.reported_hit_tokens += usage.cached_tokens
             self.reported_prompt_tokens += usage.prompt_tokens
 
-    def ended(self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float) -> None:
-        """An attempt is over."""
+    def count_attempt(
+        self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float
+    ) -> None:
+        """Count an attempt whose outcome is known."""
         error, kind = outcome.error, ""
         if isinstance(error, WorkerError):
             if error.kind == "out_of_files":  # no worker heard of it: only its refusal counts

@@ -79,8 +79,8 @@ class _WorkerOutput:
         self._latest = ""  # event's text
         self._growths = 0
 
-    def take(self, event: _Event) -> tuple[list[int], str] | None:
-        """The ids and the text that are new; None where it is not written as it was before."""
+    def new_output(self, event: _Event) -> tuple[list[int], str] | None:
+        """The new token ids and the new text of an event; None if its form has changed."""
         ids, count = event.output_ids or [], event.meta_info.completion_tokens
         have = len(self.ids)
         whole = count == len(ids)
@@ -198,7 +198,7 @@ class GenerateJournal(Journal):
                 self._spoil("media")
             if read.meta_info.prompt_tokens != self.prompt_tokens:
                 self._spoil("prompt_count")
-        found = self._output.take(read)
+        found = self._output.new_output(read)
         if found is None:
             if self._first is None:
                 self._spoil("unclear")

@@ -30,7 +30,7 @@ _OF_WORKER = "via_upstream"
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class Destination:
     """Where a request goes, and what of it is changed on the way. Lifetime: request."""
 
     endpoints: str  # HOST:PORT of the worker, and after commas of those to try after it
@@ -268,7 +268,7 @@ class PickerExchange:
 
     # --- what is decided ----------------------------------------------------------------------
 
-    def place(self, at: Placement) -> list[bytes]:
+    def place(self, at: Destination) -> list[bytes]:
         """Send the request there."""
         assert self.asks, "it is asked for, once"
         self.asks, self.placed = False, True

@@ -36,7 +36,7 @@ from router.http.reply import (
     UpstreamRequest,
 )
 from router.keys.key_file import KeyTerms
-from router.picker.exchange import DataPlaneReply, PickerExchange, Placement
+from router.picker.exchange import DataPlaneReply, Destination, PickerExchange
 from router.record.request_record import Attempt
 from router.request.carrier import Carrier
 from router.request.dialect import Target
@@ -71,8 +71,8 @@ class Call(Protocol):
 
     exchange: PickerExchange
 
-    async def take(self) -> bool:
-        """Take what the data plane says next; False: it says nothing more."""
+    async def receive(self) -> bool:
+        """Read the next message of the data plane; returns False at its end."""
 
     async def say(self, answers: Iterable[bytes]) -> None:
         """Tell the data plane."""
@@ -307,7 +307,7 @@ class PickedCarrier(Carrier):
         kept |= {name for name, _ in sent.internal_headers}  # which replace them
         gone = sorted(name.decode("latin-1") for name in came - kept - _OF_CONNECTION)
         body = None if sent.body is self.http.body else sent.body
-        told = Placement(",".join(wanted), sent.internal_headers, tuple(gone), body)
+        told = Destination(",".join(wanted), sent.internal_headers, tuple(gone), body)
         if exchange.asks:
             await self.call.say(exchange.place(told))
         self.call.decided(self._deadline_s)
@@ -391,7 +391,7 @@ class _DataPlane:
                 outcome.error = error
                 return outcome
         while exchange.reply is None and not exchange.refused:
-            if not await call.take():
+            if not await call.receive():
                 outcome.error, outcome.final = _left(), True
                 return outcome
         reply = exchange.reply
@@ -455,7 +455,7 @@ class _Watch:
             for piece in exchange.taken():
                 self._feed(piece)
                 sink.data(piece)
-            if exchange.over or exchange.refused or not await call.take():
+            if exchange.over or exchange.refused or not await call.receive():
                 break
         for piece in exchange.taken():
             self._feed(piece)

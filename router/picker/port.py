@@ -134,7 +134,7 @@ class PickerPort(GrpcListener):
             await self._request(call)
             if exchange.asks:
                 await self._answer(call)
-            while await call.take():  # to its end, whoever it is that counts
+            while await call.receive():  # to its end, whoever it is that counts
                 exchange.taken()
         except asyncio.CancelledError:
             raise
@@ -152,7 +152,7 @@ class PickerPort(GrpcListener):
         """Read until the exchange asks, or is over."""
         exchange = call.exchange
         while not (exchange.asks or exchange.refused or exchange.reply):
-            if not await call.take():
+            if not await call.receive():
                 return
 
     async def _answer(self, call: _Stream) -> None:
@@ -266,8 +266,7 @@ class _Stream:
         self.limit: asyncio.Timeout | None = None  # of the decision
         self._closed = False  # the data plane says nothing more
 
-    async def take(self) -> bool:
-        """As of `picked.Call`, and so are the others."""
+    async def receive(self) -> bool:
         message = aio.EOF if self._closed else await self._read()
         if message is aio.EOF:
             self._closed = True

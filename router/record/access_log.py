@@ -61,7 +61,7 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
     if cached is None and prefill is not None:
         cached = prefill.cached_tokens
     finish, code = "client_left", None
-    if (ended := record.ended) is not None:
+    if (ended := record.last_ended) is not None:
         finish, code = ended.finish, ended.code
     if record.refused is not None:
         status, code = record.refused

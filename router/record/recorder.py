@@ -232,9 +232,9 @@ class FactRecorder:
         self._core = core
 
     @property
-    def ended(self) -> bool:
-        """It records nothing more."""
-        return self._sink.ended
+    def is_closed(self) -> bool:
+        """True if it records nothing more."""
+        return self._sink.is_closed
 
     def record(self, fact: Fact, take: Callable[[Fact], list[Action]]) -> list[Action]:
         """Let the core take a fact, and note both sides."""
@@ -303,7 +303,7 @@ class FactRecorder:
         return replace(arrival, model=digest), answers
 
     def _note(self, kind: str, what: Any, result: Any) -> None:
-        if self._sink.ended:
+        if self._sink.is_closed:
             return
         if not self._background.put((kind, what, result), _size_of(what)):
             self._sink.end("facts came faster than they could be written")
@@ -325,8 +325,8 @@ class _FactSink:
         self._append(framed(preamble))
 
     @property
-    def ended(self) -> bool:
-        """Nothing more is wanted."""
+    def is_closed(self) -> bool:
+        """True if the file gets nothing more."""
         return bool(self._why)
 
     def end(self, why: str) -> None:

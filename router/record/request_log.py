@@ -94,7 +94,7 @@ class LineMaker:
     def _line(self, record: RequestRecord, chain: Hashes) -> RequestLine:
         arrival, last, usage = _arrival_of(record), record.last, record.usage
         decision = None if last is None else last.decision
-        ended = None if record.ended is None else record.ended.outcome
+        ended = None if record.last_ended is None else record.last_ended.outcome
         answered_s = ended.first_byte_s if ended is not None and ended.answers else None
         first_byte_s = answered_s if arrival.stream else None
         status, error = _end_of(record)

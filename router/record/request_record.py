@@ -174,7 +174,7 @@ class RequestRecord:
         return self.attempts[-1] if self.attempts else None
 
     @property
-    def ended(self) -> Attempt | None:
+    def last_ended(self) -> Attempt | None:
         """The latest attempt at an answer whose outcome is known."""
         done = (one for one in reversed(self.attempts) if one.outcome and not one.prefilled)
         return next(done, None)
@@ -189,7 +189,7 @@ class RequestRecord:
     @property
     def usage(self) -> Usage:
         """As the worker of the latest outcome reported it; the hits are those of the prefill."""
-        ended, prefill = self.ended, self.prefill
+        ended, prefill = self.last_ended, self.prefill
         usage = (ended.outcome.usage if ended and ended.outcome else None) or _NO_USAGE
         if prefill is None or usage.cached_tokens is not None:
             return usage

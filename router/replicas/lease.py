@@ -134,8 +134,8 @@ class Leases:
         commands += [self._script(TAKE, what, time_ms) for what in wanted]
         return [*([""] * len(given_up)), *wanted], commands
 
-    def answered(self, asked: Sequence[str], replies: Sequence[Any], asked_s: float) -> None:
-        """Redis' replies to what was asked at `asked_s`, by our clock."""
+    def read_replies(self, asked: Sequence[str], replies: Sequence[Any], asked_s: float) -> None:
+        """Read what Redis replied to the commands for `asked`, sent at `asked_s` by our clock."""
         for what, token in zip(asked, replies, strict=True):
             lease = self._wanted.get(what)
             if isinstance(token, int) and token > 0 and lease is not None:

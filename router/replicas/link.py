@@ -362,7 +362,7 @@ class Connected:
         asked, asking = link.leases.commands()
         asked_s = link.clock()
         replies = await self._flush(payloads, [*commands, *asking])
-        link.leases.answered(asked, replies[own:], asked_s)
+        link.leases.read_replies(asked, replies[own:], asked_s)
         new, fields, *_ = checked(replies[:own])
         self._look(fields)
         if new:  # for the first time, or what was there is gone

@@ -60,7 +60,7 @@ class ClientPort:
 
     async def answer(self, request: Request) -> Answer:
         """The answer, errors included. Raises OSError where the client left."""
-        answer = await answered(self._handle, request, self.faulty)
+        answer = await answer_or_error(self._handle, request, self.faulty)
         if isinstance(answer, Response) and answer.status >= 400:
             path = request.path
             if (dialect := self._dialect_of(path)) is not None:
@@ -121,8 +121,10 @@ class ClientPort:
         return answer
 
 
-async def answered(handle: Handler, request: Request, faulty: Callable[[int], None]) -> Answer:
-    """What `handle` answers, errors included. Raises OSError where the client left."""
+async def answer_or_error(
+    handle: Handler, request: Request, faulty: Callable[[int], None]
+) -> Answer:
+    """Call `handle`; its errors become answers. Raises OSError if the client left."""
     try:
         return await handle(request)
     except ClientError as error:

@@ -56,7 +56,7 @@ class StallDetection:
             self._heard_s[worker_id] = self._probed_s[worker_id] = now_s
         return suspects
 
-    def answered(self, worker_id: int) -> None:
+    def probe_answered(self, worker_id: int) -> None:
         """It answered the probe, so it lives, though its streams are silent."""
         self._probed_s.pop(worker_id, None)
 
@@ -359,7 +359,7 @@ class Health:
         if worker is None:
             return []
         if worker.spell.times:
-            self.busy.answered(worker, pending.sent_s)
+            self.busy.request_answered(worker, pending.sent_s)
         return self._outliers.begun(worker, pending, now_s)
 
     def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
@@ -383,7 +383,7 @@ class Health:
         if worker is None or fact.refused:
             return []
         if worker.spell.times:
-            self.busy.answered(worker, pending.sent_s)
+            self.busy.request_answered(worker, pending.sent_s)
         return self._outliers.succeeded(worker, pending, fact.now_s)
 
     def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
@@ -408,7 +408,7 @@ class Health:
         worker = self._workers.get(fact.worker_id)
         actions = self.silences.told(fact)
         if worker is not None and not fact.probes:
-            self._stalls.answered(fact.worker_id)
+            self._stalls.probe_answered(fact.worker_id)
             actions += self._outliers.answers(worker, fact.now_s)
         return actions
 
@@ -419,7 +419,7 @@ class Health:
             return []
         if worker.health.state == "healthy":
             if fact.well:
-                self._stalls.answered(fact.worker_id)
+                self._stalls.probe_answered(fact.worker_id)
                 return []
             # Where others stand still with it, the next probe tells more.
             known = worker.silent is not None or not self._stalls.still(fact.worker_id)

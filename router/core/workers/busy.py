@@ -52,7 +52,7 @@ class BusyWorkers:
         self._since_s[worker.worker_id] = now_s
         return [Busied(worker.worker_id, busy_s)]
 
-    def answered(self, worker: Worker, sent_s: float) -> None:
+    def request_answered(self, worker: Worker, sent_s: float) -> None:
         """It answered a request sent at `sent_s`: the next spell is a first one, if it was asked
         since the spell before this one. This one lasts as long as it said.
         """

@@ -63,7 +63,7 @@ def served(router: Router, outcome: Outcome, stream: bool = True) -> None:
     arrival = Arrival(now_s, request_id, "m", 12, chains, stream=stream)
     (action,) = router.dispatcher.core.on_arrival(arrival)
     assert isinstance(action, Dispatch)
-    router.metrics.requests.ended(arrival, action.worker_id, outcome, now_s + 0.5)
+    router.metrics.requests.count_attempt(arrival, action.worker_id, outcome, now_s + 0.5)
     router.dispatcher.core.on_finish(Finish(now_s, request_id))
 
 

@@ -52,7 +52,7 @@ class Following:
     async def _follow(self) -> None:
         async for report in self._source.reports():
             self.reports.append(report)
-            self.trust.take(report, 0.0)
+            self.trust.update(report, 0.0)
             self._news.set()
 
     async def until(self, reached: Callable[[Report], bool], what: str = "") -> Report:

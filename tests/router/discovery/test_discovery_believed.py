@@ -29,8 +29,8 @@ def names(believed: SourceTrust, now_s: float, up: str = "") -> list[str]:
 
 def test_a_source_is_believed_at_once_when_some_go() -> None:
     one = SourceTrust()
-    one.take(Report(seen("a", "b")), 0.0)
-    one.take(Report(seen("b", "c")), 1.0)
+    one.update(Report(seen("a", "b")), 0.0)
+    one.update(Report(seen("b", "c")), 1.0)
     assert names(one, 1.0) == ["b", "c"]
     assert (one.joined, one.left) == (3, 1)
 
@@ -38,9 +38,9 @@ def test_a_source_is_believed_at_once_when_some_go() -> None:
 def test_one_that_fails_loses_nobody_who_answers() -> None:
     for report in Report(None, "gone"), Report(()):
         one = SourceTrust()
-        one.take(Report(seen("a", "b")), 0.0)
-        one.take(report, 10.0)
-        one.take(report, 39.0)
+        one.update(Report(seen("a", "b")), 0.0)
+        one.update(report, 10.0)
+        one.update(report, 39.0)
         assert names(one, 39.9) == ["a", "b"]
         assert one.trouble
         assert one.moves
@@ -53,25 +53,25 @@ def test_one_that_fails_loses_nobody_who_answers() -> None:
 
 def test_its_word_counts_in_full_as_soon_as_it_names_anybody() -> None:
     one = SourceTrust()
-    one.take(Report(seen("a", "b")), 0.0)
-    one.take(Report(None, "gone"), 1.0)
-    one.take(Report(seen("b")), 2.0)
+    one.update(Report(seen("a", "b")), 0.0)
+    one.update(Report(None, "gone"), 1.0)
+    one.update(Report(seen("b")), 2.0)
     assert names(one, 2.0, up="ab") == ["b"]
     assert (one.trouble, one.silent_s(9.0)) == ("", 0.0)
 
 
 def test_all_that_said_they_stop_may_go_at_once() -> None:
     one = SourceTrust()
-    one.take(Report(seen("a", "b")), 0.0)
-    one.take(Report(seen("a!", "b!")), 1.0)
-    one.take(Report(()), 2.0)
+    one.update(Report(seen("a", "b")), 0.0)
+    one.update(Report(seen("a!", "b!")), 1.0)
+    one.update(Report(()), 2.0)
     assert names(one, 2.0, up="ab") == []
     assert not one.trouble
 
 
 def test_a_source_that_never_knew_anybody_is_not_in_trouble() -> None:
     one = SourceTrust()
-    one.take(Report(()), 0.0)
+    one.update(Report(()), 0.0)
     assert names(one, 0.0) == []
     assert (one.heard, one.trouble, one.moves) == (True, "", False)
 
@@ -80,9 +80,9 @@ def test_who_flaps_is_kept_the_longer_the_oftener() -> None:
     one = SourceTrust()
     now_s, kept_s = 0.0, []
     for _ in range(9):
-        one.take(Report(seen("a", "z")), now_s)
+        one.update(Report(seen("a", "z")), now_s)
         now_s += 1.0
-        one.take(Report(seen("z")), now_s)
+        one.update(Report(seen("z")), now_s)
         gone_s = now_s
         while "a" in names(one, now_s):
             now_s += 0.5
@@ -95,19 +95,19 @@ def test_who_flaps_is_kept_the_longer_the_oftener() -> None:
 def test_who_was_steady_for_long_or_away_for_long_flaps_no_more() -> None:
     for absent_s, present_s in (61.0, 1.0), (1.0, 301.0):
         one = SourceTrust()
-        one.take(Report(seen("a", "z")), 0.0)
-        one.take(Report(seen("z")), 1.0)
-        one.take(Report(seen("a", "z")), 1.0 + absent_s)
-        one.take(Report(seen("z")), 1.0 + absent_s + present_s)
+        one.update(Report(seen("a", "z")), 0.0)
+        one.update(Report(seen("z")), 1.0)
+        one.update(Report(seen("a", "z")), 1.0 + absent_s)
+        one.update(Report(seen("z")), 1.0 + absent_s + present_s)
         assert names(one, 1.0 + absent_s + present_s) == ["z"]
 
 
 def test_who_says_goodbye_does_not_flap() -> None:
     one = SourceTrust()
     for turn in range(9):
-        one.take(Report(seen("a", "z")), turn)
-        one.take(Report(seen("a!", "z")), turn + 0.3)
-        one.take(Report(seen("z")), turn + 0.6)
+        one.update(Report(seen("a", "z")), turn)
+        one.update(Report(seen("a!", "z")), turn + 0.3)
+        one.update(Report(seen("z")), turn + 0.6)
         assert names(one, turn + 0.6) == ["z"]
     assert one.flaps == 0
 
@@ -125,7 +125,7 @@ def test_whoever_is_named_now_is_there_and_nobody_is_kept_for_ever(history) -> N
     one, now_s, latest = SourceTrust(), 0.0, None
     for passed_s, named in history:
         now_s += passed_s
-        one.take(Report(None if named is None else seen(*sorted(named))), now_s)
+        one.update(Report(None if named is None else seen(*sorted(named))), now_s)
         latest = named if named else latest
         believed = names(one, now_s)
         if named:

@@ -121,7 +121,7 @@ def test_garbage_is_refused(data: bytes) -> None:
     with pytest.raises(WatchError):
         slices_in(data)
     with pytest.raises(WatchError):
-        slices_in(b'{"metadata":{}}').take(data)
+        slices_in(b'{"metadata":{}}').apply(data)
 
 
 @pytest.mark.parametrize(
@@ -152,9 +152,9 @@ def test_events_leave_what_a_fresh_list_would_say(history) -> None:
     for version, (kind, name, addresses) in enumerate(history, 2):
         one = a_slice(name, version, *map(endpoint, addresses))
         if kind == "BOOKMARK":
-            assert not slices.take(bookmark(version))
+            assert not slices.apply(bookmark(version))
         else:
-            assert slices.take(event(kind, one))
+            assert slices.apply(event(kind, one))
             truth.pop(name, None)
             if kind != "DELETED":
                 truth[name] = one
@@ -165,9 +165,9 @@ def test_events_leave_what_a_fresh_list_would_say(history) -> None:
 def test_an_expired_version_is_told_from_other_errors() -> None:
     slices = slices_in(b'{"metadata":{}}')
     with pytest.raises(TooOldError):
-        slices.take(too_old())
+        slices.apply(too_old())
     with pytest.raises(WatchError, match="500 Internal"):
-        slices.take(event("ERROR", {"code": 500, "reason": "Internal"}))
+        slices.apply(event("ERROR", {"code": 500, "reason": "Internal"}))
 
 
 @asynccontextmanager

@@ -203,8 +203,8 @@ async def test_while_the_api_is_away_what_it_said_stands() -> None:
 
 def test_a_report_without_a_word_on_objectives_changes_none() -> None:
     trust = SourceTrust()
-    trust.take(Report((), objectives={"urgent": -10}), 0.0)
-    trust.take(Report(None, "away"), 1.0)
+    trust.update(Report((), objectives={"urgent": -10}), 0.0)
+    trust.update(Report(None, "away"), 1.0)
     assert trust.objectives == {"urgent": -10}
 
 

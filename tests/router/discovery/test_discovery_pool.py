@@ -218,7 +218,7 @@ def test_garbage_is_refused_or_makes_no_trouble(data: bytes) -> None:
         line = b'{"type":"%s","object":%s}' % (kind, data)
         held: Objects[Pod] = Objects(pods, "1", ())
         with contextlib.suppress(WatchError, TooOldError):
-            held.take(line)
+            held.apply(line)
             workers_in(held.by_name, terms(8000, 8001), spec())
 
 

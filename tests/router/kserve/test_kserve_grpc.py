@@ -31,8 +31,8 @@ from router.kserve.messages import (
     RPCS,
     STATUS_OF,
     answer_usage,
-    answered,
     asked,
+    grpc_answer,
     has_outputs,
     http_status,
     infer_content,
@@ -394,7 +394,9 @@ TEXTS = ("name", "version", "type")
 def test_statistics_come_through_their_json(sent: Any) -> None:
     told = numbers(MessageToDict(sent, preserving_proto_field_name=True))
     body = json.dumps(told | {"model_stats": told.get("model_stats", []), "more": 1}).encode()
-    assert oracle.ModelStatisticsResponse.FromString(answered("ModelStatistics", 200, body)) == sent
+    assert (
+        oracle.ModelStatisticsResponse.FromString(grpc_answer("ModelStatistics", 200, body)) == sent
+    )
 
 
 TENSOR = {"name": "t", "datatype": "INT32", "shape": [-1, 2]}
@@ -431,7 +433,7 @@ TENSOR = {"name": "t", "datatype": "INT32", "shape": [-1, 2]}
     ],
 )
 def test_answers_of_http_become_messages(rpc: str, told: Any, wanted: Any) -> None:
-    assert type(wanted).FromString(answered(rpc, 200, json.dumps(told).encode())) == wanted
+    assert type(wanted).FromString(grpc_answer(rpc, 200, json.dumps(told).encode())) == wanted
 
 
 @pytest.mark.parametrize(
@@ -446,10 +448,10 @@ def test_answers_of_http_become_messages(rpc: str, told: Any, wanted: Any) -> No
 )
 def test_what_is_not_ready_is_no_error(rpc: str, status: int, ready: bool) -> None:
     kind = getattr(oracle, f"{rpc}Response")
-    found = kind.FromString(answered(rpc, status, b""))
+    found = kind.FromString(grpc_answer(rpc, status, b""))
     assert [value for _, value in found.ListFields()] == [True] * ready
     with pytest.raises(ClientError, match="who are you"):
-        answered(rpc, 401, b'{"error":{"message":"who are you"}}')
+        grpc_answer(rpc, 401, b'{"error":{"message":"who are you"}}')
 
 
 def test_refusals_and_failures_are_told() -> None:
@@ -460,18 +462,18 @@ def test_refusals_and_failures_are_told() -> None:
         (400, b'{"error":[]}', "status 400"),
     ):
         with pytest.raises(ClientError, match=why) as refused:
-            answered("ModelMetadata", status, body)
+            grpc_answer("ModelMetadata", status, body)
         assert refused.value.status == status
     for rpc in RPCS:  # of those that are always refused, too
         if rpc not in ("ModelInfer", "ModelConfig", "ServerLive", "ServerReady", "ModelReady"):
             with pytest.raises(ClientError, match="not here"):
-                answered(rpc, 400, b'{"error":"not here"}')
+                grpc_answer(rpc, 400, b'{"error":"not here"}')
     with pytest.raises(WorkerError, match="no server answered") as failed:
-        answered("ModelMetadata", 503, b'{"error":"no server answered"}')
+        grpc_answer("ModelMetadata", 503, b'{"error":"no server answered"}')
     assert failed.value.kind == "status_5xx"
     for body in (b"", b"7", b"[]", b'{"inputs":{"a":1}}', b'{"name":[]}', b'{"inputs":[7]}'):
         with pytest.raises(WorkerError, match="no ModelMetadataResponse"):
-            answered("ModelMetadata", 200, body)
+            grpc_answer("ModelMetadata", 200, body)
 
 
 @pytest.mark.parametrize(
@@ -603,7 +605,7 @@ def test_mutated_messages_are_read_or_refused_and_break_nothing() -> None:
         torn, body = mutated(draw, answer.SerializeToString()), mutated(draw, told.encode())
         found = [outcome(read, torn) for read in (stream_failure, has_outputs)]
         for rpc in ("ModelStatistics", "RepositoryIndex", "ModelMetadata"):
-            found.append(outcome(answered, rpc, 200, body))
+            found.append(outcome(grpc_answer, rpc, 200, body))
         assert {one.kind for one in found if isinstance(one, WorkerError)} <= {"garbage"}
         assert not any(isinstance(one, ClientError) for one in found)
     assert read_well * 10 > rounds

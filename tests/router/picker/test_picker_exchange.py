@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from router.http.reply import Header
 from router.picker import messages
-from router.picker.exchange import PIECE_BYTES, PickerExchange, Placement
+from router.picker.exchange import PIECE_BYTES, Destination, PickerExchange
 from router.picker.messages import DESTINATION, Mode
 from tests.effort import examples
 from tests.router.picker.picker_messages import message, read
 
 LIMIT = 1 << 20
-AT = Placement("10.0.0.1:8000")
+AT = Destination("10.0.0.1:8000")
 MODES = [*Mode]
 REQUEST_ARMS = ("request_headers", "request_body", "request_trailers")
 ARMS = (*REQUEST_ARMS, "response_headers", "response_body", "response_trailers")
@@ -86,7 +86,7 @@ def test_a_changed_body_is_cut_and_its_trailers_end_it() -> None:
     exchange.feed(message("request_body", body=b"x"))
     exchange.feed(message("request_trailers"))
     changed = b"y" * (PIECE_BYTES + 1)
-    _, one, two, trailers = read(exchange.place(Placement("a:1", body=changed)))
+    _, one, two, trailers = read(exchange.place(Destination("a:1", body=changed)))
     assert (piece_of(one), piece_of(two)) == ((b"y" * PIECE_BYTES, False), (b"y", False))
     assert trailers.WhichOneof("response") == "request_trailers"
 
@@ -95,7 +95,7 @@ def test_a_buffered_body_is_placed_by_its_own_answer() -> None:
     exchange = begun((Mode.BUFFERED, Mode.NONE))
     assert exchange.feed(message("request_body", body=b"{}", end_of_stream=True)) == []
     sets: tuple[Header, ...] = ((b"x-one", b"1"),)
-    (one,) = read(exchange.place(Placement("a:1,b:2", sets, ("x-gone",), b"{...}")))
+    (one,) = read(exchange.place(Destination("a:1,b:2", sets, ("x-gone",), b"{...}")))
     common = one.request_body.response
     assert set_headers(common.header_mutation) == {
         DESTINATION: b"a:1,b:2",
@@ -138,7 +138,7 @@ def test_without_the_body_a_request_is_placed_by_its_headers(mode: Mode) -> None
 
 def test_an_answer_goes_on_as_it_came_and_shows_what_it_is() -> None:
     exchange = begun(end=True)
-    exchange.place(Placement("10.0.0.2:1,10.0.0.3:1"))
+    exchange.place(Destination("10.0.0.2:1,10.0.0.3:1"))
     exchange.response_sets = ((b"x-warmroute-worker", b"3"),)
     told = {"upstream.address": "10.0.0.2:1", "response.code_details": "via_upstream"}
     came = message(
@@ -314,7 +314,7 @@ class Envoy:
 
     def placed(self) -> list[Any]:
         assert self.exchange.asks
-        said = read(self.exchange.place(Placement("a:1", body=self.plan.changed)))
+        said = read(self.exchange.place(Destination("a:1", body=self.plan.changed)))
         for one in said:
             for arm in ("request_headers", "request_body"):
                 common = getattr(one, arm).response

@@ -126,7 +126,7 @@ def test_at_its_limit_it_ends_and_says_so(tmp_path: Path, caplog) -> None:
     assert desk.path.stat().st_size <= 6_000
     assert player.ended == f"{desk.path} has reached its limit, record_facts_bytes"
     assert caplog.text.count("facts recorder ends: ") == 1
-    assert desk.recorder.ended
+    assert desk.recorder.is_closed
 
 
 def test_a_full_disk_ends_it_and_the_router_goes_on(caplog) -> None:
@@ -135,7 +135,7 @@ def test_a_full_disk_ends_it_and_the_router_goes_on(caplog) -> None:
     desk.arrive(0, [1])
     assert desk.core.inflight_requests == 1
     desk.recorder.close()
-    assert desk.recorder.ended
+    assert desk.recorder.is_closed
     assert "cannot write /dev/full: No space left on device" in caplog.text
 
 

@@ -100,7 +100,7 @@ class Sharer:
     def beat(self, server: Server) -> None:
         asked, commands = self.leases.commands()
         replies = [server.run(command) for command in commands]
-        self.leases.answered(asked, replies, self.timers.now_s)
+        self.leases.read_replies(asked, replies, self.timers.now_s)
         self.changed()
 
     @property

@@ -58,7 +58,7 @@ def test_a_reader_of_a_lower_token_is_not_believed() -> None:
     old = list(other.replica.inbox[reader.replica.name])
     replicas.deliver(other.replica)
     replicas.server.held.clear()
-    other.leases.answered(*_asked(replicas, other))
+    other.leases.read_replies(*_asked(replicas, other))
     assert other.claim.reads
     token, number = other.claim.election.token, other.claim.subscriber.place[1]
     for payload in old:

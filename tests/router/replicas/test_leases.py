@@ -34,7 +34,7 @@ class Holder:
         asked_s = self.timers.now_s
         replies = [server.run(command) for command in commands]
         if answered:
-            self.leases.answered(asked, replies, asked_s)
+            self.leases.read_replies(asked, replies, asked_s)
 
 
 STEPS = st.lists(
@@ -69,7 +69,7 @@ def test_never_two_holders_and_tokens_only_grow(steps, offsets):
                     other.timers.now_s += seconds  # its timer is as late
                 else:
                     other.timers.pass_s(seconds)
-            holder.leases.answered(asked, replies, asked_s)
+            holder.leases.read_replies(asked, replies, asked_s)
         server.now_s += seconds
         for other in holders:
             if step == "stopped" and other is holder:
@@ -105,7 +105,7 @@ def test_a_holder_is_told_at_the_time_even_where_redis_says_nothing_more():
 def test_one_that_redis_refuses_is_nobodys(caplog):
     holder = Holder("a@0")
     asked, commands = holder.leases.commands()
-    holder.leases.answered(asked, [ResponseError("WRONGTYPE ...")] * len(commands), 0.0)
+    holder.leases.read_replies(asked, [ResponseError("WRONGTYPE ...")] * len(commands), 0.0)
     assert holder.told == []
     assert holder.leases.refused == 1
     assert "nobody can have the lease of it: redis has something else" in caplog.text
