@@ -19,7 +19,7 @@ class Hybrid:
     queued is Llumnix's cache-aware dispatch; it is blind to decode, so every unfinished request
     counts one decode step, as the tokens that could be computed in it: what it costs the newcomer
     and what the newcomer costs it. Missing tokens are priced by how many workers hold them
-    (`policies.contract`). Unknown hits are a lower bound and taken as they are; a hit in host
+    (`policies.pricing`). Unknown hits are a lower bound and taken as they are; a hit in host
     memory or on disk counts by the share of its prefill that loading it spares.
 
     Spill depth of a prefix of H tokens on m workers, queues drained: each holder may have

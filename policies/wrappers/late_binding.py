@@ -24,7 +24,7 @@ class LateBinding:
         held + load[h] < (best of load + missing - missing[h]) * (1 - held / max_wait_s)
 
     load: `policies.work.load_s`, missing: its missing prompt tokens (each shared among its
-    holders, `policies.contract`) at its own speed. Left: what going to h takes with its queue;
+    holders, `policies.pricing`) at its own speed. Left: what going to h takes with its queue;
     right: what it takes elsewhere, less what h must compute itself: what waiting may still gain. It
     shrinks with the wait, so a held request grows less patient, and is 0 at `max_wait_s`. While
     that holds and h has more than a decode step of prefill queued, the request is held; the core

@@ -35,7 +35,7 @@ class Progressive:
     longer there is room for affinity. load: `policies.work.load_s`, above the least loaded row's.
 
     unit, of the policy per second: the span of its costs over that of the seconds of missing
-    prefill (`policies.contract`); so 1 for costs in seconds of what is missing, tokens per second
+    prefill (`policies.pricing`); so 1 for costs in seconds of what is missing, tokens per second
     for `kv_prefix`. Where nobody holds more than another, over that of the loads; 1 where the
     policy is indifferent. `hybrid?load_factor=0|progressive` is `hybrid` at weight 1.
 
