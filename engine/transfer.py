@@ -37,7 +37,7 @@ from engine.wire.kv_transfer import (
     Part,
     Place,
     Pool,
-    Read,
+    ReadTokens,
     Refusal,
     Refused,
     Release,
@@ -317,7 +317,7 @@ class Exporter:
                     return
                 if isinstance(message, Copied):
                     self._finish(export, writer, 0)
-                elif isinstance(message, Read):
+                elif isinstance(message, ReadTokens):
                     if sending is not None or not self._can_read(export, message):
                         raise BadMessage("a read that cannot be")
                     if not message.is_mapped:
@@ -329,10 +329,10 @@ class Exporter:
                 sending.cancel()
                 await asyncio.gather(sending, return_exceptions=True)
 
-    def _can_read(self, export: Export, read: Read) -> bool:
+    def _can_read(self, export: Export, read: ReadTokens) -> bool:
         return 0 <= read.start < read.stop <= len(export.prompt)
 
-    async def _send(self, export: Export, read: Read, writer: asyncio.StreamWriter) -> None:
+    async def _send(self, export: Export, read: ReadTokens, writer: asyncio.StreamWriter) -> None:
         """The blocks that hold the tokens of `read`, in parts."""
         store, exports, sent = self._store, self._exports, 0
         first, last = read.start // store.block_tokens, -(-read.stop // store.block_tokens)
@@ -586,7 +586,7 @@ class Importer:
                 if wanted.start < wanted.stop:
                     begun_s = self._clock.now_s()
                     if not await self._copy(wanted, welcome, incoming, stream, writer):
-                        writer.write(frame(Read(wanted.start, wanted.stop)))
+                        writer.write(frame(ReadTokens(wanted.start, wanted.stop)))
                         await self._read(wanted, welcome, incoming, stream, writer)
                     self.wait_s_total += self._clock.now_s() - begun_s
                 writer.write(frame(Release()))
@@ -669,7 +669,7 @@ class Importer:
         if self._transport != "shm" or not welcome.pools:
             return False
         place = Place(wanted.request.block_ids, wanted.start, wanted.stop)
-        writer.write(frame(Read(wanted.start, wanted.stop, is_mapped=True)))
+        writer.write(frame(ReadTokens(wanted.start, wanted.stop, is_mapped=True)))
         try:
             copied = await _unbroken(_apart(self._store, self._store.copy, welcome, place))
         except (OSError, ValueError) as error:

@@ -127,7 +127,7 @@ STEPS = MappingProxyType(
 MOST_WIDE_ERROR = 1e-4  # of float32, as MOST_ERROR of 16 bits
 
 
-class Layer:
+class TimedLayer:
     """One layer's attention of a step, by one way; numbers are random. Lifetime: its timing."""
 
     def __init__(
@@ -211,11 +211,11 @@ class WayTimer:
             return "a device that has one kernel of prefill"
         return ""
 
-    def _layer(self, step: Mixed, way: str) -> Layer:
+    def _layer(self, step: Mixed, way: str) -> TimedLayer:
         blocks = 1 + max(max(piece.block_ids) for piece in step.pieces())
         ways = dict.fromkeys(SHAPES, way)
         planner = KernelPlanner(self._shape, blocks, PAGE, costs=self._costs, ways=ways)
-        return Layer(self._config, planner, step, self._dtype, self._device)
+        return TimedLayer(self._config, planner, step, self._dtype, self._device)
 
 
 MAX_BYTES = 1 << 16

@@ -13,7 +13,7 @@ from engine.sampling.params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextPiece:
     """Text for the client. `stop`: the string that ended the answer, None while it goes on."""
 
     text: str
@@ -44,7 +44,7 @@ class StopText:
         included = params.include_stop_str_in_output
         return cls(params.stop, included=included, min_tokens=params.min_tokens)
 
-    def push(self, text: str) -> Piece:
+    def push(self, text: str) -> TextPiece:
         """Take in the text of one more token, "" too; what may be sent. ValueError after the end.
 
         Costs no more than the text and the longest stop string, however long the answer is.
@@ -53,7 +53,7 @@ class StopText:
             raise ValueError("text after the stop string that ended it")
         if not self._stops or self._left:
             self._left -= 1 if self._left else 0
-            return Piece(text)
+            return TextPiece(text)
         held = self._held + text
         found = min(
             ((at + len(stop), at, stop) for stop in self._stops if (at := held.find(stop)) >= 0),
@@ -62,10 +62,10 @@ class StopText:
         if found is not None:
             end, start, stop = found
             self._ended, self._held = True, ""
-            return Piece(held[: end if self._included else start], stop)
+            return TextPiece(held[: end if self._included else start], stop)
         keep = self._undecided(held)
         self._held = held[len(held) - keep :]
-        return Piece(held[: len(held) - keep])
+        return TextPiece(held[: len(held) - keep])
 
     def flush(self) -> str:
         """What is held back when the answer ends for another reason."""

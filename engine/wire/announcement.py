@@ -41,7 +41,7 @@ class Announcement:
     options: Mapping[str, Option] = field(default_factory=dict)  # more keys of a worker's line
 
 
-class _Entry(msgspec.Struct):
+class _AnnouncedEntry(msgspec.Struct):
     """As it is written; unknown fields are of later versions, and passed over."""
 
     v: int
@@ -71,7 +71,7 @@ def check_fleet(fleet: str) -> None:
 
 def encode_announcement(one: Announcement) -> bytes:
     """The entry. Raises WireError for what `decode_announcement` would refuse."""
-    entry = _Entry(
+    entry = _AnnouncedEntry(
         VERSION, one.url, one.state, one.models, one.kv_tokens, one.block_size, dict(one.options)
     )
     data = msgspec.json.encode(entry)
@@ -84,7 +84,7 @@ def decode_announcement(data: bytes) -> Announcement:
     if len(data) > MAX_BYTES:
         raise WireError(f"the entry is larger than {MAX_BYTES} bytes")
     try:
-        entry = msgspec.json.decode(data, type=_Entry)
+        entry = msgspec.json.decode(data, type=_AnnouncedEntry)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise WireError(f"the entry is none: {error}") from error
     if entry.v != VERSION:

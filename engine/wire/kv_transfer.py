@@ -101,7 +101,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The KV is held, and its holder waits for a `Read`."""
+    """The KV is held, and its holder waits for a `ReadTokens`."""
 
     block_tokens: int
     lease_s: float
@@ -120,7 +120,7 @@ class Beat(msgspec.Struct, frozen=True, tag="beat"):
     """The reader lives, and its request waits."""
 
 
-class Read(msgspec.Struct, frozen=True, tag="read"):
+class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
     """The reader has room: send the KV of tokens `start`..`stop`; or it is being copied out of the
     pools, which `Copied` ends."""
 
@@ -165,7 +165,7 @@ class Place(NamedTuple):
     stop: int
 
 
-Message = Hello | Welcome | Refusal | Beat | Read | Part | Done | Copied | Release
+Message = Hello | Welcome | Refusal | Beat | ReadTokens | Part | Done | Copied | Release
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
 _LENGTH = struct.Struct("<I")

@@ -104,10 +104,12 @@ class Receiver(Protocol):
         """The worker has taken enough of the request for more to be written."""
 
 
-class Connection(asyncio.Protocol):
+class WorkerConnection(asyncio.Protocol):
     """Lifetime: one TCP (or TLS) connection, over many exchanges, one at a time."""
 
-    def __init__(self, on_lost: Callable[[Connection], None], clock: Callable[[], float]) -> None:
+    def __init__(
+        self, on_lost: Callable[[WorkerConnection], None], clock: Callable[[], float]
+    ) -> None:
         self.transport: asyncio.Transport
         self.deadline = Deadline(clock)  # of the exchange that it carries
         self.idle_since_s = 0.0
@@ -195,7 +197,7 @@ class Connection(asyncio.Protocol):
 class Sending:
     """The rest of a long request, written as its worker takes it. Lifetime: request."""
 
-    def __init__(self, connection: Connection, body: bytes, step_bytes: int) -> None:
+    def __init__(self, connection: WorkerConnection, body: bytes, step_bytes: int) -> None:
         """`step_bytes`: of the body, written before waiting for the worker."""
         self._connection = connection
         view = memoryview(body)
@@ -256,7 +258,9 @@ class Exchange:
     _told_events = 0
     _patience: Deadline | None = None  # of a client that waits for what is withheld
 
-    def __init__(self, connection: Connection, method: str, sink: ReplySink, terms: Terms) -> None:
+    def __init__(
+        self, connection: WorkerConnection, method: str, sink: ReplySink, terms: Terms
+    ) -> None:
         self._connection = connection
         self._method = method
         self._sink = sink
@@ -673,8 +677,8 @@ class Upstream:
         default_port = 443 if tls is not None else 80
         self._host_header = name if port == default_port else b"%s:%d" % (name, port)
         self._fallback_reason = "off" if tls is None else "worker_tls"
-        self._idle: deque[Connection] = deque()  # the one used last stands last
-        self._open: set[Connection] = set()
+        self._idle: deque[WorkerConnection] = deque()  # the one used last stands last
+        self._open: set[WorkerConnection] = set()
         self._connecting = 0
         self._closed = False
         self._all_lost = asyncio.Event()
@@ -744,7 +748,7 @@ class Upstream:
 
     async def _exchange(
         self,
-        connection: Connection,
+        connection: WorkerConnection,
         request: UpstreamRequest,
         head: bytes,
         sink: ReplySink,
@@ -768,7 +772,7 @@ class Upstream:
         stale = early and connection.used and not exchange.received_bytes
         return None if stale else outcome
 
-    def _take_idle(self) -> Connection | None:
+    def _take_idle(self) -> WorkerConnection | None:
         """The idle connection used last, which is the one least likely to be closed by now."""
         oldest_s = self._clock() - self._limits.idle_s
         while self._idle and self._idle[0].idle_since_s < oldest_s:
@@ -779,12 +783,12 @@ class Upstream:
                 return connection
         return None
 
-    def _keep(self, connection: Connection) -> None:
+    def _keep(self, connection: WorkerConnection) -> None:
         connection.end()
         connection.idle_since_s = self._clock()
         self._idle.append(connection)
 
-    async def _connect(self, connect_s: float) -> Connection:
+    async def _connect(self, connect_s: float) -> WorkerConnection:
         """A fresh connection.
 
         Raises WorkerError: "busy", "out_of_files", "connect" or "timeout_connect".
@@ -794,7 +798,7 @@ class Upstream:
         if self.open_connections >= self._limits.max_connections and not self._close_an_idle():
             bound = self._limits.max_connections
             raise WorkerError("busy", f"all {bound} connections to the worker are in use")
-        connection = Connection(self._on_lost, self._clock)
+        connection = WorkerConnection(self._on_lost, self._clock)
         self._connecting += 1
         try:
             async with asyncio.timeout(connect_s):
@@ -831,7 +835,7 @@ class Upstream:
         self._open.discard(connection)
         return True
 
-    def _on_lost(self, connection: Connection) -> None:
+    def _on_lost(self, connection: WorkerConnection) -> None:
         self._open.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

@@ -45,7 +45,7 @@ TINY = 1e-300  # instead of 0, where it would divide
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredColumns:
     """Measurements as columns: one row for each, and one for each step in `new_tokens`.
 
     `linear` has what each constant is multiplied by, except `weights_s` and `linear_s`.
@@ -67,13 +67,13 @@ class _Valley:
     constants: Mapping[str, float]
 
 
-def best_constants(measured: Measured) -> dict[str, float]:
+def best_constants(measured: MeasuredColumns) -> dict[str, float]:
     """Seconds of each constant, none below 0, that together have the least error.
 
     The error is the mean of a squared relative error that grows linearly beyond `OUTLIER_SHARE`
     (pseudo-Huber loss: Charbonnier et al., 1994), with the price of the constants.
     """
-    line = _Line(measured)
+    line = _Balance(measured)
     tried = [line.lowest(balance) for balance in line.balances()]
     between = pairwise(tried[1:-1])
     bottoms = [line.bottom(low, high) for low, high in between if low.slope < 0.0 <= high.slope]
@@ -83,7 +83,7 @@ def best_constants(measured: Measured) -> dict[str, float]:
     return dict(chosen.constants)
 
 
-def relative_errors(measured: Measured, constants: Mapping[str, float]) -> Floats:
+def relative_errors(measured: MeasuredColumns, constants: Mapping[str, float]) -> Floats:
     """(model - measured) / measured of each measurement; a constant that is not named is 0."""
     left = constants.get(WEIGHTS, 0.0)
     right = constants.get(LINEAR, 0.0) * measured.new_tokens
@@ -96,14 +96,14 @@ def relative_errors(measured: Measured, constants: Mapping[str, float]) -> Float
     return errors
 
 
-class _Line:
+class _Balance:
     """The balances of `weights_s` and `linear_s`, and the least error at each.
 
     Constants are counted in units: one unit alone takes the measured times, in the square mean.
     A balance is the logarithm of linear work against weights, both in their units.
     """
 
-    def __init__(self, measured: Measured) -> None:
+    def __init__(self, measured: MeasuredColumns) -> None:
         self._measured = measured
         self._names = tuple(measured.linear)
         columns = [self._share(column) for column in measured.linear.values()]

@@ -16,7 +16,7 @@ from engine.step_time import StepTime
 from simulator.calibrate.best_constants import (
     SOFTMAX_P,
     Floats,
-    Measured,
+    MeasuredColumns,
     best_constants,
     relative_errors,
 )
@@ -33,7 +33,7 @@ class ObservationError(ValueError):
     """Measurements that cannot be used: says the file, the line, the field and what is expected."""
 
 
-class Load(NamedTuple):
+class ComputedLoad(NamedTuple):
     """What one step computes; an `engine.step_time.StepLoad`."""
 
     prefill_tokens: int = 0
@@ -53,7 +53,7 @@ class Load(NamedTuple):
 class Observation(NamedTuple):
     """`seconds` for all of `loads`, and for `round_trips` between a client and the engine."""
 
-    loads: tuple[Load, ...]
+    loads: tuple[ComputedLoad, ...]
     seconds: float
     round_trips: int = 0
 
@@ -63,12 +63,12 @@ class Observation(NamedTuple):
         return self.loads[0].kind
 
 
-def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[Load, ...]:
+def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[ComputedLoad, ...]:
     """The steps of one prompt that is prefilled alone, in chunks of at most `chunk_tokens`."""
     loads = []
     for start in range(0, prompt_tokens, chunk_tokens):
         tokens = min(chunk_tokens, prompt_tokens - start)
-        loads.append(Load(tokens, 1, attention_pairs=tokens * (start + tokens / 2)))
+        loads.append(ComputedLoad(tokens, 1, attention_pairs=tokens * (start + tokens / 2)))
     return tuple(loads)
 
 
@@ -99,7 +99,7 @@ def _rows(file: Iterator[str], path: Path) -> Iterator[Observation]:
             raise ObservationError(f"{where}: more than {MAX_STEPS} steps")
         counts = [int(_number(row, name, where, whole=True)) for name in COLUMNS[:4]]
         pairs = _number(row, "attention_pairs", where)
-        load = Load(counts[0], counts[1], counts[2], counts[3], pairs)
+        load = ComputedLoad(counts[0], counts[1], counts[2], counts[3], pairs)
         seconds = _number(row, "seconds", where)
         if not load.prefill_tokens + load.decode_seqs:
             raise ObservationError(f"{where}: a step of no tokens")
@@ -191,7 +191,7 @@ def _determined(observations: Sequence[Observation]) -> tuple[list[str], tuple[s
     return names, tuple(name for name, known in bears.items() if not known)
 
 
-def _columns(observations: Sequence[Observation], names: Sequence[str]) -> Measured:
+def _columns(observations: Sequence[Observation], names: Sequence[str]) -> MeasuredColumns:
     """The observations with what these constants are multiplied by."""
     lengths = [len(observation.loads) for observation in observations]
     first_steps = np.cumsum([0, *lengths[:-1]])
@@ -206,7 +206,7 @@ def _columns(observations: Sequence[Observation], names: Sequence[str]) -> Measu
     }
     sums = {name: np.add.reduceat(column, first_steps) for name, column in of_steps.items()}
     sums[ROUND_TRIP] = np.array([one.round_trips for one in observations], dtype=np.float64)
-    return Measured(
+    return MeasuredColumns(
         np.array([observation.seconds for observation in observations]),
         first_steps,
         prefill_tokens + decode_seqs,

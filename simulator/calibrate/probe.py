@@ -11,7 +11,7 @@ from statistics import median
 import aiohttp
 import msgspec
 
-from simulator.calibrate.fit import Load, Observation, ObservationError, prefill_loads
+from simulator.calibrate.fit import ComputedLoad, Observation, ObservationError, prefill_loads
 
 LEAST_STEPS = 16  # side by side, or a decode measurement says too little
 TIMEOUT_S = 300.0
@@ -108,7 +108,7 @@ class _Prober:
         # Each stream's own mean gap; tokens may come in bursts, so single gaps say less.
         gaps_s = [(times[-1] - times[0]) / (len(times) - 1) for times in inside]
         before = [sum(t < (first_s + last_s) / 2 for t in times) for times in times_s]
-        load = Load(decode_seqs=streams, decode_ctx_tokens=streams * tokens + sum(before))
+        load = ComputedLoad(decode_seqs=streams, decode_ctx_tokens=streams * tokens + sum(before))
         return Observation((load,), median(gaps_s) * self._endpoint.speed)
 
     async def streams(self, prompts: Sequence[int], output_tokens: int) -> list[list[float]]:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from rich.table import Table
 
 from simulator.live.load import OnOutcome, Workload
-from simulator.live.outcome import Outcome, ResultRow, Verdict
+from simulator.live.outcome import LiveVerdict, Outcome, ResultRow
 from simulator.live.stack import RunResult, StackSettings, run_scenario
 from simulator.replay.result import I64, NEVER, ReplayResult, RequestTable
 from simulator.replay.run import replay
@@ -90,7 +90,7 @@ def placements(
     both = [
         outcome
         for outcome in outcomes
-        if outcome.verdict is Verdict.COMPLETED
+        if outcome.verdict is LiveVerdict.COMPLETED
         and outcome.worker is not None
         and table.finish_ns[outcome.serial] != NEVER
     ]

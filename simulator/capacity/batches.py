@@ -34,7 +34,7 @@ class MeasurementError(ValueError):
     """Times that no plan can be made from. The text says which, why, and what to do."""
 
 
-class Size(msgspec.Struct, frozen=True):
+class BatchSize(msgspec.Struct, frozen=True):
     """Batches of one size: how many were seen, and the mean seconds of one. Lifetime: process."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]
@@ -42,16 +42,16 @@ class Size(msgspec.Struct, frozen=True):
     seconds: Annotated[float, msgspec.Meta(gt=0, le=86_400)]
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredBatches(msgspec.Struct, frozen=True):
     """A file of measurements. Lifetime: process. `max_batch_size` 0: the model takes no batches."""
 
     model: str
     max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BATCH)]
     instances: Annotated[int, msgspec.Meta(ge=1, le=4096)]
-    sizes: list[Size]
+    sizes: list[BatchSize]
 
 
-def read_measured(path: Path) -> Measured:
+def read_measured(path: Path) -> MeasuredBatches:
     """Reads one file. Raises MeasurementError for one that cannot be read or has nonsense."""
     try:
         with path.open("rb") as file:
@@ -63,7 +63,7 @@ def read_measured(path: Path) -> Measured:
     if len(data) > MAX_FILE_BYTES:
         raise MeasurementError(f"{path}: is larger than {MAX_FILE_BYTES} bytes: no measurement")
     try:
-        return msgspec.json.decode(data, type=Measured)
+        return msgspec.json.decode(data, type=MeasuredBatches)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         why = str(error)
         if b"NaN" in data or b"Infinity" in data:
@@ -80,7 +80,7 @@ class Batches:
     base_s: float
     per_request_s: float
     largest: int  # batch for which s(b) may be asked
-    sizes: tuple[Size, ...] = ()  # merged, smallest first; none: the line was given
+    sizes: tuple[BatchSize, ...] = ()  # merged, smallest first; none: the line was given
     asked: int = 0  # the model's own largest batch, where that is more than `largest`
     residual: float | None = None  # worst, as a share; None: there is nothing to judge by
     covariance: Floats | None = None  # of (base, per request)
@@ -136,7 +136,7 @@ def given(base_s: float, per_request_s: float, max_batch: int) -> Batches:
     return Batches("given", 1, base_s, per_request_s, max_batch)
 
 
-def fit(measured: Measured, max_batch: int | None = None) -> Batches:
+def fit(measured: MeasuredBatches, max_batch: int | None = None) -> Batches:
     """The line through a measurement; `max_batch` takes the place of the model's own largest.
 
     Raises MeasurementError where the sizes seen allow none.
@@ -170,9 +170,9 @@ def fit(measured: Measured, max_batch: int | None = None) -> Batches:
     )  # fmt: skip
 
 
-def _merged(sizes: Sequence[Size]) -> tuple[Size, ...]:
+def _merged(sizes: Sequence[BatchSize]) -> tuple[BatchSize, ...]:
     """One entry for each size."""
-    found: dict[int, Size] = {}
+    found: dict[int, BatchSize] = {}
     for one in sizes:
         known = found.get(one.batch)
         if known is None:
@@ -180,16 +180,16 @@ def _merged(sizes: Sequence[Size]) -> tuple[Size, ...]:
             continue
         count = known.count + one.count
         seconds = (known.seconds * known.count + one.seconds * one.count) / count
-        found[one.batch] = Size(one.batch, count, seconds)
+        found[one.batch] = BatchSize(one.batch, count, seconds)
     return tuple(found[batch] for batch in sorted(found))
 
 
-def _design(sizes: Sequence[Size]) -> tuple[Floats, Floats]:
+def _design(sizes: Sequence[BatchSize]) -> tuple[Floats, Floats]:
     x = np.array([[1.0, one.batch] for one in sizes])
     return x, np.array([float(one.count) for one in sizes])
 
 
-def _line(sizes: Sequence[Size]) -> tuple[float, float]:
+def _line(sizes: Sequence[BatchSize]) -> tuple[float, float]:
     """a and c of 0 or more: times that fall with the batch, or a hidden cost below 0, are noise."""
     x, weights = _design(sizes)
     y = np.array([one.seconds for one in sizes])

@@ -37,7 +37,7 @@ DELAY_GAIN = 0.05  # of the latency that a delay must save to be worth setting
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ArrivingLoad:
     """Requests that arrive. Lifetime: process."""
 
     rate_per_s: float
@@ -55,7 +55,7 @@ class Load:
         return found
 
 
-def load_of(jobs: Iterable[Job]) -> Load:
+def load_of(jobs: Iterable[Job]) -> ArrivingLoad:
     """The peak of a log: the 99th percentile of its minutes' rates, and how uneven a minute is.
 
     Raises ValueError for a log of less than two requests, or all at once.
@@ -76,7 +76,7 @@ def load_of(jobs: Iterable[Job]) -> Load:
             spreads.append(float(np.var(gaps)) / mean**2)
             weights.append(len(gaps))
     spread = float(np.average(spreads, weights=weights)) if spreads else 1.0
-    return Load(rate_per_s, min(spread, MAX_VARIABILITY))
+    return ArrivingLoad(rate_per_s, min(spread, MAX_VARIABILITY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,11 @@ def run(
 
 
 def row(
-    load: Load, seconds: Sequence[float], instances: int, delay_s: float = 0.0, seed: int = 1
+    load: ArrivingLoad,
+    seconds: Sequence[float],
+    instances: int,
+    delay_s: float = 0.0,
+    seed: int = 1,
 ) -> Row:
     """Simulates one number of instances."""
     most_per_s = instances * (len(seconds) - 1) / seconds[-1]
@@ -159,7 +163,7 @@ def row(
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class ServiceTarget:
     """What a request may take, and what is kept in reserve. Lifetime: process."""
 
     mean_s: float = math.inf
@@ -201,7 +205,7 @@ class Memory:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class InstancePlan:
     """The answer. Lifetime: process."""
 
     rows: tuple[Row, ...]  # at the load itself
@@ -226,7 +230,11 @@ class Planner:
     """
 
     def __init__(
-        self, measured: Sequence[Batches], load: Load, target: Target, most: int = MOST_INSTANCES
+        self,
+        measured: Sequence[Batches],
+        load: ArrivingLoad,
+        target: ServiceTarget,
+        most: int = MOST_INSTANCES,
     ) -> None:
         self.measured = sorted(measured, key=lambda one: one.instances)
         self.load, self.target, self.most = load, target, most
@@ -237,7 +245,7 @@ class Planner:
         below = [one for one in self.measured if one.instances <= instances]
         return below[-1] if below else self.measured[0]
 
-    def plan(self) -> Plan:
+    def plan(self) -> InstancePlan:
         """The answer, and what it rests on."""
         needed = self._least(self._reserved)
         plain = self._least(self.load)
@@ -254,7 +262,7 @@ class Planner:
         batches = self.batches(needed or 1)
         bend = knee(batches, self.target.tightest[1])
         shown = sorted({*range(first, min(last + 2, self.most + 1)), last})[-16:]
-        return Plan(
+        return InstancePlan(
             tuple(self._row(self.load, n) for n in shown),
             needed, with_failure, self._within_error(), reserve, miss, delay_s, delayed,
             bend, max(bend.requests, self._in_flight(needed)) if needed else bend.requests,
@@ -273,12 +281,12 @@ class Planner:
         """What so many give at the load with headroom."""
         return self._row(self._reserved, instances)
 
-    def _row(self, load: Load, instances: int, delay_s: float = 0.0, sign: int = 0) -> Row:
+    def _row(self, load: ArrivingLoad, instances: int, delay_s: float = 0.0, sign: int = 0) -> Row:
         batches = self.batches(instances)
         seconds = batches.within(sign) if sign else batches.seconds
         return row(load, seconds, instances, delay_s)
 
-    def _least(self, load: Load, sign: int = 0) -> int | None:
+    def _least(self, load: ArrivingLoad, sign: int = 0) -> int | None:
         """The least number that keeps the target; None: no number that is allowed does."""
         for instances in range(1, self.most + 1):
             found = self._row(load, instances, sign=sign)

@@ -17,7 +17,7 @@ from simulator.capacity.rates import (
     Mix,
     Rate,
     Shape,
-    Targets,
+    WaitTargets,
     aggregated,
     decode,
     load_within,
@@ -53,7 +53,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class WorkerPool:
     """Workers, and what they take together. Lifetime: process."""
 
     parts: tuple[Part, ...]
@@ -89,7 +89,7 @@ class Shapes:
     both: tuple[Shape, ...]
 
 
-def ratio(mix: Mix, p: Shape, d: Shape, targets: Targets, link: Link) -> Pool | None:
+def ratio(mix: Mix, p: Shape, d: Shape, targets: WaitTargets, link: Link) -> WorkerPool | None:
     """Both roles as many as match: n_P : n_D = R_D : R_P, a worker that decodes counted as one.
 
     None where the targets cannot be kept.
@@ -103,12 +103,14 @@ def ratio(mix: Mix, p: Shape, d: Shape, targets: Targets, link: Link) -> Pool | 
     n_p = decoding.requests_per_s / prefilling.requests_per_s
     parts = (Part("prefill", p, n_p, prefilling), Part("decode", d, 1.0, decoding))
     limit = decoding.limited_by if prefilling.limited_by == "prefill" else prefilling.limited_by
-    return Pool(
+    return WorkerPool(
         parts, decoding.requests_per_s, limit, decoding.step_s or targets.tpot_s, prefilling.ttft_s
     )
 
 
-def split(mix: Mix, p: Shape, d: Shape, targets: Targets, link: Link, gpus: int) -> Pool | None:
+def split(
+    mix: Mix, p: Shape, d: Shape, targets: WaitTargets, link: Link, gpus: int
+) -> WorkerPool | None:
     """The whole numbers that take most of the mix on `gpus` GPUs: max of min(n_P R_P, n_D R_D).
 
     What R_P is depends on n_P: several workers behind one queue may be loaded more for the same
@@ -141,16 +143,16 @@ def split(mix: Mix, p: Shape, d: Shape, targets: Targets, link: Link, gpus: int)
         Part("prefill", p, workers, prefilling),
         Part("decode", d, int(n_d[best]), decoding),
     )
-    return Pool(parts, float(rates[best]), limit, decoding.step_s, prefilling.ttft_s)
+    return WorkerPool(parts, float(rates[best]), limit, decoding.step_s, prefilling.ttft_s)
 
 
-def alone(mix: Mix, both: Shape, targets: Targets, gpus: int | None) -> Pool | None:
+def alone(mix: Mix, both: Shape, targets: WaitTargets, gpus: int | None) -> WorkerPool | None:
     """Workers that do all of a request on `gpus` GPUs; one worker where no number is given."""
     each = aggregated(both, mix, targets)
     workers = 1 if gpus is None else gpus // both.gpus
     if not each.requests_per_s or not workers:
         return None
-    return Pool(
+    return WorkerPool(
         (Part("both", both, workers, each),),
         workers * each.requests_per_s,
         each.limited_by,
@@ -163,18 +165,18 @@ def alone(mix: Mix, both: Shape, targets: Targets, gpus: int | None) -> Pool | N
 class Match:
     """The best pools of three kinds; None where the targets cannot be kept. Lifetime: process."""
 
-    split: Pool | None
-    alone: Pool | None
-    mixed: Pool | None  # some workers of each role, some that do both
+    split: WorkerPool | None
+    alone: WorkerPool | None
+    mixed: WorkerPool | None  # some workers of each role, some that do both
 
     @property
-    def best(self) -> Pool | None:
+    def best(self) -> WorkerPool | None:
         """The one that takes most per GPU that it was given."""
         found = [pool for pool in (self.alone, self.split, self.mixed) if pool is not None]
         return max(found, key=lambda pool: round(pool.requests_per_s, 9), default=None)
 
 
-def match(mix: Mix, shapes: Shapes, targets: Targets, link: Link, gpus: int | None) -> Match:
+def match(mix: Mix, shapes: Shapes, targets: WaitTargets, link: Link, gpus: int | None) -> Match:
     """The best of all shapes on `gpus` GPUs; without a number, per GPU and in any ratio."""
     pairs = [(p, d) for p in shapes.prefill for d in shapes.decode]
     if gpus is None:
@@ -190,8 +192,13 @@ def match(mix: Mix, shapes: Shapes, targets: Targets, link: Link, gpus: int | No
 
 
 def _mixed(
-    mix: Mix, halves: Pool | None, whole: Pool | None, targets: Targets, link: Link, gpus: int
-) -> Pool | None:
+    mix: Mix,
+    halves: WorkerPool | None,
+    whole: WorkerPool | None,
+    targets: WaitTargets,
+    link: Link,
+    gpus: int,
+) -> WorkerPool | None:
     """Workers of both kinds at once, of the shapes that are best by themselves.
 
     Never better than the better of both but for what whole numbers leave over.
@@ -199,7 +206,7 @@ def _mixed(
     if halves is None or whole is None:
         return None
     p, d, both = halves.parts[0].shape, halves.parts[1].shape, whole.parts[0]
-    best: Pool | None = None
+    best: WorkerPool | None = None
     for workers in range(1, gpus // both.shape.gpus):
         rest = split(mix, p, d, targets, link, gpus - workers * both.shape.gpus)
         if rest is None:
@@ -209,16 +216,16 @@ def _mixed(
             parts = (*rest.parts, replace(both, workers=workers))
             ttft_s = max(rest.ttft_s, whole.ttft_s)
             tpot_s = max(rest.tpot_s, whole.tpot_s)
-            best = Pool(parts, rate, rest.limited_by, tpot_s, ttft_s)
+            best = WorkerPool(parts, rate, rest.limited_by, tpot_s, ttft_s)
     return best
 
 
-def _most(pools: Iterable[Pool | None]) -> Pool | None:
+def _most(pools: Iterable[WorkerPool | None]) -> WorkerPool | None:
     found = [pool for pool in pools if pool is not None]
     return max(found, key=lambda pool: (round(pool.requests_per_s, 9), -pool.gpus), default=None)
 
 
-def _per_gpu(pools: Iterable[Pool | None]) -> Pool | None:
+def _per_gpu(pools: Iterable[WorkerPool | None]) -> WorkerPool | None:
     found = [pool for pool in pools if pool is not None]
     return max(found, key=lambda pool: pool.per_gpu, default=None)
 
@@ -228,8 +235,8 @@ class FrontPoint:
     """A pool that no other one beats in both. Lifetime: process."""
 
     kind: str  # split, aggregated
-    targets: Targets
-    pool: Pool
+    targets: WaitTargets
+    pool: WorkerPool
     per_user: float  # tokens per second of one answer
     per_gpu: float  # output tokens per second
 
@@ -246,7 +253,7 @@ def pareto(
     mix: Mix,
     shapes: Shapes,
     tpots_s: Sequence[float],
-    targets: Targets,
+    targets: WaitTargets,
     link: Link,
     gpus: int | None,
 ) -> tuple[list[FrontPoint], list[FrontPoint]]:
@@ -314,7 +321,7 @@ _POLICY = "hybrid"
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
+class PoolTrial:
     """What a replay gave. Lifetime: process."""
 
     prefill_workers: int  # 0: all workers do both
@@ -330,14 +337,14 @@ class Trial:
 def trial(
     workload: WorkloadSpec,
     parts: Sequence[tuple[Role, str, int]],
-    targets: Targets,
+    targets: WaitTargets,
     link: Link,
     *,
     block_size: int | None = None,
     kv_tokens: int | None = None,
     disaggregation: DisaggregationMode = "auto",
     seed: int = 0,
-) -> Trial:
+) -> PoolTrial:
     """Replay `workload` on workers of (role, profile, number). Raises ReplayError, TraceError."""
     groups = tuple(
         WorkerGroup(count, name, kv_tokens, role=role) for role, name, count in parts if count
@@ -361,7 +368,7 @@ def trial(
     good = (ttft_s <= TTFT_MARGIN * targets.ttft_s) & (tpot_s <= TPOT_MARGIN * targets.tpot_s)
     hits = np.maximum(table.hit_tokens[done], 0).sum() / max(1, table.prompt_tokens[done].sum())
     count = {role: number for role, _name, number in parts}
-    return Trial(
+    return PoolTrial(
         prefill_workers=count.get("prefill", 0),
         other_workers=count.get("decode", 0) + count.get("both", 0),
         rate_per_s=len(table) / max(result.simulated_ns / 1e9, 1e-9),
@@ -373,10 +380,10 @@ def trial(
     )
 
 
-def climb(start: int, most: int, try_number: Callable[[int], Trial]) -> list[Trial]:
+def climb(start: int, most: int, try_number: Callable[[int], PoolTrial]) -> list[PoolTrial]:
     """Trials of numbers that prefill, from `start` to either side for as long as more requests
     are good, or equally many and sooner; by number."""
-    found: dict[int, Trial] = {}
+    found: dict[int, PoolTrial] = {}
 
     def value(number: int) -> tuple[float, float]:
         if number not in found:

@@ -232,7 +232,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Targets:
+class WaitTargets:
     """What a request may wait for. Lifetime: process. Raises ValueError.
 
     `tpot_s` is the mean time between tokens; with `every_step`, that of each step.
@@ -333,7 +333,7 @@ def load_within(of: Service, most_s: float, workers: Any = 1, highest: float = H
 def prefill(
     shape: Shape,
     mix: Mix,
-    targets: Targets,
+    targets: WaitTargets,
     link: Link,
     *,
     workers: int = 1,
@@ -359,7 +359,7 @@ def prefill(
     return Rate(rate, limit, load=load, ttft_s=ttft_s)
 
 
-def decode(shape: Shape, mix: Mix, targets: Targets, link: Link) -> Rate:
+def decode(shape: Shape, mix: Mix, targets: WaitTargets, link: Link) -> Rate:
     """R_D = B / ((o - 1) t(B)) with the largest batch B whose step keeps the target."""
     if not mix.steps:
         return Rate(link.rate(mix.moved * shape.kv_bytes_per_token, shape.gpus), "link")
@@ -385,7 +385,7 @@ def decode(shape: Shape, mix: Mix, targets: Targets, link: Link) -> Rate:
     return Rate(rate, limit, batch, seconds(batch))
 
 
-def aggregated(shape: Shape, mix: Mix, targets: Targets, *, load: float | None = None) -> Rate:
+def aggregated(shape: Shape, mix: Mix, targets: WaitTargets, *, load: float | None = None) -> Rate:
     """The best of chunked prefill beside decodes: the largest R whose steps take s at most, of
     `_STEP_TIMES` values of s up to the target.
 

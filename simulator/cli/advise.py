@@ -21,7 +21,7 @@ from simulator.replay.setup import Setup, WorkerGroup
 from simulator.runs.advice import Advice, keep, read_kept, state_path, told
 from simulator.runs.advise import DRAWS, TARGETS, Adviser, Asked
 from simulator.runs.plan import Targets, shown
-from simulator.runs.runs import RunOptions, Runs
+from simulator.runs.runs import RunOptions, RunResults
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
 from simulator.traces.request_log import Recorded, read_recorded
@@ -126,7 +126,7 @@ def advise(options: Advise, console: Console) -> bool:
         check_only=options.check,
         any_fit=options.any_fit,
     )
-    with Runs(RunOptions(jobs=options.jobs), console) as runs:
+    with RunResults(RunOptions(jobs=options.jobs), console) as runs:
         advice = Adviser(asked, runs).advise()
     for part in told(advice, console.width):
         console.print(part, highlight=False, markup=False, soft_wrap=True)

@@ -25,9 +25,9 @@ from simulator.capacity.pools import (
     TTFT_MARGIN,
     FrontPoint,
     Match,
-    Pool,
+    PoolTrial,
     Shapes,
-    Trial,
+    WorkerPool,
     climb,
     drawn,
     gain,
@@ -36,7 +36,7 @@ from simulator.capacity.pools import (
     trial,
 )
 from simulator.capacity.pools import pareto as fronts
-from simulator.capacity.rates import Link, Measured, MixError, Shape, Targets, measure, step_s
+from simulator.capacity.rates import Link, Measured, MixError, Shape, WaitTargets, measure, step_s
 from simulator.cli.flags import Group, NotNegative, Written, command, given_flags
 from simulator.cli.setups import (
     GENERATED,
@@ -159,7 +159,7 @@ def rate_match(options: RateMatch, console: Console) -> bool:
     console.print(_told(measured, caches), highlight=False)
     console.print(_targets_told(targets, link), highlight=False)
     console.print(_match_table(found, gpus))
-    trials: list[Trial] = []
+    trials: list[PoolTrial] = []
     if options.simulate and gpus is not None and found.split is not None:
         rate_per_s, trials = _trials(asked, gpus, found, targets, link)
         console.print(_trials_table(trials, rate_per_s), highlight=False)
@@ -252,10 +252,10 @@ def _shapes(workers: Workers) -> Shapes:
     return shapes
 
 
-def _targets(asked: Capacity, tpot_ms: float | None) -> Targets:
+def _targets(asked: Capacity, tpot_ms: float | None) -> WaitTargets:
     ttft_ms = asked.latency.ttft_ms
     ttft_s = math.inf if ttft_ms is None else ttft_ms / 1e3
-    return Targets((tpot_ms or 1e3) / 1e3, ttft_s, asked.latency.every_step)
+    return WaitTargets((tpot_ms or 1e3) / 1e3, ttft_s, asked.latency.every_step)
 
 
 def _link(asked: Capacity) -> Link:
@@ -278,8 +278,8 @@ def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measur
 
 
 def _trials(
-    asked: Capacity, gpus: int, found: Match, targets: Targets, link: Link
-) -> tuple[float, list[Trial]]:
+    asked: Capacity, gpus: int, found: Match, targets: WaitTargets, link: Link
+) -> tuple[float, list[PoolTrial]]:
     """Replays around the best split, and of the best workers that do both, at one rate."""
     assert found.split is not None
     p, d = (part.shape for part in found.split.parts)
@@ -295,7 +295,7 @@ def _trials(
         trial, spec, targets=limits, link=link, block_size=block_size, kv_tokens=kv_tokens
     )
 
-    def of(prefill_workers: int) -> Trial:
+    def of(prefill_workers: int) -> PoolTrial:
         rest = (gpus - prefill_workers * p.gpus) // d.gpus
         return tried((("prefill", p.name, prefill_workers), ("decode", d.name, rest)))
 
@@ -319,7 +319,7 @@ def _told(measured: Measured, caches: int) -> str:
     )
 
 
-def _targets_told(targets: Targets, link: Link) -> str:
+def _targets_told(targets: WaitTargets, link: Link) -> str:
     ttft = "any TTFT" if math.isinf(targets.ttft_s) else f"mean TTFT {_ms(targets.ttft_s)} ms"
     which = "every step" if targets.every_step else "mean time per token"
     return (
@@ -356,7 +356,7 @@ def _match_table(found: Match, gpus: int | None) -> Table:
     return table
 
 
-def _trials_table(trials: Sequence[Trial], rate_per_s: float) -> Table:
+def _trials_table(trials: Sequence[PoolTrial], rate_per_s: float) -> Table:
     best = max((one.good_share for one in trials), default=0.0)
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column(f"replayed at {rate_per_s:.3g} requests/s", no_wrap=True)
@@ -376,7 +376,7 @@ def _trials_table(trials: Sequence[Trial], rate_per_s: float) -> Table:
 
 
 def _advice(
-    found: Match, measured: Measured, targets: Targets, shapes: Shapes, gpus: int | None
+    found: Match, measured: Measured, targets: WaitTargets, shapes: Shapes, gpus: int | None
 ) -> Iterator[str]:
     """What to make of the table."""
     best = found.best if gpus is not None else _better(found)
@@ -400,7 +400,7 @@ def _advice(
         yield f"The log's own {measured.rate_per_s:.3g} requests per second are {share:.0%} of it."
 
 
-def _better(found: Match) -> Pool | None:
+def _better(found: Match) -> WorkerPool | None:
     pools = [pool for pool in (found.split, found.alone) if pool is not None]
     return max(pools, key=lambda pool: pool.per_gpu, default=None)
 
@@ -434,7 +434,7 @@ def _command(asked: Capacity, point: FrontPoint) -> str:
     return shlex.join(["warmroute-sim", "rate-match", asked.trace, tpot, *given_flags(asked)])
 
 
-def _pools(found: Match) -> dict[str, Pool | None]:
+def _pools(found: Match) -> dict[str, WorkerPool | None]:
     return {"split": found.split, "alone": found.alone, "mixed": found.mixed}
 
 

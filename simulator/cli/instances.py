@@ -25,12 +25,12 @@ from simulator.capacity.instances import (
     MAX_INSTANCES,
     MAX_VARIABILITY,
     MOST_INSTANCES,
-    Load,
+    ArrivingLoad,
+    InstancePlan,
     Memory,
-    Plan,
     Planner,
     Row,
-    Target,
+    ServiceTarget,
     load_of,
 )
 from simulator.cli.flags import (
@@ -154,7 +154,7 @@ def instances(options: Instances, console: Console) -> bool:
     load = _load(options.load, console)
     asked = options.target
     mean_s, p50_s, p99_s = map(_seconds, (asked.mean_ms, asked.p50_ms, asked.p99_ms))
-    target = Target(mean_s, p50_s, p99_s, asked.headroom)
+    target = ServiceTarget(mean_s, p50_s, p99_s, asked.headroom)
     planner = Planner(measured, load, target, _most(options, measured))
     plan = planner.plan()
     lines = [*_given_lines(measured, load, target), *_answer(planner, plan)]
@@ -205,13 +205,15 @@ def _measured(options: Instances) -> list[Batches]:
     return found
 
 
-def _load(options: LoadOptions, console: Console) -> Load:
+def _load(options: LoadOptions, console: Console) -> ArrivingLoad:
     if (options.variability or 0.0) > MAX_VARIABILITY:
         raise UsageError(f"--variability {options.variability:g}: {MAX_VARIABILITY:g} at most")
     if options.log is None:
         if options.rate is None:
             raise UsageError("say how much comes: --rate R, or --log FILE of the router's requests")
-        return Load(options.rate, 1.0 if options.variability is None else options.variability)
+        return ArrivingLoad(
+            options.rate, 1.0 if options.variability is None else options.variability
+        )
     stream = open_jobs(WorkloadSpec(source=options.log))
     try:
         load = load_of(stream.jobs)
@@ -219,7 +221,7 @@ def _load(options: LoadOptions, console: Console) -> Load:
         raise UsageError(f"--log {options.log}: {error}") from error
     say_trace_errors(console, stream.errors.total, stream.errors)
     spread = load.variability if options.variability is None else options.variability
-    return Load(options.rate or load.rate_per_s, spread)
+    return ArrivingLoad(options.rate or load.rate_per_s, spread)
 
 
 def _seconds(ms: float | None) -> float:
@@ -249,7 +251,9 @@ def _most(options: Instances, measured: Sequence[Batches]) -> int:
 # --- what is told -------------------------------------------------------------------------------
 
 
-def _given_lines(measured: Sequence[Batches], load: Load, target: Target) -> Iterator[str]:
+def _given_lines(
+    measured: Sequence[Batches], load: ArrivingLoad, target: ServiceTarget
+) -> Iterator[str]:
     """A line for each measurement, then one for the load."""
     for one in measured:
         told = (
@@ -291,7 +295,7 @@ def _table(rows: Sequence[Row], needed: int | None) -> Table:
     return Table(HEAD, cells, strong=strong)
 
 
-def _answer(planner: Planner, plan: Plan) -> Iterator[str]:
+def _answer(planner: Planner, plan: InstancePlan) -> Iterator[str]:
     """What to do, then what it rests on."""
     load, target = planner.load, planner.target
     reserved = load.rate_per_s / (1.0 - target.headroom)
@@ -333,7 +337,7 @@ def _answer(planner: Planner, plan: Plan) -> Iterator[str]:
         yield f"Note: {note}."
 
 
-def _no(planner: Planner, plan: Plan, reserved: float) -> Iterator[str]:
+def _no(planner: Planner, plan: InstancePlan, reserved: float) -> Iterator[str]:
     """Why there is no answer, and what would make one."""
     batches = planner.batches(plan.most)
     name, bound_s = planner.target.tightest
@@ -372,7 +376,7 @@ def _model_rows(measured: Sequence[Batches]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _page(planner: Planner, plan: Plan, lines: Sequence[str]) -> str:
+def _page(planner: Planner, plan: InstancePlan, lines: Sequence[str]) -> str:
     """The plan as a page that needs nothing else."""
     rows = [one for one in plan.rows if not one.overloaded]
     counts = [float(one.instances) for one in rows]

@@ -26,7 +26,7 @@ from simulator.live.client import FIRST_TOKEN_ID, Target, first_model
 from simulator.live.console import LoadBoard, print_rows, run_line
 from simulator.live.demo import run_demo
 from simulator.live.load import MAX_REQUESTS, Workload, opened, run_load
-from simulator.live.outcome import Outcome, Verdict, as_report, summarize
+from simulator.live.outcome import LiveVerdict, Outcome, as_report, summarize
 from simulator.live.page import render_page
 from simulator.live.processes import check_port
 from simulator.live.scrape import pool_samples
@@ -162,7 +162,7 @@ async def load(options: Load, console: Console) -> bool:
         finally:
             if outcomes:
                 _report(options, console, workload, target, outcomes)
-    return all(outcome.verdict is not Verdict.FAILED for outcome in outcomes)
+    return all(outcome.verdict is not LiveVerdict.FAILED for outcome in outcomes)
 
 
 class Stack(Struct, kw_only=True):

@@ -16,7 +16,7 @@ from simulator.cli.usage import UsageError, check_files, check_folder, check_pol
 from simulator.runs.compare import run_compare
 from simulator.runs.runs import MAX_REQUEST_FILES, MAX_REQUEST_LINES, RunOptions
 from simulator.runs.sheet import read_sheet
-from simulator.runs.study import Asked, run_study
+from simulator.runs.study import StudyPart, run_study
 from simulator.runs.sweep import run_sweep
 from simulator.traces.spec import WorkloadSpec
 
@@ -153,7 +153,7 @@ def study(options: Study, console: Console) -> bool:
     if options.resamples and options.quick:
         raise UsageError("--quick is of one seed; leave out --resamples")
     check_folder("--out", options.out)
-    asked = Asked(
+    asked = StudyPart(
         traces=options.traces or Path(),
         passes="table" if options.table else "full" if options.full else "first",
         only=tuple(dict.fromkeys(options.only)),

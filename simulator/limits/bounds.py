@@ -172,7 +172,7 @@ FLOOR, POOLED, BOTH = "idle worker", "pooled workers", "pooled prefill + idle de
 DIGITS = 3  # of milliseconds; bounds are rounded away from where they could be wrong
 
 
-class Bound(msgspec.Struct, frozen=True):
+class ProvenBound(msgspec.Struct, frozen=True):
     """A value that no replay beats, and the relaxation it comes from."""
 
     value: float
@@ -191,11 +191,11 @@ class Bounds(msgspec.Struct, frozen=True):
 
     requests: int
     hopeless: int  # left out: no worker can run them
-    ttft_ms: dict[str, Bound]
-    e2e_ms: dict[str, Bound]
-    makespan_s: Bound
-    goodput_share: Bound
-    hit_rate_tokens: Bound
+    ttft_ms: dict[str, ProvenBound]
+    e2e_ms: dict[str, ProvenBound]
+    makespan_s: ProvenBound
+    goodput_share: ProvenBound
+    hit_rate_tokens: ProvenBound
     belady_hit_rate: float
 
 
@@ -227,7 +227,7 @@ def lower_bounds(
     further_ms = _mean_ms(times.floor_e2e_ns) - _mean_ms(times.floor_ttft_ns)
     both_ms = _down(ttft_ms["mean"].value + further_ms)
     if both_ms > e2e_ms["mean"].value:
-        e2e_ms["mean"] = Bound(both_ms, BOTH)
+        e2e_ms["mean"] = ProvenBound(both_ms, BOTH)
     ceiling = reuse_ceiling_tokens(known) / known.prompt_tokens
     blocks = sum(machine.count * machine.blocks for machine in machines)
     found = most_hits([c.tolist() for c in known.chains], known.reusable_blocks, blocks)
@@ -238,7 +238,7 @@ def lower_bounds(
         e2e_ms=e2e_ms,
         makespan_s=_makespan(known, times, way_s),
         goodput_share=_goodput(known, times, way_s, goodput),
-        hit_rate_tokens=Bound(ceiling, "one cache without limit, any order"),
+        hit_rate_tokens=ProvenBound(ceiling, "one cache without limit, any order"),
         belady_hit_rate=found * known.block_size / known.prompt_tokens,
     )
 
@@ -270,13 +270,13 @@ def _times(known: Known, machines: Sequence[Machine], network_ns: int) -> _Times
 
 def _flows(
     floor_ns: list[int], times: _Times, works: list[list[float]], way_s: float
-) -> dict[str, Bound]:
+) -> dict[str, ProvenBound]:
     """Mean and maximum by the better of both relaxations, quantiles by single requests.
 
     Every request takes its floor at least, so every order statistic does too.
     """
     floors = msgspec.structs.asdict(spread(np.array(floor_ns, dtype=np.int64)))
-    bounds = {name: Bound(value, FLOOR) for name, value in floors.items()}
+    bounds = {name: ProvenBound(value, FLOOR) for name, value in floors.items()}
     mean_s = max(srpt_mean_flow(times.releases_s, work_s) for work_s in works) + way_s
     max_s = max(
         end - release
@@ -287,11 +287,11 @@ def _flows(
     )
     for name, pooled_ms in (("mean", _down(1e3 * mean_s)), ("max", _down(1e3 * (max_s + way_s)))):
         if pooled_ms > bounds[name].value:
-            bounds[name] = Bound(pooled_ms, POOLED)
+            bounds[name] = ProvenBound(pooled_ms, POOLED)
     return bounds
 
 
-def _makespan(known: Known, times: _Times, way_s: float) -> Bound:
+def _makespan(known: Known, times: _Times, way_s: float) -> ProvenBound:
     """From the first arrival to the last token: the work after any instant takes its time."""
     first_s = times.releases_s[0]
     pooled_s = max(fcfs_completions(times.releases_s, w)[-1] for w in times.whole_s) + way_s
@@ -299,10 +299,10 @@ def _makespan(known: Known, times: _Times, way_s: float) -> Bound:
         (job.at_ns + floor) / 1e9 for job, floor in zip(known.jobs, times.floor_e2e_ns, strict=True)
     )
     value, source = max((pooled_s, POOLED), (solo_s, FLOOR))
-    return Bound(_down(value - first_s), source)
+    return ProvenBound(_down(value - first_s), source)
 
 
-def _goodput(known: Known, times: _Times, way_s: float, goodput: Goodput) -> Bound:
+def _goodput(known: Known, times: _Times, way_s: float, goodput: Goodput) -> ProvenBound:
     """Requests that could be good alone, and of them as many as pooled prefill can do in time."""
     limit_s = goodput.ttft_ms / 1e3
     able = [
@@ -316,7 +316,7 @@ def _goodput(known: Known, times: _Times, way_s: float, goodput: Goodput) -> Bou
         for work_s in times.prefill_s
     )
     source = FLOOR if on_time == len(able) else POOLED
-    return Bound(on_time / (len(known) + known.hopeless), source)
+    return ProvenBound(on_time / (len(known) + known.hopeless), source)
 
 
 def _mean_ms(times_ns: Sequence[int]) -> float:

@@ -18,7 +18,7 @@ NEVER = -1
 MAX_QUEUE = 2**31 - 1
 
 
-class Task(NamedTuple):
+class WorkerTask(NamedTuple):
     """A request as it reaches a worker."""
 
     at_ns: int
@@ -52,7 +52,7 @@ def new_worker(machine: Machine) -> VirtualWorker:
     )
 
 
-def serve(worker: VirtualWorker, tasks: Sequence[Task]) -> list[Served]:
+def serve(worker: VirtualWorker, tasks: Sequence[WorkerTask]) -> list[Served]:
     """Let `worker` serve `tasks`, which come in order of time and fit it, to the end."""
     first = [NEVER] * len(tasks)
     finish = [NEVER] * len(tasks)
@@ -206,7 +206,7 @@ class _Pool:
             job = known.jobs[n]
             at_ns = began_ns + self._decisions.sent_ns[n] + self._network_ns
             output_tokens = job.output_tokens if decoding else 1
-            tasks.append(Task(at_ns, chain, job.prompt_tokens, output_tokens, job.priority))
+            tasks.append(WorkerTask(at_ns, chain, job.prompt_tokens, output_tokens, job.priority))
         return [one._replace(first_ns=one.first_ns - began_ns) for one in serve(engine, tasks)]
 
     def _roomy(self, machine: Machine, order: list[int]) -> Machine:

@@ -161,7 +161,7 @@ def bound(
     runs = []
     for number, name in enumerate(names):
         on_progress("replays", number, len(names))
-        runs.append(_Run(name, desk.attempt(name)))
+        runs.append(_PolicyRun(name, desk.attempt(name)))
     on_progress("replays", len(names), len(names))
     achieved = [one for run in runs if (one := _achieved(run.row, run.name, bounds)) is not None]
     homes = placed_spec(desk.by_row(partition(desk.known, desk.machines)))
@@ -185,7 +185,7 @@ def bound(
     )
 
 
-class _Run:
+class _PolicyRun:
     """One policy's replay."""
 
     def __init__(self, name: str, result: ReplayResult) -> None:
@@ -251,7 +251,7 @@ def _achieved(row: ReplayRow, name: str, bounds: Bounds) -> Achieved | None:
 
 def _distance(
     desk: _Desk,
-    run: _Run,
+    run: _PolicyRun,
     reference: ReplayRow,
     bounds: Bounds,
     achieved: Sequence[Achieved],
@@ -278,7 +278,7 @@ def _distance(
     )
 
 
-def _losses(desk: _Desk, run: _Run, bounds: Bounds, as_is_ms: float) -> tuple[Loss, ...]:
+def _losses(desk: _Desk, run: _PolicyRun, bounds: Bounds, as_is_ms: float) -> tuple[Loss, ...]:
     fresh = desk.attempt(run.name, fresh=True)
     fresh_ms, _ = mean_times_ms(summarize(fresh), bounds)
     if fresh_ms is None:

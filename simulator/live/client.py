@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from simulator.live.outcome import Outcome, Verdict
+from simulator.live.outcome import LiveVerdict, Outcome
 from simulator.live.scrape import ScrapeError
 from simulator.traces.job import Job
 
@@ -242,10 +242,10 @@ class Sender:
         )
 
 
-def _verdict(status: int, error: str | None) -> Verdict:
+def _verdict(status: int, error: str | None) -> LiveVerdict:
     if status in REJECTED_STATUS:
-        return Verdict.REJECTED
-    return Verdict.COMPLETED if status == 200 and error is None else Verdict.FAILED
+        return LiveVerdict.REJECTED
+    return LiveVerdict.COMPLETED if status == 200 and error is None else LiveVerdict.FAILED
 
 
 def _mean_gap_ms(meter: StreamMeter, tokens: int) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from simulator.live.outcome import Outcome, ResultRow, Verdict
+from simulator.live.outcome import LiveVerdict, Outcome, ResultRow
 from simulator.report.board import Board
 from simulator.report.figures import live_table, percent, ratio, whole
 from simulator.report.page import Claim
@@ -32,7 +32,7 @@ class LoadBoard(Board):
     def note(self, outcome: Outcome) -> None:
         """Counts one request; the error of the first that is lost is shown at once."""
         self._sent += 1
-        if outcome.verdict is Verdict.FAILED:
+        if outcome.verdict is LiveVerdict.FAILED:
             self._failed += 1
             if self._failed == 1:
                 self.console.print(f"[bold red]lost[/] request {outcome.serial}: {outcome.error}")

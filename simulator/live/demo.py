@@ -15,10 +15,10 @@ from rich.console import Console
 
 from simulator import DATA
 from simulator.capacity.pools import Shapes, drawn, gain, pareto, speeds
-from simulator.capacity.rates import Link, Shape, Targets, measure
+from simulator.capacity.rates import Link, Shape, WaitTargets, measure
 from simulator.live.console import LoadBoard, claim_lines, print_rows, run_line
 from simulator.live.load import opened
-from simulator.live.outcome import Outcome, ResultRow, Verdict, as_report, hot_share, summarize
+from simulator.live.outcome import LiveVerdict, Outcome, ResultRow, as_report, hot_share, summarize
 from simulator.live.page import render_page
 from simulator.live.scrape import WorkerCounters
 from simulator.live.stack import RunResult, StackSettings, run_scenario
@@ -89,7 +89,7 @@ class Act:
 
 
 @dataclass(slots=True)
-class Demo:
+class DemoRuns:
     """All runs so far and what there is to say of them. Lifetime: process."""
 
     runs: list[RunResult] = field(default_factory=list)
@@ -137,7 +137,7 @@ def acts(trace: Path | None = None) -> tuple[Act, ...]:
 
 async def run_demo(
     out: Path, console: Console, quick: bool = False, trace: Path | None = None
-) -> Demo:
+) -> DemoRuns:
     """Runs both parts, writes report.json and report.html below `out`, prints the table.
 
     `quick`: as much as a busy machine does. `trace`: conversations; None: the sample that ships.
@@ -146,7 +146,7 @@ async def run_demo(
     fails; all programs have ended then.
     """
     started_s = perf_counter()
-    parts, demo = acts(trace), Demo()
+    parts, demo = acts(trace), DemoRuns()
     count = sum(len(part.policies) for part in parts) + len(LIVE_POLICIES)
     with LoadBoard(console, count) as board:
         core_share = await _virtual(parts, demo, board, started_s)
@@ -175,7 +175,7 @@ def split_front(spec: WorkloadSpec) -> Section:
     mix = measure(stream.jobs, stream.block_tokens, SPLIT_CACHES, shape.kv_tokens).mix
     shapes = Shapes((shape,), (shape,), (shape,))
     split, alike = pareto(
-        mix, shapes, speeds(shapes, FRONT_POINTS), Targets(1.0, inf, False), Link(), None
+        mix, shapes, speeds(shapes, FRONT_POINTS), WaitTargets(1.0, inf, False), Link(), None
     )
     told = (
         f"By arithmetic, for the conversations above on {PROFILE}: what a GPU gives at the speed "
@@ -190,7 +190,9 @@ def split_front(spec: WorkloadSpec) -> Section:
     return Section(SPLIT_TITLE, told, pictures=[picture])
 
 
-async def _virtual(parts: Sequence[Act], demo: Demo, board: LoadBoard, started_s: float) -> float:
+async def _virtual(
+    parts: Sequence[Act], demo: DemoRuns, board: LoadBoard, started_s: float
+) -> float:
     """Replays each part; the share of a core that this got."""
     cpu_s, wall_s = process_time(), perf_counter()
     for part in parts:
@@ -205,7 +207,7 @@ async def _virtual(parts: Sequence[Act], demo: Demo, board: LoadBoard, started_s
     return (process_time() - cpu_s) / (perf_counter() - wall_s)
 
 
-async def _live(out: Path, workers: int, requests: int, demo: Demo, board: LoadBoard) -> None:
+async def _live(out: Path, workers: int, requests: int, demo: DemoRuns, board: LoadBoard) -> None:
     """The popular prompt on programs of their own, started afresh for each policy."""
     spec = WorkloadSpec(POPULAR.format(requests=requests))
     workload = opened(spec, LIVE, f"{requests} requests for one popular prompt", SEED)
@@ -225,7 +227,7 @@ async def _live(out: Path, workers: int, requests: int, demo: Demo, board: LoadB
             board.console.print(f"[bold red]not back to zero:[/] {line}")
 
 
-def _say(demo: Demo, board: LoadBoard, text: str) -> None:
+def _say(demo: DemoRuns, board: LoadBoard, text: str) -> None:
     demo.notes.append(text)
     board.console.print(f"[yellow]{text}[/]")
 
@@ -245,7 +247,7 @@ def as_run(result: ReplayResult, part: Act) -> RunResult:
 
 
 def _outcomes(table: RequestTable, names: Sequence[str], sessions: bool) -> list[Outcome]:
-    verdicts = list(Verdict)
+    verdicts = list(LiveVerdict)
     new = new_ones(table)
     found = []
     for row in range(len(table)):
@@ -381,7 +383,7 @@ def _price(kept: ResultRow, full: ResultRow) -> str:
 
 
 def _report(
-    out: Path, demo: Demo, told: Sequence[str], front: Section, console: Console, took_s: float
+    out: Path, demo: DemoRuns, told: Sequence[str], front: Section, console: Console, took_s: float
 ) -> None:
     shown = claims(demo.rows)
     machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"

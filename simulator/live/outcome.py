@@ -14,7 +14,7 @@ import numpy as np
 from simulator.live.scrape import WorkerCounters
 
 
-class Verdict(StrEnum):
+class LiveVerdict(StrEnum):
     """How a request ended."""
 
     COMPLETED = "completed"  # 200 and the whole answer
@@ -29,7 +29,7 @@ class Outcome:
     serial: int
     scheduled_s: float  # when it was due, seconds from the start of the run
     sent_s: float  # when it left; the difference is the generator's own lateness
-    verdict: Verdict
+    verdict: LiveVerdict
     status: int  # HTTP status, 0 when no answer came
     worker: str | None  # the router's `x-warmroute-worker`
     e2e_ms: float  # from `scheduled_s` to the last byte
@@ -48,7 +48,7 @@ class Outcome:
         return max(0.0, (self.sent_s - self.scheduled_s) * 1000)
 
 
-class Spread(msgspec.Struct, frozen=True):
+class TimeSpread(msgspec.Struct, frozen=True):
     """Mean and quantiles of a time, ms; null where nothing was measured."""
 
     mean: float | None
@@ -57,7 +57,7 @@ class Spread(msgspec.Struct, frozen=True):
     p99: float | None
 
 
-NO_SPREAD = Spread(None, None, None, None)
+NO_SPREAD = TimeSpread(None, None, None, None)
 GOOD_TTFT_MS = 2_000.0
 GOOD_GAP_MS = 50.0
 
@@ -74,29 +74,29 @@ class ResultRow(msgspec.Struct, frozen=True):
     workers: tuple[str, ...]  # names, in the order of the two columns per worker
     requests_per_worker: tuple[int, ...]
     load_skew: float | None  # max / mean of requests per worker
-    ttft_ms: Spread
-    itl_ms: Spread
-    e2e_ms: Spread
+    ttft_ms: TimeSpread
+    itl_ms: TimeSpread
+    e2e_ms: TimeSpread
     output_tokens_per_s: float
     hit_rate_tokens: float | None
     overrun_steps_share: float | None
     busy_share_per_worker: tuple[float, ...]
-    generator_late_ms: Spread
+    generator_late_ms: TimeSpread
     speed: float  # of the timed workers: model seconds per wall second
     duration_s: float  # model time from the first arrival due to the last answer
     # Completed with the first token within GOOD_TTFT_MS and a mean gap within GOOD_GAP_MS, of all.
     good_share: float | None = None
     # In a closed loop of sessions: what begins one, and what goes on with one.
-    new_ttft_ms: Spread = NO_SPREAD
-    continuation_ttft_ms: Spread = NO_SPREAD
+    new_ttft_ms: TimeSpread = NO_SPREAD
+    continuation_ttft_ms: TimeSpread = NO_SPREAD
 
 
-def spread(values: Sequence[float]) -> Spread:
+def spread(values: Sequence[float]) -> TimeSpread:
     """Mean and quantiles (linear interpolation) of `values`."""
     if not values:
         return NO_SPREAD
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
-    return Spread(*(round(float(v), 3) for v in (np.mean(values), p50, p90, p99)))
+    return TimeSpread(*(round(float(v), 3) for v in (np.mean(values), p50, p90, p99)))
 
 
 def summarize(
@@ -113,7 +113,7 @@ def summarize(
     `workers`: names as in the outcomes, those that got nothing included; `before`, `after`: their
     counters around the run, same order (both may be empty for endpoints that give none).
     """
-    done = [o for o in outcomes if o.verdict is Verdict.COMPLETED]
+    done = [o for o in outcomes if o.verdict is LiveVerdict.COMPLETED]
     verdicts = Counter(o.verdict for o in outcomes)
     per_worker = dict.fromkeys(workers, 0)
     for outcome in outcomes:
@@ -126,9 +126,9 @@ def summarize(
         policy=policy,
         workload=workload,
         requests=len(outcomes),
-        completed=verdicts[Verdict.COMPLETED],
-        rejected=verdicts[Verdict.REJECTED],
-        failed=verdicts[Verdict.FAILED],
+        completed=verdicts[LiveVerdict.COMPLETED],
+        rejected=verdicts[LiveVerdict.REJECTED],
+        failed=verdicts[LiveVerdict.FAILED],
         workers=tuple(per_worker),
         requests_per_worker=tuple(per_worker.values()),
         load_skew=_skew(tuple(per_worker.values())),
@@ -149,7 +149,7 @@ def summarize(
     )
 
 
-def _ttft(done: Sequence[Outcome], speed: float) -> Spread:
+def _ttft(done: Sequence[Outcome], speed: float) -> TimeSpread:
     return spread([o.ttft_ms * speed for o in done if o.ttft_ms is not None])
 
 

@@ -52,7 +52,7 @@ class StackSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Stack:
+class ProgramStack:
     """The programs of one run. Lifetime: run."""
 
     routers: tuple[Program, ...]
@@ -85,7 +85,7 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator[Stack]:
+async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator[ProgramStack]:
     """Starts the workers, then the routers in front of them; ends all on the way out."""
     async with Programs(log_dir) as programs:
         workers = await _start_workers(programs, settings)
@@ -94,7 +94,7 @@ async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator
             await programs.start(f"router-{n}", "router", _router_arguments(settings, workers, n))
             for n in range(1, settings.routers)
         ]
-        yield Stack((first, *more), workers)
+        yield ProgramStack((first, *more), workers)
 
 
 def _router_arguments(
@@ -135,7 +135,7 @@ async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[P
     return tuple(task.result() for task in tasks)
 
 
-async def wait_until_routable(stack: Stack, session: aiohttp.ClientSession) -> None:
+async def wait_until_routable(stack: ProgramStack, session: aiohttp.ClientSession) -> None:
     """Returns when each router uses every worker and hears its events, and those that share know
     all of each other; else `ScrapeError`.
     """
@@ -146,7 +146,7 @@ async def wait_until_routable(stack: Stack, session: aiohttp.ClientSession) -> N
         await asyncio.sleep(SETTLE_POLL_S)
 
 
-async def _not_routable(stack: Stack, session: aiohttp.ClientSession) -> str:
+async def _not_routable(stack: ProgramStack, session: aiohttp.ClientSession) -> str:
     """What is missing still, with the address that says so; empty: nothing is."""
     for admin in stack.admins:
         rows = await router_workers(admin, session)
@@ -170,7 +170,7 @@ async def router_workers(admin: str, session: aiohttp.ClientSession) -> list[dic
     return rows
 
 
-async def worker_names(stack: Stack, session: aiohttp.ClientSession) -> dict[str, str]:
+async def worker_names(stack: ProgramStack, session: aiohttp.ClientSession) -> dict[str, str]:
     """What the routers call each worker -> `worker 0`, `worker 1`, in the order of `urls`.
 
     All of them were given the same list, and so number it alike.
@@ -180,7 +180,7 @@ async def worker_names(stack: Stack, session: aiohttp.ClientSession) -> dict[str
     return {by_url[url]: f"worker {number}" for number, url in enumerate(stack.urls)}
 
 
-async def leftovers(stack: Stack, session: aiohttp.ClientSession) -> list[str]:
+async def leftovers(stack: ProgramStack, session: aiohttp.ClientSession) -> list[str]:
     """Load counters that are not back to zero `SETTLE_S` after a run, one line each; [] is right.
 
     Asks each router's ledger, its gauge of requests in flight, and every worker's queue.
@@ -193,7 +193,7 @@ async def leftovers(stack: Stack, session: aiohttp.ClientSession) -> list[str]:
     return found
 
 
-async def _not_zero(stack: Stack, session: aiohttp.ClientSession) -> list[str]:
+async def _not_zero(stack: ProgramStack, session: aiohttp.ClientSession) -> list[str]:
     found = []
     for router, admin in zip(stack.routers, stack.admins, strict=True):
         for number, row in enumerate(await router_workers(admin, session)):
@@ -230,7 +230,7 @@ class RunResult:
 
 
 @asynccontextmanager
-async def _own_ports(stack: Stack) -> AsyncIterator[Sequence[str]]:
+async def _own_ports(stack: ProgramStack) -> AsyncIterator[Sequence[str]]:
     """Where the routers serve clients by themselves."""
     yield [router.url for router in stack.routers]
 
@@ -240,7 +240,7 @@ async def run_scenario(
     settings: StackSettings,
     log_dir: Path,
     on_outcome: OnOutcome,
-    served: Callable[[Stack], AbstractAsyncContextManager[Sequence[str]]] = _own_ports,
+    served: Callable[[ProgramStack], AbstractAsyncContextManager[Sequence[str]]] = _own_ports,
 ) -> RunResult:
     """Runs `workload` (arrivals in model time) against a fresh stack of `settings`.
 

@@ -30,7 +30,7 @@ class Anonymous:
         return None if drawn < self._share else session
 
 
-class Turn:
+class TimedTurn:
     """A job, when it comes, and which turn of which session it is. Lifetime: request."""
 
     __slots__ = ("at_ns", "job", "number", "session")
@@ -47,14 +47,14 @@ class Arrivals(Protocol):
 
     total: int | None  # requests that will come; None: not known beforehand
 
-    def pull(self) -> Turn | None:
+    def pull(self) -> TimedTurn | None:
         """The next one whose time was known beforehand, in order of time; None: no more."""
 
-    def after(self, turn: Turn, now_ns: int) -> Turn | None:
+    def after(self, turn: TimedTurn, now_ns: int) -> TimedTurn | None:
         """The one that the end of `turn` at `now_ns` sets free, at or after now."""
 
 
-class OpenLoop:
+class OpenLoopArrivals:
     """Every request at its own time, whatever becomes of the others. Lifetime: replay."""
 
     total: int | None = None  # its source may know
@@ -62,11 +62,11 @@ class OpenLoop:
     def __init__(self, jobs: Iterator[Job]) -> None:
         self._jobs = jobs
 
-    def pull(self) -> Turn | None:
+    def pull(self) -> TimedTurn | None:
         job = next(self._jobs, None)
-        return None if job is None else Turn(job.at_ns, job, None, 0)
+        return None if job is None else TimedTurn(job.at_ns, job, None, 0)
 
-    def after(self, turn: Turn, now_ns: int) -> Turn | None:
+    def after(self, turn: TimedTurn, now_ns: int) -> TimedTurn | None:
         return None
 
 
@@ -84,17 +84,17 @@ class ClosedLoop:
         starts.sort(key=lambda turns: turns[0].at_ns)  # stable
         self._starts = iter(starts)
 
-    def pull(self) -> Turn | None:
+    def pull(self) -> TimedTurn | None:
         turns = next(self._starts, None)
-        return None if turns is None else Turn(turns[0].at_ns, turns[0], turns, 0)
+        return None if turns is None else TimedTurn(turns[0].at_ns, turns[0], turns, 0)
 
-    def after(self, turn: Turn, now_ns: int) -> Turn | None:
+    def after(self, turn: TimedTurn, now_ns: int) -> TimedTurn | None:
         turns, number = turn.session, turn.number + 1
         if turns is None or number == len(turns):
             return None
         job = turns[number]
         pause_ns = job.at_ns - turn.job.at_ns if job.think_ns is None else job.think_ns
-        return Turn(now_ns + max(pause_ns, 0), job, turns, number)
+        return TimedTurn(now_ns + max(pause_ns, 0), job, turns, number)
 
 
 class Live:
@@ -102,7 +102,7 @@ class Live:
 
     __slots__ = ("begun", "chain", "leg", "station", "turn")
 
-    def __init__(self, turn: Turn, chain: Hashes) -> None:
+    def __init__(self, turn: TimedTurn, chain: Hashes) -> None:
         self.turn = turn
         self.chain = chain  # full blocks of its prompt, then those known of its answer
         self.station: Station | None = None  # where it was sent; None: held, or it failed there

@@ -12,7 +12,7 @@ from policies.contract import Hashes
 from policies.facts import Arrival, Failure, Finish, FirstToken, Prefilled, Probed, Progress
 from router.core.contract.actions import Action, Dispatch, Ejected, Probe, Reject, Resync
 from simulator.replay.agenda import Agenda, Rank
-from simulator.replay.arrivals import Anonymous, Arrivals, Live, Turn
+from simulator.replay.arrivals import Anonymous, Arrivals, Live, TimedTurn
 from simulator.replay.observer import Observer
 from simulator.replay.replicas import Replicas
 from simulator.replay.result import NEVER, Book, Verdict
@@ -193,17 +193,17 @@ class Relay:
         """A worker joined."""
         self._growing.appendleft(station)
 
-    def _plan(self, turn: Turn | None, arrive: Callable[[int, Turn], None]) -> None:
+    def _plan(self, turn: TimedTurn | None, arrive: Callable[[int, TimedTurn], None]) -> None:
         if turn is not None:
             self.coming += 1
             self._agenda.at(max(turn.at_ns, self._agenda.now_ns), Rank.ARRIVAL, arrive, turn)
 
-    def _arrive_next(self, now_ns: int, turn: Turn) -> None:
+    def _arrive_next(self, now_ns: int, turn: TimedTurn) -> None:
         """One whose time was known beforehand: only one of these is on the agenda."""
         self._plan(self._arrivals.pull(), self._arrive_next)
         self._arrive(now_ns, turn)
 
-    def _arrive(self, now_ns: int, turn: Turn) -> None:
+    def _arrive(self, now_ns: int, turn: TimedTurn) -> None:
         self.coming -= 1
         self._tell_progress(now_ns)
         job, size = turn.job, self._block_size

@@ -20,7 +20,7 @@ from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
 from router.core.placement.guard import raising
 from simulator.replay.agenda import Agenda
-from simulator.replay.arrivals import Anonymous, ClosedLoop, OpenLoop
+from simulator.replay.arrivals import Anonymous, ClosedLoop, OpenLoopArrivals
 from simulator.replay.faults import Failing, Fault, read_faults
 from simulator.replay.fleet import FleetBuilder, check_setup, some_fit
 from simulator.replay.observer import Observer, Sampler
@@ -111,7 +111,7 @@ class _Run:
         for core in cores:
             core.guard.measure(self._calls_s)
         self._core = Replicas(cores, self._agenda, _ns(setup.world.replica_lag_ms), setup.seed)
-        self._arrivals = ClosedLoop(jobs) if setup.closed_loop else OpenLoop(jobs)
+        self._arrivals = ClosedLoop(jobs) if setup.closed_loop else OpenLoopArrivals(jobs)
         self._relay = Relay(
             self._core,
             self._agenda,

@@ -107,7 +107,7 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     checks: tuple[Check, ...] = ()
 
 
-class Kept(msgspec.Struct, frozen=True):
+class ForecastLine(msgspec.Struct, frozen=True):
     """A line of the file of forecasts."""
 
     log: str
@@ -239,7 +239,7 @@ def state_path(log: str) -> Path:
     return path.with_name(f"{path.name}.advice") if path.name else Path("log.advice")
 
 
-def read_kept(path: Path) -> list[Kept]:
+def read_kept(path: Path) -> list[ForecastLine]:
     """Forecasts in the order in which they were made; [] without a file. Raises `SweepError`."""
     try:
         with path.open("rb") as file:
@@ -253,7 +253,7 @@ def read_kept(path: Path) -> list[Kept]:
     kept = []
     for number, line in enumerate(data.splitlines(), 1):
         try:
-            kept.append(msgspec.json.decode(line, type=Kept))
+            kept.append(msgspec.json.decode(line, type=ForecastLine))
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise SweepError(
                 [f"{path}:{number}: not a forecast ({error}); move it away, or name another"]
@@ -266,7 +266,7 @@ def keep(path: Path, advice: Advice) -> None:
     if not advice.findings:
         return
     recorded, first = advice.recorded, advice.findings[0]
-    line = Kept(
+    line = ForecastLine(
         advice.log,
         recorded.first_s,
         recorded.last_s,

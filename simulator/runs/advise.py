@@ -29,7 +29,7 @@ from simulator.runs.advice import (
     Check,
     Finding,
     Forecast,
-    Kept,
+    ForecastLine,
     Kind,
     Tried,
     another,
@@ -37,7 +37,7 @@ from simulator.runs.advice import (
     short,
 )
 from simulator.runs.plan import LIMITS, PlanRequest, Targets, check_targets, kept, plan, shown
-from simulator.runs.runs import Runs
+from simulator.runs.runs import RunResults
 from simulator.runs.task import SweepError
 from simulator.traces.request_log import Recorded
 
@@ -75,7 +75,7 @@ class Asked(msgspec.Struct, frozen=True):
     draws: int = DRAWS
     seed: int = 0
     seconds: float | None = None  # to spend; None: as long as it takes
-    kept: tuple[Kept, ...] = ()  # forecasts of earlier logs
+    kept: tuple[ForecastLine, ...] = ()  # forecasts of earlier logs
     check_only: bool = False
     any_fit: bool = False  # advise although the replay is unlike the log
 
@@ -280,7 +280,7 @@ class Adviser:
     """Replays and judges. Lifetime: one advice."""
 
     def __init__(
-        self, asked: Asked, runs: Runs, clock_s: Callable[[], float] = time.monotonic
+        self, asked: Asked, runs: RunResults, clock_s: Callable[[], float] = time.monotonic
     ) -> None:
         self._asked, self._runs, self._clock_s = asked, runs, clock_s
         self._began_s = clock_s()
@@ -550,7 +550,7 @@ class Adviser:
 
     # --- what became of forecasts ---------------------------------------------------------------
 
-    def _check(self, made: Kept) -> Check | None:
+    def _check(self, made: ForecastLine) -> Check | None:
         """A forecast beside this log; None where this one is not later, or ran otherwise."""
         base, recorded = self._asked.base, self._asked.recorded
         if recorded.first_s < made.last_s or not same_pool(made.change.setup, base):

@@ -30,12 +30,12 @@ from simulator.runs.scenes import (
     LEAST_GOOD,
     MAX_TTFT_MS,
     RATIOS,
-    Ladder,
     Rivalry,
     RuleFigures,
     Saturation,
     Scene,
     SceneFigures,
+    SceneLadder,
     compare_scene,
     ladder_of_scenes,
     read_scenes,
@@ -97,7 +97,7 @@ FOLDED = ("E2E", "TPOT p90", "preempt.", "E2E ratio", "TPOT ratio")
 def print_scenes(
     console: Console,
     scenes: Sequence[SceneFigures],
-    ladders: Sequence[Ladder],
+    ladders: Sequence[SceneLadder],
     rivals: Sequence[Rivalry],
 ) -> None:
     """The base beside the best others, each scene, the ladders, the terms.
@@ -123,7 +123,7 @@ def print_scenes(
 
 
 def as_markdown(
-    scenes: Sequence[SceneFigures], ladders: Sequence[Ladder], rivals: Sequence[Rivalry]
+    scenes: Sequence[SceneFigures], ladders: Sequence[SceneLadder], rivals: Sequence[Rivalry]
 ) -> str:
     """The same tables for a document, then the terms."""
     lines: list[str] = []
@@ -191,7 +191,7 @@ def _unresolved(scene: SceneFigures) -> str:
     return unresolved(named_parts(found))
 
 
-def _saturations(found: Ladder) -> Table:
+def _saturations(found: SceneLadder) -> Table:
     return Table(("rule", "takes"), [(rule.policy, taken(rule)) for rule in found.rules])
 
 
@@ -237,7 +237,7 @@ MAX_PICTURES = 60
 
 def render_page(
     scenes: Sequence[SceneFigures],
-    ladders: Sequence[Ladder],
+    ladders: Sequence[SceneLadder],
     rivals: Sequence[Rivalry],
     title: str,
     failed: Sequence[str] = (),
@@ -272,7 +272,7 @@ def _scene(scene: SceneFigures, *, drawn: bool) -> Section:
     return Section(scene.name, text, pictures=pictures, tables=tables)
 
 
-def _ladder(found: Ladder, scenes: dict[str, SceneFigures]) -> Section:
+def _ladder(found: SceneLadder, scenes: dict[str, SceneFigures]) -> Section:
     says = "; ".join(f"{rule.policy}: {taken(rule)}" for rule in found.rules)
     caption = f"{found.name}: mean TTFT against {found.load_unit}; the line: 2 s."
     lines: dict[str, Line] = {}
@@ -308,7 +308,7 @@ class CompareReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     version: Literal[3]
     base: str
     scenes: tuple[SceneFigures, ...]
-    ladders: tuple[Ladder, ...]
+    ladders: tuple[SceneLadder, ...]
     rivals: tuple[Rivalry, ...]  # scenes with too few seeds, or without the base, have none
     failed: tuple[str, ...]  # runs without figures
 
@@ -354,7 +354,7 @@ def run_compare(
     return not failed
 
 
-def ladders_of(scenes: Sequence[Scene], found: Sequence[SceneFigures]) -> list[Ladder]:
+def ladders_of(scenes: Sequence[Scene], found: Sequence[SceneFigures]) -> list[SceneLadder]:
     """Of the scenes that differ by their load alone, where there are two loads or more."""
     by_name = {figures.name: figures for figures in found}
     groups: dict[tuple[str, str, Setup], list[SceneFigures]] = {}

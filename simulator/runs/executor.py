@@ -18,7 +18,7 @@ from typing import Any, Self
 
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
-from simulator.runs.task import Evaluate, Outcome, SweepError, Task
+from simulator.runs.task import Evaluate, RunOutcome, SweepError, Task
 
 ENDINGS = frozenset({signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
 MAX_ATTEMPTS = 2  # of a run whose process died; a run that raises would raise again
@@ -46,7 +46,7 @@ class LocalProcesses:
             child.end()
         self._children.clear()
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
         """The outcomes as they come. A run that raises has failed; one whose process dies is
         tried once more.
         """
@@ -103,7 +103,7 @@ class _Child:
         self.task, self._attempts = task, attempt
         self._send(task.setup)
 
-    def take(self) -> Outcome:
+    def take(self) -> RunOutcome:
         """What came of the task; neither row nor error: the process died."""
         assert self.task is not None
         task, self.task = self.task, None
@@ -111,7 +111,7 @@ class _Child:
             row, error = self.pipe.recv()
         except (EOFError, OSError, pickle.UnpicklingError):
             row = error = None
-        return Outcome(task, row, error, self._attempts)
+        return RunOutcome(task, row, error, self._attempts)
 
     def end(self) -> None:
         """Ends it, whatever it is at; a run leaves nothing behind."""
@@ -171,10 +171,10 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _died(outcome: Outcome, how: str) -> Outcome:
+def _died(outcome: RunOutcome, how: str) -> RunOutcome:
     hint = "; too little memory?" if how.endswith("SIGKILL") else ""
     error = f"its process {how}, {outcome.attempts} times{hint}"
-    return Outcome(outcome.task, None, error, outcome.attempts)
+    return RunOutcome(outcome.task, None, error, outcome.attempts)
 
 
 CONNECT_S = 10.0
@@ -213,7 +213,7 @@ class DaskCluster:
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
         """The outcomes as they come; what is under way when nobody asks on is cancelled."""
         waiting = iter(tasks)
         pending: dict[Any, Task] = {}
@@ -250,12 +250,12 @@ class DaskCluster:
                 raise SweepError([f"--dask {address}: {worker} has {has}, here is {ours}"])
 
 
-def _outcome(task: Task, future: Any) -> Outcome:
+def _outcome(task: Task, future: Any) -> RunOutcome:
     if future.status == "finished":
         answered: Answer = future.result()
-        return Outcome(task, *answered)
+        return RunOutcome(task, *answered)
     error = future.exception() if future.status == "error" else future.status
-    return Outcome(task, None, f"its worker was lost: {error}")
+    return RunOutcome(task, None, f"its worker was lost: {error}")
 
 
 def _version() -> str:

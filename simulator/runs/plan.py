@@ -18,9 +18,9 @@ from simulator.replay.setup import Setup
 from simulator.report.figures import NOTHING, Interval, figure, interval, percent, seconds
 from simulator.report.row import ReplayRow
 from simulator.runs.points import PER_GPU, fleet_gpus, points_of
-from simulator.runs.runs import Runs
+from simulator.runs.runs import RunResults
 from simulator.runs.sheet import check_policies, check_setups
-from simulator.runs.task import Outcome, SweepError
+from simulator.runs.task import RunOutcome, SweepError
 
 # Every seed must keep the limits, or the bad end of the 95 % interval of their mean.
 Rule = Literal["all", "interval"]
@@ -372,7 +372,7 @@ class Tie(msgspec.Struct, frozen=True):
     told: str  # how close the two are where both were tried
 
 
-class Plan(msgspec.Struct, frozen=True):
+class FleetPlan(msgspec.Struct, frozen=True):
     """The answer to a request; `best` is the policy with the fewest GPUs, or the highest rate.
 
     Of policies with the same answer it is the one that has more room; see `ties`.
@@ -385,7 +385,7 @@ class Plan(msgspec.Struct, frozen=True):
     ties: tuple[Tie, ...] = ()
 
 
-def plan(request: PlanRequest, runs: Runs) -> Plan:
+def plan(request: PlanRequest, runs: RunResults) -> FleetPlan:
     """Searches all policies side by side, so that their runs fill the processes.
 
     Raises `SweepError` for a request that makes no sense, before anything runs.
@@ -406,7 +406,7 @@ def plan(request: PlanRequest, runs: Runs) -> Plan:
             each.tell([next(outcomes) for _ in request.seeds])
     rows = tuple(each.row() for each in searches)
     best = _best(request, rows)
-    return Plan(request, rows, best, count, tuple(_ties(request, searches, best)))
+    return FleetPlan(request, rows, best, count, tuple(_ties(request, searches, best)))
 
 
 class _PolicySearch:
@@ -415,7 +415,7 @@ class _PolicySearch:
     def __init__(self, policy: str, request: PlanRequest, ladder: Ladder) -> None:
         self.policy, self._request, self._ladder = policy, request, ladder
         self._trials: dict[int, Trial] = {}
-        self._outcomes: dict[int, Sequence[Outcome]] = {}
+        self._outcomes: dict[int, Sequence[RunOutcome]] = {}
         self.pairs: dict[int, list[tuple[Setup, ReplayRow]]] = {}  # by what was tried
         self._notes: list[str] = []
         self._found = Found()
@@ -431,7 +431,7 @@ class _PolicySearch:
             for seed in self._request.seeds
         ]
 
-    def tell(self, outcomes: Sequence[Outcome]) -> None:
+    def tell(self, outcomes: Sequence[RunOutcome]) -> None:
         """What came of them."""
         assert self.rung is not None
         errors = [outcome.error for outcome in outcomes if outcome.error is not None]
@@ -592,7 +592,7 @@ def _missing(named: str) -> str:
 SHOWN = (figure("ttft_ms.p90"), figure("tpot_ms.mean"), figure("hit_rate_tokens"), PER_GPU)
 
 
-def plan_table(plan: Plan) -> Table:
+def plan_table(plan: FleetPlan) -> Table:
     """A line for each policy, the best one marked."""
     rate = plan.request.find == "rate"
     table = Table(
@@ -611,7 +611,7 @@ def plan_table(plan: Plan) -> Table:
     return table
 
 
-def plan_lines(plan: Plan) -> Iterator[str]:
+def plan_lines(plan: FleetPlan) -> Iterator[str]:
     """What to do, then for each policy why not less and what to know, as rich markup."""
     yield escape(verdict(plan))
     for tie in plan.ties:
@@ -621,7 +621,7 @@ def plan_lines(plan: Plan) -> Iterator[str]:
             yield f"[bold]{escape(row.policy)}[/]: {escape(note)}"
 
 
-def verdict(plan: Plan) -> str:
+def verdict(plan: FleetPlan) -> str:
     """The answer in a sentence."""
     rows = {row.policy: row for row in plan.rows}
     if plan.best is None:
@@ -639,14 +639,14 @@ def verdict(plan: Plan) -> str:
     return f"{head}; the others take: {told}." if told else f"{head}."
 
 
-def _level_with_best(plan: Plan) -> list[str]:
+def _level_with_best(plan: FleetPlan) -> list[str]:
     """The best policy, and those level with it that have the same answer."""
     answers = {row.policy: row.answer for row in plan.rows}
     ties = [tie.policy for tie in plan.ties if answers[tie.policy] == answers[plan.best or ""]]
     return [plan.best or "", *ties]
 
 
-def _beside(plan: Plan, row: PlanRow) -> str:
+def _beside(plan: FleetPlan, row: PlanRow) -> str:
     """What its amount does not say."""
     best = next(one for one in plan.rows if one.policy == plan.best)
     if any(tie.policy == row.policy for tie in plan.ties):
@@ -656,12 +656,12 @@ def _beside(plan: Plan, row: PlanRow) -> str:
     return ""
 
 
-def as_json(plan: Plan) -> bytes:
+def as_json(plan: FleetPlan) -> bytes:
     """The plan as JSON, every trial in it."""
     return msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
 
 
-def _amount(plan: Plan, row: PlanRow) -> str:
+def _amount(plan: FleetPlan, row: PlanRow) -> str:
     if row.answer is None:
         return "(no answer)"
     if plan.request.find == "rate":

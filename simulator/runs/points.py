@@ -22,7 +22,7 @@ from simulator.report.figures import (
 )
 from simulator.report.row import ReplayRow
 from simulator.runs.sheet import SHORT_NAMES
-from simulator.runs.task import Outcome
+from simulator.runs.task import RunOutcome
 
 
 def fleet_gpus(setup: Setup) -> int:
@@ -99,9 +99,9 @@ class Point:
         return lost is not None and lost <= MAX_LOST_SHARE
 
 
-def points_of(outcomes: Iterable[Outcome]) -> list[Point]:
+def points_of(outcomes: Iterable[RunOutcome]) -> list[Point]:
     """One point for all seeds of a set-up, in order of first runs; failed runs left out."""
-    groups: dict[Setup, list[Outcome]] = {}
+    groups: dict[Setup, list[RunOutcome]] = {}
     for outcome in outcomes:
         if outcome.row is not None:
             groups.setdefault(msgspec.structs.replace(outcome.task.setup, seed=0), []).append(

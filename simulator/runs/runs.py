@@ -18,7 +18,7 @@ from simulator.report.board import Board, span
 from simulator.report.row import ReplayRow, summarize
 from simulator.runs.executor import DaskCluster, LocalProcesses
 from simulator.runs.store import Store
-from simulator.runs.task import Evaluate, Keys, Outcome, Runner, Task
+from simulator.runs.task import Evaluate, Keys, Runner, RunOutcome, Task
 
 
 def evaluate(setup: Setup) -> ReplayRow:
@@ -80,7 +80,7 @@ class RunOptions:
     request_lines: int = MAX_REQUEST_LINES  # of each such file
 
 
-class Runs:
+class RunResults:
     """Results by set-up. Lifetime: the `with` block, which leaves no process behind.
 
     Entering raises `SweepError` for a file or a cluster that cannot be used.
@@ -100,7 +100,7 @@ class Runs:
         if options.requests is not None:
             self.files = RequestFiles(options.requests, self._keys, options.request_lines)
             self._evaluate = self.files
-        self._done: dict[str, Outcome] = {}
+        self._done: dict[str, RunOutcome] = {}
         self._block = ExitStack()
         self._store: Store | None = None
         self._ended = 0
@@ -125,7 +125,7 @@ class Runs:
     def __exit__(self, *_: object) -> None:
         self._block.close()
 
-    def outcomes(self, setups: Sequence[Setup]) -> list[Outcome]:
+    def outcomes(self, setups: Sequence[Setup]) -> list[RunOutcome]:
         """The outcome of each set-up, in their order; a failed run is an outcome as well.
 
         Raises `SweepError` for files that set-ups name and nobody can read.
@@ -139,7 +139,7 @@ class Runs:
             self._done[outcome.task.key] = outcome
         return [self._done[task.key] for task in tasks]
 
-    def _note(self, outcome: Outcome) -> None:
+    def _note(self, outcome: RunOutcome) -> None:
         """Counts a run, and says at once where one failed."""
         self._ended += 1
         if outcome.error is not None:
@@ -173,7 +173,7 @@ class Runs:
         self._console.print(line, highlight=False)
 
 
-def estimate_s(tasks: Sequence[Task], done: Iterable[Outcome], jobs: int) -> float | None:
+def estimate_s(tasks: Sequence[Task], done: Iterable[RunOutcome], jobs: int) -> float | None:
     """About how long the `tasks` take; None where neither a run nor a set-up says how big one is.
 
     From what runs that are done took, else from the requests that the set-ups ask for.
@@ -192,13 +192,13 @@ def sweep(
     options: RunOptions,
     console: Console,
     evaluate: Evaluate = evaluate,
-) -> list[Outcome]:
+) -> list[RunOutcome]:
     """The outcome of each set-up, in their order; a failed run is an outcome as well.
 
     Says before it starts how many runs there are. Ctrl-C ends all processes; the file of results
     keeps what is done. Raises `SweepError` before anything runs for files that cannot be used.
     """
-    with Runs(options, console, evaluate) as runs:
+    with RunResults(options, console, evaluate) as runs:
         runs.announce(setups)
         outcomes = runs.outcomes(setups)
     if runs.files is not None:
@@ -206,7 +206,7 @@ def sweep(
     return outcomes
 
 
-def _written(files: RequestFiles, outcomes: Sequence[Outcome]) -> str:
+def _written(files: RequestFiles, outcomes: Sequence[RunOutcome]) -> str:
     """Where the requests are, and which of them are left out."""
     sizes = [outcome.row.requests for outcome in outcomes if outcome.row is not None]
     cut = sum(size > files.most_lines for size in sizes)

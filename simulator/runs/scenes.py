@@ -28,7 +28,7 @@ RATE = re.compile(r"(?<=[?&])rate=[^&]*&?")
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class SceneLoad:
     """Scenes of equal `of` differ by their load alone. Lifetime: report."""
 
     of: Setup  # with everything that says how much taken out
@@ -36,7 +36,7 @@ class Load:
     unit: str
 
 
-def load_of(setup: Setup) -> Load:
+def load_of(setup: Setup) -> SceneLoad:
     """Requests per second where that was asked, a generator's own rate, or the speed of a file."""
     work = setup.workload
     value, unit = work.speed, "times as fast as recorded"
@@ -52,7 +52,7 @@ def load_of(setup: Setup) -> Load:
         rate_per_s=None,
         speed=1.0,
     )
-    return Load(msgspec.structs.replace(setup, workload=bare, policy="", seed=0), value, unit)
+    return SceneLoad(msgspec.structs.replace(setup, workload=bare, policy="", seed=0), value, unit)
 
 
 def _own_rate(work: WorkloadSpec) -> float | None:
@@ -83,7 +83,7 @@ class Scene:
     name: str
     file: str  # which results it is of, short
     setup: Setup  # of its first run, without policy and seed
-    load: Load
+    load: SceneLoad
     rows: dict[str, dict[int, ReplayRow]] = field(default_factory=dict)  # policy -> seed -> row
     failed: list[str] = field(default_factory=list)  # runs without a row, and why
 
@@ -386,7 +386,7 @@ class Saturation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     below: float | None  # the lowest one, where it did not keep up with it
 
 
-class Ladder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class SceneLadder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Scenes of ascending load, and what each rule takes; best first."""
 
     name: str
@@ -396,13 +396,13 @@ class Ladder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rules: tuple[Saturation, ...]
 
 
-def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> Ladder:
+def ladder_of_scenes(name: str, scenes: Sequence[SceneFigures]) -> SceneLadder:
     """The ladder of scenes that differ by their load alone, two at least."""
     ordered = sorted(scenes, key=lambda scene: scene.load)
     policies = dict.fromkeys(rule.policy for scene in ordered for rule in scene.rules)
     found = [_saturation(policy, ordered) for policy in policies]
     found.sort(key=_rank, reverse=True)
-    return Ladder(
+    return SceneLadder(
         name,
         ordered[0].load_unit,
         tuple(scene.name for scene in ordered),

@@ -12,7 +12,7 @@ import msgspec
 
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
-from simulator.runs.task import Outcome, SweepError, Task
+from simulator.runs.task import RunOutcome, SweepError, Task
 
 HEADER = b'{"format":"warmroute-sweep","version":1}\n'
 
@@ -93,12 +93,12 @@ class Store:
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
-    def done(self, task: Task) -> Outcome | None:
+    def done(self, task: Task) -> RunOutcome | None:
         """The outcome of a run that has a row."""
         row = self.rows.get(task.key)
-        return None if row is None else Outcome(task, row)
+        return None if row is None else RunOutcome(task, row)
 
-    def add(self, outcome: Outcome) -> None:
+    def add(self, outcome: RunOutcome) -> None:
         """Writes one line; it is on the disk when this returns."""
         task = outcome.task
         record = Record(task.key, task.setup, outcome.row, outcome.error, outcome.attempts)

@@ -13,7 +13,7 @@ from rich.console import Console
 from simulator import DATA
 from simulator.replay.setup import Setup
 from simulator.runs.compare import run_compare
-from simulator.runs.runs import RunOptions, Runs
+from simulator.runs.runs import RunOptions, RunResults
 from simulator.runs.runs import evaluate as evaluate_replay
 from simulator.runs.sheet import parse_sheet, setups_of
 from simulator.runs.task import Evaluate, SweepError, unknown
@@ -47,7 +47,7 @@ class StudyList(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class StudyPart:
     """What part of the study is wanted. Lifetime: process."""
 
     traces: Path = Path()  # where trace files lie
@@ -72,7 +72,7 @@ class Step:
     setups: tuple[Setup, ...]
 
 
-def read_steps(asked: Asked, file: Path = LIST) -> list[Step]:
+def read_steps(asked: StudyPart, file: Path = LIST) -> list[Step]:
     """The steps in the list's order, one for each name of results, each run once.
 
     Raises `SweepError` for a wrong list or sweep file, an unknown sweep, and missing traces.
@@ -115,7 +115,7 @@ def _list(file: Path) -> StudyList:
 
 
 def _step(
-    name: str, entries: Sequence[Entry], listed: StudyList, asked: Asked, folder: Path
+    name: str, entries: Sequence[Entry], listed: StudyList, asked: StudyPart, folder: Path
 ) -> Step:
     found: dict[Setup, None] = {}
     for entry in entries:
@@ -176,7 +176,7 @@ SUFFIX = ".results.jsonl"
 
 
 def run_study(
-    asked: Asked,
+    asked: StudyPart,
     out: Path,
     base: str,
     console: Console,
@@ -195,7 +195,7 @@ def run_study(
     files = [folder / f"{step.name}{SUFFIX}" for step in steps]
     for number, (step, file) in enumerate(zip(steps, files, strict=True), 1):
         console.print(f"{number}/{len(steps)} {step.name}", style="bold", highlight=False)
-        with Runs(RunOptions(file, jobs), console, evaluate) as runs:
+        with RunResults(RunOptions(file, jobs), console, evaluate) as runs:
             runs.announce(step.setups)
             runs.outcomes(step.setups)
     run = {setup.policy for step in steps for setup in step.setups}

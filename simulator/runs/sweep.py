@@ -51,10 +51,10 @@ from simulator.runs.points import (
     varied_of,
 )
 from simulator.runs.points import flat_setup as flat
-from simulator.runs.runs import RunOptions, Runs, sweep
+from simulator.runs.runs import RunOptions, RunResults, sweep
 from simulator.runs.runs import evaluate as evaluate_replay
 from simulator.runs.sheet import read_sheet
-from simulator.runs.task import Evaluate, Outcome
+from simulator.runs.task import Evaluate, RunOutcome
 
 TARGETS = (
     figure("ttft_ms.p90"), figure("ttft_ms.p99"), figure("tpot_ms.mean"), figure("goodput.share"),
@@ -235,7 +235,7 @@ class SweepReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     points: tuple[SweepPoint, ...]
 
 
-def as_json(outcomes: Sequence[Outcome], points: Sequence[Point]) -> bytes:
+def as_json(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> bytes:
     """The file's bytes: the same runs give the same, but for the seconds they took."""
     leading = {
         id(point) for own in by_world(points).values() for point in front(own, PER_GPU, PER_USER)
@@ -276,7 +276,7 @@ def _point(point: Point, first: Point, on_front: bool) -> SweepPoint:
     )
 
 
-def as_csv(outcomes: Sequence[Outcome]) -> str:
+def as_csv(outcomes: Sequence[RunOutcome]) -> str:
     """A line for each run that ended well: what was varied, then every figure of its row.
 
     Lists and mappings are JSON in one cell; empty: nothing was measured.
@@ -292,7 +292,7 @@ def as_csv(outcomes: Sequence[Outcome]) -> str:
     return buffer.getvalue()
 
 
-def _line(outcome: Outcome, varied: Sequence[str]) -> dict[str, Any]:
+def _line(outcome: RunOutcome, varied: Sequence[str]) -> dict[str, Any]:
     setup, row = outcome.task.setup, outcome.row
     assert row is not None
     settings = flat(setup)
@@ -325,7 +325,7 @@ ALL_FIGURES = tuple(one for one in OURS if one.name not in ("rejected", "failed"
 
 
 def render_page(
-    outcomes: Sequence[Outcome], points: Sequence[Point], title: str, notes: Sequence[str] = ()
+    outcomes: Sequence[RunOutcome], points: Sequence[Point], title: str, notes: Sequence[str] = ()
 ) -> str:
     """The whole page; `notes`: how it was done, a paragraph each."""
     worlds = by_world(points)
@@ -341,7 +341,7 @@ def render_page(
     return Page(title, story(outcomes, points), (), shown, [*more, *notes]).html()
 
 
-def story(outcomes: Sequence[Outcome], points: Sequence[Point]) -> list[str]:
+def story(outcomes: Sequence[RunOutcome], points: Sequence[Point]) -> list[str]:
     """What came out, in sentences."""
     failed = sum(outcome.error is not None for outcome in outcomes)
     lost = f"; {failed} runs failed and are listed below" if failed else ""
@@ -516,7 +516,7 @@ def _all(points: Sequence[Point]) -> Section:
     return Section("All figures", tables=[table], terms=terms) if points else Section("")
 
 
-def _failures(outcomes: Sequence[Outcome]) -> Section:
+def _failures(outcomes: Sequence[RunOutcome]) -> Section:
     lines = [
         f"{o.task.setup.policy}, seed {o.task.setup.seed}: {o.error}"
         for o in outcomes
@@ -580,7 +580,7 @@ def run_plan(
 
     Raises `SweepError` and `KeyboardInterrupt` as `run_sweep` does.
     """
-    with Runs(options, console, evaluate) as runs:
+    with RunResults(options, console, evaluate) as runs:
         answer = plan(request, runs)
     console.print(plan_table(answer))
     for line in plan_lines(answer):

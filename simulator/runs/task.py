@@ -93,7 +93,7 @@ class Task(msgspec.Struct, frozen=True):
     setup: Setup
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class RunOutcome(msgspec.Struct, frozen=True):
     """What became of a run: a row or an error, never both."""
 
     task: Task
@@ -107,7 +107,7 @@ class Runner(Protocol):
 
     jobs: int  # runs at a time
 
-    def run(self, tasks: Sequence[Task]) -> Iterator[Outcome]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[RunOutcome]:
         """The outcomes as they come, in any order, one for each task."""
 
     def __enter__(self) -> Self: ...

@@ -115,7 +115,7 @@ class Format:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundFormat:
     """A file's format, what it was told, and its block size."""
 
     format: Format
@@ -123,7 +123,7 @@ class Found:
     block_tokens: int
 
 
-def find_format(spec: str, path: Path, block_tokens: int | None) -> Found:
+def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
     """What `spec` names (`NAME?key=value`), or with "auto" what the file's first lines show.
 
     Raises `TraceError` for an unknown name or key, and for a file that nothing recognizes.
@@ -139,10 +139,10 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> Found:
         raise TraceError(f"{path}: its first lines are of no known format; name one of: {known}")
     one = found[0]
     options = parse_options(spec, one.options)
-    return Found(one, options, block_tokens or _told_size(path, one, options))
+    return FoundFormat(one, options, block_tokens or _told_size(path, one, options))
 
 
-def file_jobs(reading: Reading, found: Found) -> Iterator[Job]:
+def file_jobs(reading: Reading, found: FoundFormat) -> Iterator[Job]:
     """The jobs of an open file, in order of arrival."""
     return found.format.read(reading)
 

@@ -46,7 +46,7 @@ class RequestLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     ] = True
 
 
-class _Line(msgspec.Struct, frozen=True, gc=False):
+class _LogLine(msgspec.Struct, frozen=True, gc=False):
     """What a replay needs of a line, and `format`, which headings alone have."""
 
     format: str | None = None
@@ -67,7 +67,7 @@ class _Line(msgspec.Struct, frozen=True, gc=False):
 def block_size_of(raw: bytes, options: RequestLogOptions) -> int | None:
     """Tokens a block of this line's chain stands for, where it says and where it is asked for."""
     try:
-        line = msgspec.json.decode(raw, type=_Line)
+        line = msgspec.json.decode(raw, type=_LogLine)
     except DECODE_ERRORS:
         return None
     return line.block_size if line.chain and options.model in (None, line.model) else None
@@ -75,7 +75,7 @@ def block_size_of(raw: bytes, options: RequestLogOptions) -> int | None:
 
 def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job | None]:
     """Makes the function that reads one line, after those before it; it raises `LineError`."""
-    decode = msgspec.json.Decoder(_Line).decode
+    decode = msgspec.json.Decoder(_LogLine).decode
     headings = known = known_tokens = 0
     names = "0"  # whose names compare: of headings with one salt, or below one heading
 
@@ -160,14 +160,14 @@ def _own_name(session: str, place: int) -> np.uint64:
     return np.uint64(int.from_bytes(told, "little"))
 
 
-def _check_heading(line: _Line) -> None:
+def _check_heading(line: _LogLine) -> None:
     if line.format != FORMAT or line.version != VERSION:
         raise LineError(
             f"format: {line.format!r} version {line.version}; expected {FORMAT!r} {VERSION}"
         )
 
 
-def _check_chain(line: _Line, blocks: int, block_tokens: int) -> None:
+def _check_chain(line: _LogLine, blocks: int, block_tokens: int) -> None:
     if not blocks:
         return
     if line.block_size != block_tokens:
@@ -198,7 +198,7 @@ class Recorded(msgspec.Struct, frozen=True):
     cut: bool  # its last line ends in the middle
 
 
-class _Seen(_Line, frozen=True, gc=False):
+class _Seen(_LogLine, frozen=True, gc=False):
     """What clients saw, besides what a replay needs."""
 
     policy: str | None = None

@@ -40,7 +40,7 @@ import numpy as np
 from simulator.live.demo import BLOCK_SIZE, PROFILE, SEED, acts
 from simulator.live.load import Workload, opened
 from simulator.live.outcome import ResultRow
-from simulator.live.stack import RunResult, Stack, StackSettings, run_scenario
+from simulator.live.stack import ProgramStack, RunResult, StackSettings, run_scenario
 from simulator.replay.run import replay
 from simulator.replay.setup import Setup, WorkerGroup
 from simulator.traces.spec import WorkloadSpec
@@ -70,7 +70,9 @@ DOORS = (FRONT, SAMPLE, DUPLEX, SHARED)
 HELD_TO = ((SAMPLE, FRONT, 2.0), (DUPLEX, FRONT, 2.0), (SHARED, SAMPLE, 3.0))
 
 
-def before(door: Door, folder: Path) -> Callable[[Stack], AbstractAsyncContextManager[list[str]]]:
+def before(
+    door: Door, folder: Path
+) -> Callable[[ProgramStack], AbstractAsyncContextManager[list[str]]]:
     """Where requests go: the addresses of the door."""
 
     def change(config: Any) -> None:
@@ -80,7 +82,7 @@ def before(door: Door, folder: Path) -> Callable[[Stack], AbstractAsyncContextMa
             duplex(config)
 
     @asynccontextmanager
-    async def served(stack: Stack) -> AsyncIterator[list[str]]:
+    async def served(stack: ProgramStack) -> AsyncIterator[list[str]]:
         if not door.envoy:
             yield [router.url for router in stack.routers]
             return

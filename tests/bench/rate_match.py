@@ -19,8 +19,8 @@ from typing import get_args
 import numpy as np
 
 from router.core.contract.settings import DisaggregationMode
-from simulator.capacity.pools import RATE_SHARE, Pool, Trial, climb, split, trial
-from simulator.capacity.rates import Link, Mix, Shape, Targets, measure, prefill_s, step_s
+from simulator.capacity.pools import RATE_SHARE, PoolTrial, WorkerPool, climb, split, trial
+from simulator.capacity.rates import Link, Mix, Shape, WaitTargets, measure, prefill_s, step_s
 from simulator.traces.spec import WorkloadSpec
 from simulator.workloads.open import open_jobs
 
@@ -47,8 +47,8 @@ class Outcome:
     workload: str
     profile: str
     workers: int
-    found: Pool
-    trials: dict[int, Trial]  # by the number that prefill
+    found: WorkerPool
+    trials: dict[int, PoolTrial]  # by the number that prefill
     climbed: int
 
     @property
@@ -68,12 +68,12 @@ class Outcome:
         return self.trials[number].good_share / top if top else 1.0
 
 
-def targets_of(shape: Shape, mix: Mix) -> Targets:
+def targets_of(shape: Shape, mix: Mix) -> WaitTargets:
     """What its operator would ask of it."""
     floor_s = float(step_s(shape.step_time, 1, 1, 0.0, mix.context))
     each_s = prefill_s(shape.step_time, mix)
     ttft_s = PATIENCE * float(np.mean(each_s)) + float(np.quantile(each_s, 0.99))
-    return Targets(SLOWER * floor_s, ttft_s)
+    return WaitTargets(SLOWER * floor_s, ttft_s)
 
 
 def outcome(
@@ -93,7 +93,7 @@ def outcome(
     )
     tried = partial(trial, spec, targets=targets, link=link, block_size=BLOCK, disaggregation=mode)
 
-    def of(n: int) -> Trial:
+    def of(n: int) -> PoolTrial:
         return tried((("prefill", profile_name, n), ("decode", profile_name, workers - n)))
 
     trials = {n: of(n) for n in range(1, workers)}

@@ -17,8 +17,8 @@ import aiohttp
 import numpy as np
 import pytest
 
-from simulator.capacity.batches import Batches, Size, fit, read_measured
-from simulator.capacity.instances import Load, Row, row
+from simulator.capacity.batches import Batches, BatchSize, fit, read_measured
+from simulator.capacity.instances import ArrivingLoad, Row, row
 from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
 
@@ -73,7 +73,7 @@ class SleepTriton(TritonServer):
 class Seen:
     """One run: what Triton counted and what the client waited for. Lifetime: test."""
 
-    sizes: list[Size]
+    sizes: list[BatchSize]
     latencies_s: np.ndarray
     span_s: float
     sleep_s: float  # what a sleep of 10 ms took beside it, mean
@@ -138,13 +138,13 @@ async def loaded(http: aiohttp.ClientSession, url: str, gaps_s: Iterable[float])
     return Seen(between(before, now), np.array(latencies), span_s, sleeps[0])
 
 
-def between(before: dict[int, Any], now: dict[int, Any]) -> list[Size]:
+def between(before: dict[int, Any], now: dict[int, Any]) -> list[BatchSize]:
     """Means of what was executed meanwhile."""
     found = []
     for batch, (count, ns) in sorted(now.items()):
         then, then_ns = before.get(batch, (0, 0))
         if count > then:
-            found.append(Size(batch, count - then, (ns - then_ns) / 1e9 / (count - then)))
+            found.append(BatchSize(batch, count - then, (ns - then_ns) / 1e9 / (count - then)))
     return found
 
 
@@ -196,7 +196,7 @@ async def test_a_plan_is_what_triton_then_does(tmp_path: Path, instances: int, r
                 if seen.sleep_s >= QUIET_S:
                     noisy.append(seen.sleep_s)
                     continue
-                planned = row(Load(rate), batches.seconds, instances)
+                planned = row(ArrivingLoad(rate), batches.seconds, instances)
                 off.append(differences(planned, seen, rate, instances))
                 told = " ".join(f"{name} {share:.0%}" for name, share in off[-1].items())
                 print(f"\n{instances} instances, {rate:g}/s: of what it may be off: {told}")

@@ -10,7 +10,7 @@ import numpy as np
 
 from simulator.live.client import Target
 from simulator.live.load import opened, run_load
-from simulator.live.outcome import Outcome, Verdict
+from simulator.live.outcome import LiveVerdict, Outcome
 from simulator.live.processes import Programs
 from simulator.replay.run import replay
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup, World
@@ -58,7 +58,7 @@ async def both(folder: Path, spec: WorkloadSpec) -> tuple[float, float, float, f
     the latter, and who happens to come last weighs little.
     """
     outcomes = await live(folder, spec)
-    assert all(one.verdict is Verdict.COMPLETED for one in outcomes)
+    assert all(one.verdict is LiveVerdict.COMPLETED for one in outcomes)
     result = replay(
         Setup(
             spec,

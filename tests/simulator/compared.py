@@ -9,7 +9,7 @@ import msgspec
 from simulator.replay.setup import Setup
 from simulator.report.row import GoodputShare, ReplayRow, Spread
 from simulator.runs.store import Store
-from simulator.runs.task import Keys, Outcome
+from simulator.runs.task import Keys, RunOutcome
 from tests.simulator.synthetic import evaluate
 
 
@@ -35,5 +35,5 @@ def written(path: Path, runs: list[tuple[Setup, ReplayRow | None]]) -> Path:
     with Store(path) as store:
         for asked, row in runs:
             error = None if row is not None else "ValueError: no room"
-            store.add(Outcome(keys.task(asked), row, error))
+            store.add(RunOutcome(keys.task(asked), row, error))
     return path

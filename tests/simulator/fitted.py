@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator
 
 from engine.profiles import PROFILES, profile
-from simulator.calibrate.fit import Load, Observation, fit, prefill_loads
+from simulator.calibrate.fit import ComputedLoad, Observation, fit, prefill_loads
 from tests.simulator.measurements import observed, random_load, stalled
 
 PLAIN = "llama-3.1-8b-h100"
@@ -31,7 +31,7 @@ def data_sets() -> Iterator[tuple[str, list[Observation]]]:
     draw = random.Random(3)
     prompts = (prefill_loads(draw.randrange(100, 40_000), 8192) for _ in range(40))
     yield "whole prompts", [Observation(x, sum(map(truth.seconds, x)) + 0.003, 1) for x in prompts]
-    alike = [Load(8, 0, 8, 8 * context) for context in range(100, 4000, 100)]
+    alike = [ComputedLoad(8, 0, 8, 8 * context) for context in range(100, 4000, 100)]
     yield "batches of one size", [Observation((x,), truth.seconds(x)) for x in alike]
 
 

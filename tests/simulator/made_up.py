@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from simulator.live.load import Workload, opened
-from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.outcome import LiveVerdict, Outcome, summarize
 from simulator.live.scrape import Sample, WorkerCounters, pool_samples
 from simulator.live.stack import RunResult
 from simulator.traces.spec import WorkloadSpec
@@ -30,7 +30,7 @@ def outcome(serial: int = 0, **values: Any) -> Outcome:
         "serial": serial,
         "scheduled_s": serial / 60,
         "sent_s": serial / 60,
-        "verdict": Verdict.COMPLETED,
+        "verdict": LiveVerdict.COMPLETED,
         "status": 200,
         "worker": WORKERS[0],
         "e2e_ms": 500.0,

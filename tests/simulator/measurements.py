@@ -6,15 +6,15 @@ import random
 
 from engine.step_time import StepTime
 from simulator.calibrate.fit import (
-    Load,
+    ComputedLoad,
     Observation,
 )
 
 
-def random_load(draw: random.Random) -> Load:
+def random_load(draw: random.Random) -> ComputedLoad:
     chunks = [(draw.randrange(16, 4096), draw.randrange(60_000)) for _ in range(draw.randrange(3))]
     decodes = draw.randrange(100) if chunks else draw.randrange(1, 100)
-    return Load(
+    return ComputedLoad(
         sum(tokens for tokens, _ in chunks),
         len(chunks),
         decodes,

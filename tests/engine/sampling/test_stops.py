@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.sampling.params import SamplingParams
-from engine.sampling.stops import Piece, StopText
+from engine.sampling.stops import StopText, TextPiece
 from tests.effort import examples
 
 
@@ -67,19 +67,19 @@ def test_no_stop_before_the_least_number_of_tokens():
     params = SamplingParams(stop=("ab",), min_tokens=2)
     stop_text = StopText.of(params)
     assert [stop_text.push(text) for text in ("ab", "a", "b", "xa")] == [
-        *(Piece("ab"), Piece("a"), Piece("b"), Piece("x"))
+        *(TextPiece("ab"), TextPiece("a"), TextPiece("b"), TextPiece("x"))
     ]
-    assert stop_text.push("b!") == Piece("", "ab")
+    assert stop_text.push("b!") == TextPiece("", "ab")
 
 
 def test_a_request_without_stops_holds_nothing_back():
-    assert StopText.of(None).push("ab") == Piece("ab")
-    assert StopText.of(SamplingParams(min_tokens=3)).push("ab") == Piece("ab")
+    assert StopText.of(None).push("ab") == TextPiece("ab")
+    assert StopText.of(SamplingParams(min_tokens=3)).push("ab") == TextPiece("ab")
 
 
 def test_nothing_comes_after_the_end():
     stop_text = StopText(("x",), included=True, min_tokens=0)
-    assert stop_text.push("axb") == Piece("ax", "x")
+    assert stop_text.push("axb") == TextPiece("ax", "x")
     assert stop_text.flush() == ""
     with pytest.raises(ValueError, match="after the stop string"):
         stop_text.push("c")

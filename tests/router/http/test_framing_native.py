@@ -17,7 +17,7 @@ from router.http.errors import WorkerError
 from router.http.messages import Request
 from router.http.reply import RelayLimits, Terms, Timeouts, Usage
 from router.upstream.client_reply import ClientReply
-from router.upstream.fallback import Connection, Exchange
+from router.upstream.fallback import Exchange, WorkerConnection
 from router.upstream.meter import usage_in
 from router.upstream.native import NativeRelay, pool_of
 from tests.router.property_support import Wire, cut, patient
@@ -156,7 +156,7 @@ async def by_python(
     sink = ClientReply(cast(Request, request), extra_headers=OURS)
     terms = Terms(LIMITS, Timeouts(), time.monotonic, due=due)
     wire = Wire(pieces, beyond_the_end=False)
-    exchange = Exchange(cast(Connection, wire), method, sink, terms)
+    exchange = Exchange(cast(WorkerConnection, wire), method, sink, terms)
     outcome = await exchange.run(b"", b"")
     assert outcome.error is None or isinstance(outcome.error, WorkerError)
     return Story(

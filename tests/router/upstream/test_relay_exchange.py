@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from router.http.errors import WorkerError
 from router.http.reply import Outcome, RelayLimits, ReplyHead, ReplySink, Terms, Timeouts
-from router.upstream.fallback import Connection, Exchange
+from router.upstream.fallback import Exchange, WorkerConnection
 from tests.router.property_support import Wire, cut, patient
 
 REPLIES = st.sampled_from(
@@ -63,7 +63,7 @@ async def relayed(pieces: list[bytes]) -> tuple[Outcome, Record]:
     """What becomes of a reply that comes in `pieces` and then ends."""
     sink = Record()
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
-    exchange = Exchange(cast(Connection, Wire(pieces)), "POST", sink, terms)
+    exchange = Exchange(cast(WorkerConnection, Wire(pieces)), "POST", sink, terms)
     return await exchange.run(b"", b""), sink
 
 
@@ -101,7 +101,7 @@ async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
     """Knots of references would cost a collection every few hundred requests."""
     wire = Wire([b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhel", b"lo you"])
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)
-    exchange = Exchange(cast(Connection, wire), "POST", Record(), terms)
+    exchange = Exchange(cast(WorkerConnection, wire), "POST", Record(), terms)
     assert (await exchange.run(b"", b"")).error is None
     gone = weakref.ref(exchange)
     gc.disable()
@@ -113,7 +113,7 @@ async def test_a_finished_exchange_needs_no_garbage_collector() -> None:
 
 
 async def test_a_connection_that_was_lost_before_its_exchange_began() -> None:
-    connection = Connection(lambda _: None, time.monotonic)
+    connection = WorkerConnection(lambda _: None, time.monotonic)
     connection.connection_made(_Closed())
     connection.connection_lost(None)
     terms = Terms(RelayLimits(), Timeouts(), time.monotonic)

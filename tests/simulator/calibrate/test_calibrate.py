@@ -11,7 +11,7 @@ from rich.console import Console
 from engine.profiles import PROFILES, profile, read_profile, write_profile
 from simulator.calibrate.fit import (
     COLUMNS,
-    Load,
+    ComputedLoad,
     Observation,
     ObservationError,
     calibrate,
@@ -80,7 +80,7 @@ def test_a_faster_clock_gives_constants_in_its_own_unit() -> None:
 
 def test_equal_explanations_share_evenly() -> None:
     """All batches are of one size: what a step takes anyway is the overhead's or the weights'."""
-    loads = [Load(0, 0, 8, 8 * context) for context in range(100, 4000, 100)]
+    loads = [ComputedLoad(0, 0, 8, 8 * context) for context in range(100, 4000, 100)]
     found = fit([Observation((load,), 0.010 + 1e-7 * load.decode_ctx_tokens) for load in loads])
     step_time = found.step_time
     assert step_time.linear_s == 0.0
@@ -103,16 +103,16 @@ def test_too_few_measurements_are_refused() -> None:
 
 def test_a_prompt_is_cut_into_chunks() -> None:
     assert prefill_loads(20, 8) == (
-        Load(8, 1, attention_pairs=32.0),
-        Load(8, 1, attention_pairs=96.0),
-        Load(4, 1, attention_pairs=72.0),
+        ComputedLoad(8, 1, attention_pairs=32.0),
+        ComputedLoad(8, 1, attention_pairs=96.0),
+        ComputedLoad(4, 1, attention_pairs=72.0),
     )
 
 
 def test_a_step_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "steps.csv"
     path.write_text(f"extra,{HEADER}\nx,10,1,2,300,50.5,0.25\n")
-    assert read_step_log(path) == [Observation((Load(10, 1, 2, 300, 50.5),), 0.25)]
+    assert read_step_log(path) == [Observation((ComputedLoad(10, 1, 2, 300, 50.5),), 0.25)]
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from simulator.calibrate.validate import (
     summary,
     validation_table,
 )
-from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.outcome import LiveVerdict, Outcome, summarize
 from simulator.live.scrape import pool_samples
 from simulator.live.stack import RunResult
 from tests.effort import examples
@@ -74,7 +74,7 @@ def test_placements_by_hand() -> None:
         placed(1, 0, 0, ttft_ms=100.5),  # alike
         placed(2, 0, 0),  # same worker, found nothing there
         placed(3, 1, 96),  # placed elsewhere, where there was less
-        placed(4, 0, 80, verdict=Verdict.FAILED),
+        placed(4, 0, 80, verdict=LiveVerdict.FAILED),
         placed(5, 1, 80),  # turned away in the replay
         placed(6, 1, 80, ttft_ms=101.0),  # alike
     ]

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from engine.profiles import PROFILES, profile
 from engine.step_time import StepTime
-from simulator.capacity.pools import Shapes, Trial, climb, match, pareto, split
+from simulator.capacity.pools import PoolTrial, Shapes, climb, match, pareto, split
 from simulator.capacity.rates import (
     HIGHEST_LOAD,
     Link,
     Mix,
     MixError,
     Shape,
-    Targets,
+    WaitTargets,
     aggregated,
     attention_pairs,
     decode,
@@ -46,7 +46,7 @@ def shape(name: str) -> Shape:
 
 
 def ratio_and_gain(
-    p: Shape, d: Shape, both: list[Shape], mix: Mix, targets: Targets
+    p: Shape, d: Shape, both: list[Shape], mix: Mix, targets: WaitTargets
 ) -> tuple[float, float]:
     """n_P / n_D, and requests per GPU over those of the best workers that do both."""
     prefilling = prefill(p, mix, targets, FREE, load=LOAD).requests_per_s
@@ -86,7 +86,7 @@ def test_the_reference_table(
     worker, mix = shape(name), Mix.of(*tokens)
     for tpot_ms, (ratio, mean_gain, step_gain) in zip(TARGETS_MS, cells, strict=True):
         for every_step, gain in ((False, mean_gain), (True, step_gain)):
-            targets = Targets(tpot_ms / 1e3, every_step=every_step)
+            targets = WaitTargets(tpot_ms / 1e3, every_step=every_step)
             found = ratio_and_gain(worker, worker, [worker], mix, targets)
             # 1 %, or what the table's own digits leave open.
             assert found[0] == pytest.approx(ratio, rel=0.01, abs=0.005), (tpot_ms, every_step)
@@ -107,7 +107,7 @@ def test_the_reference_table_where_each_role_has_its_best_shape(
     both = [shape(QWEN), shape("qwen3-32b-h100-tp4")]
     mix = Mix.of(*tokens)
     for every_step, gain in ((False, mean_gain), (True, step_gain)):
-        targets = Targets(tpot_ms / 1e3, every_step=every_step)
+        targets = WaitTargets(tpot_ms / 1e3, every_step=every_step)
         found = max(
             ratio_and_gain(p, d, both, mix, targets)[1]
             for p in both
@@ -188,7 +188,7 @@ mixes = st.builds(
 def test_whole_numbers_are_the_best_there_are(
     mix: Mix, name: str, tpot_s: float, gpus: int, ttft_s: float, gbps: float
 ) -> None:
-    worker, targets, link = Shape.of(name), Targets(tpot_s, ttft_s), Link(gbps)
+    worker, targets, link = Shape.of(name), WaitTargets(tpot_s, ttft_s), Link(gbps)
     found = split(mix, worker, worker, targets, link, gpus)
     decoding = decode(worker, mix, targets, link)
     best = 0.0
@@ -208,38 +208,38 @@ def test_whole_numbers_are_the_best_there_are(
 def test_more_work_or_tighter_targets_never_take_more(mix: Mix, tpot_s: float) -> None:
     worker = Shape.of(QWEN)
     longer = Mix(mix.prompt_tokens + 500, mix.uncached_tokens + 500, mix.output_tokens)
-    rates: tuple[tuple[Callable[[Mix, Targets], float], float], ...] = (
+    rates: tuple[tuple[Callable[[Mix, WaitTargets], float], float], ...] = (
         (lambda m, t: prefill(worker, m, t, Link()).requests_per_s, 1.001),
         (lambda m, t: decode(worker, m, t, Link()).requests_per_s, 1.001),
         (lambda m, t: aggregated(worker, m, t).requests_per_s, 1.02),  # a hundred steps are tried
     )
     for one, slack in rates:
-        rate = one(mix, Targets(tpot_s, 3.0)) * slack
-        assert one(longer, Targets(tpot_s, 3.0)) <= rate
-        assert one(mix, Targets(tpot_s * 0.9, 3.0)) <= rate
-        assert one(mix, Targets(tpot_s, 2.0)) <= rate
+        rate = one(mix, WaitTargets(tpot_s, 3.0)) * slack
+        assert one(longer, WaitTargets(tpot_s, 3.0)) <= rate
+        assert one(mix, WaitTargets(tpot_s * 0.9, 3.0)) <= rate
+        assert one(mix, WaitTargets(tpot_s, 2.0)) <= rate
 
 
 def test_what_limits_is_named() -> None:
     worker, mix = Shape.of(QWEN), Mix.of(4000, 4000, 400)
-    roomy = Targets(0.2, 60.0)
+    roomy = WaitTargets(0.2, 60.0)
     assert decode(worker, mix, roomy, Link()).limited_by == "KV memory"
-    assert decode(worker, mix, Targets(0.02), Link()).limited_by == "decode step"
+    assert decode(worker, mix, WaitTargets(0.02), Link()).limited_by == "decode step"
     assert decode(worker, mix, roomy, Link(gbps=0.5)).limited_by == "link"
-    assert decode(worker, mix, Targets(0.001), Link()).limited_by == "floor"
+    assert decode(worker, mix, WaitTargets(0.001), Link()).limited_by == "floor"
     assert prefill(worker, mix, roomy, Link()).limited_by == "prefill"
     assert prefill(worker, mix, roomy, Link(gbps=0.5)).limited_by == "link"
-    assert prefill(worker, mix, Targets(0.2, 0.5), Link()).limited_by == "TTFT"
-    assert prefill(worker, mix, Targets(0.2, 0.1), Link()).requests_per_s == 0.0
+    assert prefill(worker, mix, WaitTargets(0.2, 0.5), Link()).limited_by == "TTFT"
+    assert prefill(worker, mix, WaitTargets(0.2, 0.1), Link()).requests_per_s == 0.0
     with pytest.raises(ValueError, match="more than 0 Gbit/s"):
         Link(gbps=0.0)
     with pytest.raises(ValueError, match="above 0 s"):
-        Targets(0.0)
+        WaitTargets(0.0)
 
 
 def test_a_pool_of_both_kinds_is_never_worse_than_either() -> None:
     shapes = Shapes(*[(Shape.of(QWEN), Shape.of("qwen3-32b-h100-tp4"))] * 3)
-    found = match(Mix.of(8192, 2048, 128), shapes, Targets(0.02, 2.0), Link(), 24)
+    found = match(Mix.of(8192, 2048, 128), shapes, WaitTargets(0.02, 2.0), Link(), 24)
     assert found.split is not None
     assert found.alone is not None
     assert found.best is not None
@@ -247,12 +247,12 @@ def test_a_pool_of_both_kinds_is_never_worse_than_either() -> None:
     assert found.best.requests_per_s >= found.alone.requests_per_s
     assert found.best.gpus <= 24
     with pytest.raises(ValueError, match="GPUs must be"):
-        match(Mix.of(1, 1, 1), shapes, Targets(0.1), Link(), 0)
+        match(Mix.of(1, 1, 1), shapes, WaitTargets(0.1), Link(), 0)
 
 
 def test_no_point_of_a_front_is_beaten_by_another() -> None:
     shapes = Shapes(*[(Shape.of(QWEN), Shape.of("qwen3-32b-h100-tp4"))] * 3)
-    targets = Targets(1.0, 3.0)
+    targets = WaitTargets(1.0, 3.0)
     for gpus in (None, 16):
         fronts = pareto(
             Mix.of(4400, 4400, 1200),
@@ -297,17 +297,17 @@ def test_a_mix_that_cannot_be_is_refused() -> None:
         with pytest.raises(MixError):
             Mix.of(*tokens)
     assert attention_pairs(np.array([10.0]), np.array([10.0])) == 50.0
-    assert math.isinf(Targets(1.0).ttft_s)
+    assert math.isinf(WaitTargets(1.0).ttft_s)
     assert isinstance(Shape.of(QWEN).step_time, StepTime)
 
 
 def test_numbers_around_a_match_are_tried_for_as_long_as_they_are_better() -> None:
-    def made(good: dict[int, float]) -> tuple[list[Trial], list[int]]:
+    def made(good: dict[int, float]) -> tuple[list[PoolTrial], list[int]]:
         tried: list[int] = []
 
-        def of(number: int) -> Trial:
+        def of(number: int) -> PoolTrial:
             tried.append(number)
-            return Trial(number, 0, 1.0, 1.0, 0.02, good[number], 0.0, 1.0)
+            return PoolTrial(number, 0, 1.0, 1.0, 0.02, good[number], 0.0, 1.0)
 
         return climb(4, 8, of), sorted(tried)
 

@@ -16,14 +16,22 @@ from hypothesis import strategies as st
 
 from simulator.capacity.batches import (
     Batches,
-    Measured,
+    BatchSize,
+    MeasuredBatches,
     MeasurementError,
-    Size,
     fit,
     given,
     knee,
 )
-from simulator.capacity.instances import Load, Memory, Planner, Target, load_of, row, run
+from simulator.capacity.instances import (
+    ArrivingLoad,
+    Memory,
+    Planner,
+    ServiceTarget,
+    load_of,
+    row,
+    run,
+)
 from simulator.traces.job import Job
 from tests.effort import examples
 
@@ -123,7 +131,7 @@ def chain(rate: float, seconds: Sequence[float]) -> tuple[float, float, float]:
 @pytest.mark.parametrize("rate", [50.0, 100.0, 200.0, 270.0])
 def test_one_instance_is_as_the_chain_of_its_queue_says(rate: float) -> None:
     seconds = given(0.010, 0.002, 8).seconds
-    found = row(Load(rate), seconds, 1)
+    found = row(ArrivingLoad(rate), seconds, 1)
     batch, busy, latency = chain(rate, seconds)
     assert found.batch == pytest.approx(batch, rel=0.03)
     assert found.utilisation == pytest.approx(busy, abs=0.02)
@@ -139,7 +147,7 @@ def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load:
     terms = [offered**k / math.factorial(k) for k in range(instances)]
     last = offered**instances / math.factorial(instances) / (1 - load)
     wait = 0.5 * last / (sum(terms) + last) * service / (instances * (1 - load))
-    found = row(Load(offered / service), [0.0, service], instances)
+    found = row(ArrivingLoad(offered / service), [0.0, service], instances)
     assert found.wait_s == pytest.approx(wait, rel=0.2, abs=0.01 * service)
     assert found.utilisation == pytest.approx(load, abs=0.02)
 
@@ -147,7 +155,7 @@ def test_without_batches_it_waits_as_allen_and_cunneen_say(instances: int, load:
 def test_many_instances_are_watched_for_long_enough() -> None:
     """Each executes often: their beginning, when all are free, is not what is told."""
     seconds = given(0.010, 0.002, 8).seconds
-    few, many = (row(Load(0.9 * n * 8 / 0.026), seconds, n) for n in (40, 1000))
+    few, many = (row(ArrivingLoad(0.9 * n * 8 / 0.026), seconds, n) for n in (40, 1000))
     assert many.batch == pytest.approx(few.batch, rel=0.05)
     assert many.utilisation == pytest.approx(few.utilisation, abs=0.02)
 
@@ -156,10 +164,10 @@ def measured(base: float, each: float, sizes: Sequence[int], seed: int, top: int
     """A measurement of a hidden a + c b: means of some noisy executions."""
     draw = np.random.default_rng(seed)
     seen = [
-        Size(b, 50, float(np.mean((base + each * b) * (1 + 0.1 * draw.standard_normal(50)))))
+        BatchSize(b, 50, float(np.mean((base + each * b) * (1 + 0.1 * draw.standard_normal(50)))))
         for b in sizes
     ]
-    return fit(Measured("hidden", top, 1, seen))
+    return fit(MeasuredBatches("hidden", top, 1, seen))
 
 
 def hidden(seed: int) -> tuple[float, float, int, int, float]:
@@ -175,7 +183,7 @@ def hidden(seed: int) -> tuple[float, float, int, int, float]:
 def test_figures_are_those_of_simulated_arrivals(seed: int) -> None:
     base, each, top, instances, rate = hidden(seed)
     batches = measured(base, each, sorted({1, 2, top // 2, top}), seed, top)
-    planned = row(Load(rate), batches.seconds, instances)
+    planned = row(ArrivingLoad(rate), batches.seconds, instances)
     true = [0.0, *(base + each * b for b in range(1, top + 1))]
     found = events(poisson(rate, seed + 100), true, instances)
     assert planned.batch == pytest.approx(float(np.mean(found.batches)), rel=0.10)
@@ -196,7 +204,7 @@ def test_the_count_keeps_the_target_and_one_fewer_does_not() -> None:
         true = [0.0, *(base + each * b for b in range(1, top + 1))]
         draw = np.random.default_rng(seed)
         bound = float(draw.uniform(1.3, 3.0)) * true[-1]
-        plan = Planner([batches], Load(rate), Target(p99_s=bound)).plan()
+        plan = Planner([batches], ArrivingLoad(rate), ServiceTarget(p99_s=bound)).plan()
         assert plan.needed is not None
 
         def p99(count: int, rate: float = rate / 0.8, seed: int = seed) -> float:
@@ -212,13 +220,13 @@ def test_the_count_keeps_the_target_and_one_fewer_does_not() -> None:
 
 def test_one_more_where_one_may_fail_and_none_beyond_what_is_allowed() -> None:
     line = given(0.010, 0.002, 8)
-    target = Target(p99_s=0.05)
-    plan = Planner([line], Load(230.0), target).plan()
+    target = ServiceTarget(p99_s=0.05)
+    plan = Planner([line], ArrivingLoad(230.0), target).plan()
     assert plan.needed is not None
     assert plan.with_failure is not None
-    plain = Planner([line], Load(230.0), Target(p99_s=0.05, headroom=0.0)).plan()
+    plain = Planner([line], ArrivingLoad(230.0), ServiceTarget(p99_s=0.05, headroom=0.0)).plan()
     assert plan.with_failure == max(plan.needed, plain.needed + 1)
-    few = Planner([line], Load(230.0), target, most=plan.with_failure - 1).plan()
+    few = Planner([line], ArrivingLoad(230.0), target, most=plan.with_failure - 1).plan()
     assert few.needed == (plan.needed if plan.needed < plan.with_failure else None)
     assert few.with_failure is None
 
@@ -227,7 +235,7 @@ def test_bursts_need_more_and_even_arrivals_fewer() -> None:
     line = given(0.010, 0.002, 8)
 
     def needed(variability: float) -> int:
-        plan = Planner([line], Load(500.0, variability), Target(p99_s=0.05)).plan()
+        plan = Planner([line], ArrivingLoad(500.0, variability), ServiceTarget(p99_s=0.05)).plan()
         assert plan.needed is not None
         return plan.needed
 
@@ -237,14 +245,14 @@ def test_bursts_need_more_and_even_arrivals_fewer() -> None:
 def test_a_count_is_planned_with_what_was_measured_beside_it() -> None:
     alone, beside = given(0.010, 0.002, 8), given(0.030, 0.006, 8)
     beside = Batches("given", 3, beside.base_s, beside.per_request_s, 8)
-    planner = Planner([beside, alone], Load(100.0), Target())
+    planner = Planner([beside, alone], ArrivingLoad(100.0), ServiceTarget())
     assert [planner.batches(n).instances for n in (1, 2, 3, 9)] == [1, 1, 3, 3]
 
 
 def test_a_delay_is_named_where_it_saves_latency_only() -> None:
     line = given(0.010, 0.0005, 16)
-    assert Planner([line], Load(20.0), Target(p99_s=0.05)).plan().delay_s == 0.0
-    many = Planner([line], Load(2500.0), Target(p99_s=0.05)).plan()
+    assert Planner([line], ArrivingLoad(20.0), ServiceTarget(p99_s=0.05)).plan().delay_s == 0.0
+    many = Planner([line], ArrivingLoad(2500.0), ServiceTarget(p99_s=0.05)).plan()
     if many.delayed is not None:
         assert many.reserve is not None
         assert many.delayed.p99_s < 0.95 * many.reserve.p99_s
@@ -267,13 +275,14 @@ def test_no_time_is_told_beyond_twice_the_largest_batch() -> None:
     assert (found.largest, found.asked) == (8, 64)
     assert len(found.seconds) == 9
     assert any(
-        "none above 4" in note for note in Planner([found], Load(9.0), Target()).plan().notes
+        "none above 4" in note
+        for note in Planner([found], ArrivingLoad(9.0), ServiceTarget()).plan().notes
     )
 
 
 def test_sizes_that_make_no_line_are_joined() -> None:
-    sizes = [Size(1, 9, 0.010), Size(4, 9, 0.010), Size(8, 9, 0.030)]
-    found = fit(Measured("m", 16, 1, sizes))
+    sizes = [BatchSize(1, 9, 0.010), BatchSize(4, 9, 0.010), BatchSize(8, 9, 0.030)]
+    found = fit(MeasuredBatches("m", 16, 1, sizes))
     assert found.is_bent
     assert found.seconds[1:5] == pytest.approx([0.010] * 4)
     assert found.seconds[8] == pytest.approx(0.030)
@@ -281,19 +290,19 @@ def test_sizes_that_make_no_line_are_joined() -> None:
 
 
 def test_noise_never_makes_a_cost_below_0() -> None:
-    falling = fit(Measured("m", 4, 1, [Size(1, 9, 0.020), Size(4, 9, 0.019)]))
+    falling = fit(MeasuredBatches("m", 4, 1, [BatchSize(1, 9, 0.020), BatchSize(4, 9, 0.019)]))
     assert falling.per_request_s == 0.0
-    steep = fit(Measured("m", 4, 1, [Size(1, 9, 0.001), Size(4, 9, 0.020)]))
+    steep = fit(MeasuredBatches("m", 4, 1, [BatchSize(1, 9, 0.001), BatchSize(4, 9, 0.020)]))
     assert steep.base_s == 0.0
-    assert fit(Measured("m", 0, 1, [Size(1, 9, 0.020)])).seconds == [0.0, 0.020]
+    assert fit(MeasuredBatches("m", 0, 1, [BatchSize(1, 9, 0.020)])).seconds == [0.0, 0.020]
     with pytest.raises(MeasurementError, match="a line needs two sizes"):
-        fit(Measured("m", 8, 1, [Size(1, 9, 0.020), Size(1, 9, 0.021)]))
+        fit(MeasuredBatches("m", 8, 1, [BatchSize(1, 9, 0.020), BatchSize(1, 9, 0.021)]))
     with pytest.raises(MeasurementError, match="no batch was seen"):
-        fit(Measured("m", 8, 1, []))
+        fit(MeasuredBatches("m", 8, 1, []))
 
 
 sizes = st.builds(
-    Size,
+    BatchSize,
     st.integers(1, 64),
     st.integers(1, 1 << 53),
     st.floats(1e-12, 86_400, allow_subnormal=False),
@@ -303,10 +312,10 @@ sizes = st.builds(
 @settings(max_examples=examples(300), deadline=None)
 @drawn(st.lists(sizes, max_size=8), st.integers(0, 4096), st.sampled_from([None, 1, 16]))
 def test_whatever_was_measured_is_refused_or_gives_times(
-    seen: list[Size], top: int, asked: int | None
+    seen: list[BatchSize], top: int, asked: int | None
 ) -> None:
     try:
-        found = fit(Measured("m", top, 1, seen), asked)
+        found = fit(MeasuredBatches("m", top, 1, seen), asked)
     except MeasurementError:
         assert len({one.batch for one in seen}) < 2
         return
@@ -317,7 +326,7 @@ def test_whatever_was_measured_is_refused_or_gives_times(
         assert all(0 < low <= high < math.inf for low, high in pairwise(each[1:]))
         assert 0 < each[1] < math.inf
     assert 1 <= knee(found, 0.01).requests <= found.largest
-    assert row(Load(0.5 * found.most_per_s), found.seconds, 1).batch >= 1
+    assert row(ArrivingLoad(0.5 * found.most_per_s), found.seconds, 1).batch >= 1
 
 
 def test_the_knee_is_the_least_of_its_rules() -> None:
@@ -345,6 +354,6 @@ def test_the_peak_of_a_log_is_what_is_planned() -> None:
     assert found.rate_per_s == pytest.approx(50, rel=0.1)
     assert found.variability == pytest.approx(1.0, rel=0.15)
     even = [Job(n * 10_000_000, 1, 1, np.zeros(0, np.uint64)) for n in range(1000)]
-    assert load_of(even) == Load(pytest.approx(100.0), pytest.approx(0.0, abs=1e-9))
+    assert load_of(even) == ArrivingLoad(pytest.approx(100.0), pytest.approx(0.0, abs=1e-9))
     with pytest.raises(ValueError, match="give --rate"):
         load_of(even[:1])

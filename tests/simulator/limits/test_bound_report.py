@@ -17,7 +17,7 @@ from rich.console import Console
 
 from policies.load import PolicyError, load
 from simulator.limits.hits import hits
-from simulator.limits.losses import NAMES, Task, new_worker, serve, warm
+from simulator.limits.losses import NAMES, WorkerTask, new_worker, serve, warm
 from simulator.limits.partition import groups, partition, placed_spec
 from simulator.limits.report import BoundError, BoundReport, bound, gap_percent, regret_percent
 from simulator.limits.show import bound_tables, hits_table
@@ -71,7 +71,7 @@ def test_served_without_a_router_is_what_the_replay_gave(
         rows = [n for n in range(len(jobs)) if table.worker[n] == worker]
         rows.sort(key=lambda n: (int(table.dispatched_ns[n]), n))
         tasks = [
-            Task(
+            WorkerTask(
                 int(table.dispatched_ns[n]) + network_ns,
                 chainer.chain(jobs[n], n),
                 jobs[n].prompt_tokens,
@@ -118,7 +118,7 @@ def test_what_was_warmed_is_found() -> None:
     engine = new_worker(kind)
     chain = np.arange(1, 101, dtype=np.uint64)
     now_ns = warm(engine, [(chain[:60], 60 * BLOCK)])
-    (one,) = serve(engine, [Task(now_ns, chain, 100 * BLOCK, 1)])
+    (one,) = serve(engine, [WorkerTask(now_ns, chain, 100 * BLOCK, 1)])
     assert one.hit_tokens == 60 * BLOCK
 
 

@@ -92,7 +92,7 @@ def unpainted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "render_page", lambda *_, **__: "")
 
 
-async def demonstrated(out: Path, quick: bool = False) -> tuple[demo.Demo, str]:
+async def demonstrated(out: Path, quick: bool = False) -> tuple[demo.DemoRuns, str]:
     text = io.StringIO()
     return await run_demo(out, Console(file=text, width=300), quick), text.getvalue()
 

@@ -13,7 +13,7 @@ import uvloop
 
 from simulator.live.client import Target
 from simulator.live.load import Workload, WorkloadError, run_load
-from simulator.live.outcome import Outcome, Verdict
+from simulator.live.outcome import LiveVerdict, Outcome
 from simulator.traces.job import Job
 from simulator.traces.timing import NS
 from tests.simulator.endpoint import Endpoint, serve, until
@@ -41,7 +41,7 @@ async def test_open_loop_sends_every_row_once_at_its_time() -> None:
     async with serve(Endpoint()) as endpoint:
         outcomes = await loaded(endpoint, workload(20, rate_per_s=100.0))
     assert [o.serial for o in outcomes] == list(range(20))
-    assert all(o.verdict is Verdict.COMPLETED for o in outcomes)
+    assert all(o.verdict is LiveVerdict.COMPLETED for o in outcomes)
     assert [o.scheduled_s for o in outcomes] == pytest.approx([i / 100 for i in range(20)])
     assert all(o.sent_s >= o.scheduled_s for o in outcomes)
     assert {o.output_tokens for o in outcomes} == {3}
@@ -136,14 +136,14 @@ async def test_a_turn_of_a_session_follows_the_answer_before_it() -> None:
 async def test_a_refused_turn_does_not_end_its_session() -> None:
     async with serve(Endpoint(lambda _: "down")) as endpoint:
         outcomes = await loaded(endpoint, talks(ends_s=30.0))
-    assert [o.verdict for o in outcomes] == [Verdict.REJECTED] * 13
+    assert [o.verdict for o in outcomes] == [LiveVerdict.REJECTED] * 13
 
 
 async def test_no_turn_begins_after_the_end_of_a_closed_loop() -> None:
     async with serve(Endpoint()) as endpoint:
         outcomes = await loaded(endpoint, talks(ends_s=0.2, pause_s=0.3))
     assert sorted(endpoint.sessions, key=str) == [None, "a", "b"]
-    assert {o.verdict for o in outcomes} == {Verdict.COMPLETED}
+    assert {o.verdict for o in outcomes} == {LiveVerdict.COMPLETED}
     with pytest.raises(WorkloadError, match="ends_s 0: must be above 0"):
         talks(ends_s=0.0)
 
@@ -153,9 +153,9 @@ async def test_verdicts_of_a_mixed_endpoint() -> None:
     async with serve(Endpoint(lambda number: kinds[number % 7])) as endpoint:
         outcomes = await loaded(endpoint, workload(70), concurrency=1)
     assert Counter(o.verdict for o in outcomes) == {
-        Verdict.COMPLETED: 10,
-        Verdict.REJECTED: 20,
-        Verdict.FAILED: 40,
+        LiveVerdict.COMPLETED: 10,
+        LiveVerdict.REJECTED: 20,
+        LiveVerdict.FAILED: 40,
     }
     for kind, outcome in zip(kinds, outcomes, strict=False):
         assert (outcome.error is None) == (kind == "ok"), outcome
@@ -168,7 +168,7 @@ async def test_a_silent_endpoint_times_out() -> None:
     async with serve(Endpoint(lambda _: "silent")) as endpoint:
         outcomes = await loaded(endpoint, workload(2), timeout_s=0.2)
         await until(lambda: endpoint.gone == 2)
-    assert {o.verdict for o in outcomes} == {Verdict.FAILED}
+    assert {o.verdict for o in outcomes} == {LiveVerdict.FAILED}
     assert "Timeout" in (outcomes[0].error or "")
 
 
@@ -178,7 +178,7 @@ async def test_nobody_listening_is_a_failure_not_an_exception() -> None:
         url = endpoint.url
     async with asyncio.timeout(DEADLINE_S):
         await run_load(workload(3), Target(url, "demo", 32), outcomes.append)
-    assert {o.verdict for o in outcomes} == {Verdict.FAILED}
+    assert {o.verdict for o in outcomes} == {LiveVerdict.FAILED}
     assert {o.status for o in outcomes} == {0}
 
 

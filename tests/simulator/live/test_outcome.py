@@ -9,22 +9,22 @@ import msgspec
 import pytest
 
 from simulator.live.demo import claims
-from simulator.live.outcome import Spread, Verdict, as_report, hot_share, spread, summarize
+from simulator.live.outcome import LiveVerdict, TimeSpread, as_report, hot_share, spread, summarize
 from tests.simulator.made_up import WORKERS, counters, demo_runs, outcome, run
 
 
 def test_spread_interpolates_and_is_empty_for_nothing() -> None:
-    assert spread([]) == Spread(None, None, None, None)
-    assert spread([5.0]) == Spread(5.0, 5.0, 5.0, 5.0)
-    assert spread([float(v) for v in range(101)]) == Spread(50.0, 50.0, 90.0, 99.0)
+    assert spread([]) == TimeSpread(None, None, None, None)
+    assert spread([5.0]) == TimeSpread(5.0, 5.0, 5.0, 5.0)
+    assert spread([float(v) for v in range(101)]) == TimeSpread(50.0, 50.0, 90.0, 99.0)
 
 
 def test_a_row_adds_up() -> None:
     outcomes = [
         outcome(0, worker="a", ttft_ms=100.0, e2e_ms=1000.0, scheduled_s=0.0, sent_s=0.002),
         outcome(1, worker="a", ttft_ms=300.0, e2e_ms=3000.0, scheduled_s=1.0, sent_s=1.0),
-        outcome(2, worker="b", verdict=Verdict.REJECTED, status=503, ttft_ms=None, e2e_ms=5.0),
-        outcome(3, worker=None, verdict=Verdict.FAILED, status=0, ttft_ms=None, e2e_ms=5.0),
+        outcome(2, worker="b", verdict=LiveVerdict.REJECTED, status=503, ttft_ms=None, e2e_ms=5.0),
+        outcome(3, worker=None, verdict=LiveVerdict.FAILED, status=0, ttft_ms=None, e2e_ms=5.0),
     ]
     before = [counters(query_tokens=100, hit_tokens=100, steps=10, overrun_steps=10, busy_s=1)] * 3
     after = [
@@ -54,7 +54,7 @@ def test_a_good_answer_is_in_time_at_both_ends_and_turns_are_told_apart() -> Non
         outcome(1, turn=1, ttft_ms=1001.0, itl_ms=1.0),
         outcome(2, turn=2, ttft_ms=400.0, itl_ms=25.1),
         outcome(3, turn=0, ttft_ms=500.0, itl_ms=None),  # one token has no gap
-        outcome(4, turn=3, ttft_ms=1.0, itl_ms=1.0, verdict=Verdict.FAILED),
+        outcome(4, turn=3, ttft_ms=1.0, itl_ms=1.0, verdict=LiveVerdict.FAILED),
     ]
     row = summarize("p", "w", outcomes, speed=2.0)
     assert row.good_share == 2 / 5
@@ -110,19 +110,23 @@ def test_the_price_of_waiting_is_the_figure_that_grew_most() -> None:
     """The mean of first turns may stay as it was while the longest waits grow."""
     full, kept = (run(policy, "agents", turns=8).row for policy in ("hybrid", "warmset"))
     full = msgspec.structs.replace(
-        full, ttft_ms=Spread(4567, 4772, 7799, 11945), new_ttft_ms=Spread(4629, 4745, 6980, 9302)
+        full,
+        ttft_ms=TimeSpread(4567, 4772, 7799, 11945),
+        new_ttft_ms=TimeSpread(4629, 4745, 6980, 9302),
     )
     kept = msgspec.structs.replace(
-        kept, ttft_ms=Spread(1054, 184, 2080, 17518), new_ttft_ms=Spread(4616, 1572, 11222, 36983)
+        kept,
+        ttft_ms=TimeSpread(1054, 184, 2080, 17518),
+        new_ttft_ms=TimeSpread(4616, 1572, 11222, 36983),
     )
     text = claims([full, kept])[0].text
     assert text.endswith(
         "Its price: TTFT p99 is 17.52 s against 11.95 s, of first turns 36.98 s against 9.30 s."
     )
-    at_p90 = msgspec.structs.replace(kept, ttft_ms=Spread(1054, 184, 9000, 11945))
+    at_p90 = msgspec.structs.replace(kept, ttft_ms=TimeSpread(1054, 184, 9000, 11945))
     text = claims([full, at_p90])[0].text
     assert "Its price: TTFT p90 is 9.00 s against 7.80 s, of first turns" in text
-    free = msgspec.structs.replace(kept, ttft_ms=Spread(1054, 184, 2080, 11945))
+    free = msgspec.structs.replace(kept, ttft_ms=TimeSpread(1054, 184, 2080, 11945))
     assert "It has no price here" in claims([full, free])[0].text
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from simulator.live.console import LoadBoard, claim_lines, print_rows, run_line
 from simulator.live.demo import claims
-from simulator.live.outcome import Outcome, Verdict, summarize
+from simulator.live.outcome import LiveVerdict, Outcome, summarize
 from simulator.live.page import render_page, waits_over_time, worker_counts
 from simulator.live.scrape import Sample, pool_samples
 from simulator.live.stack import RunResult
@@ -118,7 +118,7 @@ def test_waits_are_means_by_arrival_in_model_time() -> None:
     outcomes = (
         outcome(0, scheduled_s=0.0, ttft_ms=1_000.0, turn=0),
         outcome(1, scheduled_s=1.0, ttft_ms=3_000.0, turn=1),
-        outcome(2, scheduled_s=1.2, ttft_ms=None, verdict=Verdict.REJECTED, turn=2),
+        outcome(2, scheduled_s=1.2, ttft_ms=None, verdict=LiveVerdict.REJECTED, turn=2),
         outcome(3, scheduled_s=10.0, ttft_ms=500.0, turn=3),
     )
     run = made_of(outcomes, speed=4.0)
@@ -147,7 +147,7 @@ def test_hits_grow_from_the_first_sample_on() -> None:
 
 
 def test_pictures_of_nothing_are_still_pictures() -> None:
-    lost = outcome(0, worker=None, verdict=Verdict.FAILED, ttft_ms=None)
+    lost = outcome(0, worker=None, verdict=LiveVerdict.FAILED, ttft_ms=None)
     pictures = (
         share_plot(*worker_counts(made_of((lost,)))),
         curve_plot({"hybrid": np.zeros(0)}, "x"),
@@ -165,7 +165,7 @@ def test_the_console_shows_every_run_and_every_loss() -> None:
     with LoadBoard(console, 1) as board:
         board.start_run("shared_prompt / hybrid", 2)
         board.note(outcome(0))
-        board.note(outcome(1, verdict=Verdict.FAILED, error="HTTP 500: oops"))
+        board.note(outcome(1, verdict=LiveVerdict.FAILED, error="HTTP 500: oops"))
         board.end_run(run_line(rows[0]))
     print_rows(console, rows)
     for line in claim_lines(claims(rows)):

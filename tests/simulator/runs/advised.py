@@ -11,10 +11,10 @@ import msgspec
 from rich.console import Console
 
 from simulator.replay.setup import RouterSettings, Setup, WorkerGroup
-from simulator.runs.advice import Advice, Kept
+from simulator.runs.advice import Advice, ForecastLine
 from simulator.runs.advise import DRAWS, Adviser, Asked
 from simulator.runs.plan import Targets
-from simulator.runs.runs import RunOptions, Runs
+from simulator.runs.runs import RunOptions, RunResults
 from simulator.traces.files import opened
 from simulator.traces.job import ErrorLog
 from simulator.traces.request_log import read_recorded
@@ -60,7 +60,7 @@ def advise(
     setup: Setup,
     *,
     draws: int = DRAWS,
-    kept: Sequence[Kept] = (),
+    kept: Sequence[ForecastLine] = (),
     check_only: bool = False,
     targets: Targets | None = None,
     jobs: int | None = None,
@@ -75,7 +75,7 @@ def advise(
         check_only=check_only,
         targets=targets,
     )
-    with Runs(RunOptions(jobs=jobs), Console(file=StringIO())) as runs:
+    with RunResults(RunOptions(jobs=jobs), Console(file=StringIO())) as runs:
         return Adviser(asked, runs).advise()
 
 
@@ -89,7 +89,7 @@ def advice_on(case: Case, folder: Path, seed: int = 1, **more: object) -> Advice
 def held(case: Case, advice: Advice, folder: Path, seed: int) -> Advice:
     """Makes the first change, lets other traffic of the kind run, and checks the forecast."""
     first, recorded = advice.findings[0], advice.recorded
-    kept = Kept(
+    kept = ForecastLine(
         *(advice.log, recorded.first_s, recorded.last_s, advice.running),
         *(first.change, first.forecast),
     )

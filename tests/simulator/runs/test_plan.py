@@ -17,8 +17,8 @@ from rich.console import Console
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
 from simulator.runs.plan import (
+    FleetPlan,
     Found,
-    Plan,
     PlanRequest,
     Targets,
     as_json,
@@ -31,8 +31,8 @@ from simulator.runs.plan import (
     search,
     verdict,
 )
-from simulator.runs.runs import RunOptions, Runs
-from simulator.runs.task import Outcome, SweepError, Task
+from simulator.runs.runs import RunOptions, RunResults
+from simulator.runs.task import RunOutcome, SweepError, Task
 from tests.simulator import synthetic
 
 POLICIES = ("round_robin", "hybrid", "least_requests")
@@ -109,12 +109,14 @@ def request(targets: Targets | None = None, **fields: object) -> PlanRequest:
 
 
 @contextmanager
-def running(evaluate: Callable[[Setup], ReplayRow], results: Path | None = None) -> Iterator[Runs]:
-    with Runs(RunOptions(results, 1), Console(file=io.StringIO()), evaluate) as runs:
+def running(
+    evaluate: Callable[[Setup], ReplayRow], results: Path | None = None
+) -> Iterator[RunResults]:
+    with RunResults(RunOptions(results, 1), Console(file=io.StringIO()), evaluate) as runs:
         yield runs
 
 
-def planned(asked: PlanRequest, results: Path | None = None) -> Plan:
+def planned(asked: PlanRequest, results: Path | None = None) -> FleetPlan:
     with running(synthetic.evaluate, results) as runs:
         return plan(asked, runs)
 
@@ -220,8 +222,8 @@ class Told:
     def __init__(self, mine: list[float], theirs: list[float]) -> None:
         self._ms = {"hybrid": mine, "least_requests": theirs}
 
-    def outcomes(self, setups: Sequence[Setup]) -> list[Outcome]:
-        return [Outcome(Task("", setup), self._row(setup)) for setup in setups]
+    def outcomes(self, setups: Sequence[Setup]) -> list[RunOutcome]:
+        return [RunOutcome(Task("", setup), self._row(setup)) for setup in setups]
 
     def _row(self, setup: Setup) -> ReplayRow:
         row = synthetic.evaluate(setup)

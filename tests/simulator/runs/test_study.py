@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from policies import POLICIES
-from simulator.runs.study import HERE, Asked, read_steps, run_study
+from simulator.runs.study import HERE, StudyPart, read_steps, run_study
 from simulator.runs.task import SweepError
 from simulator.traces.generators.table import PREFIX, find_generator
 from tests.simulator.synthetic import evaluate
@@ -30,7 +30,7 @@ def traces(tmp_path: Path) -> Path:
 
 
 def test_every_sweep_file_is_listed_and_can_be_run(traces: Path) -> None:
-    steps = read_steps(Asked(traces, "full"))
+    steps = read_steps(StudyPart(traces, "full"))
     files = {path.stem for path in HERE.glob("*.yaml")} - {"study"}
     assert {step.name for step in steps} == files
     used = set()
@@ -47,16 +47,16 @@ def test_every_sweep_file_is_listed_and_can_be_run(traces: Path) -> None:
 
 
 def test_the_first_pass_needs_no_traces() -> None:
-    steps = read_steps(Asked())
+    steps = read_steps(StudyPart())
     assert [step.name for step in steps] == ["w1", "w2", "w3", "w4a", "w4b"]
     assert {len(step.setups) for step in steps} == {3 * len(POLICIES)}
-    only = read_steps(Asked(only=("w1",), policies=("hybrid|bounded_load",), alone=True))
+    only = read_steps(StudyPart(only=("w1",), policies=("hybrid|bounded_load",), alone=True))
     assert {setup.policy for setup in only[0].setups} == {"hybrid|bounded_load"}
 
 
 def test_the_table_has_each_workload_at_four_loads_as_shipped(traces: Path) -> None:
     rules = {"warmset", "lmetric", "lpwl", "llm_d_sticky", "cache_aware"}
-    steps = read_steps(Asked(traces, "table"))
+    steps = read_steps(StudyPart(traces, "table"))
     assert len(steps) == len({step.name for step in steps}) == 13
     for step in steps:
         assert {setup.policy for setup in step.setups} == rules
@@ -71,9 +71,9 @@ def test_the_table_has_each_workload_at_four_loads_as_shipped(traces: Path) -> N
 
 def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
     with pytest.raises(SweepError, match=r"azure_2023_conv.csv.gz: there is no such trace"):
-        read_steps(Asked(tmp_path, "full"))
+        read_steps(StudyPart(tmp_path, "full"))
     with pytest.raises(SweepError, match=r"sweeps: unknown 'w5'; valid: w1, w2"):
-        read_steps(Asked(only=("w5",)))
+        read_steps(StudyPart(only=("w5",)))
     for text, said in (
         ("rules: {a: [hybrid]}\nfirst: [{sweep: w1, rules: b, seeds: 1}]\n", "unknown 'b'"),
         ("rules: {a: [hybrid]}\nfirst: [{sweep: w1, rules: a, seeds: 0}]\n", "0 seeds; expected"),
@@ -84,12 +84,12 @@ def test_what_is_missing_or_unknown_is_told(tmp_path: Path) -> None:
         (tmp_path / "study.yaml").write_text(text)
         (tmp_path / "s.yaml").write_bytes((HERE / "w1.yaml").read_bytes())
         with pytest.raises(SweepError, match=said):
-            read_steps(Asked(), tmp_path / "study.yaml")
+            read_steps(StudyPart(), tmp_path / "study.yaml")
 
 
 def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
-    asked = Asked(only=("w1", "w4b"), policies=("lmetric", "hybrid"), alone=True)
+    asked = StudyPart(only=("w1", "w4b"), policies=("lmetric", "hybrid"), alone=True)
     assert run_study(asked, tmp_path, "lmetric", console, 1, evaluate)
     assert "6 runs" in console.export_text()
     assert run_study(asked, tmp_path, "lmetric", console, 1, evaluate)
@@ -103,8 +103,8 @@ def test_it_is_run_resumed_and_compared(tmp_path: Path) -> None:
 
 
 def test_draws_are_of_every_sweep_and_kept_apart(traces: Path, tmp_path: Path) -> None:
-    listed = read_steps(Asked(traces, "full"))
-    asked = Asked(traces, "full", resamples=4)
+    listed = read_steps(StudyPart(traces, "full"))
+    asked = StudyPart(traces, "full", resamples=4)
     for step, before in zip(read_steps(asked), listed, strict=True):
         assert {setup.seed for setup in step.setups} == {1, 2, 3, 4}, "every rule, as often"
         assert {s.policy for s in step.setups} == {s.policy for s in before.setups}
@@ -112,7 +112,7 @@ def test_draws_are_of_every_sweep_and_kept_apart(traces: Path, tmp_path: Path) -
             drawn = not setup.workload.source.startswith(PREFIX)
             assert bool(setup.workload.resample) == drawn, "a generator draws by itself"
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
-    asked = Asked(only=("w1",), policies=("lmetric", "hybrid"), alone=True, resamples=4)
+    asked = StudyPart(only=("w1",), policies=("lmetric", "hybrid"), alone=True, resamples=4)
     assert run_study(asked, tmp_path / "out", "lmetric", console, 1, evaluate)
     assert "w1: 4 seeds; ratios to lmetric" in console.export_text()
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["draws"]
@@ -120,7 +120,7 @@ def test_draws_are_of_every_sweep_and_kept_apart(traces: Path, tmp_path: Path) -
 
 def test_quick_really_replays(tmp_path: Path) -> None:
     console = Console(file=StringIO(), record=True, width=160, force_terminal=False)
-    asked = Asked(only=("w3",), quick=True)
+    asked = StudyPart(only=("w3",), quick=True)
     assert run_study(asked, tmp_path, "lmetric", console, 1)
     report = msgspec.json.decode((tmp_path / "quick" / "study.json").read_bytes())
     rules = {rule["policy"]: rule for rule in report["scenes"][0]["rules"]}

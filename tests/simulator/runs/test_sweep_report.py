@@ -30,19 +30,21 @@ from simulator.runs.points import (
     points_of,
 )
 from simulator.runs.sweep import as_json, best_tables, front_table, load_pictures, render_page
-from simulator.runs.task import Keys, Outcome
+from simulator.runs.task import Keys, RunOutcome
 from tests.simulator import synthetic
 from tests.simulator.browser import CHROMIUM, DESK, PHONE, seen
 
 TTFT, HITS = figure("ttft_ms.p90"), figure("hit_rate_tokens")
 
 
-def outcome(policy: str = "hybrid", seed: int = 0, workers: int = 4, rate: float = 10.0) -> Outcome:
+def outcome(
+    policy: str = "hybrid", seed: int = 0, workers: int = 4, rate: float = 10.0
+) -> RunOutcome:
     setup = synthetic.setup(policy, seed, workers, rate)
-    return Outcome(Keys().task(setup), synthetic.evaluate(setup))
+    return RunOutcome(Keys().task(setup), synthetic.evaluate(setup))
 
 
-def swept() -> list[Outcome]:
+def swept() -> list[RunOutcome]:
     return [
         outcome(policy, seed, workers, rate)
         for policy in ("round_robin", "hybrid", "least_requests")
@@ -93,7 +95,7 @@ def test_seeds_are_one_point_with_an_interval() -> None:
 
 def test_a_failed_seed_leaves_the_others() -> None:
     runs = [outcome(seed=seed) for seed in range(3)]
-    runs[1] = Outcome(runs[1].task, None, "killed")
+    runs[1] = RunOutcome(runs[1].task, None, "killed")
     (point,) = points_of(runs)
     assert [row.seed for row in point.rows] == [0, 2]
     assert points_of([runs[1]]) == []
@@ -121,7 +123,7 @@ def test_who_turns_requests_away_is_no_rival() -> None:
     quick, slow = outcome("hybrid"), outcome("round_robin")
     assert quick.row is not None
     turned = msgspec.structs.replace(quick.row, requests=100, rejected=5)
-    points = points_of([Outcome(quick.task, turned), slow])
+    points = points_of([RunOutcome(quick.task, turned), slow])
     assert [p.name for p in best(points, TTFT)] == ["round_robin"]
     assert [p.name for p in best(points[:1], TTFT)] == ["hybrid"]  # nobody else is there
 
@@ -156,14 +158,14 @@ def test_pictures_of_load_have_a_line_for_each_policy_and_one_for_each_fleet() -
 
 def test_pages_of_little_are_pages_as_well() -> None:
     one = outcome()
-    failed = Outcome(one.task, None, "ValueError: <nothing>")
+    failed = RunOutcome(one.task, None, "ValueError: <nothing>")
     assert one.row is not None
     nothing = msgspec.structs.replace(
         one.row,
         ttft_ms=msgspec.structs.replace(one.row.ttft_ms, mean=None, p90=None),
         hit_rate_tokens=None,
     )
-    for outcomes in ([], [failed], [one], [Outcome(one.task, nothing)]):
+    for outcomes in ([], [failed], [one], [RunOutcome(one.task, nothing)]):
         page = render_page(outcomes, points_of(outcomes), "little")
         assert page.endswith("</html>\n")
         assert "nan" not in page.lower().replace("finance", "")
@@ -180,7 +182,7 @@ def test_the_page_says_what_won_and_is_the_same_each_time() -> None:
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
 def test_the_page_fits_its_window_and_needs_nothing_from_outside(tmp_path: Path) -> None:
-    runs = [*swept(), Outcome(outcome(seed=9).task, None, "its process was killed")]
+    runs = [*swept(), RunOutcome(outcome(seed=9).task, None, "its process was killed")]
     page = render_page(runs, points_of(runs), "a test")
     assert [view["images"] for view in seen(tmp_path, (page, DESK), (page, PHONE))] == [4, 4]
 

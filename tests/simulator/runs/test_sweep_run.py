@@ -21,10 +21,10 @@ from rich.console import Console
 
 from simulator.replay.setup import Setup
 from simulator.runs.points import points_of
-from simulator.runs.runs import RunOptions, Runs, estimate_s, sweep
+from simulator.runs.runs import RunOptions, RunResults, estimate_s, sweep
 from simulator.runs.store import HEADER, Store
 from simulator.runs.sweep import SweepReport, as_csv, as_json
-from simulator.runs.task import Keys, Outcome, SweepError
+from simulator.runs.task import Keys, RunOutcome, SweepError
 from tests.effort import examples
 from tests.simulator import synthetic
 
@@ -118,9 +118,9 @@ def replace_workload(setup: Setup, source: str) -> Setup:
     return msgspec.structs.replace(setup, workload=spec)
 
 
-def outcomes(count: int = 4) -> list[Outcome]:
+def outcomes(count: int = 4) -> list[RunOutcome]:
     keys = Keys()
-    return [Outcome(keys.task(s), synthetic.evaluate(s)) for s in setups(count)]
+    return [RunOutcome(keys.task(s), synthetic.evaluate(s)) for s in setups(count)]
 
 
 @settings(max_examples=examples(30))
@@ -246,9 +246,9 @@ def test_csv_and_json_say_the_same() -> None:
     assert [point.on_front for point in decoded.points] == [True, False]
 
 
-def replace_policy(policy: str) -> Outcome:
+def replace_policy(policy: str) -> RunOutcome:
     setup = synthetic.setup(policy)
-    return Outcome(Keys().task(setup), synthetic.evaluate(setup))
+    return RunOutcome(Keys().task(setup), synthetic.evaluate(setup))
 
 
 def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> Non
     assert "2 runs, 2 at a time\n" in text
     assert "2 runs, 1 at a time, about 1 s; 2 more are there already\n" in text
     clock, other = count(0.0, 4.0), RunOptions(tmp_path / "other", 1)
-    with Runs(other, console, synthetic.evaluate, lambda: next(clock)) as runs:
+    with RunResults(other, console, synthetic.evaluate, lambda: next(clock)) as runs:
         runs.announce(setups(8))
         runs.outcomes(setups(8))
     lines = console.file.getvalue()[len(text) :].splitlines()  # type: ignore[attr-defined]
@@ -270,8 +270,8 @@ def test_what_is_to_come_is_said_before_and_while_it_runs(tmp_path: Path) -> Non
 
 def test_failed_runs_are_told_at_once(tmp_path: Path) -> None:
     console = Console(file=io.StringIO(), width=120)
-    with Runs(options(tmp_path), console, synthetic.evaluate) as runs:
+    with RunResults(options(tmp_path), console, synthetic.evaluate) as runs:
         task = Keys().task(synthetic.setup("hybrid", 3))
-        runs._note(Outcome(task, None, "ValueError: [0] is none"))
+        runs._note(RunOutcome(task, None, "ValueError: [0] is none"))
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert text == "failed hybrid, seed 3: ValueError: [0] is none\n"
