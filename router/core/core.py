@@ -235,14 +235,19 @@ class RouterCore:
             actions = self._prefill_leg_served(pending, fact.now_s, fact.cached_tokens)
             return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
         charge = pending.charge
-        if pending.leg != "prefill" or charge is None:
+        if pending.leg != "prefill" or pending.held:
             return []
+        if charge is None:  # its worker was removed just before, with the KV: it begins anew
+            return self._place(pending, fact.now_s, "retry")
         now_s, prompt = fact.now_s, pending.arrival.prompt_tokens
         finish = Finish(now_s, fact.request_id, prompt, fact.cached_tokens, 1)
         self._observe(finish)  # policies follow two dispatches, one after the other
         if self.ledger.first_token(charge, now_s):
             self._learn_speed(charge, now_s)
-        decode = self.disaggregation.place_decode(pending, now_s)
+        try:
+            decode = self.disaggregation.place_decode(pending, now_s)
+        except FallbackError:  # as is found again below, where a refusal says so
+            decode = None
         self.caches.answered(pending, finish)
         worker = self._release(pending, now_s, finish)
         actions = [*self.health.answered(worker, pending, finish), *self.caches.news()]
@@ -282,7 +287,7 @@ class RouterCore:
         if charge is not None and fact.output_tokens is not None:
             self._speed.answered(charge, fact.output_tokens, fact.now_s)
         actions: list[Action] = []
-        if pending.prefill_leg is not None:
+        if pending.prefill_leg is not None and not fact.refused:
             actions += self._prefill_leg_served(pending, fact.now_s, None)
         output_tokens = self.ledger.output_tokens(charge, pending.arrival, fact)
         worker = self._release(pending, fact.now_s, fact)

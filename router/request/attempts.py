@@ -76,6 +76,8 @@ class Attempts:
         state.carrier.placed(action.worker_id)
         state.prefill = state.sidecar_prefill = None
         if action.prefill is not None:
+            if state.kept_kv is not None:  # the two workers pass the KV by themselves
+                state.kept_kv.failed(may_be_kept=True)
             first = replace(action, stages=action.stages[:1], decision=action.prefill, prefill=None)
             prefill = self._noted(state, first)
             member = self._service.fleet.members.get(action.worker_id)
@@ -125,16 +127,19 @@ class Attempts:
                 leg = await self._two_legs.second_leg(state, attempt, state.kept_kv)
             end = await self._sender.answer(state, leg, attempt, member, reply)
         if (outcome := end.outcome) is not None:
-            if state.kept_kv is not None and (outcome.error is None or outcome.bytes_to_client):
+            begun = outcome.answers and (outcome.error is None or outcome.bytes_to_client > 0)
+            if state.kept_kv is not None and begun:
                 state.kept_kv.read()
             state.last_refusal = outcome.held or state.last_refusal
         return end
 
-    def answer(self, end: AttemptEnd) -> Answer:
+    def answer(self, state: RequestState, end: AttemptEnd) -> Answer:
         """The client's answer after the last attempt."""
-        reply, outcome = end.reply, end.outcome
+        reply, outcome, stream = end.reply, end.outcome, state.stream
         assert reply is not None, "it was sent"
         assert outcome is not None, "it was sent"
+        if end.refusal is not None and stream is not None and stream.begun:
+            return stream.give_up("refused")  # a refusal cannot follow a part of an answer
         if is_late(outcome):
             return late_answer(reply)
         if end.refusal is not None:
@@ -156,7 +161,8 @@ class Attempts:
     def _refusal(self, state: RequestState, reject: Reject) -> Answer:
         """A refusal's answer; if workers answered with an error, the last of these answers."""
         if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
-            reply = state.carrier.reply(self.terms.client_buffer_bytes)
+            headers = state.account.headers()
+            reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
             state.last_refusal.deliver(reply)
             return reply
         answer = error_response(reject.status, reject.message, reject.code)

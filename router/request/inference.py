@@ -54,16 +54,17 @@ class Inference:
         account, ticket, attempts = state.account, state.ticket, self.attempts
 
         # Identify: the API key names the tenant, the rights and the quota.
-        account.identify(self.tenants.key_of(state.http))  # 401, 429
+        account.identify(self.tenants.key_of(state.http))  # 400, 401, 429
 
         # Read: token ids and chain hashes of the prompt, and what else a decision needs.
         path = state.carrier.path(target)
         read = await self.reader.read(state.http, path, account.terms, target)  # 4xx
         account.spend(read.arrival.prompt_tokens)  # 429
-        state.understood(read)
+        state.understood(read)  # 403
         attempts.follow_stream(state)
 
-        # Place: the core chooses a worker, or two, now; or holds the request; or refuses it.
+        # Place: the core chooses a worker, or two of which one prefills and one decodes; or holds
+        # the request until it can; or refuses it. A draining router refuses it without the core.
         account.asks()
         if (closed := self._service.refusal(read.arrival.request_id)) is None:
             ticket.arrive(state.arrival, explained=state.explain != "no" or account.traced)
@@ -72,16 +73,19 @@ class Inference:
 
         while True:
             action = await ticket.next_action()
-            if isinstance(action, Reject):  # 404, 429, 502, 503, 504, or a worker's own words
+            if isinstance(action, Reject):  # 404, 429, 5xx, or the last words of a worker
                 return account.answered(attempts.refuse(state, action), state.attempts)
 
             # Attempt: relay the answer of the worker. Of two legs the first one is an attempt of
-            # its own, or is sent together with the second one.
+            # its own, which leaves KV for the second one at its worker; or both are sent at once,
+            # two attempts of which one has the answer, and a leg that fails stops the other one.
             attempt = attempts.begin(state, action)
             await let_others_run()
             end = await attempts.send(state, attempt)
 
-            # Account: release the charge, count, log. After a failure that the client has not
-            # seen, and after a first leg, the core chooses again.
+            # Account: release the charge, count, log. The core is asked again after a first leg,
+            # and after a failure of a worker if the client has seen nothing of its answer, or if
+            # another worker can continue the answer. If the client leaves, leaving `state` tells
+            # the core, and gives back KV that nobody has read.
             if settle(self._service, state, attempt, end) is Next.OVER:
-                return account.answered(attempts.answer(end), state.attempts)
+                return account.answered(attempts.answer(state, end), state.attempts)

@@ -58,7 +58,7 @@ class KeptKv:
     __slots__ = ("_release", "_releases", "_timeouts", "_upstream", "second_leg")
 
     def __init__(self, releases: Releases) -> None:
-        # Makes the second leg from the client's body; None: there is no KV to read.
+        # Makes the second leg from the client's body; None: no first leg has ended well.
         self.second_leg: Callable[[bytes], Leg] | None = None
         self._release: Leg | None = None  # None: the worker keeps nothing, or frees it by itself
         self._upstream: Sends
@@ -70,6 +70,7 @@ class KeptKv:
 
         Nobody will read the KV of an earlier first leg. `unread`: releases the new one.
         """
+        self.second_leg = None
         self._give_back()
         self._upstream, self._timeouts = member.upstream, timeouts
         self._release = unread
@@ -79,7 +80,8 @@ class KeptKv:
         self.second_leg, self._release = second_leg, release
 
     def failed(self, *, may_be_kept: bool) -> None:
-        """No second leg follows; `may_be_kept`: the worker may have KV all the same."""
+        """No second leg reads this KV; `may_be_kept`: the worker may have it all the same."""
+        self.second_leg = None
         if not may_be_kept:
             self._release = None
         self._give_back()

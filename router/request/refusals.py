@@ -15,7 +15,7 @@ import msgspec
 
 from router.engines.triton import is_triton_queue_full
 from router.http.errors import WorkerError
-from router.http.reply import Outcome, ReplySink
+from router.http.reply import HeldReply, Outcome, ReplySink
 from router.upstream.collected_reply import CollectedReply
 
 _READ_BYTES = 16_384  # a longer refusal is not looked at
@@ -92,6 +92,10 @@ def is_queue_full(status: int, body: bytes) -> bool:
     return is_triton_queue_full(status, body)
 
 
+def _is_full(held: HeldReply) -> bool:
+    return is_queue_full(held.head.status, held.body)
+
+
 def queue_full() -> WorkerError:
     """The error of a worker whose queue is full."""
     return WorkerError("busy", "its queue is full", 0.0)
@@ -124,6 +128,9 @@ def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
 def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
     """As `pass_refusal_on`, for a prefill: the relay's thread keeps refusals in `collected`."""
     outcome = pass_refusal_on(outcome, collected, model)
+    held = outcome.held or collected.held
+    if isinstance(outcome.error, WorkerError) and held is not None and _is_full(held):
+        return replace(outcome, error=queue_full())
     refusal = None if outcome.error is not None or outcome.answers else collected.held
     if refusal is not None and denies_model(refusal.head.status, refusal.body, model):
         return replace(outcome, error=model_missing(), held=refusal)

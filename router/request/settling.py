@@ -60,9 +60,10 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
         _answered(service, state, attempt.worker_id, outcome)
         follows = False
     else:
+        if outcome.retryable:
+            state.account.asks()
         follows = _failed(service, state, attempt.worker_id, outcome, end)
     if follows:
-        state.account.asks()
         return Next.AGAIN
     state.account.used(outcome)
     return Next.OVER

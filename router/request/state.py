@@ -100,8 +100,8 @@ class RequestState:
                 self._exits.close()
         finally:
             try:
-                self.carrier.ended()
                 self.ticket.close()
             finally:
+                self.carrier.ended()
                 arrival = self.arrival if self.ticket.request_id >= 0 else None
                 self.account.close(error, arrival, self.attempts, self.body if arrival else b"")

@@ -77,6 +77,8 @@ class TwoLegs:
             return AttemptEnd(reply, outcome, handed_over=True)
         kept.failed(may_be_kept=_may_have_answered(outcome))
         refusal = handover.reply or collected.held or outcome.held
+        if state.stream is not None and state.stream.begun:
+            reply = state.stream.reply
         # The client has seen nothing of this answer.
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
@@ -265,9 +267,7 @@ class LegPair:
 
     def _end(self, outcome: Outcome, faulty_leg: FaultyLeg) -> AttemptEnd:
         stream = self._state.stream
-        reply = self._reply if stream is None else stream.reply
-        rest = stream.rest() if stream is not None and outcome.resumable else None
-        return AttemptEnd(reply, outcome, faulty_leg, rest=rest)
+        return AttemptEnd(self._reply if stream is None else stream.reply, outcome, faulty_leg)
 
 
 def _outcome(end: AttemptEnd) -> Outcome:

@@ -53,6 +53,17 @@ def test_one_prefills_and_the_other_decodes() -> None:
     assert_empty(world)
 
 
+def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
+    """Its answer was on its way when the core heard that the worker is gone."""
+    world = pool("prefill", "prefill", "decode")
+    busy(world, 2)
+    number, actions = ask(world)
+    ((first, _),) = legs(actions)
+    world.core.on_worker(WorkerChange(world.now_s, first, "gone"))
+    assert legs(prefilled(world, number)) == [(1 - first, "prefill")]
+    assert legs(prefilled(world, number)) == [(2, "decode")]
+
+
 def test_an_idle_worker_that_decodes_does_all_of_it() -> None:
     """Its prefill disturbs nobody, and no KV needs to be moved."""
     assert legs(ask(pool("prefill", "decode"))[1]) == [(1, "both")]

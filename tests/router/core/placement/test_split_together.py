@@ -127,6 +127,19 @@ def test_with_the_first_token_the_prefill_is_over_whenever_its_worker_says_so() 
     assert_empty(world)
 
 
+@pytest.mark.parametrize(("refused", "hit_tokens"), [(False, PROMPT - BLOCK), (True, 0)])
+def test_a_refused_pair_leaves_no_prefill_in_a_cache(refused: bool, hit_tokens: int) -> None:
+    world = pool("prefill", "decode", keeps_prefixes=True)
+    number, _ = ask(world)
+    world.core.on_finish(Finish(2.0, number, None, None, None, refused))
+    assert_empty(world)
+    _, (action,) = ask(world)
+    assert isinstance(action, Dispatch)
+    assert action.prefill is not None
+    assert action.prefill.hit_tokens >= hit_tokens
+    assert bool(action.prefill.hit_tokens) is not refused
+
+
 def test_nothing_is_expected_in_a_cache_that_keeps_nothing() -> None:
     world = pool("prefill", "decode", has_events=False)
     number, _ = ask(world)
