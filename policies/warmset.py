@@ -1,9 +1,9 @@
 """Warmset, this project's default: a new session starts only where its cache will last.
 
-`docs/reference/warmset.md` derives the rule; the code follows it from top to bottom. The native
-twin is `kernels/src/decision/warmset.cpp`: functions and constants of the same names, in the same
-order, with the same results to the last bit. The router decides by the twin and explains by this
-file, so a change of either is a change of both.
+`docs/reference/warmset.md` derives the rule. The native twin is
+`kernels/src/decision/warmset.cpp`: functions and constants of the same names, in the same order,
+with the same results to the last bit. The router decides by the twin and explains by this file, so
+a change of either is a change of both.
 """
 
 from __future__ import annotations
