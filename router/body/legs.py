@@ -107,7 +107,7 @@ class BootstrapAddress:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttempt:
-    """One attempt at a request by two workers, for the edits of its legs."""
+    """The data of one attempt by two workers that the edits of both legs need."""
 
     number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
     path: str  # of the client's request

@@ -1,4 +1,4 @@
-"""Headers that are passed on between clients and workers, and those that are not."""
+"""Rules for passing headers on between clients and workers."""
 
 from __future__ import annotations
 
@@ -27,28 +27,28 @@ INTERNAL_PREFIX = b"x-warmroute-internal-"
 
 
 class ReadHeaders(Protocol):
-    """The headers of a client's request, as a parser has read them. Lifetime: request."""
+    """The headers of a client's request after parsing. Lifetime: request."""
 
     def fields(self) -> tuple[Header, ...]: ...  # all of them, in order
     def lines(self, skip: frozenset[bytes]) -> bytes: ...  # as `lines_of`
 
 
 class ForwardedHeaders:
-    """The headers of a client's request that its worker gets; iterable. Lifetime: request."""
+    """Iterates over the headers of a client's request that its worker gets. Lifetime: request."""
 
     __slots__ = ("_hidden", "_read")
 
     def __init__(self, read: ReadHeaders, hidden: frozenset[bytes] = frozenset()) -> None:
-        """`hidden`: names that the worker does not get, in lower case."""
+        """`hidden`: lower-case names of headers that the worker does not get."""
         self._read = read
         self._hidden = hidden
 
     def __iter__(self) -> Iterator[Header]:
-        """The headers before those of the connection are replaced."""
+        """Yield the headers that are not hidden."""
         return (header for header in self._read.fields() if header[0].lower() not in self._hidden)
 
     def lines(self) -> bytes:
-        """The headers as lines with CRLF, as the worker gets them."""
+        """Return the headers for the worker as lines with CRLF."""
         return self._read.lines(_with_replaced(self._hidden))
 
 
@@ -58,8 +58,8 @@ def _with_replaced(hidden: frozenset[bytes]) -> frozenset[bytes]:
 
 
 def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
-    """`headers` as lines with CRLF, but for names in `skip`, those that `Connection` names, and
-    internal ones. Names in `skip` are in lower case.
+    """Return `headers` as lines with CRLF, without names in `skip` (lower case), names that
+    `Connection` lists, and the router's internal ones.
     """
     skip = _of_connection(headers, skip)
     return b"".join(
@@ -72,17 +72,17 @@ def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
 
 
 def end_to_end(headers: Iterable[Header]) -> list[Header]:
-    """`headers` without those of one connection; order and case kept."""
+    """Return `headers` without those of one connection, in the same order and case."""
     skip = _of_connection(headers, HOP_BY_HOP)
     return [header for header in headers if header[0].lower() not in skip]
 
 
 def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
-    """The `known` names, and those that `Connection` names, in lower case."""
+    """Return the `known` names and those that `Connection` lists, in lower case."""
     values = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
     return known | _options(values) if values else known
 
 
 def _options(values: Iterable[bytes]) -> frozenset[bytes]:
-    """The options of the values of `Connection`, in lower case."""
+    """Return the names that `Connection` values list, in lower case."""
     return frozenset(one.strip() for value in values for one in value.lower().split(b","))

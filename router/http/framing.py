@@ -1,4 +1,4 @@
-"""Heads of HTTP/1.1: a request's as its worker gets it, a worker's reply read strictly."""
+"""Heads of HTTP/1.1: writes a request's head for a worker, and reads the head of its reply."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 def parse_head(head: bytes, method: str) -> ReplyHead:
     """Read a reply's head: status line and fields, each with its CRLF, without the empty line.
 
-    Headers that only the router says to clients (`x-warmroute-*`) are left out: a worker may not
-    say them. Raises WorkerError("garbage") for anything that two readers could frame differently:
-    bare LF, folded lines, a length beside chunks, lengths that differ, an unknown transfer coding.
+    Headers that only the router may send to clients (`x-warmroute-*`) are left out. Raises
+    WorkerError("garbage") for anything that two readers could frame differently: bare LF, folded
+    lines, a length beside chunks, lengths that differ, an unknown transfer coding.
     """
     try:
         status, reason, headers, framing, length, *flags = reply_head(head, method == "HEAD")

@@ -106,7 +106,7 @@ class Fields:
         return self._fields
 
     def lines(self, skip: frozenset[bytes]) -> bytes:
-        """The headers as lines with CRLF that a worker gets, but for names in `skip`."""
+        """Return the headers for a worker as lines with CRLF, without names in `skip`."""
         return lines_of(self._fields, skip)
 
 

@@ -1,4 +1,4 @@
-"""Whom a request is charged to and what is written down of it: key, quota, trace, record."""
+"""The account of one request: the key and quota that it is charged to, its trace, its record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _ANYBODY = KeyTerms()
 
 
 class Account:
-    """The account of one request. Lifetime: request."""
+    """Charges one request to its key and tenant, and collects the facts for its log records.
+
+    Lifetime: request.
+    """
 
     # Most requests change few of these, so that an account begins with the class's own.
     lost_outcome: Outcome | None = None  # of the worker that a begun stream left
@@ -49,11 +52,11 @@ class Account:
 
     @property
     def terms(self) -> KeyTerms:
-        """The rights of the request's key."""
+        """Return the rights that the request's API key has."""
         return _ANYBODY if self._key is None else self._key.terms
 
     def trace_id(self) -> str | None:
-        """32 hexadecimal digits: of our own trace, else of the client's; None: there is none."""
+        """Return the trace id, 32 hexadecimal digits: our trace's, else the client's, else None."""
         if not self.has_id:
             return None
         if self.trace is not None:
@@ -65,7 +68,7 @@ class Account:
     # --- the quota of its key -----------------------------------------------------------------
 
     def identify(self, key: Key) -> None:
-        """Charge the request to `key`. Raises ClientError(429) if the key may send nothing now."""
+        """Charge the request to `key`. Raises ClientError(429) if the key is at its limit."""
         self._key = key
         if key.terms.tenant is not None:
             self._service.counts.arrived(key.terms.tenant)
@@ -78,7 +81,10 @@ class Account:
             self._read_s = self._service.clock()  # its whole body is here
 
     def spend(self, prompt_tokens: int) -> None:
-        """Charge the tokens of its prompt. Raises ClientError(429) if they are too many now."""
+        """Charge the tokens of the request's prompt to its key.
+
+        Raises ClientError(429) if they exceed the key's token limit now.
+        """
         self._prompt_tokens = prompt_tokens
         if self._grant is not None:
             now_s = self._service.clock()
@@ -86,7 +92,7 @@ class Account:
                 raise too_many(exhausted, self._grant.headers(now_s))
 
     def used(self, outcome: Outcome) -> None:
-        """Charge what its last worker did."""
+        """Charge the tenant and the key's quota with the tokens of the last attempt."""
         tenant = self.terms.tenant
         if tenant is None and self._grant is None:
             return
@@ -100,35 +106,41 @@ class Account:
     # --- decisions ----------------------------------------------------------------------------
 
     def asks(self) -> None:
-        """The core is asked for a worker now."""
+        """Note the time at which the core is asked for a worker, if the request is traced."""
         if self.traced:
             self._asked_s = self._service.clock()
 
     def asked_s(self) -> float | None:
-        """The time of the core's latest question that led to an attempt; asked once for each."""
+        """Return the time at which the core was asked, and forget it.
+
+        None if it was returned before, or the request is not traced.
+        """
         asked_s = self._asked_s
         if self.traced:
             self._asked_s = None
         return asked_s
 
     def begins(self, attempt: Attempt) -> None:
-        """An attempt begins: it gets a span of its own, which its worker is the child of."""
+        """Give a traced attempt a span of its own, the parent of the worker's span."""
         if self.trace is not None and self.traced:
             assert self._service.tracer is not None, "a traced request has a tracer"
             self.trace.told_id = attempt.span_id = self._service.tracer.span_id()
 
     def goes_to(self, attempt: Attempt, member: Member) -> None:
-        """An attempt goes to this worker."""
+        """Note the worker's address in a traced attempt."""
         if self.traced:
             attempt.address = member.upstream.host, member.upstream.port
 
     def rejected(self) -> None:
-        """The core has refused it."""
+        """Note the time at which the core refused a traced request."""
         if self.traced:
             self._answered_s = self._service.clock()
 
     def refused(self, reject: Reject, status: int, *, begun: bool = False) -> None:
-        """Its client got a refusal with `status`; `begun`: in the middle of an answer."""
+        """Count a refusal that the client got with `status`.
+
+        `begun`: the client had seen a part of an answer, which is charged.
+        """
         self._refused = status, reject.code
         if not begun:
             self._service.counts.refused(self.terms.tenant, reject.code)
@@ -138,7 +150,7 @@ class Account:
     # --- its answer ---------------------------------------------------------------------------
 
     def headers(self) -> tuple[Header, ...]:
-        """The headers of an answer that tell of the request's id and of its key's quota."""
+        """Return the answer's headers with the request's id and the state of its key's quota."""
         headers: tuple[Header, ...] = ()
         if self.has_id:
             headers = ((ID_HEADER.encode(), self.id.encode()),)
@@ -148,7 +160,7 @@ class Account:
         return headers
 
     def answered(self, answer: Answer, attempts: Sequence[Attempt]) -> Answer:
-        """The answer itself; one that the router wrote gets the request's id."""
+        """Return the answer; add the request's id to an answer that the router wrote itself."""
         if self.has_id:
             if attempts and attempts[-1].code == DEADLINE:
                 self._late_status = answer.status
@@ -165,9 +177,10 @@ class Account:
         attempts: Sequence[Attempt],
         body: bytes,
     ) -> None:
-        """Settle the quota and hand the record to the logs. `error` ended the request's handler.
+        """End the use of the quota and write the request's record to the logs.
 
-        `arrival`: None if the request never came before the core.
+        `error`: the exception that ended the request's handler. `arrival`: None if the request was
+        never submitted to the core.
         """
         service = self._service
         if self._grant is not None:

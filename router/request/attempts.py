@@ -1,4 +1,4 @@
-"""The attempts at one request: each goes to the worker, or the two workers, that the core chose."""
+"""Attempts at a request: each is sent to the worker, or the two workers, that the core chose."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """`movers`: None where no stream continues at another worker. The others: as of
+        """`movers`: None if streams never continue at another worker. The other arguments: see
         `LegSender` and `TwoLegs`.
         """
         self._service = service
@@ -57,7 +57,7 @@ class Attempts:
 
     @property
     def terms(self) -> AttemptTerms:
-        """The terms in use."""
+        """Return the terms in use."""
         return self._sender.terms
 
     def renew(self, terms: AttemptTerms, movers: Movers | None) -> None:
@@ -66,13 +66,17 @@ class Attempts:
         self.movers = movers
 
     def follow_stream(self, state: RequestState) -> None:
-        """Follow an answer that streams, so that another worker can continue it."""
+        """Record the answer of a streamed request as it comes, so that another worker can continue
+        it.
+        """
         if self.movers is not None and state.carrier.moves and state.arrival.stream:
             read = (state.arrival, state.prompt.encoded)
             state.stream = state.enter(self.movers.stream(state.body, state.http.path, *read))
 
     def begin(self, state: RequestState, action: Dispatch) -> Attempt:
-        """Note the core's choice. Of two legs at once the prefill is noted first."""
+        """Return an attempt for the core's choice. If both legs begin at once, note the prefill's
+        attempt in `state`, too.
+        """
         state.carrier.placed(action.worker_id)
         state.prefill = state.sidecar_prefill = None
         if action.prefill is not None:
@@ -102,7 +106,7 @@ class Attempts:
         return attempt
 
     async def send(self, state: RequestState, attempt: Attempt) -> AttemptEnd:
-        """Send the request, or the leg of it that was decided now, and relay the answer."""
+        """Send the request, or one leg of it, to the chosen workers, and relay the answer."""
         stream = state.stream
         if stream is not None:
             stream.placed(attempt.uncached_tokens)
@@ -134,7 +138,7 @@ class Attempts:
         return end
 
     def answer(self, state: RequestState, end: AttemptEnd) -> Answer:
-        """The client's answer after the last attempt."""
+        """Return the answer for the client after the last attempt."""
         reply, outcome, stream = end.reply, end.outcome, state.stream
         assert reply is not None, "it was sent"
         assert outcome is not None, "it was sent"
@@ -147,7 +151,7 @@ class Attempts:
         return reply
 
     def refuse(self, state: RequestState, reject: Reject) -> Answer:
-        """The client's answer to a request that the core refuses."""
+        """Return the answer for the client to a request that the core refuses."""
         state.account.rejected()
         if state.stream is not None and state.stream.begun:  # too late for an answer of its own
             state.account.refused(reject, 200, begun=True)
@@ -159,7 +163,7 @@ class Attempts:
         return answer
 
     def _refusal(self, state: RequestState, reject: Reject) -> Answer:
-        """A refusal's answer; if workers answered with an error, the last of these answers."""
+        """Return the refusal as an answer, or the last error that a worker answered with."""
         if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
             headers = state.account.headers()
             reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
@@ -171,7 +175,7 @@ class Attempts:
         return answer
 
     def _headers(self, state: RequestState, attempt: Attempt) -> tuple[Header, ...]:
-        """The headers that the router adds to the worker's answer."""
+        """Return the headers that the router adds to the worker's answer."""
         headers: tuple[Header, ...] = ((WORKER_HEADER, b"%d" % attempt.worker_id),)
         if attempt.decision.reason == "held":
             held_ms = max(attempt.sent_s - attempt.arrived_s, 0.0) * 1e3
@@ -181,7 +185,7 @@ class Attempts:
         return headers + state.account.headers()
 
     def _why_refused(self, state: RequestState, reject: Reject) -> str | None:
-        """The explanation's line for a refusal's header; None if the client did not ask for it."""
+        """Return the explanation of a refusal for its header, or None if the client did not ask."""
         if state.explain not in TO_CLIENTS or reject.code not in HELD_CODES:
             return None
         now_s = self._service.clock()
@@ -190,7 +194,7 @@ class Attempts:
 
 
 def _explanation(state: RequestState, attempt: Attempt) -> bytes:
-    """The explanation's line for an answer's header, with the decision for its prefill."""
+    """Return the explanation of a decision for the answer's header, the prefill's included."""
     before = state.attempts[-2] if attempt.leg == "decode" and len(state.attempts) > 1 else None
     prefill = None
     if before is not None and before.leg == "prefill":  # noted just before

@@ -1,4 +1,4 @@
-"""How one request goes to workers, and how their answers go to its client."""
+"""The carrier of a request: the transport to workers, and back to the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from router.upstream.client_reply import ClientReply, Reply
 
 
 class Carrier:
-    """Carries one request over HTTP. Other ways are subclasses of extras. Lifetime: request."""
+    """Carries one request over HTTP. Extras subclass it for other transports. Lifetime: request."""
 
     __slots__ = ("http",)
 
@@ -27,37 +27,40 @@ class Carrier:
         self.http = http
 
     def path(self, target: Target | None) -> Path:
-        """The row of the table of paths; `target`: the inference that a dialect's path names."""
+        """Return the row of the table of paths.
+
+        `target`: the inference that a dialect's path names.
+        """
         return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
     def arrival(self, arrival: Arrival, prompt: Prompt, key: KeyTerms) -> Arrival:
-        """The request as the core shall see it: `arrival` with what this way adds. Raises
-        ClientError.
+        """Return the arrival for the core, with the constraints that this transport adds. Raises
+        ClientError for a request that the transport does not allow.
         """
         return arrival
 
     def placed(self, worker_id: int) -> None:
-        """The core has chosen a worker."""
+        """Note the worker that the core has chosen."""
 
     def upstream(
         self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
     ) -> Sends:
-        """The connections by which an attempt goes to its worker.
+        """Return the connections to the worker of an attempt.
 
-        `on_answer` may be called when the answer begins, before its end says so.
+        `on_answer` may be called when the answer begins.
         """
         return member.upstream
 
     def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> Reply:
-        """The client's side of a worker's answer, with `headers` of the router's own.
+        """Return the client's side of a worker's answer, with `headers` of the router's own.
 
-        `buffer_bytes`: unread by the client before the worker is paused.
+        `buffer_bytes`: bytes that the client may leave unread before the worker is paused.
         """
         return ClientReply(self.http, buffer_bytes, headers)
 
     def rest(self, arrival: Arrival) -> Arrival | None:
-        """The request for the next attempt, if a failed one has changed it; else None."""
+        """Return the arrival for the next attempt, or None if the failed one has not changed it."""
         return None
 
     def ended(self) -> None:
-        """The request is over."""
+        """Clean up after the end of the request."""

@@ -1,4 +1,4 @@
-"""Deadlines of requests: when an answer is of no use any more, and what bounds follow from that.
+"""Deadlines of requests, and the time bounds that follow from them.
 
 A client's deadline comes in a header of a name of its own or in the one that Envoy sets for the
 services behind it (`x-envoy-expected-rq-timeout-ms`: Envoy 1.31, "Router", HTTP headers to
@@ -32,7 +32,7 @@ class Deadlines:
     total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
 
     def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
-        """The time when the answer is of no use any more; None: it always is.
+        """Return the time at which the client gives up, in seconds of the clock; None: never.
 
         Raises ClientError(400) for a header that is no number of milliseconds.
         """
@@ -45,18 +45,18 @@ class Deadlines:
         return now_s + min(known_s) if known_s else None
 
     def timeouts(self, timeouts: Timeouts, stream: bool, uncached_tokens: int) -> Timeouts:
-        """The bounds of one attempt: a long prompt may take longer to its first byte."""
+        """Return the bounds of one attempt; a long prompt gets more time to its first byte."""
         first_s = timeouts.first_byte_s if stream else self.whole_answer_s
         if first_s == timeouts.first_byte_s and not self.ms_per_token:
             return timeouts
         return replace(timeouts, first_byte_s=first_s + uncached_tokens * self.ms_per_token / 1e3)
 
     def names(self) -> frozenset[bytes]:
-        """The headers of a request that name its deadline, in lower case."""
+        """Return the names of the headers that carry a deadline, in lower case."""
         return frozenset((self.deadline_header.encode(), ENVOY_HEADER.encode()))
 
     def left(self, left_s: float) -> Header:
-        """The header that tells a worker how much of the request's time is left."""
+        """Return the header that tells a worker how many milliseconds the request has left."""
         return self.deadline_header.encode(), b"%d" % max(int(left_s * 1e3), 1)
 
 
@@ -67,10 +67,10 @@ async def in_time(
     clock: Callable[[], float],
     sink: ReplySink | None = None,
 ) -> Outcome:
-    """The outcome of `sending`, which is cancelled at its deadline.
+    """Run `sending` until its deadline, and return its outcome.
 
-    An answer that has begun by then is cut off, so that it cannot look whole. `sink`: the filter
-    through which it comes to `reply`, if there is one.
+    At the deadline an answer that has begun is cut off, so that it cannot look whole. `sink`: the
+    filter before `reply`, if there is one.
     """
     started_s = clock()
     try:
@@ -85,12 +85,12 @@ async def in_time(
 
 
 def is_late(outcome: Outcome) -> bool:
-    """True if its deadline ended an attempt."""
+    """Return True if the request's deadline ended an attempt."""
     return isinstance(outcome.error, ClientError) and outcome.error.code == DEADLINE
 
 
 def late_answer(reply: Reply) -> Answer:
-    """The answer to a client whose deadline has passed: `reply` where that has begun."""
+    """Return the answer after a client's deadline: `reply` if it has begun, else status 504."""
     if reply.body_length:
         return reply
     message = "the request's deadline passed before an answer began"

@@ -1,4 +1,4 @@
-"""Between the I/O code and the decision core: facts enter with the time, actions come out.
+"""Connects the I/O code with the decision core: passes facts in, carries out its actions.
 
 Each request has a `Ticket`, where its actions arrive. Whatever happens to the request, closing
 the ticket tells the core its end exactly once, so no load is ever left behind.
@@ -84,7 +84,10 @@ REQUEST_STATES: Mapping[tuple[RequestPhase, str], RequestPhase] = MappingProxyTy
 
 
 class Ticket:
-    """The line of one request to the core. Lifetime: request."""
+    """Connects one request to the core: reports its events and receives the core's decisions.
+
+    Lifetime: request.
+    """
 
     request_id = -1  # until it comes before the core
     phase: RequestPhase = "read"
@@ -105,27 +108,27 @@ class Ticket:
 
     @property
     def is_open(self) -> bool:
-        """True if the core knows the request and has not been told its end."""
+        """Return True if the core knows the request and has not heard of its end."""
         return self.phase in ("waiting", "sent")
 
     def enter(self, request_id: int, explained: bool = False) -> None:
-        """Get a number's actions from now on. `explained`: the decision's reasons are kept."""
+        """Register for actions about `request_id`. `explained`: keep the reasons of decisions."""
         self.request_id = request_id
         self._move("asks for a worker")
         self._dispatcher.enter(self, explained)
 
     def arrive(self, arrival: Arrival, explained: bool = False) -> None:
-        """Bring the request before the core, which decides now or later."""
+        """Submit the request to the core; its decision may come later."""
         self.enter(arrival.request_id, explained)
         self._dispatcher.tell(arrival)
 
     def refuse(self, refusal: Reject) -> None:
-        """Refuse the request without bringing it before the core."""
+        """Refuse the request without submitting it to the core."""
         self.enter(refusal.request_id)
         self.put(refusal)
 
     async def next_action(self) -> Dispatch | Reject:
-        """The core's choice of a worker, or its refusal; waits while the request is held."""
+        """Wait for the core's decision, and return it: a dispatch to workers, or a refusal."""
         while not self._actions:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -135,7 +138,7 @@ class Ticket:
         return action
 
     def put(self, action: Dispatch | Reject) -> None:
-        """Take an action of the core for this request."""
+        """Deliver an action of the core for this request."""
         self._actions.append(action)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
@@ -145,8 +148,9 @@ class Ticket:
         self._dispatcher.tell(FirstToken(now_s, self.request_id))
 
     def prefilled(self, cached_tokens: int | None, *, waits: bool) -> None:
-        """Tell the core that the first leg is over. `waits`: only now does it choose the worker of
-        the second leg; else that one answers already.
+        """Tell the core that the prefill leg is over.
+
+        `waits`: the decode leg has not been sent yet, and the core decides about it now.
         """
         if waits:
             self._move("its first leg is over")
@@ -185,8 +189,8 @@ class Ticket:
         """Tell the core that a dispatch ended without a whole answer; with `retry` another action
         follows.
 
-        `rest`: what is left to do of the request, where the client has seen a part of the answer.
-        `leg`, `busy_s`: as of `Failure`; a prefill that fails without a retry ends nothing else.
+        `rest`: the rest of the request, if the client has seen a part of the answer. `leg`,
+        `busy_s`: see `Failure`; a failed prefill without a retry leaves the answer running.
         """
         if retry:
             self._move("another worker shall try")

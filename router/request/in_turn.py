@@ -1,4 +1,4 @@
-"""The order in which requests get threads, and turns of the event loop."""
+"""The order in which requests run: in threads, and on the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @coroutine
 def let_others_run() -> Generator[None]:
-    """End a stage: wait until the other requests of this turn have come as far."""
+    """Yield to the event loop, so that the requests of one turn pass a stage together."""
     yield
 
 

@@ -1,4 +1,4 @@
-"""The way of one inference request, on one page."""
+"""Everything that happens to one inference request, on one page."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Inference:
             return await self.answer(state, target)
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
-        """The record of a request that has come; leaving it (`with`) ends the request."""
+        """Return the record of a new request; leaving it (`with`) ends the request."""
         service = self._service
         return RequestState(http, carrier, Ticket(service.dispatcher), Account(service, http))
 

@@ -1,4 +1,4 @@
-"""KV that a worker keeps for the second leg of a request, and gives back if nobody reads it."""
+"""The KV that a prefill worker keeps for the decode leg, and its release if it stays unread."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itse
 
 
 class Releases:
-    """Sends workers the releases of KV that nobody will read, a few calls at a time.
+    """Tells workers to free KV that no decode leg will read, a few calls at a time.
 
     After a failed call the worker frees the KV when its lease ends. Lifetime: process.
     """
@@ -29,7 +29,7 @@ class Releases:
         self._tasks: dict[Sends, set[asyncio.Task[None] | None]] = {}
 
     def add(self, upstream: Sends, leg: Leg, timeouts: Timeouts) -> None:
-        """Send a worker this release soon."""
+        """Queue a release for a worker."""
         waiting = self._waiting.setdefault(upstream, deque(maxlen=_MOST_RELEASES))
         waiting.append((leg, replace(timeouts, first_byte_s=_RELEASE_S)))
         tasks = self._tasks.setdefault(upstream, set())
@@ -50,9 +50,9 @@ class Releases:
 
 
 class KeptKv:
-    """The KV that the first leg of one request left at its worker; a context manager.
+    """Releases the KV that the prefill leg of one request left at its worker, if it stays unread.
 
-    Leaving it releases KV that no second leg has read. Lifetime: request.
+    A context manager: leaving it releases the KV. Lifetime: request.
     """
 
     __slots__ = ("_release", "_releases", "_timeouts", "_upstream", "second_leg")
@@ -66,9 +66,9 @@ class KeptKv:
         self._releases = releases
 
     def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
-        """A first leg was sent: its worker may keep KV whether or not its answer is read.
+        """Note that a prefill leg was sent, and release the KV of an earlier one.
 
-        Nobody will read the KV of an earlier first leg. `unread`: releases the new one.
+        The worker may keep KV even if its answer never comes. `unread`: the call that releases it.
         """
         self.second_leg = None
         self._give_back()
@@ -76,18 +76,18 @@ class KeptKv:
         self._release = unread
 
     def kept(self, second_leg: Callable[[bytes], Leg], release: Leg | None) -> None:
-        """The answer to the first leg names the KV."""
+        """Note the KV that the answer to the prefill leg names, and the call that releases it."""
         self.second_leg, self._release = second_leg, release
 
     def failed(self, *, may_be_kept: bool) -> None:
-        """No second leg reads this KV; `may_be_kept`: the worker may have it all the same."""
+        """Note that no decode leg will read the KV. `may_be_kept`: release it at the worker."""
         self.second_leg = None
         if not may_be_kept:
             self._release = None
         self._give_back()
 
     def read(self) -> None:
-        """The second leg answers: it has read the KV, or has done without."""
+        """Note that the decode leg answers, so that the KV needs no release."""
         self._release = None
 
     def __enter__(self) -> KeptKv:

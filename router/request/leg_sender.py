@@ -50,7 +50,7 @@ class AttemptTerms:
 
 
 class LegSender:
-    """Sends legs of requests. Lifetime: process."""
+    """Sends a request, or one leg of it, to one worker. Lifetime: process."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class LegSender:
         keep_authorization: bool,
         clock: Callable[[], float],
     ) -> None:
-        """`keep_authorization`: False where clients' keys are this router's own business.
+        """`keep_authorization`: False if clients' keys are for this router alone.
 
-        `clock`: seconds, as deadlines are given in.
+        `clock`: the current time in seconds, on the scale of deadlines.
         """
         self._service = service
         self._clock = clock
@@ -69,7 +69,7 @@ class LegSender:
         self.renew(terms)
 
     def renew(self, terms: AttemptTerms) -> None:
-        """Send by these terms from now on."""
+        """Use these terms from now on."""
         self.terms = terms
         self._hidden = self._keys | {terms.tenant_header.encode()}
 
@@ -81,9 +81,9 @@ class LegSender:
         member: Member,
         due: AnswerDue | None = None,
     ) -> UpstreamRequest:
-        """The request that a worker is sent: the client's headers, ours, and those of its leg.
+        """Return the request for a worker: the client's headers, the router's, and the leg's.
 
-        `due`: the form that its answer must have, if it goes to the client.
+        `due`: the form that the answer must have, if the client gets it.
         """
         terms, arrival = self.terms, state.arrival
         hidden, before, after = self._hidden, _NO_HEADERS, _NO_HEADERS
@@ -106,8 +106,8 @@ class LegSender:
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
-        """The id by which both workers of a request know it, unless its client gave one; and for a
-        sidecar the address of the worker that prefills.
+        """Return the headers of one of two legs: the request's id, unless the client gave one; and
+        for a sidecar the address of the prefill worker.
         """
         headers = _NO_HEADERS
         if state.sidecar_prefill is not None:
@@ -128,7 +128,9 @@ class LegSender:
         reply: Reply,
         on_begun: Callable[[float], None] | None = None,
     ) -> AttemptEnd:
-        """Send the leg whose answer the client gets. `on_begun` is called at its first byte."""
+        """Send the leg whose answer the client gets, and relay the answer. `on_begun` is called at
+        its first byte.
+        """
         arrival, stream, terms = state.arrival, state.stream, self.terms
         text = leg.body
         if terms.forward_token_ids and state.path.reads == "openai" and on_begun is None:
@@ -174,7 +176,7 @@ class LegSender:
 def _filtered(
     sent: UpstreamRequest, path: Path, model: str, sink: ReplySink
 ) -> tuple[UpstreamRequest, MissingPathFilter]:
-    """A request on a path that not every engine has, and the filter before its `sink`."""
+    """Return the request for a path that not every engine has, and the filter before `sink`."""
     answers = path.answers
     sent = replace(sent, mark=path.mark, keeps_ends=answers is not None)
     escaped = "%" in sent.target.partition("?")[0]
@@ -182,7 +184,7 @@ def _filtered(
 
 
 def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
-    """(The outcome of a refusal that was kept, True if nothing else is to be read of it)."""
+    """Return the outcome of a refusal that was held back, and True if it needs no other check."""
     held = outcome.held
     assert held is not None, "it was kept"
     if is_queue_full(held.head.status, held.body):
@@ -194,12 +196,12 @@ def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bo
 
 
 async def edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:
-    """The leg that `edit` makes of a body; a long one is edited beside the event loop."""
+    """Apply `edit` to a body and return the leg; a long body is edited in a thread."""
     return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
 
 
 async def _body_for(member: Member, state: RequestState, body: bytes) -> bytes:
-    """The body that this worker is sent: `body`, or one with token ids instead of the text."""
+    """Return the body for this worker: `body`, or a copy with token ids instead of text."""
     if state.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
         return body
     if (kind := member.kind) is None:  # not known yet

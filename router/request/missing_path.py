@@ -1,6 +1,4 @@
-"""A worker's answer that its engine has no such path, which the client does not get: another worker
-may have the path.
-"""
+"""Answers that say "no such path": the client does not get them, for another worker may have it."""
 
 from __future__ import annotations
 
@@ -38,10 +36,9 @@ _NOT_FOUND = msgspec.json.Decoder(_NotFound)
 
 
 class MissingPathFilter:
-    """A `ReplySink` before the client's that keeps back answers saying "no such path".
+    """Holds back a worker's answer that says "no such path", "queue full" or "no such model".
 
-    It keeps back a full queue and a missing model, too, as far as the relay lets these through.
-    Lifetime: one dispatch.
+    A `ReplySink` before the client's own; other answers pass. Lifetime: one dispatch.
     """
 
     def __init__(
@@ -51,9 +48,9 @@ class MissingPathFilter:
         escaped: bool = False,
         model: str = "",
     ) -> None:
-        """`model`: the request's. `answers`: as of `Path`; a 400 may then mean that this worker's
-        queue is full. `escaped`: the target has escapes, which some servers do not decode: "not
-        found" then says nothing of the path.
+        """`model`: the request's model. `answers`: see `Path.answers`; with it a 400 may mean a
+        full queue. `escaped`: the target has percent-escapes. Some servers do not decode them:
+        then "not found" does not speak of the path.
         """
         self._reply = reply
         self._model = model
@@ -144,7 +141,7 @@ class MissingPathFilter:
         return events is not None and events.between_chunks and self._events_end == b"\n\n"
 
     def outcome_for_client(self, outcome: Outcome) -> Outcome:
-        """The outcome of the dispatch, corrected by the answer that was kept back."""
+        """Return the outcome of the dispatch, with the error that a held-back answer stands for."""
         if self._absent:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)
@@ -156,8 +153,8 @@ class MissingPathFilter:
 
 
 def is_missing_path(status: int, body: bytes) -> bool:
-    """True if an answer of 404, 405 or 501 means the path, and not the model or another thing that
-    the request names.
+    """Return True if a 404, 405 or 501 answer says that the path does not exist, rather than the
+    model or another named object.
     """
     if not body or (status != 404 and not body.startswith(b'{"error":"')):
         return True

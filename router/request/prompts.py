@@ -260,7 +260,7 @@ def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
 
 
 def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str | None) -> Prompt:
-    """The prompt of a plain body: chains of its token ids, or of its text."""
+    """Return the prompt of a plain body, with hash chains of its token ids or its text."""
     chains = plain.text.chains(block_sizes, model, adapter, plain.cache_salt)
     return Prompt(plain.tokens, plain.longest_tokens, chains, not plain.has_ids)
 

@@ -77,9 +77,9 @@ class Tenants:
 
 
 def tenant_header(name: str, tenant: str) -> Header:
-    """The header `name` that tells a worker the tenant of a request, to count shares by.
+    """Return the header `name` with the request's tenant, by which a worker counts shares.
 
-    A tenant's name that cannot be the value of a header is replaced by its SHA-256.
+    A tenant's name that cannot be a header's value is replaced by its SHA-256.
     """
     if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
         return name.encode(), tenant.encode()

@@ -1,4 +1,4 @@
-"""Reads a request: what it asks for, as the core takes it, and the body that its worker gets."""
+"""Reads a request: makes the arrival for the core and the body for the worker."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class InferenceReader:
     async def read(
         self, http: Request, path: Path, key: KeyTerms, target: Target | None = None
     ) -> ReadRequest:
-        """The request, read and understood. `target`: the inference that a dialect's path names.
+        """Read a request, and return it. `target`: the inference that a dialect's path names.
 
         Raises ClientError: 400 for a body that cannot be read, 403 for a right that the key has
         not got, 413 and 415 for a body in a wrong form, 429 while too many requests are read.
@@ -76,8 +76,8 @@ class InferenceReader:
         return ReadRequest(body, path, arrival, prompt, self._asked(header, arrival.request_id))
 
     def _asked(self, header: Header, request_id: int) -> Asked:
-        """The reader of the decision's reasons: the client, the operator (of every n-th request),
-        or nobody.
+        """Return the form in which the decision is explained: for the client as it asked, sampled
+        for the operator (every n-th request), or not at all.
         """
         terms = self.terms
         if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:
@@ -94,7 +94,7 @@ class InferenceReader:
         named: str | None = None,
         target: Target | None = None,
     ) -> tuple[Arrival, Prompt, str | None]:
-        """(The request as the core takes it, its prompt, a cache salt that its worker must get).
+        """Return the arrival for the core, the prompt, and a cache salt for the body, or None.
 
         `named`: the model of a request whose body names none. Raises ClientError as `read` does.
         """
@@ -122,7 +122,7 @@ class InferenceReader:
         return arrival, prompt, new_salt
 
     def _shape(self, header: Header, target: Target) -> Shape:
-        """The reader of a body of a dialect's."""
+        """Return the function that reads the body of a dialect's request."""
         base, adapter = self._service.identity(target.model)
         alone = adapter is None and base != target.model
         return target.scanner(header, target.model if alone else None)
@@ -130,7 +130,7 @@ class InferenceReader:
     async def _prompt(
         self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int
     ) -> Prompt:
-        """The prompt, with a chain for each block size that the model's workers have by then."""
+        """Return the prompt, with a hash chain for each block size of the model's workers."""
         service = self._service
         while True:
             sizes = service.block_sizes(model)
@@ -178,8 +178,9 @@ class InferenceReader:
         )
 
     def _only_model(self) -> str:
-        """The model of a request that names none: the only one served; "" while none is known,
-        which the core answers. Raises ClientError(400) if there are several.
+        """Return the only model served, for a request that names none; "" if no model is known yet.
+
+        Raises ClientError(400) if several models are served.
         """
         models = self._service.models()
         if len(models) > 1:
@@ -203,7 +204,10 @@ def _refuse_codings(request: Request) -> None:
 
 
 async def _may_split(http: Request, body: bytes, path: Path, arrival: Arrival) -> bool:
-    """True if one worker may prefill the request and another one decode it. Raises ClientError."""
+    """Return True if one worker may prefill the request and another worker decode it.
+
+    Raises ClientError(400) for a header that only routers may set.
+    """
     check_no_override(http.fields)
     long = len(body) >= LONG_BYTES
     may = await asyncio.to_thread(splits, body, path) if long else splits(body, path)

@@ -1,4 +1,4 @@
-"""A worker's refusal of a request: the model is missing there, or its queue is full.
+"""Refusals by workers: the model is missing, or the queue is full.
 
 Engines word a missing model, or LoRA adapter, in their own ways: vLLM and OpenAI "The model `x`
 does not exist.", SGLang "The following requested LoRA adapters are not loaded: ['x']", Triton
@@ -46,7 +46,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def denies_model(status: int, body: bytes, model: str) -> bool:
-    """True if an answer of 404, or of 400, means that the worker has not got `model`."""
+    """Return True if a 404 or 400 answer says that the worker has not got `model`."""
     if status not in (400, 404) or not body or len(body) > _READ_BYTES:
         return False
     try:
@@ -63,7 +63,7 @@ def denies_model(status: int, body: bytes, model: str) -> bool:
 
 
 def _text_of(refusal: _RefusalBody) -> tuple[str, str | int | None]:
-    """(The text of a refusal, its code)."""
+    """Return the text of a refusal and its code."""
     error = refusal.error
     if isinstance(error, _ErrorBody):
         return error.message, error.code
@@ -86,7 +86,7 @@ _FULL = re.compile(
 
 
 def is_queue_full(status: int, body: bytes) -> bool:
-    """True if an error without a time to come back means that the worker has no room."""
+    """Return True if an error says that the worker's queue is full."""
     if status == 503 and len(body) <= _FULL_BYTES and body.lstrip()[:1] == b"{":
         return _FULL.search(body) is not None or is_triton_queue_full(status, body)
     return is_triton_queue_full(status, body)
@@ -97,24 +97,24 @@ def _is_full(held: HeldReply) -> bool:
 
 
 def queue_full() -> WorkerError:
-    """The error of a worker whose queue is full."""
+    """Return the error for a worker whose queue is full."""
     return WorkerError("busy", "its queue is full", 0.0)
 
 
 def model_missing() -> WorkerError:
-    """The error of a worker that has not got the request's model."""
+    """Return the error for a worker that has not got the request's model."""
     return WorkerError("no_model", "the worker says that it has not got the model")
 
 
 def says_model_is_missing(outcome: Outcome) -> bool:
-    """True if the worker refused the request because it has not got the model."""
+    """Return True if the worker refused the request because it has not got the model."""
     return isinstance(outcome.error, WorkerError) and outcome.error.kind == "no_model"
 
 
 def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
-    """The outcome of a dispatch whose refusal, if any, the relay kept in `outcome.held`.
+    """Return the outcome of a dispatch after its refusal, if the relay held one back, is handled.
 
-    A refusal because of the model becomes the worker's error; any other one goes to `sink`.
+    A refusal because of a missing model becomes the worker's error; any other is sent to `sink`.
     """
     held = outcome.held
     if outcome.error is not None or held is None:
@@ -126,7 +126,10 @@ def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
 
 
 def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
-    """As `pass_refusal_on`, for a prefill: the relay's thread keeps refusals in `collected`."""
+    """Return the outcome of a prefill leg: a missing model or a full queue becomes an error.
+
+    The relay's thread holds refusals of prefill legs in `collected`.
+    """
     outcome = pass_refusal_on(outcome, collected, model)
     held = outcome.held or collected.held
     if isinstance(outcome.error, WorkerError) and held is not None and _is_full(held):

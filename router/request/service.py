@@ -165,7 +165,7 @@ class Service:
         self.draining = False
 
     def refusal(self, request_id: int) -> Reject | None:
-        """The refusal of a new request while the router drains and refuses such; else None."""
+        """Return the refusal of a new request if the draining router refuses them, or None."""
         if not (self.draining and self.refuses()):
             return None
         core = self.dispatcher.core

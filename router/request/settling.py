@@ -1,4 +1,4 @@
-"""The end of an attempt: the core, the fleet, the metrics and the account hear of it, once each."""
+"""The end of an attempt: reported once to the core, the fleet, the metrics and the account."""
 
 from __future__ import annotations
 
@@ -28,14 +28,17 @@ log = logging.getLogger(__name__)
 
 
 class Next(Enum):
-    """The step after an attempt."""
+    """The step after an attempt: another decision of the core, or the end of the request."""
 
     AGAIN = "the core is asked for another worker"
     OVER = "the client has its answer"
 
 
 def settle(service: Service, state: RequestState, attempt: Attempt, end: AttemptEnd) -> Next:
-    """Settle one attempt: release its charge in the core, count it, and say what follows."""
+    """Report the end of an attempt to the core, the metrics and the account; return the next step.
+
+    The core releases the attempt's charge.
+    """
     outcome = end.outcome
     if outcome is None:  # the worker was removed after it was chosen
         state.account.asks()
@@ -70,7 +73,7 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
 
 
 def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> None:
-    """Settle the prefill of two legs that began at once, while the other leg answers."""
+    """Report the end of a prefill leg while the decode leg answers: to metrics and core."""
     attempt = state.prefill
     assert attempt is not None, "of two legs"
     error = outcome.error
@@ -88,7 +91,7 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
 
 
 def settle_sidecar(service: Service, state: RequestState) -> None:
-    """Settle the prefill that a sidecar sent, if one did: it is over once the answer begins."""
+    """Report the end of a prefill that a sidecar sent: it is over once the answer begins."""
     attempt, state.sidecar_prefill = state.sidecar_prefill, None
     if attempt is not None:
         now_s = service.clock()
@@ -97,7 +100,7 @@ def settle_sidecar(service: Service, state: RequestState) -> None:
 
 
 def is_own_hit(body: bytes, leg: Role) -> bool:
-    """True if `cached_tokens` of an answer to `body` counts what its worker's cache held of it.
+    """Return True if `cached_tokens` of an answer counts hits in the answering worker's own cache.
 
     Of several answers vLLM (0.32) reports what a later one found, the prompt that the first had
     just computed. A worker that decodes what another one prefilled reports that worker's hit.
@@ -111,7 +114,7 @@ def is_own_hit(body: bytes, leg: Role) -> bool:
 def _prefill_served(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome, waits: bool = True
 ) -> None:
-    """A worker has prefilled the request for another one. `waits`: as of `Ticket.prefilled`."""
+    """Report a prefill leg that ended well. `waits`: see `Ticket.prefilled`."""
     now_s = service.clock()
     service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
     attempt.end(outcome, now_s)
@@ -122,7 +125,7 @@ def _prefill_served(
 
 
 def _answered(service: Service, state: RequestState, worker_id: int, outcome: Outcome) -> None:
-    """Tell the core that the worker has answered, be it with a refusal (4xx)."""
+    """Tell the core that the worker has answered, with an answer or with a refusal (4xx)."""
     usage, answers = outcome.usage, outcome.answers
     if usage is None:
         usage = Usage(completion_tokens=outcome.events or None)
@@ -136,7 +139,7 @@ def _answered(service: Service, state: RequestState, worker_id: int, outcome: Ou
 def _failed(
     service: Service, state: RequestState, worker_id: int, outcome: Outcome, end: AttemptEnd
 ) -> bool:
-    """Tell the core that the attempt has failed; True if another one follows."""
+    """Tell the core that the attempt has failed; return True if another attempt follows."""
     error, retry, ticket = outcome.error, outcome.retryable, state.ticket
     if isinstance(error, ClientError):
         ticket.fail("client", retry=False, reason="client left")
@@ -178,12 +181,12 @@ def _log_failure(state: RequestState, worker_id: int, error: WorkerError, retry:
 
 
 def _who(state: RequestState) -> dict[str, str]:
-    """The ids by which a log line names a request."""
+    """Return the ids that a log line about a request carries."""
     return about(state.account.id, state.account.trace_id() or "")
 
 
 def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]:
-    """ "worker" if an error speaks of its worker's health, else "busy"."""
+    """Return "worker" if an error counts against its worker's health, else "busy"."""
     healthy = not isinstance(error, WorkerError) or error.kind in _NOT_ITS_HEALTH
     return "busy" if healthy else "worker"
 
@@ -191,7 +194,7 @@ def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]
 def _complete_usage(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> None:
-    """Fill in the token counts of an answer; drop a hit that is not its worker's own."""
+    """Fill in the token counts of an answer; drop hits in another worker's cache."""
     if outcome.kept:
         outcome.usage = _usage_of_kept(service, state, attempt, outcome) or outcome.usage
         outcome.kept = b""  # else its text would live as long as its attempt is remembered
@@ -204,7 +207,7 @@ def _complete_usage(
 def _usage_of_kept(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> Usage | None:
-    """The token counts of an answer of another protocol than OpenAI's; None: it is OpenAI's."""
+    """Return the token counts of an answer that is not OpenAI's, or None if it is."""
     if (answers := state.path.answers) is None:
         return None
     member = service.fleet.members.get(attempt.worker_id)
@@ -216,7 +219,7 @@ def _usage_of_kept(
 def _compare_tokens(
     service: Service, state: RequestState, outcome: Outcome, own_tokens: int | None
 ) -> None:
-    """Compare our count of the prompt's tokens with the worker's."""
+    """Compare the router's count of the prompt's tokens with the worker's count."""
     check, usage = service.check, outcome.usage
     if check is None or own_tokens is None or usage is None or outcome.error is not None:
         return
@@ -225,7 +228,7 @@ def _compare_tokens(
 
 
 def _cached_tokens(body: bytes, usage: Usage) -> int | None:
-    """The prompt tokens that the worker found in its cache; None if it did not look, or is mute."""
+    """Return the prompt tokens that the worker found in its cache, or None if it does not say."""
     cached, prompt = usage.cached_tokens, usage.prompt_tokens
     if cached is None or prompt is None or 2 * cached >= prompt:
         return cached

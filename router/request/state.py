@@ -1,4 +1,4 @@
-"""The record of one request, and of how one attempt at it ended."""
+"""The record of one request, and the end of one attempt at it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
 
 
 class ReadRequest(NamedTuple):
-    """A request that was read and understood."""
+    """A request after it was read: the body, the path, the arrival for the core."""
 
     body: bytes  # as its worker gets it
     path: Path
@@ -47,10 +47,10 @@ class AttemptEnd(NamedTuple):
 
 
 class RequestState:
-    """All that is known of one request, from its head to the last byte of its answer.
+    """The record of one request, from its head to the last byte of its answer.
 
-    A context manager: leaving it tells the core, the key's quota and the logs the request's end,
-    once, however it ended. Lifetime: request.
+    A context manager: leaving it reports the end of the request to the core, the quota and the
+    logs, once. Lifetime: request.
     """
 
     body: bytes  # these four once it was read
@@ -75,13 +75,13 @@ class RequestState:
         self.attempts: list[Attempt] = []  # oldest first
 
     def understood(self, read: ReadRequest) -> None:
-        """The request was read. Raises ClientError for what its carrier does not allow."""
+        """Store the request after it was read. Raises ClientError if its carrier refuses it."""
         self.body, self.path, arrival, self.prompt, self.explain = read
         self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
         self.ticket.runs_on = read.prompt.runs_on
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context that is left when the request is over."""
+        """Enter a context, and leave it when the request is over."""
         if self._exits is None:
             self._exits = ExitStack()
         return self._exits.enter_context(context)

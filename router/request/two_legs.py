@@ -1,7 +1,7 @@
-"""The two legs of a request: one worker prefills it, another one decodes it.
+"""The two legs of a request: one worker prefills it, another worker decodes it.
 
-Legs follow each other (the first one's answer names the KV for the second), or begin at once where
-the two workers meet by themselves.
+Either the decode leg follows the prefill leg, whose answer names the KV; or both begin at once, and
+the two workers pass the KV between them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_WAITS = re.compile(rb"time(?:d[ _-]?|[ _-]?)out", re.IGNORECASE)
 
 
 class TwoLegs:
-    """Sends requests of two legs. Lifetime: process."""
+    """Sends the prefill leg and the decode leg of requests. Lifetime: process."""
 
     def __init__(
         self,
@@ -49,7 +49,10 @@ class TwoLegs:
         clock: Callable[[], float],
         draw: Callable[[int], int],
     ) -> None:
-        """`clock`: seconds, as deadlines are given in. `draw`: gives so many random bits."""
+        """`clock`: the current time in seconds, on the scale of deadlines.
+
+        `draw(n)`: returns n random bits.
+        """
         self._service = service
         self._sender = sender
         self._clock = clock
@@ -59,7 +62,7 @@ class TwoLegs:
     async def prefill(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send the first leg alone; its answer is for the second leg, and not for the client."""
+        """Send the prefill leg alone. Its answer names the KV for the decode leg."""
         terms, arrival = self._sender.terms, state.arrival
         transfer = terms.transfers[member.transfer]
         of = TransferAttempt(self._draw(ROOM_BITS), state.path.path, arrival.stream)
@@ -83,7 +86,7 @@ class TwoLegs:
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
-        """The leg for a worker that decodes what another one has prefilled, or does all of it."""
+        """Return the leg for the next worker: the decode leg, or the whole request."""
         if kept.second_leg is None:
             return Leg(state.body)
         if attempt.leg == "decode":
@@ -94,7 +97,7 @@ class TwoLegs:
     async def both(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send both legs at once. Both are over when this returns."""
+        """Send both legs at once, and return when both are over."""
         first, terms = state.prefill, self._sender.terms
         assert first is not None, "of two legs"
         transfer = terms.transfers[member.transfer]
@@ -125,7 +128,7 @@ class TwoLegs:
         *,
         at_once: bool,
     ) -> Outcome:
-        """The outcome of a prefill. `at_once`: its answer may come as late as the other leg's."""
+        """Send a prefill leg, and return its outcome. `at_once`: wait as long as for an answer."""
         terms = self._sender.terms
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
         if at_once:
@@ -144,7 +147,7 @@ class TwoLegs:
 def _handover(
     outcome: Outcome, transfer: Transfer, collected: CollectedReply, of: TransferAttempt
 ) -> tuple[Outcome, Handover]:
-    """(The outcome of a first leg, what its answer hands over to the second one)."""
+    """Return the outcome of a prefill leg, and the handover that its answer contains."""
     if outcome.error is None and not collected.whole:
         error = WorkerError("garbage", "the answer to a first leg is too large")
         outcome = replace(outcome, error=error)
@@ -157,7 +160,7 @@ def _handover(
 
 
 def _may_have_answered(outcome: Outcome) -> bool:
-    """True if a worker may have answered a first leg though its answer did not come."""
+    """Return True if a worker may have finished a prefill leg whose answer did not arrive."""
     error = outcome.error
     if isinstance(error, ClientError):
         return True
@@ -165,10 +168,10 @@ def _may_have_answered(outcome: Outcome) -> bool:
 
 
 class LegPair:
-    """A prefill and an answer that were begun at once. Lifetime: one attempt.
+    """Two legs that run at the same time. Lifetime: one attempt.
 
-    If one of them fails, the other one is stopped at once: it would wait for minutes. Once the
-    answer has begun, its KV is there, and the end of the prefill is only counted.
+    If one leg fails, the other is cancelled: it would wait for minutes. Once the answer has begun,
+    the KV has passed, and the end of the prefill leg is only counted.
     """
 
     def __init__(
@@ -191,20 +194,20 @@ class LegPair:
     def begin(
         self, prefill: Coroutine[Any, Any, Outcome], answer: Coroutine[Any, Any, AttemptEnd]
     ) -> None:
-        """Send both."""
+        """Start both legs."""
         self._prefill = asyncio.create_task(prefill)
         self._answer = asyncio.create_task(answer)
 
     def begun(self, now_s: float) -> None:
-        """The answer's first byte came."""
+        """Note the first byte of the answer."""
         self._has_begun = True
         if self._state.arrival.stream:
             self._state.ticket.first_token(now_s)
 
     async def end(self) -> AttemptEnd:
-        """The end of the attempt, and the leg that it is about.
+        """Wait for both legs, and return the end of the attempt.
 
-        A client that leaves after this is known changes one thing: no other worker is asked.
+        If the client leaves after the end is known, no other worker is asked.
         """
         try:
             end = await self._first_end()
@@ -228,7 +231,7 @@ class LegPair:
         return self._of_answer(self._answer.result())
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
-        """The prefill is over, and the answer is not."""
+        """Handle the end of the prefill leg while the answer is open."""
         if self._has_begun or (outcome.error is None and outcome.answers):
             settle_prefill(self._service, self._state, outcome)
             return self._of_answer(await self._answer)
@@ -245,7 +248,7 @@ class LegPair:
         return self._end(replace(pair or outcome, bytes_to_client=0), faulty)
 
     def _of_answer(self, end: AttemptEnd) -> AttemptEnd:
-        """The answer is over, whatever became of the prefill."""
+        """Return the end of the attempt after the answer is over."""
         outcome, first = _outcome(end), self._state.prefill
         error = outcome.error
         failed = isinstance(error, WorkerError) and not outcome.bytes_to_client
@@ -276,7 +279,10 @@ def _outcome(end: AttemptEnd) -> Outcome:
 
 
 def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
-    """The outcome of a leg whose error's text says that KV did not pass; else None."""
+    """Return the outcome if the error's text reports a failed KV transfer, else None.
+
+    A time-out becomes the error `transfer_timeout`.
+    """
     error = outcome.error
     if not isinstance(error, WorkerError) or held is None or not _OF_PAIRS.search(held.body):
         return None
@@ -286,14 +292,14 @@ def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
 
 
 async def _stopped(answer: asyncio.Task[AttemptEnd]) -> AttemptEnd | None:
-    """Stop it; its end if it was over already."""
+    """Cancel the answer; return its end if it was over already."""
     answer.cancel()
     await asyncio.wait((answer,))
     return None if answer.cancelled() else answer.result()
 
 
 async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
-    """Stop them, whatever happens meanwhile; True if this was cancelled then."""
+    """Cancel all legs and wait for them; return True if the caller was cancelled meanwhile."""
     cancelled = False
     for leg in legs:
         leg.cancel()

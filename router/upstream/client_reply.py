@@ -50,7 +50,7 @@ def upstream_request(
     trace: Trace | None = None,
     due: AnswerDue | None = None,
 ) -> UpstreamRequest:
-    """The client's request with `body`, ready for `Upstream.send`.
+    """Return the client's request with `body`, ready for `Upstream.send`.
 
     `before`, `after`: headers of the router's own, around those of the trace and the rank.
     `hidden`: the client's headers that its worker does not get, in lower case. `rank`: the one of
