@@ -151,10 +151,13 @@ class TritonServer(Server):
 
     async def _healthy(self) -> bool:
         try:
-            async with aiohttp.request("GET", f"{self.url}/v2/health/ready") as reply:
-                return reply.status == 200
+            for url in (f"{self.url}/v2/health/ready", self.metrics_url):  # the latter opens last
+                async with aiohttp.request("GET", url) as reply:
+                    if reply.status != 200:
+                        return False
         except aiohttp.ClientError:
             return False
+        return True
 
     async def kill(self) -> None:
         """kill -9 of the server and of its models' processes, which leave their memory behind."""
