@@ -87,16 +87,18 @@ class RequestListener:
     """
 
     def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
-        """A request, or a leg of it, was charged to a worker."""
+        """Hear that a request, or one leg of it, was charged to a worker."""
 
     def first_token(self, charge: Charge) -> None:
-        """The worker's prefill is over."""
+        """Hear that the prefill of a charge is over."""
 
     def progress(self, charge: Charge, output_tokens: int) -> None:
-        """The worker's answer has grown to so many tokens."""
+        """Hear that the answer has grown to `output_tokens` tokens."""
 
     def ended(self, charge: Charge, finish: Finish | None) -> None:
-        """The charge is released; with a `finish` where the worker did its part."""
+        """Hear that a charge is released. `finish`: the end of its request, if the worker did its
+        part.
+        """
 
 
 class RouterCore:
@@ -204,7 +206,7 @@ class RouterCore:
         return [*actions, *self._place(pending, fact.now_s, "policy")]
 
     def on_first_token(self, fact: FirstToken) -> list[Action]:
-        """The first token of an answer came: its prefill is over."""
+        """Note the first token of an answer, whose prefill is over with it."""
         self._observe(fact)
         now_s = fact.now_s
         pending = self._pending.get(fact.request_id)
@@ -258,7 +260,7 @@ class RouterCore:
         return [*actions, *self._ask_held(now_s)] if self.held.size else actions
 
     def _learn_speed(self, charge: Charge, now_s: float) -> None:
-        """A prefill is over: learn how fast its worker loads and computes."""
+        """Learn from a finished prefill how fast its worker loads KV and computes."""
         self._loads.first_token(charge, now_s)
         self._speed.first_token(charge, now_s)
 
@@ -349,7 +351,7 @@ class RouterCore:
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
     def tell_open(self, listener: RequestListener) -> None:
-        """Tell a listener that comes late of all charges that are open now."""
+        """Report all open charges to a listener that was added late."""
         answers = [(pending, pending.charge) for pending in self._pending.values()]
         prefills = [
             (pending, pending.prefill_leg.charge)
@@ -520,7 +522,7 @@ class RouterCore:
         return Dispatch(pending.arrival.request_id, stages, answering.decision, after_s, about)
 
     def _dispatch_decode(self, pending: Pending, decode: Choice, now_s: float) -> Dispatch:
-        """Charge a request to the worker that decodes it after another one's prefill."""
+        """Charge a request to the worker that decodes it, after another worker's prefill."""
         self.model_limits.sent(pending)
         stages = (self._charge(pending, "decode", decode, now_s),)
         after_s = max(pending.not_before_s - now_s, 0.0)
@@ -565,7 +567,7 @@ class RouterCore:
     def _dispatched(
         arrival: Arrival, charge: Charge, worker: Worker, decision: Decision
     ) -> Dispatched:
-        """The dispatch of a leg as a policy with a memory learns of it."""
+        """Return the fact about a dispatched leg for policies with a memory."""
         return Dispatched(
             charge.dispatched_s,
             arrival.request_id,
@@ -615,7 +617,9 @@ class RouterCore:
     def _release(
         self, pending: Pending, now_s: float, finish: Finish | None = None
     ) -> Worker | None:
-        """Take a request off its workers; the one that had the answer, if there still is one."""
+        """Release every charge of a request. Return the worker that had its answer, or None if that
+        worker is gone.
+        """
         if pending.decode is not None:
             self.disaggregation.free_decode_place(pending)
         if pending.prefill_leg is not None:
@@ -628,7 +632,7 @@ class RouterCore:
         return worker
 
     def _end_charge(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> Worker | None:
-        """Release the charge of a leg; its worker, if there still is one."""
+        """Release the charge of a leg. Return its worker, or None if that worker is gone."""
         sent.charge = None
         self.caches.ended(sent, charge, finish)
         self.ledger.release(charge)
@@ -652,7 +656,7 @@ class RouterCore:
     def _prefill_leg_served(
         self, pending: Pending, now_s: float, cached_tokens: int | None
     ) -> list[Action]:
-        """The prefill of a pair ended well; a second call changes nothing."""
+        """Count the prefill leg of a pair as done, and release its charge, if it is still open."""
         leg = pending.prefill_leg
         if leg is None or leg.charge is None:
             return []
@@ -663,7 +667,7 @@ class RouterCore:
         return [*self.health.answered(worker, leg, finish), *self.caches.news()]
 
     def _prefill_leg_failed(self, pending: Pending, fact: Failure) -> list[Action]:
-        """The prefill of a pair failed after the answer had begun: it only counts as a failure."""
+        """Count the failure of a prefill leg whose decode leg answers already."""
         leg = pending.prefill_leg
         worker = None if leg is None else self.workers.get(leg.worker_id)
         self._release_prefill_leg(pending, fact.now_s, None)
@@ -673,7 +677,7 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def _cancel_other(self, pending: Pending, fact: Failure) -> list[Action]:
-        """One leg of a pair failed: the worker of the other one has nothing to do any more."""
+        """Cancel the other leg of a pair after one leg failed, unless the client left."""
         prefill, charge = pending.prefill_leg, pending.charge
         if prefill is None or fact.blame == "client":
             return []
@@ -686,7 +690,9 @@ class RouterCore:
     def _pair_failed(
         self, pending: Pending, decode: Worker | None, prefill: Worker | None, fact: Failure
     ) -> list[Action]:
-        """Either worker may have failed: others take their places, where there are any."""
+        """Exclude both workers of a failed transfer from the next attempt, if other workers can
+        replace them, and count the failure against the worker to blame.
+        """
         if decode is None or prefill is None:
             return []
         legs: tuple[tuple[Worker, Role], ...] = ((prefill, "prefill"), (decode, "decode"))

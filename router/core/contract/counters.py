@@ -16,7 +16,7 @@ _NEVER = -1 << 62  # the number of no step
 
 
 class Window:
-    """Two counts over the last `span_s` seconds. Lifetime: its owner's."""
+    """Counts two kinds of event over the last `span_s` seconds. Lifetime: its owner's."""
 
     __slots__ = ("_first", "_last", "_second", "_step_s", "_steps")
 
@@ -27,7 +27,7 @@ class Window:
         self._first, self._second = 0, 0  # the sums of all
 
     def add(self, now_s: float, first: int, second: int) -> None:
-        """Count; times must not run backwards."""
+        """Add to both counts. Times must not run backwards."""
         step, last = int(now_s // self._step_s), self._last
         if last[0] != step:
             self._forget(step)

@@ -1,4 +1,4 @@
-"""What a decision comes to: one worker, two workers, or none for now."""
+"""The results of a decision: one worker, two workers, or no worker for now."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ class Placement(NamedTuple):
 
 @record
 class Held:
-    """No worker takes this leg of the request now."""
+    """The result of a decision that found no worker for a leg now."""
 
     leg: Role
 
 
 @record
 class Withheld:
-    """No worker takes the request now: an explanation of that."""
+    """An explanation of a decision that found no worker."""
 
     policy: str  # the policy that was asked
     details: Details  # what it saw

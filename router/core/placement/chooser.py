@@ -227,11 +227,11 @@ class Chooser:
         return rows, request, fleet, ask(request, fleet), obstacle
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
-        """True if a worker that is not busy may take this leg of the request."""
+        """Return True if a worker that is not busy may take this leg of the request."""
         return self._eligibility.has_room(pending, leg)
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """True if a worker that has the model may take this leg of the request."""
+        """Return True if a worker that has the model may take this leg of the request."""
         return self._eligibility.may_have_model(pending, leg)
 
     def missing_tokens(self, pending: Pending, leg: Role) -> int:
@@ -252,7 +252,9 @@ class Chooser:
     def _without_slow_starters(
         self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
     ) -> Rows:
-        """The workers of `rows` that may be chosen while others start slowly."""
+        """Return the workers of `rows` without those that are in their slow start and have their
+        share.
+        """
         slow_start = self._caches.slow_start
         return (
             slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows
@@ -338,9 +340,8 @@ class Chooser:
     def _below_gpu(
         self, arrival: Arrival, rows: Rows, hits: Ints
     ) -> Callable[[], tuple[Ints, Ints]] | None:
-        """A function that gives the hits in lower tiers, looked up at its first call.
-
-        None: the workers have no lower tiers.
+        """Return a function that looks up the hits on host and disk at its first call, or None if
+        workers have only the GPU tier.
         """
         index = self._caches.index
         if index.tiers == 1:

@@ -57,19 +57,21 @@ class PairFaults:
         self._served: dict[int, tuple[float, int]] = {}  # workers: last success, with whom
 
     def served(self, prefill_id: int, decode_id: int, now_s: float) -> None:
-        """KV came from one worker to the other."""
+        """Note that KV passed from one worker to the other."""
         self._failed_s.pop((prefill_id, decode_id), None)
         self._served[prefill_id] = now_s, decode_id
         self._served[decode_id] = now_s, prefill_id
 
     def failed(self, prefill_id: int, decode_id: int, now_s: float) -> list[int]:
-        """KV did not come: the workers to blame; none, as long as it could be either of the two."""
+        """Note a failed transfer between two workers, and return the workers to blame. The list is
+        empty while it could be either of them.
+        """
         since_s = self._failed_s.setdefault((prefill_id, decode_id), now_s)
         both = prefill_id, decode_id
         return [one for one, other in (both, both[::-1]) if self._to_blame(one, other, since_s)]
 
     def gone(self, worker_id: int) -> None:
-        """A worker is removed."""
+        """Forget a worker that was removed."""
         self._served.pop(worker_id, None)
         for pair in [pair for pair in self._failed_s if worker_id in pair]:
             del self._failed_s[pair]
@@ -131,7 +133,7 @@ class Disaggregation:
         self.tokens_per_s = _TOKENS_PER_S  # of KV that one worker gets from another, as learned
 
     def place(self, pending: Pending, now_s: float, reason: str) -> Placement | Reject | Held:
-        """The worker, or the two workers, that take a request. Raises as `Chooser.choose`."""
+        """Choose the worker, or the two workers, for a request. Raises as `Chooser.choose` does."""
         placement = self._place(pending, self._chooser.choose, now_s, reason)
         if self._tpot_s and isinstance(placement, Placement) and placement.prefill is None:
             choice = placement.decode
@@ -140,7 +142,9 @@ class Disaggregation:
         return placement
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
-        """The choice that computes the prompt, as a dry run. Raises as `Chooser.explain`."""
+        """Return the choice that would compute the prompt, as a dry run. Raises as
+        `Chooser.explain` does.
+        """
         placement = self._place(pending, self._chooser.explain, now_s, reason)
         return (
             placement.prefill or placement.decode if isinstance(placement, Placement) else placement
@@ -160,7 +164,9 @@ class Disaggregation:
         return self._chooser.choose(pending, "decode", chosen.worker.facts.group, now_s, "retry")
 
     def keep_decode_place(self, pending: Pending, decode: Choice) -> None:
-        """Keep a place at the worker that will decode a request while another one prefills it."""
+        """Reserve capacity at the worker that will decode a request while another worker prefills
+        it.
+        """
         arrival = pending.arrival
         self._ledger.keep_decode_place(
             arrival.request_id, decode.worker.slot, arrival.prompt_tokens
@@ -168,7 +174,7 @@ class Disaggregation:
         pending.decode = decode
 
     def free_decode_place(self, pending: Pending) -> None:
-        """Give back the place at the worker that was to decode a request; there may be none."""
+        """Release the capacity reserved at a request's decode worker, if any was reserved."""
         if pending.decode is not None:
             self._ledger.free_decode_place(pending.arrival.request_id)
             pending.decode = None
@@ -202,9 +208,7 @@ class Disaggregation:
         return Placement(decode, prefill)
 
     def arrived(self, charge: Charge, now_s: float) -> None:
-        """A request has its first token: learn how long its KV took, where it came from another
-        worker.
-        """
+        """Learn from a first token how long the KV took to come from the prefill worker."""
         if charge.room_tokens:  # the time holds the prefill as well
             return
         tokens, elapsed_s = charge.moved_tokens, now_s - charge.dispatched_s - _LEGS_S
@@ -213,14 +217,14 @@ class Disaggregation:
             self.tokens_per_s *= ratio**_WEIGHT
 
     def gone(self, worker: Worker) -> None:
-        """Free the decode places at a worker that is removed: its slot may be another's soon."""
+        """Release the capacity reserved at a worker that is removed: its slot may be reused soon."""
         for request_id in self._ledger.decode_places_at(worker.slot):
             self._ledger.free_decode_place(request_id)
         self.faults.gone(worker.worker_id)
         self._borne.pop(worker.worker_id, None)
 
     def replaceable(self, pending: Pending, worker: Worker, leg: Role) -> bool:
-        """True if another worker, that has not failed the request, could do this leg of it."""
+        """Return True if another worker, which has not failed the request, could do this leg."""
         tried, group = pending.tried, worker.facts.group
         return any(
             one is not worker and one.takes_requests and one.worker_id not in tried
@@ -231,8 +235,8 @@ class Disaggregation:
     def _alone_is_better(
         self, pending: Pending, prefill: Choice, decode: Choice, now_s: float
     ) -> bool:
-        """True if the worker that would decode gives the first token as soon by itself, and the
-        answers beside its prefill can bear the delay.
+        """Return True if the decode worker gives the first token as soon when it prefills by
+        itself, at a delay to its running answers that is acceptable.
         """
         if prefill.worker is decode.worker:
             return True
@@ -279,5 +283,5 @@ class Disaggregation:
 
 
 def _alone(choice: Choice | T) -> Placement | T:
-    """The placement of a request at one worker."""
+    """Return the placement of a whole request at one worker."""
     return Placement(choice) if isinstance(choice, Choice) else choice

@@ -91,7 +91,7 @@ class _Open:
         )
 
     def to(self, pending: Pending) -> bool:
-        """True if each of them may take this request now."""
+        """Return True if the request may be sent to each of these workers now."""
         arrival = pending.arrival
         return (
             self.all_in
@@ -129,12 +129,12 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """The able workers that did not say that they are busy; all of them where all did."""
+    """Return the workers that did not report that they are busy; all workers if each of them did."""
     return [w for w in able if not w.busy] or able
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """The able workers that did not say that they lack the model; all of them where all did."""
+    """Return the workers that did not report the model as missing; all workers if each of them did."""
     return [w for w in able if model not in w.facts.denied] or able
 
 
@@ -174,7 +174,7 @@ class Eligibility:
     def ask_each(
         self, pending: Pending, leg: Role = "both", group: str | None = None
     ) -> Rows | Reject | Unheard:
-        """As `rows`, but by looking at every worker: the rule to which `rows` is a short cut."""
+        """Return the same as `rows` by examining every worker; `rows` is a faster form of it."""
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
         if not pool:
@@ -214,7 +214,9 @@ class Eligibility:
         pool: list[Worker],
         ready: list[Worker],
     ) -> Rows | Reject:
-        """The workers among the `ready` ones of a pool that may take the leg; or why none may."""
+        """Return the `ready` workers of a pool that may take the leg, or the reason why there is
+        none.
+        """
         arrival = pending.arrival
         able = [w for w in ready if does(w, leg, group)]
         untried = [w for w in ready if w.worker_id not in pending.tried]
@@ -246,12 +248,12 @@ class Eligibility:
         return Rows.of(without_busy(with_model(fitting, arrival.model)))
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
-        """True if a worker that is not busy may take this leg of the request."""
+        """Return True if a worker that is not busy may take this leg of the request."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """True if a worker that has the model may take this leg of the request."""
+        """Return True if a worker that has the model may take this leg of the request."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 

@@ -85,7 +85,7 @@ class Use(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What a policy says of a request: the cost of each worker, and the row of the cheapest."""
+    """A policy's answer: the cost of each worker, and the row of the cheapest worker."""
 
     policy: LoadedPolicy  # the policy that decided: the one in use, or the fallback
     costs: Floats

@@ -222,7 +222,9 @@ class OutlierDetection:
         return both >= least and failures >= self._settings.ejection_rate * both
 
     def _eject(self, worker: Worker, event: str, cause: str, now_s: float) -> list[Action]:
-        """Send it nothing for a while, unless too few would be left. `event`: of HEALTH_STATES."""
+        """Eject the worker for a while, unless too few healthy workers would remain. `event`: a key
+        event of HEALTH_STATES.
+        """
         health = worker.health
         if health.state == "healthy":
             if not self._may_eject(worker):
@@ -252,7 +254,9 @@ class OutlierDetection:
         return away + 1 <= most and away + 1 < len(pool)
 
     def _reinstate(self, worker: Worker, event: str, now_s: float) -> list[Action]:
-        """Send it requests again. `event`: of HEALTH_STATES."""
+        """Reinstate the worker, so that it gets requests again. `event`: a key event of
+        HEALTH_STATES.
+        """
         health = worker.health
         health.move(event)
         health.stalled = False

@@ -15,7 +15,9 @@ _LONGEST_S = 600.0  # whatever the model says
 
 
 class Leftovers:
-    """Keeps such requests charged until they should be over. Lifetime: process."""
+    """Keeps the charges of requests whose clients left, until their workers should be done.
+    Lifetime: process.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
@@ -35,9 +37,8 @@ class Leftovers:
         self._kept[charge] = now_s + min(left_s, _LONGEST_S), pending
 
     def lost(self, worker_id: int) -> list[Pending]:
-        """The requests kept at a worker that is gone, or down with all that it computed.
-
-        The caller releases the charges of these, and of others that are over.
+        """Remove and return the abandoned requests of a worker that has left or crashed. The caller
+        releases their charges.
         """
         if not self._kept:
             return []
@@ -45,12 +46,14 @@ class Leftovers:
         return [self._kept.pop(one)[1] for one in charged if one in self._kept]
 
     def over(self, now_s: float) -> list[Pending]:
-        """The kept requests that should be over by now."""
+        """Remove and return the abandoned requests that should be done by now."""
         due = [charge for charge, (until_s, _) in self._kept.items() if until_s <= now_s]
         return [self._kept.pop(charge)[1] for charge in due]
 
     def reported_over(self, fact: LoadReport) -> list[Pending]:
-        """The oldest kept requests of a worker, as many as it reports fewer than are charged."""
+        """Remove and return abandoned requests of a worker, oldest first: as many as its report has
+        fewer requests than are charged there.
+        """
         if not self._kept:
             return []
         charged = self._ledger.on_worker(fact.worker_id)

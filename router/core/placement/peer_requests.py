@@ -121,13 +121,13 @@ class PeerRequests:
             self._admission.prefill_over(pending, True, fact.now_s)
 
     def progress(self, fact: facts.PeerProgress) -> None:
-        """The answer to a peer's request grew."""
+        """Note that the answer to a peer's request has grown."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and pending.charge is not None:
             self._ledger.progress(pending.charge, fact.output_tokens, fact.now_s)
 
     def ended(self, fact: facts.PeerEnded) -> None:
-        """A peer's request is at its worker no more; a second call changes nothing."""
+        """Release the charge of a peer's request, if it is still open."""
         pending = self._pending.pop(fact.request_id, None)
         if pending is None or pending.charge is None:
             return
@@ -144,7 +144,7 @@ class PeerRequests:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
-        """End a peer's request whose worker is gone; False where it is not a peer's."""
+        """End a peer's request whose worker is gone. Return False if the request is not a peer's."""
         known = request_id in self._pending
         self.ended(facts.PeerEnded(now_s, request_id))
         return known

@@ -62,12 +62,12 @@ class Pending:
 
     @property
     def fair_work(self) -> float:
-        """Its work over its tenant's weight."""
+        """Return the request's predicted work divided by its tenant's weight."""
         return self.work_tokens / self.arrival.weight
 
     @property
     def prompt_charge(self) -> Charge | None:
-        """The charge at the worker that computes its prompt, or did; None: no worker has it."""
+        """Return the charge at the worker that computes the prompt, or None if no worker has it."""
         prefill = self.prefill_leg
         if prefill is not None and prefill.charge is not None:
             return prefill.charge

@@ -125,8 +125,8 @@ class Reservations:
             wait.worker_id = None
 
     def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
-        """The largest worker that the request has not left untaken; of equal ones the one with most
-        of its prompt, then the least busy one.
+        """Return the largest worker that the request has not refused before; among equal ones the
+        one with most of its prompt cached, then the least busy one.
         """
         columns, slots = self._columns, rows.slot_ids
         large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)
@@ -136,7 +136,9 @@ class Reservations:
 
 
 def _ahead(pending: Pending, standing: Standing, wait: _Wait) -> bool:
-    """True if the hold queue would put it before the other one, however long that has waited."""
+    """Return True if the hold queue serves this request before the other, however long the other
+    has waited.
+    """
     priority, other = pending.arrival.priority, wait.pending
     if priority != other.arrival.priority:
         return priority < other.arrival.priority

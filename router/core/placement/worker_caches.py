@@ -80,8 +80,8 @@ class OthersShare:
 
 
 class WorkerCaches:
-    """The cache of each worker, by its KV events and by what this router sent there; keeps the
-    table of workers, too. Lifetime: process.
+    """Tracks the cache of each worker, from its KV events and this router's dispatches, and the
+    table of workers. Lifetime: process.
     """
 
     def __init__(
@@ -433,7 +433,9 @@ class WorkerCaches:
         self._news.append(news)
 
     def ended(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> None:
-        """A dispatch is over; with a `finish` where the worker did its part."""
+        """Update the worker's cache at the end of a dispatch. `finish`: the end of its request, if
+        the worker did its part.
+        """
         prediction, sent.prediction = sent.prediction, None
         worker = self._workers.get(charge.worker_id)
         if prediction is None or worker is None:

@@ -49,7 +49,7 @@ class PrefillPeriod:
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """What a request, or a leg of it, costs its worker. Lifetime: one dispatch."""
+    """The load of one request, or one leg of it, on its worker. Lifetime: one dispatch."""
 
     request_id: int
     worker_id: int
@@ -72,8 +72,7 @@ class Charge:
 
 @dataclass(slots=True)
 class DecodePlace:
-    """A place kept for a request at the worker that will decode it, while another one prefills it.
-
+    """Capacity reserved for a request at its decode worker while another worker prefills it.
     Lifetime: until the prefill ends.
     """
 
@@ -103,7 +102,7 @@ class Ledger:
         return len(self._charges)
 
     def get(self, request_id: int, leg: Role = "both") -> Charge | None:
-        """The open charge of a request, or of one leg of it; None: there is none."""
+        """Return the open charge of a request, or of one leg of it, or None."""
         return self._charges.get((request_id, leg))
 
     def on_worker(self, worker_id: int) -> list[Charge]:
@@ -111,7 +110,7 @@ class Ledger:
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
     def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
-        """Keep a place for a request at the worker in `slot`. It must have none yet."""
+        """Reserve capacity for a request at the worker in `slot`. The request must have none yet."""
         assert request_id not in self._decode_places, (
             f"request {request_id} has a decode place already"
         )
@@ -121,7 +120,7 @@ class Ledger:
         self._cells.decode_place_tokens[slot] += prompt_tokens
 
     def free_decode_place(self, request_id: int) -> None:
-        """Give the decode place of a request back; nothing happens where it has none."""
+        """Release the capacity reserved for a request's decode, if there is any."""
         place = self._decode_places.pop(request_id, None)
         if place is not None:
             self._cells.requests[place.slot] -= 1
@@ -131,7 +130,7 @@ class Ledger:
             self._cells.decode_place_tokens[place.slot] -= place.prompt_tokens
 
     def decode_places_at(self, slot: int) -> list[int]:
-        """The requests with a decode place at the worker in `slot`."""
+        """Return the requests with reserved decode capacity at the worker in `slot`."""
         return [number for number, one in self._decode_places.items() if one.slot == slot]
 
     def reserve(
@@ -191,7 +190,7 @@ class Ledger:
         return charge
 
     def _period(self, slot: int, now_s: float) -> PrefillPeriod:
-        """The period of prefills at a worker that is about to be sent one more."""
+        """Return the current period of prefills at a worker that gets one more."""
         period = self._periods[slot]
         if period is None or not self._cells.waiting[slot]:
             period = self._periods[slot] = PrefillPeriod(now_s)
@@ -246,7 +245,9 @@ class Ledger:
         return tokens if most is None else min(tokens, most)
 
     def left_s(self, charge: Charge, output_tokens: float, now_s: float) -> float:
-        """Seconds until an answer of so many tokens should be complete, by the model."""
+        """Return the seconds until an answer of `output_tokens` tokens should be complete, by the
+        step-time model.
+        """
         self.advance(now_s)
         cells, slot = self._cells, charge.slot
         queued_s = since_s = 0.0
@@ -259,7 +260,9 @@ class Ledger:
         return queued_s + max(decode_s, 0.0)
 
     def unwatched(self, charge: Charge) -> None:
-        """The router will not see its first token: the model says when its prefill is over."""
+        """Estimate the end of this prefill by the step-time model: the router will not see its
+        first token.
+        """
         coming = self._coming.get(charge.slot, deque())
         if not charge.waiting or all(one is not charge for one in coming):
             return
@@ -270,7 +273,7 @@ class Ledger:
         self._cells.drain_limit_work[charge.slot] = left[0].end_work if left else inf
 
     def release(self, charge: Charge) -> None:
-        """Take an open charge off its worker."""
+        """Release an open charge of a worker."""
         del self._charges[charge.request_id, charge.leg]
         cells, slot = self._cells, charge.slot
         cells.requests[slot] -= 1
@@ -285,9 +288,8 @@ class Ledger:
             self._idle(slot)
 
     def _idle(self, slot: int) -> None:
-        """An idle worker has an empty queue, whatever the model says.
-
-        A decode place counts as a request.
+        """Empty the estimated prefill queue of a worker that has no requests left. Reserved decode
+        capacity counts as a request.
         """
         cells = self._cells
         cells.drained_work[slot] = cells.charged_work[slot]

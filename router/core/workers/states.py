@@ -1,4 +1,4 @@
-"""The states of a worker in the decision core: a table of its life, and a table of its health."""
+"""State machines of a worker in the decision core: one for its lifecycle, one for its health."""
 
 from __future__ import annotations
 
