@@ -1,4 +1,4 @@
-"""Names for the array types of policies, and array arithmetic that numpy does more slowly."""
+"""Array types of policies, and faster versions of some numpy functions."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Hashes = npt.NDArray[np.uint64]  # chain hashes of blocks
 
 
 def median(values: Floats) -> float:
-    """The median, NaN if a value is NaN, 0 of no values.
+    """Return the median: NaN if any value is NaN, 0 if there are no values.
 
     The result is numpy's own, in a tenth of its time on a few values.
     """

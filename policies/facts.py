@@ -125,7 +125,7 @@ class Arrival:
 
 @record
 class Dispatched:
-    """A request, or a leg of it, was charged to a worker; only policies with a memory take this.
+    """The dispatch of a request, or of one of its legs, for policies with a memory.
 
     Of two legs one after the other, a `Finish` ends the first one before the second is dispatched.
     Of two begun at once, the "prefill" ends with `Prefilled`, or with a `Failure` of that leg.

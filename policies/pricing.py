@@ -1,4 +1,4 @@
-"""Prices of prompt tokens: those that a worker lacks, and those that it loads from lower tiers."""
+"""Prices of prompt tokens that a worker lacks, or loads from lower cache tiers."""
 
 from __future__ import annotations
 

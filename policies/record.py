@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def record(cls: type[T]) -> type[T]:
-    """Makes a dataclass with slots that is frozen to the type checker, and hashable.
+    """Make a dataclass with slots that is frozen to the type checker, and hashable.
 
     mypy reports an assignment to a field; nothing stops it at run time. Python's own
     `frozen=True` does stop it, but then each object takes two to three times as long to build,

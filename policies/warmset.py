@@ -57,7 +57,7 @@ IDLE_WAIT = 100.0
 
 @record
 class Memory:
-    """KV memory of the workers, and what sessions want of it. Lifetime: one decision."""
+    """KV memory of the workers, and the demand of sessions for it. Lifetime: one decision."""
 
     wanted_tokens: Floats  # tokens that sessions at home there will want again
     needed_tokens: Floats  # the same with this request's session
@@ -101,7 +101,7 @@ class Warmset:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """The summands of the cost in seconds, and `over_tokens`.
+        """Return the terms of the cost in seconds, and `over_tokens`.
 
         A worker whose `over_tokens` is above 0 is closed to the request: the cost is +inf.
         """
@@ -132,7 +132,7 @@ class Warmset:
     def _place_warm(
         self, request: RequestView, fleet: FleetView, memory: Memory, seconds: dict[str, Floats]
     ) -> dict[str, Floats]:
-        """All terms of a warm session: away from home each second costs more.
+        """Return all terms for a warm session, dearer on workers without its cache.
 
         A session that will surely return pays `stay` times as much there. No worker is closed.
         """
@@ -149,7 +149,7 @@ class Warmset:
     def _place_new(
         self, request: RequestView, fleet: FleetView, memory: Memory, seconds: dict[str, Floats]
     ) -> dict[str, Floats]:
-        """All terms of a new or cold session: it pays for the memory that its cache will take."""
+        """Return all terms for a new or cold session, which pays for the memory of its cache."""
         nothing = np.zeros(len(fleet))
         private = request.private_tokens
         again_s = fleet.prefill_s(private, request.trunk_tokens)

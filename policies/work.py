@@ -1,4 +1,4 @@
-"""Work in seconds: what a worker has queued, and what a request would add to it.
+"""Queued work of a worker, and the work that a request would add, in seconds.
 
 The native twin of `trunk_share_s`, `memory_wait_s` and `delay_to_others_s` is
 `kernels/src/decision/warmset.cpp`, which has them under the same names.
@@ -86,7 +86,7 @@ def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
 
 
 def busy_share(fleet: FleetView) -> float:
-    """Share of the workers that have prefill queued, 0..1.
+    """Return the share of workers that have prefill queued, 0..1.
 
     It stands for the share of its time that a worker computes prefill and so fills its cache.
     """
