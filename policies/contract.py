@@ -1,4 +1,4 @@
-"""What a policy is asked, and what it answers: the request, the fleet as numpy columns, costs."""
+"""The interface of policies: the request and fleet they read, and the costs they return."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class FleetView(ABC):
     __slots__ = ()
 
     def __new__(cls, *arguments: Any, **columns: Any) -> FleetView:
-        """Refuses to build the interface itself, which has no columns."""
+        """Refuse to build the interface itself, which has no columns."""
         if cls is FleetView:
             raise TypeError("FleetView is an interface; build a fleet of arrays by TableFleet(...)")
         return super().__new__(cls)
@@ -241,7 +241,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def holds_trunk(self) -> Bools:
-        """True where another session with this request's trunk is at home, by own dispatches."""
+        """True on workers that hold another session with this request's shared prefix."""
 
     @property
     @abstractmethod
@@ -325,7 +325,7 @@ class FleetView(ABC):
         return len(self.worker_id)
 
     def with_columns(self, **columns: Any) -> TableFleet:
-        """A fleet with some columns replaced, to ask another policy about it."""
+        """Return a fleet with some columns replaced, as input for another policy."""
         own = {column.name: getattr(self, column.name) for column in fields(TableFleet)}
         return TableFleet(**own | columns)
 
@@ -418,13 +418,13 @@ class FleetView(ABC):
 
     @property
     def has_thresholds(self) -> bool:
-        """True if the own options of any worker set a threshold."""
+        """Return True if any worker's own options set a threshold."""
         own = (self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
         return any(bool(np.count_nonzero(column == column)) for column in own)
 
     @property
     def has_kv_thresholds(self) -> bool:
-        """True if the own options of any worker set a threshold of its KV in use."""
+        """Return True if any worker's own options limit the KV memory in use."""
         return bool(np.count_nonzero(self.max_kv_fraction == self.max_kv_fraction))
 
     @property
