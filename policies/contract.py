@@ -241,7 +241,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def holds_trunk(self) -> Bools:
-        """True on workers that hold another session with this request's shared prefix."""
+        """True where own dispatches sent another session with this request's shared prefix."""
 
     @property
     @abstractmethod
