@@ -241,7 +241,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def holds_trunk(self) -> Bools:
-        """True where own dispatches sent another session with this request's shared prefix."""
+        """True where another session with this request's trunk has its cache, by own dispatches."""
 
     @property
     @abstractmethod

@@ -217,7 +217,7 @@ class Disaggregation:
             self.tokens_per_s *= ratio**_WEIGHT
 
     def gone(self, worker: Worker) -> None:
-        """Release the capacity reserved at a worker that is removed: its slot may be reused soon."""
+        """Release the capacity reserved at a worker that is removed, whose slot is reused soon."""
         for request_id in self._ledger.decode_places_at(worker.slot):
             self._ledger.free_decode_place(request_id)
         self.faults.gone(worker.worker_id)

@@ -129,12 +129,12 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Return the workers that did not report that they are busy; all workers if each of them did."""
+    """Return the workers that did not report that they are busy, or all if each one did."""
     return [w for w in able if not w.busy] or able
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """Return the workers that did not report the model as missing; all workers if each of them did."""
+    """Return the workers that did not report the model as missing, or all if each one did."""
     return [w for w in able if model not in w.facts.denied] or able
 
 

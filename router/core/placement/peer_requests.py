@@ -144,7 +144,7 @@ class PeerRequests:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
-        """End a peer's request whose worker is gone. Return False if the request is not a peer's."""
+        """End a peer's request whose worker is gone. Return False if it is no peer's request."""
         known = request_id in self._pending
         self.ended(facts.PeerEnded(now_s, request_id))
         return known

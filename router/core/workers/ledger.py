@@ -110,7 +110,7 @@ class Ledger:
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
     def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
-        """Reserve capacity for a request at the worker in `slot`. The request must have none yet."""
+        """Reserve capacity for a request at the worker in `slot`. It must have none yet."""
         assert request_id not in self._decode_places, (
             f"request {request_id} has a decode place already"
         )
