@@ -319,7 +319,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def copies_missing(self) -> int:
-        """How many more workers should hold the hot trunk; 0 or less: enough hold it."""
+        """Workers that should hold the hot trunk but do not yet; 0 or less if enough hold it."""
 
     def __len__(self) -> int:
         return len(self.worker_id)

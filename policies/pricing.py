@@ -6,10 +6,10 @@ import numpy as np
 
 from policies.arrays import Floats, Ints
 
-# How many times as fast as it computes KV a worker is assumed to load it, until its own speed was
-# measured. PCIe carries 25 GB/s, which is 5 to 20 times the prefill of the GPUs and models in
-# `engine.profiles`, and a disk 6 GB/s, 1 to 4 times. The lowest of each range is assumed: a tier
-# that is assumed too slow is still used, and its true speed is learned.
+# Speed of loading KV, as a multiple of the speed of computing it, assumed until a worker's own
+# speed was measured. PCIe carries 25 GB/s, which is 5 to 20 times the prefill of the GPUs and
+# models in `engine.profiles`, and a disk 6 GB/s, 1 to 4 times. The lowest of each range is assumed:
+# a tier that is assumed too slow is still used, and its true speed is learned.
 HOST_SPEED = 5.0
 DISK_SPEED = 1.5
 

@@ -37,7 +37,7 @@ REDO = 0.9
 # never reaches its full rate, so a full cache saves more than those seconds. Replays.
 GAMMA = 1.2
 # Chance, 0..1, that a block pushed out of a full cache would have been used again, whoever's it is.
-# It is small because it only has to spread sessions over idle caches. Chosen.
+# This chance is small because its term only has to spread sessions over idle caches. Chosen.
 REUSED = 0.1
 # Share of a worker's memory. A new session's place costs no more where sessions want even more of
 # it: the price stays finite on a worker of tiny memory. Chosen.

@@ -516,7 +516,7 @@ class RouterCore:
             answering = prefill
             self.disaggregation.keep_decode_place(pending, decode)
             stages = (self._charge(pending, "prefill", prefill, now_s),)
-        # Its session comes back for the cache of the worker that computes the prompt.
+        # The worker that computes the prompt holds the session's cache from now on.
         self.session_tracking.dispatched(pending, computing.worker.slot)
         after_s = max(pending.not_before_s - now_s, 0.0)
         return Dispatch(pending.arrival.request_id, stages, answering.decision, after_s, about)

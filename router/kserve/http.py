@@ -69,7 +69,6 @@ class HttpTarget(KserveTarget):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """As of `KserveTarget`."""
         coding, length = header("content-encoding"), header(LENGTH_HEADER)
         roles = self.roles(self.model)
 

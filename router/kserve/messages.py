@@ -157,7 +157,7 @@ class GrpcTarget(KserveTarget):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """As of `KserveTarget`. Headers say nothing of the message."""
+        """Return the reader of the message; gRPC's headers do not change it."""
         roles = self.roles(self.model)
 
         def read(message: bytes, limits: ScanLimits) -> Scanned:

@@ -153,7 +153,7 @@ class LegSender:
             state.ticket.progress if streams else None,
         )
         if arrival.deadline_s is not None:
-            # What moves says nothing of an abort before it has ended: its client's reply is cut.
+            # A stream that may move reports an abort only at its end: cut its reply to the client.
             cut, through = (reply, filtered) if stream is None else (stream.reply, None)
             sending = in_time(sending, cut, arrival.deadline_s, self._clock, through)
         outcome = pass_refusal_on(await sending, sink, arrival.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import cache, partial
 from types import MappingProxyType
-from typing import get_args
+from typing import NamedTuple, get_args
 
 import numpy as np
 
@@ -98,10 +98,16 @@ class WorkerLimits:
 # No worker takes a leg now.
 _HELD: Mapping[Role, Held] = MappingProxyType({leg: Held(leg) for leg in get_args(Role)})
 
-# What one decision saw and came to: the workers that it was about, the policy's view of them, its
-# verdict (None: it was not asked), and the obstacle that holds the request whatever the verdict is
-# (None: there is none; it may have no text for people).
-Seen = tuple[Rows, RequestView, FleetView, Verdict | None, str | None]
+
+class Considered(NamedTuple):
+    """The workers that a decision considered, and the policy's verdict on them."""
+
+    rows: Rows
+    request: RequestView
+    fleet: FleetView
+    verdict: Verdict | None  # None: the policy was not asked
+    # Holds the request whatever the verdict is; "": without a text for people; None: nothing does.
+    obstacle: str | None
 
 
 class Chooser:
@@ -143,7 +149,7 @@ class Chooser:
         FallbackError where even the fallback fails.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.decide)
-        if not isinstance(seen, tuple):
+        if not isinstance(seen, Considered):
             return _HELD[leg] if seen is None else seen
         rows, request, fleet, verdict, obstacle = seen
         if pending.tracked is not None and not pending.held:  # its place in the queue stays
@@ -186,7 +192,7 @@ class Chooser:
         now_s: float,
         ask: Callable[[RequestView, FleetView], Verdict],
         explains: bool = False,
-    ) -> Seen | Reject | None:
+    ) -> Considered | Reject | None:
         """Find the workers that may take the leg, and `ask` the policy about them.
 
         An obstacle ends the decision before the policy is asked (None: before any worker was
@@ -218,13 +224,13 @@ class Chooser:
                 rows = free
                 request, fleet = self._views(pending, rows, now_s)
         if obstacle is not None and not explains:
-            return rows, request, fleet, None, obstacle
+            return Considered(rows, request, fleet, None, obstacle)
         if (few := self._without_slow_starters(pending, rows, fleet, now_s)) is not rows:
             few_request, few_fleet = self._views(pending, few, now_s)
             verdict = ask(few_request, few_fleet)
             if verdict.row >= 0:
-                return few, few_request, few_fleet, verdict, obstacle
-        return rows, request, fleet, ask(request, fleet), obstacle
+                return Considered(few, few_request, few_fleet, verdict, obstacle)
+        return Considered(rows, request, fleet, ask(request, fleet), obstacle)
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
         """Return True if a worker that is not busy may take this leg of the request."""

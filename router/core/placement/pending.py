@@ -74,6 +74,5 @@ class Pending:
         return self.charge
 
 
-# What a worker has of a request: the answer (after its own prefill, or another worker's), or the
-# prefill leg of two begun at once.
+# The part of a request at one worker: its answer, or the prefill leg of two that began at once.
 AtWorker = Pending | PrefillLeg

@@ -54,7 +54,7 @@ def test_one_prefills_and_the_other_decodes() -> None:
 
 
 def test_a_prefill_whose_worker_is_removed_as_it_ends_begins_anew() -> None:
-    """Its answer was on its way when the core heard that the worker is gone."""
+    """The prefill's answer arrives after the core heard that its worker is gone."""
     world = pool("prefill", "prefill", "decode")
     busy(world, 2)
     number, actions = ask(world)
