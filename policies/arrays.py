@@ -1,4 +1,4 @@
-"""Array types of policies, and faster versions of some numpy functions."""
+"""Types of the arrays that policies use, and fast versions of two numpy functions."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Hashes = npt.NDArray[np.uint64]  # chain hashes of blocks
 
 
 def median(values: Floats) -> float:
-    """Return the median: NaN if any value is NaN, 0 if there are no values.
+    """Return the median of `values`, NaN if any value is NaN, or 0.0 if there are no values.
 
-    The result is numpy's own, in a tenth of its time on a few values.
+    The result equals that of `np.median`. For a few values it takes a tenth of the time.
     """
     rows = len(values)
     if rows == 0:
@@ -30,6 +30,9 @@ def median(values: Floats) -> float:
 
 
 def between(values: Floats, most: float) -> Floats:
-    """float64[rows]: `values` limited to the range 0..`most`, in a fraction of `np.clip`'s time."""
+    """Return `values` limited to the range 0..`most`, float64[rows].
+
+    The result equals that of `np.clip`, in a fraction of the time.
+    """
     limited: Floats = np.minimum(np.maximum(values, 0.0), most)
     return limited

@@ -1,4 +1,4 @@
-"""The interface of policies: the request and fleet they read, and the costs they return."""
+"""The interface of policies: the request and workers that they read, and the costs they return."""
 
 from __future__ import annotations
 
@@ -21,29 +21,34 @@ __all__ = [
 
 @runtime_checkable
 class Policy(Protocol):
-    """The whole of what the decision core needs from a policy.
+    """The interface that every policy offers to the decision core.
 
-    A policy with a memory also has `initial_state() -> state` and `observe(fact, state) -> state`,
-    for the same facts as the core (`policies.facts`): its state is passed in and returned.
+    A policy with a memory also has `initial_state() -> state` and `observe(fact, state) -> state`.
+    The core calls `observe` with each fact that it receives (`policies.facts`), and passes the
+    returned state to the next call.
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """float64[rows]: the cost of each worker in `fleet` for `request`; lower wins.
+        """Return the cost of `request` on each worker of `fleet`, float64[rows]. The lowest wins.
 
-        +inf: not this worker. +inf everywhere: hold the request. The policy's own docstring says
-        in which unit it counts.
+        +inf excludes a worker. If all costs are +inf, the router holds the request. The docstring
+        of each policy says in which unit its costs are.
         """
 
 
 @runtime_checkable
 class Wrapper(Protocol):
-    """Changes the costs of any policy: `lmetric|bounded_load?epsilon=0.25` (`policies.wrappers`).
+    """A change to the costs of any policy, such as `bounded_load` in `lmetric|bounded_load`.
 
-    It is as pure as a policy, and may have a memory of its own (`initial_state`, `observe`).
+    Like a policy, a wrapper is a pure function and may have a memory (`initial_state`, `observe`).
+    `policies.wrappers` has the built-in wrappers.
     """
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """New costs from those of the policy inside, which are finite or +inf and read-only."""
+        """Return the changed costs, float64[rows].
+
+        `costs` are those of the policy inside: each is finite or +inf, and the array is read-only.
+        """
 
 
 Standing = Literal["new", "cold", "warm"]
@@ -51,7 +56,10 @@ Standing = Literal["new", "cold", "warm"]
 
 @record
 class RequestView:
-    """One request as a policy sees it. Lifetime: request."""
+    """One request as a policy sees it.
+
+    Lifetime: request.
+    """
 
     chain: Hashes  # chain hashes of its full blocks, first block first (one block size)
     block_size: int  # tokens a block of `chain`
@@ -79,31 +87,34 @@ class RequestView:
 
     @property
     def private_tokens(self) -> int:
-        """Prompt tokens that no other session uses: what the session occupies in a cache."""
+        """Number of prompt tokens that no other session uses: all but the `trunk_tokens`."""
         return self.prompt_tokens - self.trunk_tokens
 
     @property
     def prompt_blocks(self) -> int:
-        """Full blocks of the prompt."""
+        """Number of full blocks in the prompt."""
         return len(self.chain)
 
 
 class FleetView(ABC):
-    """The eligible workers as columns, one row a worker, in the order of the workers' ids.
+    """The workers that may take one request, as numpy columns with one row for each worker.
 
-    Columns are read-only and valid during one decision. *Own* numbers count what this router
-    dispatched and are exact and immediate. *Reported* numbers come from the worker's load reports
-    and are as old as `load_age_s`. Numbers *by KV events* are as old as `event_age_s`. A float
-    that is not known is NaN; a policy says in its docstring what it does then.
+    Rows are in the order of the worker ids. Columns are read-only and valid during one decision. A
+    float that is unknown is NaN, and each policy's docstring says how the policy treats NaN.
 
-    `TableFleet` implements it with given arrays, for tests and tools; the router and the
-    simulator with the columns of the decision core (`router.core.placement.live_fleet`).
+    The docstring of each column names the source and the age of its numbers. Numbers from this
+    router's own dispatches are current. Numbers from load reports are as old as `load_age_s`.
+    Numbers from KV events are as old as `event_age_s`.
+
+    `TableFleet` implements this interface with given arrays, for tests and tools.
+    `router.core.placement.live_fleet` implements it with the columns of the decision core, for the
+    router and the simulator.
     """
 
     __slots__ = ()
 
     def __new__(cls, *arguments: Any, **columns: Any) -> FleetView:
-        """Refuse to build the interface itself, which has no columns."""
+        """Refuse to create a plain `FleetView`, which has no data. Subclasses can be created."""
         if cls is FleetView:
             raise TypeError("FleetView is an interface; build a fleet of arrays by TableFleet(...)")
         return super().__new__(cls)
@@ -111,241 +122,327 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def worker_id(self) -> Ints:
-        """Stable number of the worker, never reused during the life of the process."""
+        """Id of each worker, which never changes and is never reused while the process runs."""
 
     @property
     @abstractmethod
     def hit_tokens(self) -> Ints:
-        """Prompt tokens whose KV is on the worker's GPU, by KV events and own dispatches.
+        """Number of leading prompt tokens whose KV is on the worker's GPU, or will be soon.
 
-        Blocks that an own dispatch will soon store are counted. At most the prompt less one
-        token: the last one is computed even if all are resident, its logits give the next token.
+        Source: the worker's KV events, and the prompts that this router sent to the worker. Without
+        KV events, the GPU's content is estimated from these prompts. Age: `event_age_s`; this
+        router's own dispatches count at once.
+
+        The number is at most the length of the prompt less one. The last token is always computed,
+        because its logits give the next token.
         """
 
     @property
     @abstractmethod
     def hit_tokens_host(self) -> Ints:
-        """Prompt tokens beyond `hit_tokens` whose KV is in host memory, by KV events."""
+        """Number of prompt tokens beyond `hit_tokens` whose KV is in the worker's host memory.
+
+        Source: the worker's KV events. Age: `event_age_s`.
+        """
 
     @property
     @abstractmethod
     def hit_tokens_disk(self) -> Ints:
-        """Prompt tokens beyond those on the GPU and in host memory whose KV is on disk."""
+        """Number of prompt tokens beyond the hits on GPU and in host memory whose KV is on disk.
+
+        Source: the worker's KV events. Age: `event_age_s`.
+        """
 
     @property
     @abstractmethod
     def hits_unknown(self) -> Bools:
-        """True where KV events were lost: `hit_tokens` is a lower bound until it is repaired."""
+        """True for a worker whose KV events are incomplete: its `hit_tokens` are a lower bound.
+
+        Source: the sequence numbers of the worker's KV events, current. A replay of the missing
+        events makes it False again.
+        """
 
     @property
     @abstractmethod
     def queued_prefill_tokens(self) -> Floats:
-        """Own prompt tokens dispatched and not yet computed.
+        """Number of uncached prompt tokens that this router sent to the worker and that still wait.
 
-        Computed tokens are estimated between reports: the queue drains at the worker's calibrated
-        rate, and first tokens correct it.
+        Source: this router's dispatches, current. The router estimates how many of the tokens are
+        computed: the queue drains at the worker's calibrated prefill rate, and each first token
+        corrects the estimate.
         """
 
     @property
     @abstractmethod
     def token_work(self) -> Floats:
-        """Work of a mean queued token, in tokens without attention: 1 and its attention."""
+        """Mean work of a queued prompt token, 1 or more: its attention is added to 1.
+
+        The unit is the work of one token without attention. Source: this router's dispatches and
+        `pair_tokens`, current.
+        """
 
     @property
     @abstractmethod
     def running(self) -> Ints:
-        """Requests past their first token: own, plus those of other clients as reported."""
+        """Number of requests at the worker that have given their first token.
+
+        Source: this router's dispatches, current, plus other clients' requests by the latest load
+        report (age: `load_age_s`). A report that is too old does not count.
+        """
 
     @property
     @abstractmethod
     def waiting(self) -> Ints:
-        """Requests before their first token: own, plus those of other clients as reported."""
+        """Number of requests at the worker that have not given their first token.
+
+        Source: this router's dispatches, current, plus other clients' requests by the latest load
+        report (age: `load_age_s`). A report that is too old does not count.
+        """
 
     @property
     @abstractmethod
     def context_tokens(self) -> Floats:
-        """KV tokens that one decode step reads, of own requests past their first token."""
+        """Number of KV tokens that one decode step of the worker reads.
+
+        These are the prompts and answers of this router's requests past their first token, and the
+        prompts for which this router reserved decode capacity. Source: this router's dispatches,
+        current.
+        """
 
     @property
     @abstractmethod
     def kv_used_tokens(self) -> Floats:
-        """KV tokens that requests occupy: reported, plus own dispatches since the report.
+        """Number of KV tokens that unfinished requests occupy on the GPU; NaN if never reported.
 
-        NaN if the worker never reported them.
+        Source: the worker's latest load report (age: `load_age_s`), plus the tokens that this
+        router's requests have added since.
         """
 
     @property
     @abstractmethod
     def kv_capacity_tokens(self) -> Floats:
-        """KV tokens that fit on the worker's GPU: reported, or learned from its evictions.
+        """Number of KV tokens that fit on the worker's GPU; NaN while unknown.
 
-        NaN while neither is known.
+        Source: the worker's own description. If it names no capacity, the router learns a lower
+        bound: from evictions in KV events, or from cached tokens in answers. A capacity does not
+        age.
         """
 
     @property
     @abstractmethod
     def cached_tokens(self) -> Floats:
-        """KV tokens on the GPU, in use or not, by KV events; NaN for a worker without events."""
+        """Number of KV tokens on the worker's GPU, in use or not; NaN without KV events.
+
+        Source: the worker's KV events. Age: `event_age_s`.
+        """
 
     @property
     @abstractmethod
     def host_cached_tokens(self) -> Floats:
-        """KV tokens in host memory, by KV events; 0 for a worker without events."""
+        """Number of KV tokens in the worker's host memory; 0 without KV events.
+
+        Source: the worker's KV events. Age: `event_age_s`.
+        """
 
     @property
     @abstractmethod
     def disk_cached_tokens(self) -> Floats:
-        """KV tokens on disk, by KV events; 0 for a worker without events."""
+        """Number of KV tokens on the worker's disk; 0 without KV events.
+
+        Source: the worker's KV events. Age: `event_age_s`.
+        """
 
     @property
     @abstractmethod
     def host_tokens_per_s(self) -> Floats:
-        """Speed of loading KV from host memory, tokens a second, calibrated on first tokens.
+        """Speed of loading KV from host memory, in tokens per second; NaN until it is measured.
 
-        NaN before the first sample.
+        Source: the time to first token of prompts that were mostly loaded. Each such prompt updates
+        it.
         """
 
     @property
     @abstractmethod
     def disk_tokens_per_s(self) -> Floats:
-        """Speed of loading KV from disk, tokens a second, calibrated on first tokens.
+        """Speed of loading KV from disk, in tokens per second; NaN until it is measured.
 
-        NaN before the first sample.
+        Source: the time to first token of prompts that were mostly loaded. Each such prompt updates
+        it.
         """
 
     @property
     @abstractmethod
     def prefill_tokens_per_s(self) -> Floats:
-        """Speed of prefill without attention, tokens a second, calibrated on first tokens."""
+        """Speed of the worker's prefill without attention, in tokens per second.
+
+        Source: the worker's description at first, then the measured times of its prefills and of
+        other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates it.
+        """
 
     @property
     @abstractmethod
     def step_s(self) -> Floats:
-        """Seconds of one decode step, calibrated on the gaps between tokens."""
+        """Duration of one decode step of the worker, in seconds.
+
+        Source: the worker's description at first, then the measured gaps between tokens of its
+        answers. Each measured gap updates it.
+        """
 
     @property
     @abstractmethod
     def working_set_tokens(self) -> Floats:
-        """KV tokens that the live sessions at home on the worker will want again.
+        """Number of KV tokens in the worker's cache that live sessions will probably want again.
 
-        Private tokens of each session, times the chance that it returns in time to be worth its
-        memory, and each trunk of theirs once. This request's own session is left out. By own
-        dispatches, refreshed at each tick (`router.core.sessions`).
+        The sessions are those that were last sent to this worker, without the session of this
+        request. Their private tokens count times the chance that the session returns soon. A prefix
+        that sessions share counts once. Source: this router's dispatches, current, and cached
+        blocks whose session is unknown. Chances are computed anew every half second or more
+        (`router.core.sessions`).
         """
 
     @property
     @abstractmethod
     def working_set_s(self) -> Floats:
-        """Seconds of the worker's prefill to compute the private part of its working set again."""
+        """Seconds that the worker needs to recompute the private part of `working_set_tokens`.
+
+        The source and the age are those of `working_set_tokens`.
+        """
 
     @property
     @abstractmethod
     def holds_trunk(self) -> Bools:
-        """True where another session with this request's trunk has its cache, by own dispatches."""
+        """True for a worker with the cache of another session that has the same shared prefix.
+
+        The shared prefix is the first `RequestView.trunk_tokens` of the prompt. Source: this
+        router's dispatches, current.
+        """
 
     @property
     @abstractmethod
     def max_requests(self) -> Floats:
-        """Threshold of unfinished requests in the worker's own options; NaN: it sets none."""
+        """Number of unfinished requests at which the worker counts as full; NaN without limit.
+
+        Source: the worker's own options, in force at once after a change.
+        """
 
     @property
     @abstractmethod
     def max_queued_tokens(self) -> Floats:
-        """Threshold of queued prefill tokens in the worker's own options; NaN: it sets none."""
+        """Number of queued prefill tokens at which the worker counts as full; NaN without limit.
+
+        Source: the worker's own options, in force at once after a change.
+        """
 
     @property
     @abstractmethod
     def max_kv_fraction(self) -> Floats:
-        """Threshold of `kv_fraction`, 0..1, in the worker's own options; NaN: it sets none."""
+        """Share of KV in use, 0..1, at which the worker counts as full; NaN without limit.
+
+        Source: the worker's own options, in force at once after a change.
+        """
 
     @property
     @abstractmethod
     def load_age_s(self) -> Floats:
-        """Seconds since the worker's last load report; +inf before the first."""
+        """Seconds since the worker's latest load report; +inf before the first report."""
 
     @property
     @abstractmethod
     def event_age_s(self) -> Floats:
-        """Seconds since the worker's last KV event; +inf before the first."""
+        """Seconds since the worker's latest KV event; +inf before the first event."""
 
     @property
     @abstractmethod
     def arrival_rate_per_s(self) -> float:
-        """Requests a second that arrive at this router, smoothed over 10 seconds."""
+        """Number of requests per second that arrive at this router, for all pools together.
+
+        Source: this router's arrivals, current, smoothed exponentially over 10 seconds.
+        """
 
     @property
     @abstractmethod
     def turnover_per_s(self) -> float:
-        """Arrivals a second for each unfinished request of this router.
+        """Arrivals per second at this router, divided by the number of its unfinished requests.
 
-        By Little's law a worker's requests are replaced this often, so `requests` times this is
-        the rate at which requests come to a worker.
+        By Little's law, this is the rate at which each unfinished request is replaced by a new one.
+        So `requests` times this rate is the number of requests per second that reach a worker.
+        Source: this router's arrivals and dispatches, current.
         """
 
     @property
     @abstractmethod
     def mean_load_s(self) -> float:
-        """Mean of `queued_prefill_s` over the rows, seconds."""
+        """Mean of `queued_prefill_s` over the workers of this fleet, in seconds."""
 
     @property
     @abstractmethod
     def live_sessions(self) -> int:
-        """Sessions that sent a request to this router within the last 15 minutes."""
+        """Number of sessions that sent this router a request within the last 15 minutes.
+
+        Source: this router's arrivals, current.
+        """
 
     @property
     @abstractmethod
     def pair_tokens(self) -> float:
-        """Attention of one token to one earlier token, in tokens of work without attention.
+        """Work of attention between one token and one earlier token; 0 before the first sample.
 
-        Calibrated on first tokens of all workers together; 0 before the first sample.
+        The unit is the work of one token without attention. Source: the measured prefill times of
+        all workers together. Each measured prefill updates it.
         """
 
     @property
     @abstractmethod
     def cycle_s(self) -> float:
-        """Seconds of a session's turn while its cache is warm: its pause and its decode.
+        """Mean seconds between two requests of a session whose cache is warm; 0 while unknown.
 
-        Learned from recent turns; 0 before any session has returned.
+        This is the session's pause plus the decode time of an answer. Source: recent requests of
+        all sessions at this router. The value is unknown until a session has returned.
         """
 
     @property
     @abstractmethod
     def hot_trunk_tokens(self) -> int:
-        """Tokens of the head of this prompt that many prompts share (`kvkernels.Trunks`).
+        """Number of leading tokens of this prompt that many recent prompts share, or 0.
 
-        0: it begins with no such head.
+        These leading tokens are the prompt's hot trunk. Source: this router's arrivals, current
+        (`kvkernels.Trunks`).
         """
 
     @property
     @abstractmethod
     def copies_missing(self) -> int:
-        """Workers that should hold the hot trunk but do not yet; 0 or less if enough hold it."""
+        """Number of further workers that should hold the hot trunk; 0 or less if enough do.
+
+        The hot trunk is the leading part of this prompt that many recent prompts share. Source:
+        this router's arrivals, current, and `hit_tokens`.
+        """
 
     def __len__(self) -> int:
         return len(self.worker_id)
 
     def with_columns(self, **columns: Any) -> TableFleet:
-        """Return a fleet with some columns replaced, as input for another policy."""
+        """Return a copy of the fleet with some columns replaced, as input for another policy."""
         own = {column.name: getattr(self, column.name) for column in fields(TableFleet)}
         return TableFleet(**own | columns)
 
     @property
     def requests(self) -> Ints:
-        """Unfinished requests of each worker."""
+        """Number of unfinished requests at each worker, int64[rows]."""
         total: Ints = self.running + self.waiting
         return total
 
     @property
     def queued_prefill_s(self) -> Floats:
-        """Seconds each worker needs, at its own speed, for the prefill already sent to it."""
+        """Seconds that each worker needs, at its own speed, for its `queued_prefill_tokens`."""
         seconds: Floats = self.queued_prefill_tokens * self.token_work / self.prefill_tokens_per_s
         return seconds
 
     def prefill_s(self, tokens: Floats | Ints | float, cached: Floats | Ints | float) -> Floats:
-        """float64[rows]: seconds for `tokens` after `cached` ones, at each worker's own speed.
+        """Return the seconds that each worker needs to compute `tokens` after `cached` tokens.
 
-        Attention makes a token dearer by each one before it: n after h cost n + pair_tokens * n *
-        (h + n / 2) tokens of linear work.
+        The shape is float64[rows]. With attention, n tokens after h cached tokens cost as much as n
+        + pair_tokens * n * (h + n / 2) tokens without attention.
         """
         work = tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
         seconds: Floats = work / self.prefill_tokens_per_s
@@ -353,11 +450,12 @@ class FleetView(ABC):
 
     @property
     def spared_tokens(self) -> Ints:
-        """int64[rows]: prompt tokens whose prefill the hits of all tiers spare.
+        """Number of prompt tokens that each worker's caches spare it to compute, int64[rows].
 
-        A token that must be loaded counts by the share of its prefill that loading saves, so what
-        remains of the prompt costs as much as load and prefill together. A tier that is slower
-        than computing counts nothing. Equal to `hit_tokens` without hits in lower tiers.
+        A hit on the GPU counts in full. A hit in host memory or on disk counts by the share of its
+        prefill time that loading saves, and not at all if loading is slower than computing. So the
+        prefill time of all other tokens equals the time to load and to compute. Without hits below
+        the GPU, the number equals `hit_tokens`.
         """
         gpu, host, disk = self.hit_tokens, self.hit_tokens_host, self.hit_tokens_disk
         if not (np.count_nonzero(host) or np.count_nonzero(disk)):
@@ -369,10 +467,11 @@ class FleetView(ABC):
         return counted
 
     def kept_tokens(self, prompt_tokens: int) -> Floats:
-        """float64[rows]: KV tokens that the worker's caches keep from being computed again.
+        """Return the number of KV tokens that each worker's caches can save from recomputation.
 
-        The GPU's assumed capacity, and what host memory and disk hold now, each token of these by
-        the share of its prefill that loading saves in a prompt of `prompt_tokens`.
+        The shape is float64[rows]. The number is the assumed capacity of the GPU plus the tokens
+        that host memory and disk hold now. A token in host memory or on disk counts by the share of
+        prefill time that loading saves for a prompt of `prompt_tokens` tokens.
         """
         prompt_s = self.prefill_s(prompt_tokens, 0)
         host = saved_share(prompt_tokens, self.host_tokens_per_s, prompt_s, HOST_SPEED)
@@ -383,56 +482,63 @@ class FleetView(ABC):
 
     @property
     def hit_confidence(self) -> Floats:
-        """Share of the hits by a worker's KV events that `hit_tokens` counts, 0..1.
+        """Share, 0..1, of the cached tokens reported by KV events that `hit_tokens` counts.
 
-        Less than 1 only where answers kept finding fewer cached tokens than the events promised.
+        The share is 1 unless the worker's answers keep reporting fewer cached tokens than its KV
+        events.
         """
         return np.ones(len(self))
 
     def lacking_trunk(self) -> Bools:
-        """bool[rows]: True where the request's whole hot trunk is not on the GPU.
+        """Return True for each worker whose GPU lacks a part of the prompt's hot trunk, bool[rows].
 
-        False everywhere if the prompt begins with no hot trunk.
+        The result is False for all workers if the prompt has no hot trunk (`hot_trunk_tokens`).
         """
         lacking: Bools = self.hit_tokens < self.hot_trunk_tokens
         return lacking
 
     @property
     def step_tokens(self) -> float:
-        """Prefill tokens that fit into one decode step, the median of the pool; 0 of no workers.
+        """Number of prefill tokens that the pool's median worker computes in one decode step.
 
-        The pool's median and not a worker's own step: that one grows with every prefill beside
-        it. Queued tokens count such a prefill already, and load that is counted twice makes
-        requests swing between workers.
+        The number is 0 if there are no workers. A worker's own step would be wrong here, because
+        the step grows with each prefill that shares it. Queued tokens count such a prefill already.
+        Load that is counted twice makes requests swing between workers.
         """
         return median(self.step_s * self.prefill_tokens_per_s)
 
     def load_tokens(self, step_tokens: float) -> Floats:
-        """float64[rows]: queued prefill tokens, and `step_tokens` for each unfinished request."""
+        """Return each worker's load in prefill tokens, float64[rows].
+
+        The load is the queued prefill tokens, plus `step_tokens` for each unfinished request.
+        """
         load: Floats = self.queued_prefill_tokens + self.requests * step_tokens
         return load
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
-        """float64[rows]: prompt tokens the worker lacks, as `policies.pricing` prices them."""
+        """Return the priced number of prompt tokens that each worker lacks, float64[rows].
+
+        A token costs less if several workers hold it; `policies.pricing` gives the formula.
+        """
         return missing_tokens(self.spared_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:
-        """Return True if any worker's own options set a threshold."""
+        """Return True if the options of at least one worker set a threshold."""
         own = (self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
         return any(bool(np.count_nonzero(column == column)) for column in own)
 
     @property
     def has_kv_thresholds(self) -> bool:
-        """Return True if any worker's own options limit the KV memory in use."""
+        """Return True if the options of at least one worker limit its KV memory in use."""
         return bool(np.count_nonzero(self.max_kv_fraction == self.max_kv_fraction))
 
     @property
     def assumed_capacity_tokens(self) -> Floats:
-        """float64[rows]: KV capacity in tokens, with an assumption for workers that report none.
+        """KV capacity of each worker in tokens, float64[rows], without NaN.
 
-        These get the median of the other workers, so that a worker without a report does not look
-        as if everything fitted in. 1e18 if no worker's capacity is known.
+        A worker whose capacity is unknown gets the median of the known capacities, so that it does
+        not look as if everything fitted in. If no capacity is known, each worker gets 1e18.
         """
         capacity, unknown = self.kv_capacity_tokens, np.isnan(self.kv_capacity_tokens)
         if not np.count_nonzero(unknown):
@@ -442,17 +548,17 @@ class FleetView(ABC):
 
     @property
     def kv_fraction(self) -> Floats:
-        """KV in use as a share of capacity, 0..1; NaN where either is unknown."""
+        """Share of the KV capacity in use, 0..1; NaN if the use or the capacity is unknown."""
         fraction: Floats = self.kv_used_tokens / self.kv_capacity_tokens
         return fraction
 
 
 @dataclass(frozen=True, slots=True)
 class TableFleet(FleetView):
-    """A fleet of given arrays: for tests, tools, and policies that ask another policy.
+    """A fleet of given arrays, for tests, for tools, and for policies that call another policy.
 
-    `FleetView` says what each column means. `field()`: without it a dataclass would take the
-    property of `FleetView` for the column's default.
+    `FleetView` describes the columns. Each field needs `field()`: without it, the dataclass would
+    take the property of `FleetView` as the field's default value.
     """
 
     worker_id: Ints = field()

@@ -125,10 +125,11 @@ class Arrival:
 
 @record
 class Dispatched:
-    """The dispatch of a request, or of one of its legs, for policies with a memory.
+    """The dispatch of a request, or of its prefill or decode leg, as policies with a memory see it.
 
-    Of two legs one after the other, a `Finish` ends the first one before the second is dispatched.
-    Of two begun at once, the "prefill" ends with `Prefilled`, or with a `Failure` of that leg.
+    If the two legs follow each other, a `Finish` ends the prefill leg before the decode leg is
+    dispatched. If they start together, a `Prefilled` fact ends the prefill leg, or a `Failure`
+    whose `leg` is "prefill".
     """
 
     now_s: float
@@ -379,9 +380,10 @@ class PeerEnded:
 
 
 def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
-    """The legs of a request that are over with this fact, as far as they were dispatched.
+    """Return the legs of a request that this fact ends.
 
-    For policies with a memory of dispatches, by request and leg.
+    Some of these legs may never have been dispatched. Policies that remember dispatches by request
+    and leg use the result to forget them.
     """
     if type(fact) is Prefilled or (
         type(fact) is Failure and fact.leg == "prefill" and not fact.retry

@@ -13,22 +13,26 @@ from policies.thresholds import check_thresholds, reached_thresholds
 
 @dataclass(frozen=True, slots=True)
 class Hybrid:
-    """cost [s] = (missing + load_factor * (queued + requests * step_tokens)) / own prefill rate.
+    """Cost in seconds: the work that a request brings to a worker, and the work that waits there.
 
-    All terms are prefill tokens, so the cost is seconds at the worker's own speed. Missing plus
-    queued is Llumnix's cache-aware dispatch; it is blind to decode, so every unfinished request
-    counts one decode step, as the tokens that could be computed in it: what it costs the newcomer
-    and what the newcomer costs it. Missing tokens are priced by how many workers hold them
-    (`policies.pricing`). Unknown hits are a lower bound and taken as they are; a hit in host
-    memory or on disk counts by the share of its prefill that loading it spares.
+        cost = (missing + load_factor * (queued + requests * step_tokens)) / own prefill rate
 
-    Spill depth of a prefix of H tokens on m workers, queues drained: each holder may have
-    H / (m * step_tokens * load_factor) requests more than an idle worker before that gets one.
+    All terms are in prefill tokens, so the cost is in seconds at the worker's own speed. Missing
+    plus queued tokens is Llumnix's cache-aware dispatch, which ignores decode. So each unfinished
+    request adds the tokens that could be computed in one decode step: by so much it delays the new
+    request, and is delayed itself. A missing token costs less if several workers hold it
+    (`policies.pricing`). Hits count as they are where KV events are missing. A hit in host memory
+    or on disk counts by the share of its prefill that loading saves.
 
-    load_factor: missing tokens that a token of load is worth, 0 or more.
-    max_requests, max_queued_tokens, max_kv_fraction: a worker that has reached one gets +inf
-    while another is below its own (`policies.thresholds`); None = no limit. The worker's own
-    limits go first.
+    Spill depth: let m workers without a queue hold a prefix of H tokens. Before an idle worker gets
+    a request, each of them gets up to
+
+        H / (m * step_tokens * load_factor) requests.
+
+    load_factor: number of missing tokens that one token of load is worth; 0 or more.
+    max_requests, max_queued_tokens, max_kv_fraction: a worker at one of these limits costs +inf
+        while another worker is below its limits (`policies.thresholds`); None means no limit. A
+        limit in the worker's own options is used instead.
     """
 
     unit: ClassVar[str] = "s"

@@ -1,4 +1,4 @@
-"""Prices of prompt tokens that a worker lacks, or loads from lower cache tiers."""
+"""Prices of prompt tokens that a worker must compute, or load from host memory or disk."""
 
 from __future__ import annotations
 
@@ -15,13 +15,15 @@ DISK_SPEED = 1.5
 
 
 def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
-    """float64[rows]: prompt tokens a worker lacks, each at 1 / (workers that hold it); at least 1.
+    """Return the priced number of prompt tokens that each worker lacks, float64[rows]; at least 1.
 
-    At full price no worker would ever get a copy of a popular prefix: for each single request a
-    hit is cheaper, so a few holders would serve all requests while other workers stay idle. But a
-    copy also serves later requests, and the number of holders shows how much a prefix is in
-    demand. So once m workers hold a token, a further copy of it costs 1 / m of its prefill. Tokens
-    that one worker alone holds, such as a conversation, keep their full price.
+    A token that m workers hold costs 1 / m on each worker that lacks it. A token that no worker
+    holds costs 1.
+
+    At full price no worker would ever get a copy of a popular prefix. A hit is cheaper for each
+    single request, so a few holders would serve all requests while other workers stay idle. But a
+    copy also serves later requests, and the number of holders shows how much a prefix is in demand.
+    Tokens that one worker alone holds, such as a conversation, keep their full price.
     """
     if len(hit_tokens) == 0:
         return np.zeros(0)
@@ -43,11 +45,11 @@ def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
 def saved_share(
     tokens: Ints | int, tokens_per_s: Floats, prefill_s: Floats, assumed_speed: float
 ) -> Floats:
-    """float64[rows]: share of the prefill of `tokens`, 0..1, that loading their KV saves.
+    """Return the share, 0..1, of the prefill time of `tokens` that loading their KV saves.
 
-    `tokens_per_s`: speed of loading them; where it is NaN, loading is assumed to be
-    `assumed_speed` times as fast as computing. `prefill_s`: seconds to compute them, attention
-    included: it is a part of the prefill, and loading has none.
+    The shape is float64[rows]. `tokens_per_s` is the speed of loading; where it is NaN, loading is
+    assumed to be `assumed_speed` times as fast as computing. `prefill_s` is the time to compute the
+    tokens in seconds, attention included.
     """
     share = (tokens / tokens_per_s) / np.maximum(prefill_s, 1e-9)
     saved: Floats = 1.0 - np.fmin(np.where(np.isnan(tokens_per_s), 1.0 / assumed_speed, share), 1.0)

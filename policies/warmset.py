@@ -1,9 +1,9 @@
-"""Warmset, this project's default: a new session starts only where its cache will last.
+"""Warmset, the default policy, starts a new session only on a worker where its cache will last.
 
-`docs/reference/warmset.md` derives the rule. The native twin is
-`kernels/src/decision/warmset.cpp`: functions and constants of the same names, in the same order,
-with the same results to the last bit. The router decides by the twin and explains by this file, so
-a change of either is a change of both.
+`docs/reference/warmset.md` derives the formula. `kernels/src/decision/warmset.cpp` is the same
+formula in C++, with functions and constants of the same names in the same order. The results of
+both files are equal to the last bit, so each change must be made in both. The router decides with
+the C++ code and explains its decisions with this file.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ IDLE_WAIT = 100.0
 
 @record
 class Memory:
-    """KV memory of the workers, and the demand of sessions for it. Lifetime: one decision."""
+    """The KV memory of each worker, and the tokens that sessions want to keep there.
+
+    Lifetime: one decision.
+    """
 
     wanted_tokens: Floats  # tokens that sessions at home there will want again
     needed_tokens: Floats  # the same with this request's session
@@ -69,18 +72,23 @@ class Memory:
 
 @dataclass(frozen=True, slots=True)
 class Warmset:
-    """Cost in seconds: what the request waits, and what it does to others, on each worker.
+    """Cost in seconds: the request's own wait on each worker, and the delay it causes to others.
 
     cost = queue + prefill + memory_wait + delay_to_others + running + pushed_out + place + evicted
 
-    A new or cold session costs +inf where its cache would not last (`_is_open`); +inf everywhere
-    makes it wait at the router. Hits that are unknown count as they are; an unknown KV capacity
-    counts as the median of the others'. Spill depth of H of P seconds, without a queue:
-    H / (P - H + step / 2) / `running` requests.
+    A new or cold session costs +inf on a worker where its cache would not last (`_is_open`). If
+    this is so on all workers, the request waits at the router. Hits count in full even where KV
+    events are missing. An unknown KV capacity counts as the median of the known ones.
 
-    gate: share of a worker's KV memory that sessions at home may want; above 0.
-    stay: how many times dearer a warm session is away from home; 1 or more.
-    running: weight of running answers' delay; more: more good answers, later first tokens. 0..1.
+    Spill depth: let a worker hold H of the P seconds of a prompt's prefill, and let no worker have
+    a queue. This worker costs less than an idle one until it has
+
+        H / (P - H + step / 2) / `running` unfinished requests.
+
+    gate: share of a worker's KV memory that its sessions may want to keep; above 0.
+    stay: factor on a warm session's cost on workers without its cache; 1 or more.
+    running: weight of the delay to running answers, 0..1. A higher weight gives more good answers
+        and later first tokens.
     """
 
     gate: float = 1.0
@@ -101,9 +109,9 @@ class Warmset:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return the terms of the cost in seconds, and `over_tokens`.
+        """Return the terms of the cost, in seconds, and `over_tokens`.
 
-        A worker whose `over_tokens` is above 0 is closed to the request: the cost is +inf.
+        The cost is +inf on each worker whose `over_tokens` is above 0.
         """
         memory = _memory(request, fleet)
         own_s = own_prefill_s(request, fleet)
@@ -120,10 +128,12 @@ class Warmset:
         return self._place_new(request, fleet, memory, seconds)
 
     def _running_s(self, fleet: FleetView, own_s: Floats) -> Floats:
-        """float64[rows]: seconds that the worker's unfinished requests wait for this one, weighted.
+        """Return the weighted seconds by which the request delays a worker's unfinished requests.
 
-        They get no token while its prefill is computed. The half step, of the pool's median, stands
-        for the steps that they share with it; it also spreads prompts that are cached as a whole.
+        The shape is float64[rows]. The unfinished requests get no token while the request's prefill
+        is computed. Later they share decode steps with the request, for which half a step (the
+        pool's median) is added. The half step also spreads fully cached prompts over several
+        workers.
         """
         delay_s = own_s + 0.5 * median(fleet.step_s)
         seconds: Floats = self.running * fleet.requests * delay_s
@@ -132,9 +142,10 @@ class Warmset:
     def _place_warm(
         self, request: RequestView, fleet: FleetView, memory: Memory, seconds: dict[str, Floats]
     ) -> dict[str, Floats]:
-        """Return all terms for a warm session, dearer on workers without its cache.
+        """Return all terms for a warm session, with a higher cost on workers without its cache.
 
-        A session that will surely return pays `stay` times as much there. No worker is closed.
+        If caches last, the cost on these workers is multiplied by `stay` to the power of the
+        session's `return_chance`. No worker is excluded.
         """
         nothing = np.zeros(len(fleet))
         away = fleet.worker_id != request.home_id
@@ -149,7 +160,7 @@ class Warmset:
     def _place_new(
         self, request: RequestView, fleet: FleetView, memory: Memory, seconds: dict[str, Floats]
     ) -> dict[str, Floats]:
-        """Return all terms for a new or cold session, which pays for the memory of its cache."""
+        """Return all terms for a new or cold session, with the cost of memory for its cache."""
         nothing = np.zeros(len(fleet))
         private = request.private_tokens
         again_s = fleet.prefill_s(private, request.trunk_tokens)
@@ -167,9 +178,10 @@ class Warmset:
     def _is_open(
         self, request: RequestView, fleet: FleetView, memory: Memory, again_s: Floats
     ) -> Bools | bool:
-        """bool[rows] or True for all: workers where a new or cold session may start.
+        """Return True for each worker on which a new or cold session may start.
 
-        `again_s`: seconds to compute its private tokens.
+        The result is bool[rows], or a single True for all workers. `again_s` is the time in seconds
+        to compute the session's private tokens again.
         """
         if not memory.holding_pays:
             return True
@@ -189,10 +201,11 @@ class Warmset:
     def _relief(
         self, request: RequestView, memory: Memory, again_s: Floats, waited_s: float
     ) -> Bools:
-        """bool[rows]: the workers whose memory a session that waited exceeds least.
+        """Return True for the workers that may take a session after a long wait, bool[rows].
 
-        None of them, unless the pool as a whole has room, no cache could ever hold the session, or
-        it is cold and waited for long.
+        These are the workers whose memory the session exceeds least. The result is False for all
+        workers, except in three cases: the pool as a whole has room, no worker could ever hold the
+        session, or the session is cold and has waited long.
         """
         own_tokens = memory.needed_tokens - memory.wanted_tokens
         never_fits = (own_tokens > self.gate * memory.size_tokens).all()
@@ -210,9 +223,10 @@ class Warmset:
 
 
 def _memory(request: RequestView, fleet: FleetView) -> Memory:
-    """The memory of each worker, what sessions want of it, and if caches are worth waiting for.
+    """Return the KV memory of each worker, the tokens wanted there, and if caches are worth a wait.
 
-    They are if a full cache saves more seconds of prefill than a session's turn (`cycle_s`) takes.
+    Waiting for room in a cache pays (`holding_pays`) if a full cache saves at least as many seconds
+    of prefill as the turn of a session takes (`FleetView.cycle_s`).
     """
     wanted, size = fleet.working_set_tokens, fleet.kept_tokens(request.prompt_tokens)
     trunk = request.trunk_tokens
@@ -236,9 +250,10 @@ def _memory(request: RequestView, fleet: FleetView) -> Memory:
 
 
 def _pushed_out_s(request: RequestView, memory: Memory) -> Floats:
-    """float64[rows]: seconds to compute again what this request pushes out of others' caches.
+    """Return the seconds to recompute what this request evicts from other sessions' caches.
 
-    At most its own private tokens, and nothing if caches do not last anyway.
+    The shape is float64[rows]. The request evicts at most as many tokens as it has private ones.
+    The result is 0 if caches do not last anyway.
     """
     most = request.private_tokens * memory.caches_last
     tokens = between(memory.needed_tokens - FULL * memory.size_tokens, most)

@@ -1,7 +1,7 @@
-"""Queued work of a worker, and the work that a request would add, in seconds.
+"""Seconds of work that a worker has queued, and seconds that a request would add.
 
-The native twin of `trunk_share_s`, `memory_wait_s` and `delay_to_others_s` is
-`kernels/src/decision/warmset.cpp`, which has them under the same names.
+`kernels/src/decision/warmset.cpp` has native twins of `trunk_share_s`, `memory_wait_s` and
+`delay_to_others_s`, under the same names.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ QUEUE_LASTS = 2.0
 
 
 def load_s(fleet: FleetView, step_tokens: float) -> Floats:
-    """float64[rows]: queued prefill, and one decode step for each unfinished request, in seconds.
+    """Return each worker's load in seconds, float64[rows].
 
-    Both at the worker's own prefill rate, so a slow worker is full with less. A request counts one
-    step and not all steps that its answer has left: requests that run together share every step,
-    so a further one delays each of them by about one token, and nobody knows how long an answer
-    will be. `step_tokens` is `FleetView.step_tokens`, equal for all rows, so that load differs by
-    requests and not by the length of the present step.
+    The load is the queued prefill plus one decode step for each unfinished request, at the worker's
+    own prefill rate. So a slow worker is full with less.
+
+    A request counts one step and not all steps that its answer has left. Requests that run together
+    share every step, so one more request delays each of them by about one token. Nor does the
+    router know how long an answer will be. `step_tokens` is `FleetView.step_tokens`, which is equal
+    for all rows, so that load differs by requests and not by the length of the present step.
     """
     steps_s = fleet.requests * (step_tokens / fleet.prefill_tokens_per_s)
     seconds: Floats = fleet.queued_prefill_s + steps_s
@@ -31,22 +33,24 @@ def load_s(fleet: FleetView, step_tokens: float) -> Floats:
 
 
 def own_prefill_s(request: RequestView, fleet: FleetView) -> Floats:
-    """float64[rows]: seconds of the request's prefill, less what the worker's caches spare.
+    """Return the seconds of the request's prefill on each worker, float64[rows].
 
-    Loading the tokens that lie below the GPU is included.
+    Tokens with KV on the GPU cost nothing. Tokens in host memory or on disk cost the time to load
+    them.
     """
     spared = fleet.spared_tokens
     return fleet.prefill_s(request.prompt_tokens - spared, spared)
 
 
 def delay_to_others_s(fleet: FleetView, own_s: Floats) -> Floats:
-    """float64[rows]: seconds by which a prefill of `own_s` delays requests that arrive after it.
+    """Return the seconds by which a prefill of `own_s` seconds delays later requests.
 
-    The value function of an M/G/1 queue, first come first served (Hyytiä, Penttinen and Aalto,
-    2012). A request that arrives while older work is computed waits for all of the prefill; one
-    that arrives during the prefill waits for half of it on average. The rate of arrivals at a
-    worker follows from its unfinished requests (Little's law). So a long prompt goes to a worker
-    with few requests, and the others keep workers without a queue.
+    The shape is float64[rows]. The formula is the value function of an M/G/1 queue, first come
+    first served (Hyytiä, Penttinen and Aalto, 2012). A request that arrives while older work is
+    computed waits for all of the prefill. A request that arrives during the prefill waits for half
+    of it on average. The rate of arrivals at a worker follows from its unfinished requests
+    (Little's law). So a long prompt is sent to a worker with few requests, and other requests find
+    workers without a queue.
     """
     arrivals_per_s = fleet.requests * fleet.turnover_per_s
     delayed_s = fleet.queued_prefill_s + 0.5 * own_s
@@ -55,11 +59,12 @@ def delay_to_others_s(fleet: FleetView, own_s: Floats) -> Floats:
 
 
 def trunk_share_s(fleet: FleetView, own_s: Floats) -> Floats:
-    """float64[rows]: the part of a prefill of `own_s` seconds that computes a wanted trunk copy.
+    """Return the part of a prefill of `own_s` seconds that makes a wanted copy of a hot trunk.
 
-    That is the request's hot trunk, on a worker that lacks it, while more workers should hold it
-    (`FleetView.copies_missing`). The copy serves all later requests, so it is not charged to this
-    one.
+    The shape is float64[rows]. A hot trunk is the leading part of the prompt that many prompts
+    share. The part is above 0 on a worker that lacks the trunk, while too few workers hold it
+    (`FleetView.copies_missing`). The copy serves all later requests, so this request does not pay
+    for it.
     """
     if fleet.copies_missing <= 0:
         return np.zeros(len(fleet))
@@ -69,11 +74,11 @@ def trunk_share_s(fleet: FleetView, own_s: Floats) -> Floats:
 
 
 def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
-    """float64[rows]: seconds until finished answers have freed the KV memory the request lacks.
+    """Return the seconds until finished answers have freed the KV memory that the request lacks.
 
-    Unfinished requests keep their KV in memory; by Little's law the share `turnover_per_s` of it
-    is freed in a second. 0 where the request fits, where the KV in use or the capacity is unknown,
-    and before any request has come.
+    The shape is float64[rows]. Unfinished requests keep their KV in memory. By Little's law, a
+    share of `turnover_per_s` of this memory becomes free per second. The result is 0 on a worker
+    where the request fits, where the KV in use is unknown, and before the first arrival.
     """
     used = np.fmax(fleet.kv_used_tokens, 0.0)  # unknown: 0
     lacking = used + request.prompt_tokens - fleet.spared_tokens - fleet.assumed_capacity_tokens
@@ -88,15 +93,16 @@ def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
 def busy_share(fleet: FleetView) -> float:
     """Return the share of workers that have prefill queued, 0..1.
 
-    It stands for the share of its time that a worker computes prefill and so fills its cache.
+    The share is an estimate of the time, 0..1, in which a worker computes prefill and so fills its
+    cache.
     """
     return np.count_nonzero(fleet.queued_prefill_tokens) / max(len(fleet), 1)
 
 
 def brought_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Floats:
-    """float64[rows]: seconds that the request would add to `load_s`: its prefill and one step.
+    """Return the seconds that the request would add to each worker's `load_s`, float64[rows].
 
-    Its prefill is that of the tokens which the worker's caches do not spare.
+    These are one decode step and the prefill of the tokens that the worker's caches do not spare.
     """
     computed = np.maximum(request.prompt_tokens - fleet.spared_tokens, 1)
     cached = request.prompt_tokens - computed
@@ -105,7 +111,7 @@ def brought_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Flo
 
 
 def whole_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Floats:
-    """float64[rows]: seconds that the request would add to `load_s` if nothing were cached."""
+    """Return the seconds that the request would add to `load_s` without a cache, float64[rows]."""
     tokens = max(request.prompt_tokens, 1)
     seconds: Floats = fleet.prefill_s(tokens, 0) + step_tokens / fleet.prefill_tokens_per_s
     return seconds

@@ -47,7 +47,10 @@ class Lanes:
     sent: dict[Sent, tuple[int, float, float, float]] = field(default_factory=dict)
 
     def send(self, sent: Sent, worker_id: int, own_ms: float, now_s: float) -> None:
-        """A request of `own_ms` is sent to a worker; if another one had it, it left that one."""
+        """Add a request of `own_ms` milliseconds to a worker's queue.
+
+        If another worker had the request before, remove it from that worker's queue.
+        """
         self.release(sent, now_s)
         if len(self.sent) == MAX_INFLIGHT:
             self.release(next(iter(self.sent)), now_s)

@@ -23,7 +23,7 @@ class Probes:
     turn: int = 0  # of the worker that is probed next
 
     def send(self, sent: Sent, worker_id: int) -> None:
-        """A request is sent to a worker; if another one had it before, it left that one."""
+        """Count a request as in flight at a worker, and no longer at its former worker."""
         self.release(sent)
         if len(self.worker_of) == MAX_INFLIGHT:
             self.release(next(iter(self.worker_of)))

@@ -17,28 +17,31 @@ _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may h
 
 @dataclass(frozen=True, slots=True)
 class LateBinding:
-    """All +inf (hold) while the worker that holds most of the prompt is busy and worth a wait.
+    """Holds a request while it is cheaper to wait for the worker with most of its prompt.
 
-    Where the policy's best rows hold less than the holder h, in seconds:
+    Let h be the worker that holds most of the prompt. If the policy's best workers hold less of it,
+    the request is held while h has more than one decode step of prefill queued and, in seconds,
 
         held + load[h] < (best of load + missing - missing[h]) * (1 - held / max_wait_s)
 
-    load: `policies.work.load_s`, missing: its missing prompt tokens (each shared among its
-    holders, `policies.pricing`) at its own speed. Left: what going to h takes with its queue;
-    right: what it takes elsewhere, less what h must compute itself: what waiting may still gain. It
-    shrinks with the wait, so a held request grows less patient, and is 0 at `max_wait_s`. While
-    that holds and h has more than a decode step of prefill queued, the request is held; the core
-    asks again on every finish and tick. Once h has less, one that was held goes to h, if the
-    policy leaves h open, or else where the policy says. Selective pushing (SkyWalker, EuroSys
-    2026), towards the holder instead of anyone.
+    `held` is the wait until now, `load` is `policies.work.load_s`, and `missing` is the time to
+    compute the priced missing tokens (`policies.pricing`). The left side is the total wait for h.
+    The right side is the most that waiting can gain: the time on the policy's best worker, less the
+    time that h needs for its own missing tokens. The gain shrinks during the wait and is 0 at
+    `max_wait_s`.
 
-    It never holds when nobody has any of the prompt or a best row has as much of it; when the hits
-    of the holder or of a best row are a lower bound only; when the holder told neither load nor KV
-    events for 5 s (it may hang, and its queue would not move); nor after `max_wait_s`, which is
-    finite and above 0. A policy in seconds, as `hybrid`, and `bounded_load`, whose bound leaves
-    a holder just what its hit saves, have sent such a request to the holder's queue already: it
-    is for policies that count requests and for `max_queued_tokens`. Spill depth: theirs, or what
-    the hit saves in seconds where that is more.
+    The core calls the policy again on every finish and tick. Once h has at most one step queued, a
+    held request is sent to h if the policy gives h a finite cost, and else to the policy's choice.
+    The rule is selective pushing (SkyWalker, EuroSys 2026), towards h instead of any free worker.
+
+    The request is never held in these cases: no worker has any of the prompt; a best worker has as
+    much of it as h; KV events of h or of a best worker are missing; h sent neither a load report
+    nor KV events for 5 s, so it may hang; or the wait has lasted `max_wait_s`, which is finite and
+    above 0.
+
+    The wrapper is for policies that count requests, and for `max_queued_tokens`. A policy in
+    seconds, such as `hybrid`, and `bounded_load` have already sent such a request to the queue of
+    h. Spill depth: that of the policy inside, or what the hit saves in seconds if that is more.
     """
 
     max_wait_s: float = 1.0

@@ -25,24 +25,29 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Progressive:
-    """cost + weight * unit * load [s]: what the policy inside says, and more and more of the load.
+    """Adds the workers' load to the costs of any policy, with more weight as the pool fills.
 
-    weight = load_factor * clip((u - low) / (high - low), 0, 1)
-    u      = requests per s * (mean uncached tokens + a decode step's) / the rows' tokens per s
+    adjusted = cost + weight * unit * load
+    weight   = load_factor * clip((u - low) / (high - low), 0, 1)
+    u        = requests per s * (mean uncached tokens + a decode step's) / the rows' tokens per s
 
-    u is the share of the pool's prefill capacity that is asked for, by the last 64 dispatches and
-    what these really lacked: hits count at their value, so the more of the prompts is cached, the
-    longer there is room for affinity. load: `policies.work.load_s`, above the least loaded row's.
+    `u` is the share of the pool's prefill capacity in use, by the last 64 dispatches and the tokens
+    that they really lacked. So the more of the prompts is cached, the longer the policy's own costs
+    decide. `load` is `policies.work.load_s` less that of the least loaded worker, in seconds.
 
-    unit, of the policy per second: the span of its costs over that of the seconds of missing
-    prefill (`policies.pricing`); so 1 for costs in seconds of what is missing, tokens per second
-    for `kv_prefix`. Where nobody holds more than another, over that of the loads; 1 where the
-    policy is indifferent. `hybrid?load_factor=0|progressive` is `hybrid` at weight 1.
+    `unit` converts seconds of load to the unit of the policy's costs. It is the span of the costs
+    divided by the span of the seconds of missing prefill (`policies.pricing`). So it is 1 for costs
+    in seconds of missing prefill, and tokens per second for `kv_prefix`. If all workers lack the
+    same, the span of the loads is used instead. If all costs are equal, `unit` is 1.
+    `hybrid?load_factor=0|progressive` equals `hybrid` at weight 1.
 
-    Spill depth of H tokens on m workers: H / (m * step_tokens * weight) requests; below a `low`
-    above 0 one prefix may fill one worker. Unknown hits are a lower bound; all signals read are
-    always known. The rate is the whole router's: each of several pools seems fuller than it is.
-    low: 0 or more. high: above low. load_factor: weight at high and beyond, 0 or more.
+    Spill depth of H tokens on m workers: H / (m * step_tokens * weight) requests. With a `low`
+    above 0, one prefix may fill one worker. Hits count as they are where KV events are missing. The
+    rate of requests is that of the whole router, so each of several pools seems fuller than it is.
+
+    low: value of `u` up to which the weight is 0; 0 or more.
+    high: value of `u` from which the weight is `load_factor`; above `low`.
+    load_factor: weight at `high` and beyond; 0 or more.
     """
 
     low: float = 0.0
