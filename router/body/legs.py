@@ -95,7 +95,7 @@ ROOM_BITS = 52  # of a room's number, which tools that keep JSON's numbers as do
 
 @dataclass(frozen=True, slots=True)
 class BootstrapAddress:
-    """The address where workers that decode meet a worker that prefills, and its ranks."""
+    """The address at which a prefill worker gives KV to decode workers, and the worker's ranks."""
 
     host: str
     port: int
@@ -107,7 +107,7 @@ class BootstrapAddress:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttempt:
-    """The data of one attempt by two workers that the edits of both legs need."""
+    """The data that the prefill leg and the decode leg of one attempt have in common."""
 
     number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
     path: str  # of the client's request
@@ -129,11 +129,11 @@ class Handover:
 
 
 class Transfer(Protocol):
-    """How KV passes from a worker that prefills to one that decodes: the edits of both legs.
+    """A way to pass KV from a prefill worker to a decode worker: edits the bodies of both legs.
 
-    The same object serves all requests, and edits long bodies on other threads: it keeps nothing
-    of a request between two calls. What it must carry from one leg to the other is in
-    `TransferAttempt` and `Handover.told`. Bodies were read before: they are JSON objects.
+    One object serves all requests and edits long bodies on other threads, so it stores nothing
+    about a request. `TransferAttempt` and `Handover.told` carry the data from one leg to the other.
+    All bodies were checked before: they are JSON objects.
     """
 
     @property
@@ -146,8 +146,10 @@ class Transfer(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Both legs begin at once: `read` is not called, nothing is `told`, and workers that
-        prefill have a `BootstrapAddress`."""
+        """Return True if both legs begin at once.
+
+        Then `read` is not called, `told` is None, and each prefill worker has a `BootstrapAddress`.
+        """
 
     @property
     def answers_late(self) -> bool:

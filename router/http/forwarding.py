@@ -1,4 +1,4 @@
-"""Rules for passing headers on between clients and workers."""
+"""Rules for forwarding headers between clients and workers."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ INTERNAL_PREFIX = b"x-warmroute-internal-"
 
 
 class ReadHeaders(Protocol):
-    """The headers of a client's request after parsing. Lifetime: request."""
+    """The parsed headers of a client's request. Lifetime: request."""
 
     def fields(self) -> tuple[Header, ...]: ...  # all of them, in order
     def lines(self, skip: frozenset[bytes]) -> bytes: ...  # as `lines_of`
 
 
 class ForwardedHeaders:
-    """Iterates over the headers of a client's request that its worker gets. Lifetime: request."""
+    """The headers of a client's request that the worker gets. Lifetime: request."""
 
     __slots__ = ("_hidden", "_read")
 
     def __init__(self, read: ReadHeaders, hidden: frozenset[bytes] = frozenset()) -> None:
-        """`hidden`: lower-case names of headers that the worker does not get."""
+        """`hidden` contains the lower-case names of headers that the worker does not get."""
         self._read = read
         self._hidden = hidden
 
@@ -48,7 +48,7 @@ class ForwardedHeaders:
         return (header for header in self._read.fields() if header[0].lower() not in self._hidden)
 
     def lines(self) -> bytes:
-        """Return the headers for the worker as lines with CRLF."""
+        """Return the headers for the worker as lines, each with CRLF."""
         return self._read.lines(_with_replaced(self._hidden))
 
 
@@ -58,8 +58,10 @@ def _with_replaced(hidden: frozenset[bytes]) -> frozenset[bytes]:
 
 
 def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
-    """Return `headers` as lines with CRLF, without names in `skip` (lower case), names that
-    `Connection` lists, and the router's internal ones.
+    """Return `headers` as lines, each with CRLF, without the headers of one connection.
+
+    Left out are the names in `skip` (lower case), the names that a `Connection` header lists, and
+    the router's internal headers.
     """
     skip = _of_connection(headers, skip)
     return b"".join(
@@ -72,17 +74,20 @@ def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
 
 
 def end_to_end(headers: Iterable[Header]) -> list[Header]:
-    """Return `headers` without those of one connection, in the same order and case."""
+    """Return `headers` without hop-by-hop headers, in the same order and letter case."""
     skip = _of_connection(headers, HOP_BY_HOP)
     return [header for header in headers if header[0].lower() not in skip]
 
 
 def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
-    """Return the `known` names and those that `Connection` lists, in lower case."""
+    """Return the lower-case names of headers that belong to one connection.
+
+    These are the `known` names and the names that `Connection` headers list.
+    """
     values = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
     return known | _options(values) if values else known
 
 
 def _options(values: Iterable[bytes]) -> frozenset[bytes]:
-    """Return the names that `Connection` values list, in lower case."""
+    """Return the names that the values of `Connection` headers list, in lower case."""
     return frozenset(one.strip() for value in values for one in value.lower().split(b","))

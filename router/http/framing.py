@@ -1,4 +1,4 @@
-"""Heads of HTTP/1.1: writes a request's head for a worker, and reads the head of its reply."""
+"""Writes the HTTP/1.1 head of a request to a worker, and reads the head of the reply."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 
 
 def parse_head(head: bytes, method: str) -> ReplyHead:
-    """Read a reply's head: status line and fields, each with its CRLF, without the empty line.
+    """Parse the head of a reply: the status line and the fields, without the empty line at the end.
 
     Headers that only the router may send to clients (`x-warmroute-*`) are left out. Raises
-    WorkerError("garbage") for anything that two readers could frame differently: bare LF, folded
-    lines, a length beside chunks, lengths that differ, an unknown transfer coding.
+    WorkerError("garbage") for a head that two readers could frame differently: bare LF, folded
+    lines, a length together with chunks, lengths that differ, an unknown transfer coding.
     """
     try:
         status, reason, headers, framing, length, *flags = reply_head(head, method == "HEAD")

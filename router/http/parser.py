@@ -106,7 +106,7 @@ class Fields:
         return self._fields
 
     def lines(self, skip: frozenset[bytes]) -> bytes:
-        """Return the headers for a worker as lines with CRLF, without names in `skip`."""
+        """Return the headers for a worker as lines, each with CRLF, without the names in `skip`."""
         return lines_of(self._fields, skip)
 
 

@@ -1,4 +1,4 @@
-"""The account of one request: the key and quota that it is charged to, its trace, its record."""
+"""Charges one request to its API key and tenant, and writes the request's log records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANYBODY = KeyTerms()
 
 
 class Account:
-    """Charges one request to its key and tenant, and collects the facts for its log records.
+    """Charges one request to the client's API key and tenant, and collects the facts for the logs.
 
     Lifetime: request.
     """
@@ -52,11 +52,17 @@ class Account:
 
     @property
     def terms(self) -> KeyTerms:
-        """Return the rights that the request's API key has."""
+        """Return the rights of the request's API key. A request without a key has the
+        default rights.
+        """
         return _ANYBODY if self._key is None else self._key.terms
 
     def trace_id(self) -> str | None:
-        """Return the trace id, 32 hexadecimal digits: our trace's, else the client's, else None."""
+        """Return the request's trace id, 32 hexadecimal digits, or None.
+
+        The router's own trace comes before the client's `traceparent` header. The result is None if
+        neither exists, or if neither the access log nor a trace needs the id.
+        """
         if not self.has_id:
             return None
         if self.trace is not None:
@@ -68,7 +74,10 @@ class Account:
     # --- the quota of its key -----------------------------------------------------------------
 
     def identify(self, key: Key) -> None:
-        """Charge the request to `key`. Raises ClientError(429) if the key is at its limit."""
+        """Charge one request to the quota of `key`, and count the request for the key's tenant.
+
+        Raises ClientError(429) if the quota is exhausted.
+        """
         self._key = key
         if key.terms.tenant is not None:
             self._service.counts.arrived(key.terms.tenant)
@@ -81,9 +90,9 @@ class Account:
             self._read_s = self._service.clock()  # its whole body is here
 
     def spend(self, prompt_tokens: int) -> None:
-        """Charge the tokens of the request's prompt to its key.
+        """Charge the tokens of the prompt to the quota of the request's key.
 
-        Raises ClientError(429) if they exceed the key's token limit now.
+        Raises ClientError(429) if the quota has fewer tokens left.
         """
         self._prompt_tokens = prompt_tokens
         if self._grant is not None:
@@ -92,7 +101,7 @@ class Account:
                 raise too_many(exhausted, self._grant.headers(now_s))
 
     def used(self, outcome: Outcome) -> None:
-        """Charge the tenant and the key's quota with the tokens of the last attempt."""
+        """Charge the tokens of a finished attempt to the tenant and to the quota of the key."""
         tenant = self.terms.tenant
         if tenant is None and self._grant is None:
             return
@@ -106,14 +115,15 @@ class Account:
     # --- decisions ----------------------------------------------------------------------------
 
     def asks(self) -> None:
-        """Note the time at which the core is asked for a worker, if the request is traced."""
+        """Record the start time of the decision about a worker, if the request is traced."""
         if self.traced:
             self._asked_s = self._service.clock()
 
     def asked_s(self) -> float | None:
-        """Return the time at which the core was asked, and forget it.
+        """Return the start time of the latest decision, in seconds of the service's clock, and
+        clear it.
 
-        None if it was returned before, or the request is not traced.
+        Return None if the request is not traced, or if the start time was returned before.
         """
         asked_s = self._asked_s
         if self.traced:
@@ -121,25 +131,29 @@ class Account:
         return asked_s
 
     def begins(self, attempt: Attempt) -> None:
-        """Give a traced attempt a span of its own, the parent of the worker's span."""
+        """Give the attempt a span id, if the request is traced.
+
+        The worker gets the id as the parent of its own spans.
+        """
         if self.trace is not None and self.traced:
             assert self._service.tracer is not None, "a traced request has a tracer"
             self.trace.told_id = attempt.span_id = self._service.tracer.span_id()
 
     def goes_to(self, attempt: Attempt, member: Member) -> None:
-        """Note the worker's address in a traced attempt."""
+        """Record the worker's host and port in the attempt, if the request is traced."""
         if self.traced:
             attempt.address = member.upstream.host, member.upstream.port
 
     def rejected(self) -> None:
-        """Note the time at which the core refused a traced request."""
+        """Record the time of the decision core's refusal, if the request is traced."""
         if self.traced:
             self._answered_s = self._service.clock()
 
     def refused(self, reject: Reject, status: int, *, begun: bool = False) -> None:
-        """Count a refusal that the client got with `status`.
+        """Record that the decision core refused the request, and the status that the client got.
 
-        `begun`: the client had seen a part of an answer, which is charged.
+        `begun`: the client had received a part of an answer. Then charge the tokens of that part,
+        and count no refusal for the tenant.
         """
         self._refused = status, reject.code
         if not begun:
@@ -150,7 +164,7 @@ class Account:
     # --- its answer ---------------------------------------------------------------------------
 
     def headers(self) -> tuple[Header, ...]:
-        """Return the answer's headers with the request's id and the state of its key's quota."""
+        """Return headers for the answer: the request's id and the state of the key's quota."""
         headers: tuple[Header, ...] = ()
         if self.has_id:
             headers = ((ID_HEADER.encode(), self.id.encode()),)
@@ -160,7 +174,7 @@ class Account:
         return headers
 
     def answered(self, answer: Answer, attempts: Sequence[Attempt]) -> Answer:
-        """Return the answer; add the request's id to an answer that the router wrote itself."""
+        """Return the answer, with the request's id added if the router wrote the answer itself."""
         if self.has_id:
             if attempts and attempts[-1].code == DEADLINE:
                 self._late_status = answer.status
@@ -177,10 +191,10 @@ class Account:
         attempts: Sequence[Attempt],
         body: bytes,
     ) -> None:
-        """End the use of the quota and write the request's record to the logs.
+        """End the use of the quota, and write the request's record to the logs.
 
-        `error`: the exception that ended the request's handler. `arrival`: None if the request was
-        never submitted to the core.
+        `error`: the exception that ended the request's handler, or None. `arrival`: the request as
+        the decision core got it, or None if the request was never submitted to the core.
         """
         service = self._service
         if self._grant is not None:

@@ -1,4 +1,4 @@
-"""Attempts at a request: each is sent to the worker, or the two workers, that the core chose."""
+"""Sends each attempt at a request to the one or two workers that the decision core chose."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SAID_BY_WORKERS = frozenset({"worker_error", "retry_budget_exhausted", "model_n
 
 
 class Attempts:
-    """Sends requests to the workers that the core chooses. Lifetime: process."""
+    """Sends requests to the workers that the decision core chose. Lifetime: process."""
 
     def __init__(
         self,
@@ -47,8 +47,9 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """`movers`: None if streams never continue at another worker. The other arguments: see
-        `LegSender` and `TwoLegs`.
+        """If `movers` is None, a stream that breaks off does not continue at another worker.
+
+        For the other arguments see `LegSender` and `TwoLegs`.
         """
         self._service = service
         self._sender = LegSender(service, terms, keep_authorization, clock)
@@ -57,25 +58,28 @@ class Attempts:
 
     @property
     def terms(self) -> AttemptTerms:
-        """Return the terms in use."""
+        """Return the timeouts and other settings that attempts use now."""
         return self._sender.terms
 
     def renew(self, terms: AttemptTerms, movers: Movers | None) -> None:
-        """Send requests by these from now on."""
+        """Use new settings and new movers of streams for attempts from now on."""
         self._sender.renew(terms)
         self.movers = movers
 
     def follow_stream(self, state: RequestState) -> None:
-        """Record the answer of a streamed request as it comes, so that another worker can continue
-        it.
+        """Start to record the answer of a streamed request.
+
+        If the worker fails, another worker can continue the recorded answer.
         """
         if self.movers is not None and state.carrier.moves and state.arrival.stream:
             read = (state.arrival, state.prompt.encoded)
             state.stream = state.enter(self.movers.stream(state.body, state.http.path, *read))
 
     def begin(self, state: RequestState, action: Dispatch) -> Attempt:
-        """Return an attempt for the core's choice. If both legs begin at once, note the prefill's
-        attempt in `state`, too.
+        """Create the attempt for `action`, the decision core's choice of workers.
+
+        If a second worker starts to prefill at the same time, create its attempt, too, and store
+        that attempt in `state`.
         """
         state.carrier.placed(action.worker_id)
         state.prefill = state.sidecar_prefill = None
@@ -106,7 +110,10 @@ class Attempts:
         return attempt
 
     async def send(self, state: RequestState, attempt: Attempt) -> AttemptEnd:
-        """Send the request, or one leg of it, to the chosen workers, and relay the answer."""
+        """Send the request, or one leg of it, to the chosen workers. Return the end of the attempt.
+
+        The answer is relayed to the client, unless it is the answer to a prefill leg.
+        """
         stream = state.stream
         if stream is not None:
             stream.placed(attempt.uncached_tokens)
@@ -138,7 +145,7 @@ class Attempts:
         return end
 
     def answer(self, state: RequestState, end: AttemptEnd) -> Answer:
-        """Return the answer for the client after the last attempt."""
+        """Return the answer for the client after the last attempt at the request."""
         reply, outcome, stream = end.reply, end.outcome, state.stream
         assert reply is not None, "it was sent"
         assert outcome is not None, "it was sent"
@@ -151,7 +158,7 @@ class Attempts:
         return reply
 
     def refuse(self, state: RequestState, reject: Reject) -> Answer:
-        """Return the answer for the client to a request that the core refuses."""
+        """Return the answer for the client if the decision core refuses the request."""
         state.account.rejected()
         if state.stream is not None and state.stream.begun:  # too late for an answer of its own
             state.account.refused(reject, 200, begun=True)
@@ -163,7 +170,10 @@ class Attempts:
         return answer
 
     def _refusal(self, state: RequestState, reject: Reject) -> Answer:
-        """Return the refusal as an answer, or the last error that a worker answered with."""
+        """Return the error answer for a refused request.
+
+        If the refusal follows from a worker's error answer, return the worker's answer instead.
+        """
         if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
             headers = state.account.headers()
             reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
@@ -175,7 +185,7 @@ class Attempts:
         return answer
 
     def _headers(self, state: RequestState, attempt: Attempt) -> tuple[Header, ...]:
-        """Return the headers that the router adds to the worker's answer."""
+        """Return the headers that the router adds to a worker's answer."""
         headers: tuple[Header, ...] = ((WORKER_HEADER, b"%d" % attempt.worker_id),)
         if attempt.decision.reason == "held":
             held_ms = max(attempt.sent_s - attempt.arrived_s, 0.0) * 1e3
@@ -185,7 +195,11 @@ class Attempts:
         return headers + state.account.headers()
 
     def _why_refused(self, state: RequestState, reject: Reject) -> str | None:
-        """Return the explanation of a refusal for its header, or None if the client did not ask."""
+        """Return the explanation of a refusal as a header value, or None if there is none.
+
+        Only a client that asked for explanations gets one, and only if no worker could take the
+        request.
+        """
         if state.explain not in TO_CLIENTS or reject.code not in HELD_CODES:
             return None
         now_s = self._service.clock()
@@ -194,7 +208,10 @@ class Attempts:
 
 
 def _explanation(state: RequestState, attempt: Attempt) -> bytes:
-    """Return the explanation of a decision for the answer's header, the prefill's included."""
+    """Return the explanation of a decision as a header value.
+
+    The explanation of a decode leg includes the decision about the prefill leg before.
+    """
     before = state.attempts[-2] if attempt.leg == "decode" and len(state.attempts) > 1 else None
     prefill = None
     if before is not None and before.leg == "prefill":  # noted just before

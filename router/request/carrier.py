@@ -1,4 +1,4 @@
-"""The carrier of a request: the transport to workers, and back to the client."""
+"""Defines the carrier of a request: the transport to workers and back to the client."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from router.upstream.client_reply import ClientReply, Reply
 
 
 class Carrier:
-    """Carries one request over HTTP. Extras subclass it for other transports. Lifetime: request."""
+    """Carries one request to workers, and the answer to the client, over HTTP.
+
+    Optional modules derive carriers for other transports, such as gRPC. Lifetime: request.
+    """
 
     __slots__ = ("http",)
 
@@ -27,39 +30,45 @@ class Carrier:
         self.http = http
 
     def path(self, target: Target | None) -> Path:
-        """Return the row of the table of paths.
+        """Return the path table's entry, which says how to read the request and the answer.
 
-        `target`: the inference that a dialect's path names.
+        `target`: the model and call of a request in a protocol with its own paths, such as KServe
+        v2.
         """
         return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
     def arrival(self, arrival: Arrival, prompt: Prompt, key: KeyTerms) -> Arrival:
-        """Return the arrival for the core, with the constraints that this transport adds. Raises
-        ClientError for a request that the transport does not allow.
+        """Return the arrival, which describes the request to the decision core.
+
+        A transport may add its own constraints to the given arrival. Raises ClientError for a
+        request that the transport does not allow.
         """
         return arrival
 
     def placed(self, worker_id: int) -> None:
-        """Note the worker that the core has chosen."""
+        """Record the worker that the decision core chose."""
 
     def upstream(
         self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
     ) -> Sends:
-        """Return the connections to the worker of an attempt.
+        """Return the object that sends the attempt's requests to the worker.
 
-        `on_answer` may be called when the answer begins.
+        `on_answer`: a function that the transport may call when the answer begins.
         """
         return member.upstream
 
     def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> Reply:
-        """Return the client's side of a worker's answer, with `headers` of the router's own.
+        """Return the sink that writes the worker's answer to the client.
 
-        `buffer_bytes`: bytes that the client may leave unread before the worker is paused.
+        `headers`: headers that the router adds. `buffer_bytes`: when so many bytes wait for the
+        client, the router stops reading from the worker.
         """
         return ClientReply(self.http, buffer_bytes, headers)
 
     def rest(self, arrival: Arrival) -> Arrival | None:
-        """Return the arrival for the next attempt, or None if the failed one has not changed it."""
+        """Return the arrival for the next attempt, or None if the failed attempt changed nothing in
+        it.
+        """
         return None
 
     def ended(self) -> None:

@@ -1,8 +1,7 @@
-"""Deadlines of requests, and the time bounds that follow from them.
+"""Reads the deadlines of requests, and derives the timeouts of attempts.
 
-A client's deadline comes in a header of a name of its own or in the one that Envoy sets for the
-services behind it (`x-envoy-expected-rq-timeout-ms`: Envoy 1.31, "Router", HTTP headers to
-upstreams).
+A client sets a deadline in the configured header, or in the header that Envoy sets for the services
+behind it (`x-envoy-expected-rq-timeout-ms`: Envoy 1.31, "Router", HTTP headers to upstreams).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _MOST_MS = 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """The configured bounds of a request's time. Lifetime: process, replaced on reload."""
+    """The configured time limits of a request. Lifetime: process, replaced on reload."""
 
     deadline_header: str = "x-request-timeout-ms"
     ms_per_token: float = 0.0  # added to the wait for a first byte, per uncached prompt token
@@ -32,9 +31,11 @@ class Deadlines:
     total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
 
     def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
-        """Return the time at which the client gives up, in seconds of the clock; None: never.
+        """Return the request's deadline, in seconds on the clock of `now_s`, or None without a
+        deadline.
 
-        Raises ClientError(400) for a header that is no number of milliseconds.
+        `header` returns the value of a request header by name. Raises ClientError(400) if the value
+        is not a valid number of milliseconds.
         """
         own, envoys = header(self.deadline_header), header(ENVOY_HEADER)
         if own is None and envoys is None and not self.total_s:
@@ -45,7 +46,11 @@ class Deadlines:
         return now_s + min(known_s) if known_s else None
 
     def timeouts(self, timeouts: Timeouts, stream: bool, uncached_tokens: int) -> Timeouts:
-        """Return the bounds of one attempt; a long prompt gets more time to its first byte."""
+        """Return the timeouts of one attempt, based on `timeouts`.
+
+        Each uncached prompt token adds to the time limit of the first byte. An answer that is not a
+        stream has a first-byte limit of its own.
+        """
         first_s = timeouts.first_byte_s if stream else self.whole_answer_s
         if first_s == timeouts.first_byte_s and not self.ms_per_token:
             return timeouts
@@ -56,7 +61,10 @@ class Deadlines:
         return frozenset((self.deadline_header.encode(), ENVOY_HEADER.encode()))
 
     def left(self, left_s: float) -> Header:
-        """Return the header that tells a worker how many milliseconds the request has left."""
+        """Return the header that gives a worker the remaining time of the request, in milliseconds.
+
+        `left_s`: the remaining time, in seconds.
+        """
         return self.deadline_header.encode(), b"%d" % max(int(left_s * 1e3), 1)
 
 
@@ -67,10 +75,10 @@ async def in_time(
     clock: Callable[[], float],
     sink: ReplySink | None = None,
 ) -> Outcome:
-    """Run `sending` until its deadline, and return its outcome.
+    """Await `sending` until the deadline, and return the outcome.
 
-    At the deadline an answer that has begun is cut off, so that it cannot look whole. `sink`: the
-    filter before `reply`, if there is one.
+    If the deadline passes while an answer is being sent, break the answer off visibly, so that the
+    client cannot take it for complete. `sink`: the filter in front of `reply`, or None.
     """
     started_s = clock()
     try:
@@ -85,12 +93,15 @@ async def in_time(
 
 
 def is_late(outcome: Outcome) -> bool:
-    """Return True if the request's deadline ended an attempt."""
+    """Return True if an attempt ended because the deadline of the request passed."""
     return isinstance(outcome.error, ClientError) and outcome.error.code == DEADLINE
 
 
 def late_answer(reply: Reply) -> Answer:
-    """Return the answer after a client's deadline: `reply` if it has begun, else status 504."""
+    """Return the answer for a client whose deadline has passed.
+
+    Return `reply` if the client already has a part of the answer, else an error with status 504.
+    """
     if reply.body_length:
         return reply
     message = "the request's deadline passed before an answer began"

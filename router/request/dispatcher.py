@@ -1,7 +1,9 @@
-"""Connects the I/O code with the decision core: passes facts in, carries out its actions.
+"""Connects the I/O code with the decision core, which chooses workers.
 
-Each request has a `Ticket`, where its actions arrive. Whatever happens to the request, closing
-the ticket tells the core its end exactly once, so no load is ever left behind.
+The dispatcher passes facts to the core, and carries out the actions that the core returns. Each
+request has a `Ticket`, which receives the actions for the request. Closing the ticket tells the
+core exactly once that the request is over, whatever the reason. So the core never counts the load
+of a finished request.
 """
 
 from __future__ import annotations
@@ -84,7 +86,8 @@ REQUEST_STATES: Mapping[tuple[RequestPhase, str], RequestPhase] = MappingProxyTy
 
 
 class Ticket:
-    """Connects one request to the core: reports its events and receives the core's decisions.
+    """Connects one request to the decision core: reports its events and receives the core's
+    actions.
 
     Lifetime: request.
     """
@@ -99,7 +102,9 @@ class Ticket:
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
 
     def close(self) -> None:
-        """Tell the core, if the request is not over, that its client has left."""
+        """Tell the decision core that the client has left, unless the request is over, and
+        unregister.
+        """
         try:
             if self.is_open:
                 self.fail("client", retry=False, reason="client left")
@@ -108,27 +113,35 @@ class Ticket:
 
     @property
     def is_open(self) -> bool:
-        """Return True if the core knows the request and has not heard of its end."""
+        """Return True if the request was submitted to the decision core and is not over."""
         return self.phase in ("waiting", "sent")
 
     def enter(self, request_id: int, explained: bool = False) -> None:
-        """Register for actions about `request_id`. `explained`: keep the reasons of decisions."""
+        """Register this ticket for the actions about `request_id`.
+
+        `explained`: the decision core records the reasons of its decisions about the request.
+        """
         self.request_id = request_id
         self._move("asks for a worker")
         self._dispatcher.enter(self, explained)
 
     def arrive(self, arrival: Arrival, explained: bool = False) -> None:
-        """Submit the request to the core; its decision may come later."""
+        """Submit the request to the decision core, whose decision may come later.
+
+        `explained`: the core records the reasons of its decisions about the request.
+        """
         self.enter(arrival.request_id, explained)
         self._dispatcher.tell(arrival)
 
     def refuse(self, refusal: Reject) -> None:
-        """Refuse the request without submitting it to the core."""
+        """Refuse the request without submitting it to the decision core."""
         self.enter(refusal.request_id)
         self.put(refusal)
 
     async def next_action(self) -> Dispatch | Reject:
-        """Wait for the core's decision, and return it: a dispatch to workers, or a refusal."""
+        """Wait for the decision core's next action and return it: a dispatch to workers, or
+        a refusal.
+        """
         while not self._actions:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
@@ -138,19 +151,20 @@ class Ticket:
         return action
 
     def put(self, action: Dispatch | Reject) -> None:
-        """Deliver an action of the core for this request."""
+        """Pass an action of the decision core to the request, which waits in `next_action`."""
         self._actions.append(action)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def first_token(self, now_s: float) -> None:
-        """Tell the core that the answer began."""
+        """Tell the decision core that the answer has begun."""
         self._dispatcher.tell(FirstToken(now_s, self.request_id))
 
     def prefilled(self, cached_tokens: int | None, *, waits: bool) -> None:
-        """Tell the core that the prefill leg is over.
+        """Tell the decision core that the prefill leg is over.
 
-        `waits`: the decode leg has not been sent yet, and the core decides about it now.
+        `waits`: True if the core now chooses a worker for the decode leg; False if the decode leg
+        was sent already.
         """
         if waits:
             self._move("its first leg is over")
@@ -158,7 +172,7 @@ class Ticket:
         self._dispatcher.tell(Prefilled(now_s, self.request_id, cached_tokens))
 
     def progress(self, now_s: float, output_tokens: int) -> None:
-        """Tell the core that the answer grew."""
+        """Tell the decision core the number of tokens that the answer has so far."""
         self._dispatcher.tell(Progress(now_s, self.request_id, output_tokens))
 
     def finish(
@@ -169,7 +183,10 @@ class Ticket:
         *,
         refused: bool = False,
     ) -> None:
-        """Tell the core that the answer is complete; `refused`: it is a 4xx."""
+        """Tell the decision core that the answer is complete, and report the worker's token counts.
+
+        A count that the worker did not report is None. `refused`: the answer has a 4xx status.
+        """
         self._move("it is answered")
         now_s = self._dispatcher.clock()
         self._dispatcher.tell(
@@ -186,11 +203,11 @@ class Ticket:
         leg: Literal["answer", "prefill", "pair"] = "answer",
         busy_s: float | None = None,
     ) -> None:
-        """Tell the core that a dispatch ended without a whole answer; with `retry` another action
-        follows.
+        """Tell the decision core that an attempt ended without a complete answer.
 
-        `rest`: the rest of the request, if the client has seen a part of the answer. `leg`,
-        `busy_s`: see `Failure`; a failed prefill without a retry leaves the answer running.
+        `retry`: another action of the core shall follow. `rest`: the part of the request that is
+        still to do, if the client has received a part of the answer. `leg`, `busy_s`: see
+        `Failure`. A failed prefill leg without a retry leaves the answer running.
         """
         if retry:
             self._move("another worker shall try")

@@ -1,4 +1,4 @@
-"""The order in which requests run: in threads, and on the event loop."""
+"""Orders the work of requests, in threads and on the event loop."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @coroutine
 def let_others_run() -> Generator[None]:
-    """Yield to the event loop, so that the requests of one turn pass a stage together."""
+    """Yield to the event loop once, so that other ready requests can reach the same stage."""
     yield
 
 

@@ -1,4 +1,4 @@
-"""Everything that happens to one inference request, on one page."""
+"""Handles an inference request step by step, from the API key to the end of the answer."""
 
 from __future__ import annotations
 
@@ -36,20 +36,23 @@ class Inference:
         self.attempts.renew(attempts, movers)
 
     async def handle(self, http: Request, target: Target | None = None) -> Answer:
-        """Answer a request that came over HTTP. Raises as `answer` does."""
+        """Answer an inference request that came over HTTP. Raises the same errors as `answer`."""
         with self.begin(http, Carrier(http)) as state:
             return await self.answer(state, target)
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
-        """Return the record of a new request; leaving it (`with`) ends the request."""
+        """Create the state of a new request, a context manager; leaving the context ends
+        the request.
+        """
         service = self._service
         return RequestState(http, carrier, Ticket(service.dispatcher), Account(service, http))
 
     async def answer(self, state: RequestState, target: Target | None = None) -> Answer:
-        """Identify, read, place, attempt, account: all that happens to a request.
+        """Answer a request: check the key, read the body, get a worker, send, and report the end.
 
-        `target`: the inference that the path of a dialect names. Raises ClientError for the
-        client's own faults, and CancelledError or OSError if the client leaves.
+        `target`: the model and call of a request in a protocol with its own paths, such as KServe
+        v2. Raises ClientError for the client's own mistakes, and CancelledError or OSError if the
+        client leaves.
         """
         account, ticket, attempts = state.account, state.ticket, self.attempts
 

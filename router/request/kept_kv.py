@@ -1,4 +1,4 @@
-"""The KV that a prefill worker keeps for the decode leg, and its release if it stays unread."""
+"""Frees KV that a prefill worker holds for a decode leg, if no decode leg reads the KV."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itse
 
 
 class Releases:
-    """Tells workers to free KV that no decode leg will read, a few calls at a time.
+    """Asks workers to free KV that no decode leg will read, a few calls at a time.
 
-    After a failed call the worker frees the KV when its lease ends. Lifetime: process.
+    If a call fails, the worker frees the KV when its lease on the KV ends. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,10 @@ class Releases:
         self._tasks: dict[Sends, set[asyncio.Task[None] | None]] = {}
 
     def add(self, upstream: Sends, leg: Leg, timeouts: Timeouts) -> None:
-        """Queue a release for a worker."""
+        """Queue a call that asks a worker to free KV.
+
+        `leg`: the body of the call.
+        """
         waiting = self._waiting.setdefault(upstream, deque(maxlen=_MOST_RELEASES))
         waiting.append((leg, replace(timeouts, first_byte_s=_RELEASE_S)))
         tasks = self._tasks.setdefault(upstream, set())
@@ -50,9 +53,10 @@ class Releases:
 
 
 class KeptKv:
-    """Releases the KV that the prefill leg of one request left at its worker, if it stays unread.
+    """The KV that the prefill leg of one request left at a worker.
 
-    A context manager: leaving it releases the KV. Lifetime: request.
+    A context manager: leaving the context frees the KV, unless a decode leg has read the KV.
+    Lifetime: request.
     """
 
     __slots__ = ("_release", "_releases", "_timeouts", "_upstream", "second_leg")
@@ -66,9 +70,10 @@ class KeptKv:
         self._releases = releases
 
     def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
-        """Note that a prefill leg was sent, and release the KV of an earlier one.
+        """Note that a prefill leg was sent to `member`, and free the KV of an earlier prefill leg.
 
-        The worker may keep KV even if its answer never comes. `unread`: the call that releases it.
+        `unread`: the call that frees the KV if the answer to the prefill leg never arrives, or
+        None.
         """
         self.second_leg = None
         self._give_back()
@@ -76,18 +81,25 @@ class KeptKv:
         self._release = unread
 
     def kept(self, second_leg: Callable[[bytes], Leg], release: Leg | None) -> None:
-        """Note the KV that the answer to the prefill leg names, and the call that releases it."""
+        """Note that the prefill leg left KV at the worker.
+
+        `second_leg` makes the decode leg from the client's body. `release`: the call that frees the
+        KV, or None.
+        """
         self.second_leg, self._release = second_leg, release
 
     def failed(self, *, may_be_kept: bool) -> None:
-        """Note that no decode leg will read the KV. `may_be_kept`: release it at the worker."""
+        """Note that no decode leg will read the KV.
+
+        `may_be_kept`: the worker may still hold the KV, and is asked to free it.
+        """
         self.second_leg = None
         if not may_be_kept:
             self._release = None
         self._give_back()
 
     def read(self) -> None:
-        """Note that the decode leg answers, so that the KV needs no release."""
+        """Note that the decode leg has begun to answer, so that the KV needs no release."""
         self._release = None
 
     def __enter__(self) -> KeptKv:

@@ -1,4 +1,4 @@
-"""Sends one leg of a request to one worker, and relays the answer to its client."""
+"""Sends a request, or its prefill or decode leg, to one worker, and relays the answer."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AttemptTerms:
 
 
 class LegSender:
-    """Sends a request, or one leg of it, to one worker. Lifetime: process."""
+    """Sends a request, or its prefill or decode leg, to one worker. Lifetime: process."""
 
     def __init__(
         self,
@@ -59,9 +59,9 @@ class LegSender:
         keep_authorization: bool,
         clock: Callable[[], float],
     ) -> None:
-        """`keep_authorization`: False if clients' keys are for this router alone.
+        """If `keep_authorization` is True, workers get the headers with the client's API key.
 
-        `clock`: the current time in seconds, on the scale of deadlines.
+        `clock` returns the current time in seconds, on the same clock as deadlines.
         """
         self._service = service
         self._clock = clock
@@ -69,7 +69,7 @@ class LegSender:
         self.renew(terms)
 
     def renew(self, terms: AttemptTerms) -> None:
-        """Use these terms from now on."""
+        """Use new settings for attempts from now on."""
         self.terms = terms
         self._hidden = self._keys | {terms.tenant_header.encode()}
 
@@ -81,9 +81,10 @@ class LegSender:
         member: Member,
         due: AnswerDue | None = None,
     ) -> UpstreamRequest:
-        """Return the request for a worker: the client's headers, the router's, and the leg's.
+        """Return the request that a worker gets, with headers of the client, of the router and of
+        the leg.
 
-        `due`: the form that the answer must have, if the client gets it.
+        `due`: the required form of the answer, or None if the answer is not checked.
         """
         terms, arrival = self.terms, state.arrival
         hidden, before, after = self._hidden, _NO_HEADERS, _NO_HEADERS
@@ -106,8 +107,10 @@ class LegSender:
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
-        """Return the headers of one of two legs: the request's id, unless the client gave one; and
-        for a sidecar the address of the prefill worker.
+        """Return the extra headers for one of two legs.
+
+        The headers contain the request's id, unless the client gave an id. If a sidecar sends the
+        prefill leg, the headers also contain the address of the prefill worker.
         """
         headers = _NO_HEADERS
         if state.sidecar_prefill is not None:
@@ -128,8 +131,9 @@ class LegSender:
         reply: Reply,
         on_begun: Callable[[float], None] | None = None,
     ) -> AttemptEnd:
-        """Send the leg whose answer the client gets, and relay the answer. `on_begun` is called at
-        its first byte.
+        """Send the leg whose answer the client gets, and relay the answer.
+
+        `on_begun` is called with the time of the answer's first byte.
         """
         arrival, stream, terms = state.arrival, state.stream, self.terms
         text = leg.body
@@ -176,7 +180,11 @@ class LegSender:
 def _filtered(
     sent: UpstreamRequest, path: Path, model: str, sink: ReplySink
 ) -> tuple[UpstreamRequest, MissingPathFilter]:
-    """Return the request for a path that not every engine has, and the filter before `sink`."""
+    """Prepare a request to a path that some engines lack. Return the request, and a filter for
+    `sink`.
+
+    The filter holds back an answer that says "no such path".
+    """
     answers = path.answers
     sent = replace(sent, mark=path.mark, keeps_ends=answers is not None)
     escaped = "%" in sent.target.partition("?")[0]
@@ -184,7 +192,11 @@ def _filtered(
 
 
 def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
-    """Return the outcome of a refusal that was held back, and True if it needs no other check."""
+    """Return the outcome of a worker's refusal that was held back, and True if the attempt is over.
+
+    A full queue becomes an error of the worker. A refusal that any other worker would repeat is
+    delivered to the client.
+    """
     held = outcome.held
     assert held is not None, "it was kept"
     if is_queue_full(held.head.status, held.body):
@@ -196,12 +208,12 @@ def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bo
 
 
 async def edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:
-    """Apply `edit` to a body and return the leg; a long body is edited in a thread."""
+    """Apply `edit` to a request body, and return the leg. A long body is edited in a thread."""
     return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
 
 
 async def _body_for(member: Member, state: RequestState, body: bytes) -> bytes:
-    """Return the body for this worker: `body`, or a copy with token ids instead of text."""
+    """Return the body for this worker: `body`, or a copy with token ids in place of the text."""
     if state.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
         return body
     if (kind := member.kind) is None:  # not known yet

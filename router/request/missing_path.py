@@ -1,4 +1,4 @@
-"""Answers that say "no such path": the client does not get them, for another worker may have it."""
+"""Holds back a worker's answer "no such path", since another worker may have the path."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ _NOT_FOUND = msgspec.json.Decoder(_NotFound)
 class MissingPathFilter:
     """Holds back a worker's answer that says "no such path", "queue full" or "no such model".
 
-    A `ReplySink` before the client's own; other answers pass. Lifetime: one dispatch.
+    The filter is a `ReplySink` in front of the client's own sink, and passes all other answers on.
+    Lifetime: one dispatch.
     """
 
     def __init__(
@@ -48,9 +49,11 @@ class MissingPathFilter:
         escaped: bool = False,
         model: str = "",
     ) -> None:
-        """`model`: the request's model. `answers`: see `Path.answers`; with it a 400 may mean a
-        full queue. `escaped`: the target has percent-escapes. Some servers do not decode them:
-        then "not found" does not speak of the path.
+        """`model` is the model that the request names, and `answers` is `Path.answers`.
+
+        If `answers` is given, an answer of status 400 may mean a full queue. `escaped`: the
+        request's target has percent-escapes. Some servers do not decode percent-escapes, so an
+        answer "not found" does not prove that the path is missing.
         """
         self._reply = reply
         self._model = model
@@ -141,7 +144,9 @@ class MissingPathFilter:
         return events is not None and events.between_chunks and self._events_end == b"\n\n"
 
     def outcome_for_client(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of the dispatch, with the error that a held-back answer stands for."""
+        """Return the outcome of the dispatch, with an error in place of an answer that was
+        held back.
+        """
         if self._absent:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)
@@ -153,8 +158,9 @@ class MissingPathFilter:
 
 
 def is_missing_path(status: int, body: bytes) -> bool:
-    """Return True if a 404, 405 or 501 answer says that the path does not exist, rather than the
-    model or another named object.
+    """Return True if an answer of status 404, 405 or 501 says that the path does not exist.
+
+    Return False if the answer says that the model or another named object does not exist.
     """
     if not body or (status != 404 and not body.startswith(b'{"error":"')):
         return True

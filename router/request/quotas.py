@@ -77,9 +77,10 @@ class Tenants:
 
 
 def tenant_header(name: str, tenant: str) -> Header:
-    """Return the header `name` with the request's tenant, by which a worker counts shares.
+    """Return the header that names the tenant, so that a worker can count the tenant's share.
 
-    A tenant's name that cannot be a header's value is replaced by its SHA-256.
+    `name`: the header's name. A tenant name that is not a valid header value is replaced by its
+    SHA-256.
     """
     if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
         return name.encode(), tenant.encode()

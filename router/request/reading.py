@@ -1,4 +1,4 @@
-"""Reads a request: makes the arrival for the core and the body for the worker."""
+"""Reads a request: describes it to the decision core, and makes the body for the worker."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class InferenceTerms:
 
 
 class InferenceReader:
-    """Reads inference requests. Lifetime: process."""
+    """Reads the headers and bodies of inference requests. Lifetime: process."""
 
     def __init__(self, service: Service, prompts: PromptReader, terms: InferenceTerms) -> None:
         self._service = service
@@ -56,10 +56,12 @@ class InferenceReader:
     async def read(
         self, http: Request, path: Path, key: KeyTerms, target: Target | None = None
     ) -> ReadRequest:
-        """Read a request, and return it. `target`: the inference that a dialect's path names.
+        """Read a request. Return the body for the worker and the arrival for the decision core.
 
-        Raises ClientError: 400 for a body that cannot be read, 403 for a right that the key has
-        not got, 413 and 415 for a body in a wrong form, 429 while too many requests are read.
+        `target`: the model and call of a request in a protocol with its own paths, such as KServe
+        v2. Raises ClientError: 400 for an unreadable body, 403 for a right that the key lacks, 413
+        for a body with too many values, 415 for an encoded body, 429 while too many requests are
+        being read.
         """
         header, terms, service = http.headers.get, self.terms, self._service
         deadline_s = terms.deadlines.deadline_s(header, service.clock())
@@ -76,8 +78,10 @@ class InferenceReader:
         return ReadRequest(body, path, arrival, prompt, self._asked(header, arrival.request_id))
 
     def _asked(self, header: Header, request_id: int) -> Asked:
-        """Return the form in which the decision is explained: for the client as it asked, sampled
-        for the operator (every n-th request), or not at all.
+        """Return the level of detail at which the decision about the request is explained.
+
+        The level is "short" or "full" if the client asked for it, "sampled" for every n-th request
+        for the operator's use, and "no" for all others.
         """
         terms = self.terms
         if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:
@@ -94,9 +98,11 @@ class InferenceReader:
         named: str | None = None,
         target: Target | None = None,
     ) -> tuple[Arrival, Prompt, str | None]:
-        """Return the arrival for the core, the prompt, and a cache salt for the body, or None.
+        """Return the arrival for the decision core, the prompt, and a cache salt to add to the
+        body.
 
-        `named`: the model of a request whose body names none. Raises ClientError as `read` does.
+        The salt is None if the body needs no new one. `named`: the model to use if the body names
+        none. Raises ClientError as `read` does.
         """
         terms, turn = self.terms, self._prompts.next_turn()
         shape = None if target is None else self._shape(header, target)
@@ -122,7 +128,7 @@ class InferenceReader:
         return arrival, prompt, new_salt
 
     def _shape(self, header: Header, target: Target) -> Shape:
-        """Return the function that reads the body of a dialect's request."""
+        """Return the function that reads the body of a request in a protocol with its own paths."""
         base, adapter = self._service.identity(target.model)
         alone = adapter is None and base != target.model
         return target.scanner(header, target.model if alone else None)
@@ -130,7 +136,9 @@ class InferenceReader:
     async def _prompt(
         self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int
     ) -> Prompt:
-        """Return the prompt, with a hash chain for each block size of the model's workers."""
+        """Return the prompt, with a chain of block hashes for each block size that the
+        workers use.
+        """
         service = self._service
         while True:
             sizes = service.block_sizes(model)
@@ -178,9 +186,9 @@ class InferenceReader:
         )
 
     def _only_model(self) -> str:
-        """Return the only model served, for a request that names none; "" if no model is known yet.
+        """Return the only model that this router serves, for a request that names no model.
 
-        Raises ClientError(400) if several models are served.
+        Return "" if no model is known yet. Raises ClientError(400) if several models are served.
         """
         models = self._service.models()
         if len(models) > 1:
@@ -190,7 +198,7 @@ class InferenceReader:
 
 
 def _refuse_codings(request: Request) -> None:
-    """Raises ClientError(415) for a Content-Encoding other than `identity`."""
+    """Raise ClientError(415) if the request has a Content-Encoding other than `identity`."""
     wanted = _CODING.encode()
     values = (value for name, value in request.fields if name.lower() == wanted)
     if any(part.strip().lower() not in _PLAIN for value in values for part in value.split(b",")):
@@ -204,7 +212,7 @@ def _refuse_codings(request: Request) -> None:
 
 
 async def _may_split(http: Request, body: bytes, path: Path, arrival: Arrival) -> bool:
-    """Return True if one worker may prefill the request and another worker decode it.
+    """Return True if one worker may prefill the request and another worker may decode it.
 
     Raises ClientError(400) for a header that only routers may set.
     """

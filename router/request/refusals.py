@@ -1,9 +1,9 @@
-"""Refusals by workers: the model is missing, or the queue is full.
+"""Recognizes workers' refusals because of a missing model or a full queue.
 
-Engines word a missing model, or LoRA adapter, in their own ways: vLLM and OpenAI "The model `x`
+Engines report a missing model, or LoRA adapter, in different words: vLLM and OpenAI "The model `x`
 does not exist.", SGLang "The following requested LoRA adapters are not loaded: ['x']", Triton
-"Request for unknown model: 'x' is not found", Dynamo "Model not found". Refusals that a client can
-cause at a worker that has the model, such as a wrong version of it, are none of these.
+"Request for unknown model: 'x' is not found", Dynamo "Model not found". A refusal that a client can
+cause at a worker which has the model, such as a wrong version, is not counted as such.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _TEXT = msgspec.json.Decoder(str)
 
 
 def denies_model(status: int, body: bytes, model: str) -> bool:
-    """Return True if a 404 or 400 answer says that the worker has not got `model`."""
+    """Return True if an answer of status 404 or 400 says that the worker lacks `model`."""
     if status not in (400, 404) or not body or len(body) > _READ_BYTES:
         return False
     try:
@@ -63,7 +63,7 @@ def denies_model(status: int, body: bytes, model: str) -> bool:
 
 
 def _text_of(refusal: _RefusalBody) -> tuple[str, str | int | None]:
-    """Return the text of a refusal and its code."""
+    """Return the message and the error code of a worker's refusal."""
     error = refusal.error
     if isinstance(error, _ErrorBody):
         return error.message, error.code
@@ -86,7 +86,7 @@ _FULL = re.compile(
 
 
 def is_queue_full(status: int, body: bytes) -> bool:
-    """Return True if an error says that the worker's queue is full."""
+    """Return True if an error answer says that the worker's queue is full."""
     if status == 503 and len(body) <= _FULL_BYTES and body.lstrip()[:1] == b"{":
         return _FULL.search(body) is not None or is_triton_queue_full(status, body)
     return is_triton_queue_full(status, body)
@@ -102,19 +102,19 @@ def queue_full() -> WorkerError:
 
 
 def model_missing() -> WorkerError:
-    """Return the error for a worker that has not got the request's model."""
+    """Return the error for a worker that lacks the request's model."""
     return WorkerError("no_model", "the worker says that it has not got the model")
 
 
 def says_model_is_missing(outcome: Outcome) -> bool:
-    """Return True if the worker refused the request because it has not got the model."""
+    """Return True if the worker refused the request because the worker lacks the model."""
     return isinstance(outcome.error, WorkerError) and outcome.error.kind == "no_model"
 
 
 def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
-    """Return the outcome of a dispatch after its refusal, if the relay held one back, is handled.
+    """Return the outcome of a dispatch, after handling a refusal that the relay held back.
 
-    A refusal because of a missing model becomes the worker's error; any other is sent to `sink`.
+    If the worker lacks the model, the outcome gets an error. Any other refusal is sent to `sink`.
     """
     held = outcome.held
     if outcome.error is not None or held is None:
@@ -126,9 +126,9 @@ def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
 
 
 def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
-    """Return the outcome of a prefill leg: a missing model or a full queue becomes an error.
+    """Return the outcome of a prefill leg; a missing model or a full queue becomes an error.
 
-    The relay's thread holds refusals of prefill legs in `collected`.
+    `collected`: the worker's answer, including a refusal that the relay held back.
     """
     outcome = pass_refusal_on(outcome, collected, model)
     held = outcome.held or collected.held

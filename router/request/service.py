@@ -165,7 +165,10 @@ class Service:
         self.draining = False
 
     def refusal(self, request_id: int) -> Reject | None:
-        """Return the refusal of a new request if the draining router refuses them, or None."""
+        """Return the refusal of a new request, or None if the router accepts the request.
+
+        Only a draining router refuses requests, and only if the configuration says so.
+        """
         if not (self.draining and self.refuses()):
             return None
         core = self.dispatcher.core

@@ -1,4 +1,4 @@
-"""The end of an attempt: reported once to the core, the fleet, the metrics and the account."""
+"""Reports the end of each attempt once, to the core, the fleet, the metrics and the logs."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ log = logging.getLogger(__name__)
 
 
 class Next(Enum):
-    """The step after an attempt: another decision of the core, or the end of the request."""
+    """The step after an attempt: ask the decision core for another worker, or end the request."""
 
     AGAIN = "the core is asked for another worker"
     OVER = "the client has its answer"
 
 
 def settle(service: Service, state: RequestState, attempt: Attempt, end: AttemptEnd) -> Next:
-    """Report the end of an attempt to the core, the metrics and the account; return the next step.
+    """Report the end of an attempt to the decision core, the metrics and the request's account.
 
-    The core releases the attempt's charge.
+    The core then no longer counts the attempt as load of its worker. Return the next step.
     """
     outcome = end.outcome
     if outcome is None:  # the worker was removed after it was chosen
@@ -73,7 +73,10 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
 
 
 def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> None:
-    """Report the end of a prefill leg while the decode leg answers: to metrics and core."""
+    """Report the end of a prefill leg that ran at the same time as the decode leg.
+
+    The metrics and the decision core get the report. `settle` reports the decode leg.
+    """
     attempt = state.prefill
     assert attempt is not None, "of two legs"
     error = outcome.error
@@ -91,7 +94,10 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
 
 
 def settle_sidecar(service: Service, state: RequestState) -> None:
-    """Report the end of a prefill that a sidecar sent: it is over once the answer begins."""
+    """Report the end of a prefill leg that a sidecar of the decode worker sent.
+
+    The prefill is over when the answer begins.
+    """
     attempt, state.sidecar_prefill = state.sidecar_prefill, None
     if attempt is not None:
         now_s = service.clock()
@@ -102,8 +108,9 @@ def settle_sidecar(service: Service, state: RequestState) -> None:
 def is_own_hit(body: bytes, leg: Role) -> bool:
     """Return True if `cached_tokens` of an answer counts hits in the answering worker's own cache.
 
-    Of several answers vLLM (0.32) reports what a later one found, the prompt that the first had
-    just computed. A worker that decodes what another one prefilled reports that worker's hit.
+    Return False for a request for several answers: vLLM (0.32) reports the hits of a later answer,
+    which finds the prompt that the first answer computed. Return False for a decode leg, too: its
+    worker reports the hits of the prefill worker.
     """
     if leg == "decode":
         return False
@@ -114,7 +121,10 @@ def is_own_hit(body: bytes, leg: Role) -> bool:
 def _prefill_served(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome, waits: bool = True
 ) -> None:
-    """Report a prefill leg that ended well. `waits`: see `Ticket.prefilled`."""
+    """Report a prefill leg that succeeded, to the metrics and the decision core.
+
+    `waits`: the decode leg has not been sent yet.
+    """
     now_s = service.clock()
     service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
     attempt.end(outcome, now_s)
@@ -125,7 +135,9 @@ def _prefill_served(
 
 
 def _answered(service: Service, state: RequestState, worker_id: int, outcome: Outcome) -> None:
-    """Tell the core that the worker has answered, with an answer or with a refusal (4xx)."""
+    """Tell the decision core that the worker answered, or that it refused the request with
+    a 4xx.
+    """
     usage, answers = outcome.usage, outcome.answers
     if usage is None:
         usage = Usage(completion_tokens=outcome.events or None)
@@ -139,7 +151,7 @@ def _answered(service: Service, state: RequestState, worker_id: int, outcome: Ou
 def _failed(
     service: Service, state: RequestState, worker_id: int, outcome: Outcome, end: AttemptEnd
 ) -> bool:
-    """Tell the core that the attempt has failed; return True if another attempt follows."""
+    """Tell the decision core that the attempt failed. Return True if another attempt follows."""
     error, retry, ticket = outcome.error, outcome.retryable, state.ticket
     if isinstance(error, ClientError):
         ticket.fail("client", retry=False, reason="client left")
@@ -181,12 +193,12 @@ def _log_failure(state: RequestState, worker_id: int, error: WorkerError, retry:
 
 
 def _who(state: RequestState) -> dict[str, str]:
-    """Return the ids that a log line about a request carries."""
+    """Return the request's id and trace id, as fields of a log line."""
     return about(state.account.id, state.account.trace_id() or "")
 
 
 def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]:
-    """Return "worker" if an error counts against its worker's health, else "busy"."""
+    """Return "worker" if an error counts against the health of its worker, else "busy"."""
     healthy = not isinstance(error, WorkerError) or error.kind in _NOT_ITS_HEALTH
     return "busy" if healthy else "worker"
 
@@ -194,7 +206,9 @@ def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]
 def _complete_usage(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> None:
-    """Fill in the token counts of an answer; drop hits in another worker's cache."""
+    """Fill in the token counts of an answer, and remove hits that were in another worker's
+    cache.
+    """
     if outcome.kept:
         outcome.usage = _usage_of_kept(service, state, attempt, outcome) or outcome.usage
         outcome.kept = b""  # else its text would live as long as its attempt is remembered
@@ -207,7 +221,10 @@ def _complete_usage(
 def _usage_of_kept(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> Usage | None:
-    """Return the token counts of an answer that is not OpenAI's, or None if it is."""
+    """Return the token counts of an answer that does not have OpenAI's format.
+
+    Return None if the answer has OpenAI's format or contains no counts.
+    """
     if (answers := state.path.answers) is None:
         return None
     member = service.fleet.members.get(attempt.worker_id)
@@ -219,7 +236,7 @@ def _usage_of_kept(
 def _compare_tokens(
     service: Service, state: RequestState, outcome: Outcome, own_tokens: int | None
 ) -> None:
-    """Compare the router's count of the prompt's tokens with the worker's count."""
+    """Compare the router's count of prompt tokens with the worker's, to check the tokenizer."""
     check, usage = service.check, outcome.usage
     if check is None or own_tokens is None or usage is None or outcome.error is not None:
         return
@@ -228,7 +245,10 @@ def _compare_tokens(
 
 
 def _cached_tokens(body: bytes, usage: Usage) -> int | None:
-    """Return the prompt tokens that the worker found in its cache, or None if it does not say."""
+    """Return the number of prompt tokens that the worker found in its cache, or None if unknown.
+
+    The number is unknown, too, if the request may have made the engine compute cached tokens again.
+    """
     cached, prompt = usage.cached_tokens, usage.prompt_tokens
     if cached is None or prompt is None or 2 * cached >= prompt:
         return cached

@@ -1,4 +1,4 @@
-"""The record of one request, and the end of one attempt at it."""
+"""The state of one request, and the result of one attempt to answer the request."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
 
 
 class ReadRequest(NamedTuple):
-    """A request after it was read: the body, the path, the arrival for the core."""
+    """A request after reading: the body for the worker and the arrival for the decision core."""
 
     body: bytes  # as its worker gets it
     path: Path
@@ -35,7 +35,7 @@ class ReadRequest(NamedTuple):
 
 
 class AttemptEnd(NamedTuple):
-    """The end of one attempt at a worker, or at the two workers of a pair."""
+    """The result of one attempt, at one worker or at a prefill and a decode worker."""
 
     reply: Reply | None = None  # the client's side of it; None: nothing was sent
     outcome: Outcome | None = None  # None: the worker was removed before anything was sent
@@ -47,10 +47,10 @@ class AttemptEnd(NamedTuple):
 
 
 class RequestState:
-    """The record of one request, from its head to the last byte of its answer.
+    """The state of one request, from its head to the last byte of its answer.
 
-    A context manager: leaving it reports the end of the request to the core, the quota and the
-    logs, once. Lifetime: request.
+    A context manager: leaving the context reports the end of the request, once, to the decision
+    core, the quota and the logs. Lifetime: request.
     """
 
     body: bytes  # these four once it was read
@@ -75,13 +75,16 @@ class RequestState:
         self.attempts: list[Attempt] = []  # oldest first
 
     def understood(self, read: ReadRequest) -> None:
-        """Store the request after it was read. Raises ClientError if its carrier refuses it."""
+        """Store the result of reading the request.
+
+        Raises ClientError if the transport does not allow the request.
+        """
         self.body, self.path, arrival, self.prompt, self.explain = read
         self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
         self.ticket.runs_on = read.prompt.runs_on
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context, and leave it when the request is over."""
+        """Enter a context, and leave the context when the request is over."""
         if self._exits is None:
             self._exits = ExitStack()
         return self._exits.enter_context(context)

@@ -1,7 +1,7 @@
-"""The two legs of a request: one worker prefills it, another worker decodes it.
+"""Sends a request in two legs: one worker prefills, another worker decodes.
 
-Either the decode leg follows the prefill leg, whose answer names the KV; or both begin at once, and
-the two workers pass the KV between them.
+Either the decode leg follows the prefill leg, whose answer names the KV; or both legs begin at
+once, and the two workers pass the KV between them.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class TwoLegs:
         clock: Callable[[], float],
         draw: Callable[[int], int],
     ) -> None:
-        """`clock`: the current time in seconds, on the scale of deadlines.
+        """`clock` returns the current time in seconds, on the same clock as deadlines.
 
-        `draw(n)`: returns n random bits.
+        `draw(n)` returns n random bits.
         """
         self._service = service
         self._sender = sender
@@ -62,7 +62,7 @@ class TwoLegs:
     async def prefill(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send the prefill leg alone. Its answer names the KV for the decode leg."""
+        """Send the prefill leg alone, and store the data about the KV that the decode leg needs."""
         terms, arrival = self._sender.terms, state.arrival
         transfer = terms.transfers[member.transfer]
         of = TransferAttempt(self._draw(ROOM_BITS), state.path.path, arrival.stream)
@@ -86,7 +86,9 @@ class TwoLegs:
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
-        """Return the leg for the next worker: the decode leg, or the whole request."""
+        """Return the leg for the next worker: the decode leg if a worker holds KV, else the whole
+        request.
+        """
         if kept.second_leg is None:
             return Leg(state.body)
         if attempt.leg == "decode":
@@ -97,7 +99,7 @@ class TwoLegs:
     async def both(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send both legs at once, and return when both are over."""
+        """Send the prefill leg and the decode leg at once, and wait until both are over."""
         first, terms = state.prefill, self._sender.terms
         assert first is not None, "of two legs"
         transfer = terms.transfers[member.transfer]
@@ -128,7 +130,11 @@ class TwoLegs:
         *,
         at_once: bool,
     ) -> Outcome:
-        """Send a prefill leg, and return its outcome. `at_once`: wait as long as for an answer."""
+        """Send a prefill leg, and return its outcome.
+
+        `at_once`: the decode leg runs at the same time. Then the leg may take at least as long as a
+        streamed answer until its first byte.
+        """
         terms = self._sender.terms
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
         if at_once:
@@ -147,7 +153,7 @@ class TwoLegs:
 def _handover(
     outcome: Outcome, transfer: Transfer, collected: CollectedReply, of: TransferAttempt
 ) -> tuple[Outcome, Handover]:
-    """Return the outcome of a prefill leg, and the handover that its answer contains."""
+    """Return the outcome of a prefill leg, and the data of its answer that the decode leg needs."""
     if outcome.error is None and not collected.whole:
         error = WorkerError("garbage", "the answer to a first leg is too large")
         outcome = replace(outcome, error=error)
@@ -160,7 +166,7 @@ def _handover(
 
 
 def _may_have_answered(outcome: Outcome) -> bool:
-    """Return True if a worker may have finished a prefill leg whose answer did not arrive."""
+    """Return True if a worker may have finished a prefill leg although no whole answer arrived."""
     error = outcome.error
     if isinstance(error, ClientError):
         return True
@@ -168,10 +174,11 @@ def _may_have_answered(outcome: Outcome) -> bool:
 
 
 class LegPair:
-    """Two legs that run at the same time. Lifetime: one attempt.
+    """A prefill leg and a decode leg that run at the same time. Lifetime: one attempt.
 
-    If one leg fails, the other is cancelled: it would wait for minutes. Once the answer has begun,
-    the KV has passed, and the end of the prefill leg is only counted.
+    If one leg fails, the other leg is cancelled, which would otherwise wait for minutes. Once the
+    decode leg's answer has begun, the KV has passed. Then the end of the prefill leg is only
+    reported.
     """
 
     def __init__(
@@ -199,7 +206,11 @@ class LegPair:
         self._answer = asyncio.create_task(answer)
 
     def begun(self, now_s: float) -> None:
-        """Note the first byte of the answer."""
+        """Note that the first byte of the answer arrived, and tell the decision core if it is a
+        stream.
+
+        `now_s`: the time of the first byte, in seconds.
+        """
         self._has_begun = True
         if self._state.arrival.stream:
             self._state.ticket.first_token(now_s)
@@ -207,7 +218,7 @@ class LegPair:
     async def end(self) -> AttemptEnd:
         """Wait for both legs, and return the end of the attempt.
 
-        If the client leaves after the end is known, no other worker is asked.
+        Raises CancelledError if the client has left and another attempt would follow.
         """
         try:
             end = await self._first_end()
@@ -231,7 +242,7 @@ class LegPair:
         return self._of_answer(self._answer.result())
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
-        """Handle the end of the prefill leg while the answer is open."""
+        """Return the end of the attempt if the prefill leg ends before the decode leg."""
         if self._has_begun or (outcome.error is None and outcome.answers):
             settle_prefill(self._service, self._state, outcome)
             return self._of_answer(await self._answer)
@@ -248,7 +259,7 @@ class LegPair:
         return self._end(replace(pair or outcome, bytes_to_client=0), faulty)
 
     def _of_answer(self, end: AttemptEnd) -> AttemptEnd:
-        """Return the end of the attempt after the answer is over."""
+        """Return the end of the attempt after the decode leg has ended."""
         outcome, first = _outcome(end), self._state.prefill
         error = outcome.error
         failed = isinstance(error, WorkerError) and not outcome.bytes_to_client
@@ -292,14 +303,16 @@ def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
 
 
 async def _stopped(answer: asyncio.Task[AttemptEnd]) -> AttemptEnd | None:
-    """Cancel the answer; return its end if it was over already."""
+    """Cancel the decode leg. Return its end if the leg was already over, else None."""
     answer.cancel()
     await asyncio.wait((answer,))
     return None if answer.cancelled() else answer.result()
 
 
 async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
-    """Cancel all legs and wait for them; return True if the caller was cancelled meanwhile."""
+    """Cancel all legs and wait until all are over. Return True if the caller was cancelled
+    meanwhile.
+    """
     cancelled = False
     for leg in legs:
         leg.cancel()
