@@ -95,7 +95,7 @@ ROOM_BITS = 52  # of a room's number, which tools that keep JSON's numbers as do
 
 @dataclass(frozen=True, slots=True)
 class BootstrapAddress:
-    """The address at which a prefill worker gives KV to decode workers, and the worker's ranks."""
+    """The address at which decode workers contact a prefill worker, and the worker's ranks."""
 
     host: str
     port: int
@@ -107,7 +107,7 @@ class BootstrapAddress:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttempt:
-    """The data that the prefill leg and the decode leg of one attempt have in common."""
+    """The data of one attempt that both the prefill leg and the decode leg need."""
 
     number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
     path: str  # of the client's request
@@ -129,11 +129,12 @@ class Handover:
 
 
 class Transfer(Protocol):
-    """A way to pass KV from a prefill worker to a decode worker: edits the bodies of both legs.
+    """Defines how KV passes from a prefill worker to a decode worker, for one kind of engine.
 
-    One object serves all requests and edits long bodies on other threads, so it stores nothing
-    about a request. `TransferAttempt` and `Handover.told` carry the data from one leg to the other.
-    All bodies were checked before: they are JSON objects.
+    The methods make the bodies of both legs from the client's body, which is a JSON object. One
+    object serves all requests and edits long bodies on other threads, so the object stores nothing
+    about a request. `TransferAttempt` and `Handover.told` carry data from the prefill leg to the
+    decode leg.
     """
 
     @property

@@ -140,7 +140,11 @@ class Objects(Generic[Kind]):
         self._check_number()
 
     def apply(self, line: bytes) -> bool:
-        """Apply an event; return True if an object changed. Raises WatchError, TooOldError."""
+        """Apply one event of a Kubernetes watch, and return True if an object changed.
+
+        `line`: the event as JSON. Raises TooOldError if the watch began at a version that the
+        server no longer has, and WatchError for any other bad event.
+        """
         one: Kind | Marked
         try:
             event = msgspec.json.decode(line, type=Event)

@@ -351,12 +351,18 @@ class Member:
 
     @property
     def ready(self) -> bool:
-        """True if the core was told that it is ready, whether or not it is silent now."""
+        """Return True if the worker may get new requests: it answers, and is not draining.
+
+        A worker whose latest probes got no answer still counts as ready.
+        """
         return self.answers and not self.draining
 
     @property
     def answers(self) -> bool:
-        """True if it is recognized and has not failed since; it may be silent."""
+        """Return True if the router has identified the worker, and the worker has not failed since.
+
+        A worker whose latest probes got no answer still counts.
+        """
         return self.state in ("serving", "silent")
 
     def drain(self, by: str) -> None:
@@ -498,9 +504,10 @@ class Member:
                 self._heard()
 
     def _silent_for_long(self, probes: int) -> bool:
-        """Tell the core that another probe got no answer; `probes` failed in a row.
+        """Report one more unanswered probe to the decision core.
 
-        Returns True if the worker has been silent for so long that it counts as down.
+        `probes`: the number of probes that failed in a row. Return True if the worker has been
+        silent for so long that it counts as down.
         """
         if not self.answers:  # its options changed while it was probed
             return False
@@ -653,7 +660,10 @@ class Member:
                     return "paused"
 
     def _move(self, event: str, recognized: Recognized | None = None) -> None:
-        """Go to the next state and tell the core, with what is known of the worker now."""
+        """Change the worker's state after `event`, and tell the decision core.
+
+        `recognized`: what a new probe found out about the worker, or None.
+        """
         state = self.state = MEMBER_STATES[self.state, event]
         suspended = state if state == "asleep" or state == "paused" else None
         self._tell_state(recognized, suspended)

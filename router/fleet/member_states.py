@@ -1,4 +1,4 @@
-"""The states of a member: what the router's own probes of a worker have come to."""
+"""Defines the states of a worker in the fleet, as the router's own probes find them."""
 
 from __future__ import annotations
 

@@ -86,7 +86,12 @@ class SourceTrust:
         return 0.0 if self._silent_s is None else now_s - self._silent_s
 
     def update(self, report: Report, now_s: float) -> None:
-        """Take in what the source reports now: believe it, or wait for what it reports later."""
+        """Process a new report of the source, which lists its workers.
+
+        If the source suddenly lists no worker, the workers of its last report stay for a grace
+        period. A worker that often comes and goes stays for a while after it disappears from the
+        report.
+        """
         self.heard = True
         self.trouble = report.trouble
         if report.objectives is not None:

@@ -58,7 +58,7 @@ def _with_replaced(hidden: frozenset[bytes]) -> frozenset[bytes]:
 
 
 def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
-    """Return `headers` as lines, each with CRLF, without the headers of one connection.
+    """Return `headers` as lines, each with CRLF, without the headers that must not be forwarded.
 
     Left out are the names in `skip` (lower case), the names that a `Connection` header lists, and
     the router's internal headers.
@@ -80,7 +80,7 @@ def end_to_end(headers: Iterable[Header]) -> list[Header]:
 
 
 def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
-    """Return the lower-case names of headers that belong to one connection.
+    """Return the lower-case names of hop-by-hop headers, which must not be forwarded.
 
     These are the `known` names and the names that `Connection` headers list.
     """

@@ -66,7 +66,7 @@ class GrpcReply:
 
 
 class GrpcCarrier(Carrier):
-    """Carries a request that came by gRPC to its worker's gRPC. Lifetime: request."""
+    """Carries a request that came by gRPC to the gRPC port of a worker. Lifetime: request."""
 
     __slots__ = ("_make_reply", "_named", "_running", "_stops", "_target")
 
@@ -77,8 +77,10 @@ class GrpcCarrier(Carrier):
         make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
         running: dict[Named, int],
     ) -> None:
-        """`running`: the workers of requests that their clients gave an id, for requests that end
-        them (`stop` of TensorRT-LLM's models).
+        """`running` maps the id that a client gave a running request to the request's worker.
+
+        A request that stops a running request (`stop` of TensorRT-LLM's models) goes to the same
+        worker.
         """
         super().__init__(http)
         self._target = target

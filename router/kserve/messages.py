@@ -157,7 +157,11 @@ class GrpcTarget(KserveTarget):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """Return the reader of the message; gRPC's headers do not change it."""
+        """Return the function that reads the gRPC message of the request. `header` has no effect.
+
+        `apart`: the name of a model that shares a server with another model but has a cache of its
+        own.
+        """
         roles = self.roles(self.model)
 
         def read(message: bytes, limits: ScanLimits) -> Scanned:
@@ -467,9 +471,9 @@ def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
 
 
 def grpc_answer(rpc: str, status: int, body: bytes) -> bytes:
-    """Make the answer of a gRPC call from the worker's answer over HTTP.
+    """Convert a worker's answer over HTTP into the answer of the gRPC call `rpc`.
 
-    Raises ClientError or WorkerError for a failure; a model that is not ready is none.
+    Raises ClientError or WorkerError for a failed call. A model that is not ready is not a failure.
     """
     if rpc in _READY and status not in (401, 403, 429):
         ready = _CLASSES[f"{rpc}Response"](**{_READY[rpc]: status == 200})

@@ -80,7 +80,10 @@ class _WorkerOutput:
         self._growths = 0
 
     def new_output(self, event: _Event) -> tuple[list[int], str] | None:
-        """The new token ids and the new text of an event; None if its form has changed."""
+        """Return the new token ids and the new text of an event.
+
+        Return None if the event's format differs from the format of the events before.
+        """
         ids, count = event.output_ids or [], event.meta_info.completion_tokens
         have = len(self.ids)
         whole = count == len(ids)

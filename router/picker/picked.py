@@ -72,7 +72,7 @@ class Call(Protocol):
     exchange: PickerExchange
 
     async def receive(self) -> bool:
-        """Read the next message of the data plane; returns False at its end."""
+        """Read the next message of the data plane. Return False at the end of the exchange."""
 
     async def say(self, answers: Iterable[bytes]) -> None:
         """Tell the data plane."""
@@ -217,7 +217,10 @@ class PickedReply:
 
 
 class PickedCarrier(Carrier):
-    """Carries a request by naming its worker to the data plane. Lifetime: request."""
+    """Tells the data plane, a proxy that sends the request itself, which worker was chosen.
+
+    Lifetime: request.
+    """
 
     __slots__ = (
         *("_among", "_deadline_s", "_endpoints", "_fleet", "_moved_to", "_named", "_terms"),
@@ -234,7 +237,7 @@ class PickedCarrier(Carrier):
         among: tuple[int, ...] | None,
         terms: PickerTerms,
     ) -> None:
-        """`among`: the only workers that the request may go to; None: any."""
+        """`among` contains the ids of the workers that may get the request; None allows all."""
         super().__init__(http)
         self.call = http.call
         self.clock = service.clock

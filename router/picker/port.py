@@ -230,7 +230,7 @@ class PickerPort(GrpcListener):
                 return self._too_late(state)
 
     def _too_late(self, state: RequestState) -> Answer:
-        """The answer to a request that could not be decided in time."""
+        """Return the answer to a request for which no worker was chosen in time."""
         core = self._service.dispatcher.core
         settings = core.settings
         if state.ticket.is_open:

@@ -233,7 +233,7 @@ class FactRecorder:
 
     @property
     def is_closed(self) -> bool:
-        """True if it records nothing more."""
+        """Return True if the recorder writes nothing more."""
         return self._sink.is_closed
 
     def record(self, fact: Fact, take: Callable[[Fact], list[Action]]) -> list[Action]:
@@ -326,7 +326,7 @@ class _FactSink:
 
     @property
     def is_closed(self) -> bool:
-        """True if the file gets nothing more."""
+        """Return True if nothing more is written to the file."""
         return bool(self._why)
 
     def end(self, why: str) -> None:

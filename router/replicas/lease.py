@@ -135,7 +135,11 @@ class Leases:
         return [*([""] * len(given_up)), *wanted], commands
 
     def read_replies(self, asked: Sequence[str], replies: Sequence[Any], asked_s: float) -> None:
-        """Read what Redis replied to the commands for `asked`, sent at `asked_s` by our clock."""
+        """Process Redis's replies to the commands that take or renew leases.
+
+        `asked` names the lease of each command, or is "" for a lease that was given back.
+        `asked_s`: the time at which the commands were sent, in seconds of the router's own clock.
+        """
         for what, token in zip(asked, replies, strict=True):
             lease = self._wanted.get(what)
             if isinstance(token, int) and token > 0 and lease is not None:

@@ -171,9 +171,10 @@ BlockSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 
 
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """A request, or one leg of it, was charged to a worker.
+    """Tells other routers that a request, or one leg of it, was sent to a worker.
 
-    `chains`: (block size, uint64s in little-endian bytes).
+    Each item of `chains` is a block size and the hashes of the prompt's blocks: unsigned 64-bit
+    integers, little-endian.
     """
 
     request_id: RequestId  # the sender's number of this dispatch

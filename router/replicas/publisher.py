@@ -355,7 +355,10 @@ _QUEUED = 200_000  # told to nobody yet; beyond it all is told anew instead
 
 @dataclass(slots=True)
 class _OpenRequest:
-    """One of our requests, or a leg of it, at a worker. Lifetime: dispatch."""
+    """A request of this router, or one leg of it, that is in flight at a worker.
+
+    Lifetime: dispatch.
+    """
 
     sent: Sent  # without its chains
     begun: bool = False

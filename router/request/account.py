@@ -24,7 +24,7 @@ _ANYBODY = KeyTerms()
 
 
 class Account:
-    """Charges one request to the client's API key and tenant, and collects the facts for the logs.
+    """Charges one request to its API key and tenant, and collects the facts for log records.
 
     Lifetime: request.
     """
@@ -52,8 +52,9 @@ class Account:
 
     @property
     def terms(self) -> KeyTerms:
-        """Return the rights of the request's API key. A request without a key has the
-        default rights.
+        """Return the rights of the request's API key.
+
+        A request without a key has the default rights.
         """
         return _ANYBODY if self._key is None else self._key.terms
 
@@ -120,10 +121,10 @@ class Account:
             self._asked_s = self._service.clock()
 
     def asked_s(self) -> float | None:
-        """Return the start time of the latest decision, in seconds of the service's clock, and
-        clear it.
+        """Return the start time of the latest decision, in seconds of the service's clock.
 
-        Return None if the request is not traced, or if the start time was returned before.
+        Each time is returned once. Return None if the request is not traced, or if there is no new
+        decision since the last call.
         """
         asked_s = self._asked_s
         if self.traced:

@@ -47,7 +47,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """If `movers` is None, a stream that breaks off does not continue at another worker.
+        """`movers` lets another worker continue a stream that breaks off; None: no worker does.
 
         For the other arguments see `LegSender` and `TwoLegs`.
         """
@@ -62,7 +62,7 @@ class Attempts:
         return self._sender.terms
 
     def renew(self, terms: AttemptTerms, movers: Movers | None) -> None:
-        """Use new settings and new movers of streams for attempts from now on."""
+        """Use new settings, and new `movers` for broken streams, from now on."""
         self._sender.renew(terms)
         self.movers = movers
 
@@ -78,8 +78,8 @@ class Attempts:
     def begin(self, state: RequestState, action: Dispatch) -> Attempt:
         """Create the attempt for `action`, the decision core's choice of workers.
 
-        If a second worker starts to prefill at the same time, create its attempt, too, and store
-        that attempt in `state`.
+        If a second worker shall prefill at the same time, create the attempt at the second worker,
+        too, and store it in `state`.
         """
         state.carrier.placed(action.worker_id)
         state.prefill = state.sidecar_prefill = None
@@ -110,9 +110,10 @@ class Attempts:
         return attempt
 
     async def send(self, state: RequestState, attempt: Attempt) -> AttemptEnd:
-        """Send the request, or one leg of it, to the chosen workers. Return the end of the attempt.
+        """Send the request, or its prefill or decode leg, to the chosen workers.
 
-        The answer is relayed to the client, unless it is the answer to a prefill leg.
+        Relay the answer to the client, unless it is the answer to a prefill leg. Return the result
+        of the attempt.
         """
         stream = state.stream
         if stream is not None:

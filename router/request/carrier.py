@@ -19,7 +19,7 @@ from router.upstream.client_reply import ClientReply, Reply
 class Carrier:
     """Carries one request to workers, and the answer to the client, over HTTP.
 
-    Optional modules derive carriers for other transports, such as gRPC. Lifetime: request.
+    Other transports, such as gRPC, derive carriers of their own. Lifetime: request.
     """
 
     __slots__ = ("http",)
@@ -30,7 +30,8 @@ class Carrier:
         self.http = http
 
     def path(self, target: Target | None) -> Path:
-        """Return the path table's entry, which says how to read the request and the answer.
+        """Return the request's entry in the path table, which says how to read the request and
+        answer.
 
         `target`: the model and call of a request in a protocol with its own paths, such as KServe
         v2.
@@ -51,7 +52,7 @@ class Carrier:
     def upstream(
         self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
     ) -> Sends:
-        """Return the object that sends the attempt's requests to the worker.
+        """Return the object that sends requests to the worker of the attempt.
 
         `on_answer`: a function that the transport may call when the answer begins.
         """
@@ -61,13 +62,13 @@ class Carrier:
         """Return the sink that writes the worker's answer to the client.
 
         `headers`: headers that the router adds. `buffer_bytes`: when so many bytes wait for the
-        client, the router stops reading from the worker.
+        client, the router pauses reading from the worker.
         """
         return ClientReply(self.http, buffer_bytes, headers)
 
     def rest(self, arrival: Arrival) -> Arrival | None:
-        """Return the arrival for the next attempt, or None if the failed attempt changed nothing in
-        it.
+        """Return the arrival for the next attempt, or None if the failed attempt did not
+        change it.
         """
         return None
 

@@ -31,11 +31,10 @@ class Deadlines:
     total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
 
     def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
-        """Return the request's deadline, in seconds on the clock of `now_s`, or None without a
-        deadline.
+        """Return the request's deadline, in seconds on the clock of `now_s`, or None.
 
-        `header` returns the value of a request header by name. Raises ClientError(400) if the value
-        is not a valid number of milliseconds.
+        None means that the request has no deadline. `header` returns the value of a request header
+        by name. Raises ClientError(400) if the value is not a valid number of milliseconds.
         """
         own, envoys = header(self.deadline_header), header(ENVOY_HEADER)
         if own is None and envoys is None and not self.total_s:

@@ -86,8 +86,7 @@ REQUEST_STATES: Mapping[tuple[RequestPhase, str], RequestPhase] = MappingProxyTy
 
 
 class Ticket:
-    """Connects one request to the decision core: reports its events and receives the core's
-    actions.
+    """Reports the events of one request to the decision core, and receives the core's actions.
 
     Lifetime: request.
     """
@@ -102,8 +101,9 @@ class Ticket:
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
 
     def close(self) -> None:
-        """Tell the decision core that the client has left, unless the request is over, and
-        unregister.
+        """Unregister the request from the dispatcher.
+
+        If the request is not over, first tell the decision core that the client has left.
         """
         try:
             if self.is_open:
@@ -139,9 +139,7 @@ class Ticket:
         self.put(refusal)
 
     async def next_action(self) -> Dispatch | Reject:
-        """Wait for the decision core's next action and return it: a dispatch to workers, or
-        a refusal.
-        """
+        """Wait for the decision core's next action: a dispatch to workers, or a refusal."""
         while not self._actions:
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter

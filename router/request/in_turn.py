@@ -1,4 +1,4 @@
-"""Orders the work of requests, in threads and on the event loop."""
+"""Orders the work of requests on threads and on the event loop; earlier requests come first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @coroutine
 def let_others_run() -> Generator[None]:
-    """Yield to the event loop once, so that other ready requests can reach the same stage."""
+    """Yield to the event loop once, so that other waiting requests can reach the same stage."""
     yield
 
 

@@ -41,8 +41,9 @@ class Inference:
             return await self.answer(state, target)
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
-        """Create the state of a new request, a context manager; leaving the context ends
-        the request.
+        """Create the state of a new request, which is a context manager.
+
+        Leaving the context ends the request.
         """
         service = self._service
         return RequestState(http, carrier, Ticket(service.dispatcher), Account(service, http))
@@ -51,8 +52,8 @@ class Inference:
         """Answer a request: check the key, read the body, get a worker, send, and report the end.
 
         `target`: the model and call of a request in a protocol with its own paths, such as KServe
-        v2. Raises ClientError for the client's own mistakes, and CancelledError or OSError if the
-        client leaves.
+        v2. Raises ClientError if the client made a mistake, and CancelledError or OSError if it
+        left.
         """
         account, ticket, attempts = state.account, state.ticket, self.attempts
 

@@ -21,7 +21,7 @@ _RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itse
 class Releases:
     """Asks workers to free KV that no decode leg will read, a few calls at a time.
 
-    If a call fails, the worker frees the KV when its lease on the KV ends. Lifetime: process.
+    If a call fails, the worker frees the KV by itself after its lease time. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -72,8 +72,7 @@ class KeptKv:
     def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
         """Note that a prefill leg was sent to `member`, and free the KV of an earlier prefill leg.
 
-        `unread`: the call that frees the KV if the answer to the prefill leg never arrives, or
-        None.
+        `unread`: the call that frees the KV if the answer never arrives, or None.
         """
         self.second_leg = None
         self._give_back()

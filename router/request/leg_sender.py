@@ -59,7 +59,7 @@ class LegSender:
         keep_authorization: bool,
         clock: Callable[[], float],
     ) -> None:
-        """If `keep_authorization` is True, workers get the headers with the client's API key.
+        """If `keep_authorization` is True, the client's API key is passed on to workers.
 
         `clock` returns the current time in seconds, on the same clock as deadlines.
         """
@@ -81,8 +81,7 @@ class LegSender:
         member: Member,
         due: AnswerDue | None = None,
     ) -> UpstreamRequest:
-        """Return the request that a worker gets, with headers of the client, of the router and of
-        the leg.
+        """Return the request for a worker, with the headers of the client, the router and the leg.
 
         `due`: the required form of the answer, or None if the answer is not checked.
         """
@@ -180,10 +179,9 @@ class LegSender:
 def _filtered(
     sent: UpstreamRequest, path: Path, model: str, sink: ReplySink
 ) -> tuple[UpstreamRequest, MissingPathFilter]:
-    """Prepare a request to a path that some engines lack. Return the request, and a filter for
-    `sink`.
+    """Prepare a request for a path that some engines lack.
 
-    The filter holds back an answer that says "no such path".
+    Return the request, and a filter in front of `sink` that holds back the answer "no such path".
     """
     answers = path.answers
     sent = replace(sent, mark=path.mark, keeps_ends=answers is not None)
@@ -192,10 +190,10 @@ def _filtered(
 
 
 def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
-    """Return the outcome of a worker's refusal that was held back, and True if the attempt is over.
+    """Examine a worker's refusal that the client has not received yet.
 
-    A full queue becomes an error of the worker. A refusal that any other worker would repeat is
-    delivered to the client.
+    Return the outcome, and True if the attempt is over. A full queue becomes an error. A refusal
+    that any other worker would repeat is sent to the client.
     """
     held = outcome.held
     assert held is not None, "it was kept"

@@ -144,9 +144,7 @@ class MissingPathFilter:
         return events is not None and events.between_chunks and self._events_end == b"\n\n"
 
     def outcome_for_client(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of the dispatch, with an error in place of an answer that was
-        held back.
-        """
+        """Return the outcome of the dispatch. An answer that was held back becomes an error."""
         if self._absent:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)

@@ -77,9 +77,9 @@ class Tenants:
 
 
 def tenant_header(name: str, tenant: str) -> Header:
-    """Return the header that names the tenant, so that a worker can count the tenant's share.
+    """Return the header that tells a worker the tenant, so that the worker can divide its capacity.
 
-    `name`: the header's name. A tenant name that is not a valid header value is replaced by its
+    `name`: the name of the header. A tenant that is not a valid header value is replaced by its
     SHA-256.
     """
     if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:

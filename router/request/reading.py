@@ -98,10 +98,9 @@ class InferenceReader:
         named: str | None = None,
         target: Target | None = None,
     ) -> tuple[Arrival, Prompt, str | None]:
-        """Return the arrival for the decision core, the prompt, and a cache salt to add to the
-        body.
+        """Return the arrival for the decision core, the prompt, and a cache salt for the body.
 
-        The salt is None if the body needs no new one. `named`: the model to use if the body names
+        The salt is None if the body needs no new salt. `named`: the model to use if the body names
         none. Raises ClientError as `read` does.
         """
         terms, turn = self.terms, self._prompts.next_turn()
@@ -136,9 +135,7 @@ class InferenceReader:
     async def _prompt(
         self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int
     ) -> Prompt:
-        """Return the prompt, with a chain of block hashes for each block size that the
-        workers use.
-        """
+        """Return the prompt, with a chain of block hashes for each block size of the workers."""
         service = self._service
         while True:
             sizes = service.block_sizes(model)

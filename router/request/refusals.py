@@ -2,8 +2,8 @@
 
 Engines report a missing model, or LoRA adapter, in different words: vLLM and OpenAI "The model `x`
 does not exist.", SGLang "The following requested LoRA adapters are not loaded: ['x']", Triton
-"Request for unknown model: 'x' is not found", Dynamo "Model not found". A refusal that a client can
-cause at a worker which has the model, such as a wrong version, is not counted as such.
+"Request for unknown model: 'x' is not found", Dynamo "Model not found". A wrong version of a model
+that the worker has is the client's mistake, and not a missing model.
 """
 
 from __future__ import annotations

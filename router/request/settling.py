@@ -1,4 +1,4 @@
-"""Reports the end of each attempt once, to the core, the fleet, the metrics and the logs."""
+"""Reports the end of each attempt to the decision core, the fleet, the metrics and the logs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Next(Enum):
 def settle(service: Service, state: RequestState, attempt: Attempt, end: AttemptEnd) -> Next:
     """Report the end of an attempt to the decision core, the metrics and the request's account.
 
-    The core then no longer counts the attempt as load of its worker. Return the next step.
+    The core then no longer counts the attempt as load of the worker. Return the next step.
     """
     outcome = end.outcome
     if outcome is None:  # the worker was removed after it was chosen
@@ -108,9 +108,9 @@ def settle_sidecar(service: Service, state: RequestState) -> None:
 def is_own_hit(body: bytes, leg: Role) -> bool:
     """Return True if `cached_tokens` of an answer counts hits in the answering worker's own cache.
 
-    Return False for a request for several answers: vLLM (0.32) reports the hits of a later answer,
-    which finds the prompt that the first answer computed. Return False for a decode leg, too: its
-    worker reports the hits of the prefill worker.
+    Return False for a request with several answers: vLLM (0.32) reports the hits of a later answer,
+    which finds the prompt that the first answer computed. Return False for a decode leg, too,
+    because a decode worker reports the hits of the prefill worker.
     """
     if leg == "decode":
         return False
@@ -121,7 +121,7 @@ def is_own_hit(body: bytes, leg: Role) -> bool:
 def _prefill_served(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome, waits: bool = True
 ) -> None:
-    """Report a prefill leg that succeeded, to the metrics and the decision core.
+    """Report a successful prefill leg to the metrics and the decision core.
 
     `waits`: the decode leg has not been sent yet.
     """
@@ -135,9 +135,7 @@ def _prefill_served(
 
 
 def _answered(service: Service, state: RequestState, worker_id: int, outcome: Outcome) -> None:
-    """Tell the decision core that the worker answered, or that it refused the request with
-    a 4xx.
-    """
+    """Tell the decision core that the worker sent an answer, or a refusal with a 4xx status."""
     usage, answers = outcome.usage, outcome.answers
     if usage is None:
         usage = Usage(completion_tokens=outcome.events or None)
@@ -206,9 +204,7 @@ def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]
 def _complete_usage(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> None:
-    """Fill in the token counts of an answer, and remove hits that were in another worker's
-    cache.
-    """
+    """Fill in the token counts of an answer, without hits in another worker's cache."""
     if outcome.kept:
         outcome.usage = _usage_of_kept(service, state, attempt, outcome) or outcome.usage
         outcome.kept = b""  # else its text would live as long as its attempt is remembered
@@ -236,7 +232,7 @@ def _usage_of_kept(
 def _compare_tokens(
     service: Service, state: RequestState, outcome: Outcome, own_tokens: int | None
 ) -> None:
-    """Compare the router's count of prompt tokens with the worker's, to check the tokenizer."""
+    """Check the router's count of the prompt's tokens against the worker's count."""
     check, usage = service.check, outcome.usage
     if check is None or own_tokens is None or usage is None or outcome.error is not None:
         return
@@ -247,7 +243,7 @@ def _compare_tokens(
 def _cached_tokens(body: bytes, usage: Usage) -> int | None:
     """Return the number of prompt tokens that the worker found in its cache, or None if unknown.
 
-    The number is unknown, too, if the request may have made the engine compute cached tokens again.
+    The number counts as unknown if the request may have made the engine compute the prompt anyway.
     """
     cached, prompt = usage.cached_tokens, usage.prompt_tokens
     if cached is None or prompt is None or 2 * cached >= prompt:

@@ -1,7 +1,7 @@
 """Sends a request in two legs: one worker prefills, another worker decodes.
 
-Either the decode leg follows the prefill leg, whose answer names the KV; or both legs begin at
-once, and the two workers pass the KV between them.
+Either the prefill leg runs first, and its answer names the KV for the decode leg; or both legs
+begin at once, and the two workers pass the KV between them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _OF_WAITS = re.compile(rb"time(?:d[ _-]?|[ _-]?)out", re.IGNORECASE)
 
 
 class TwoLegs:
-    """Sends the prefill leg and the decode leg of requests. Lifetime: process."""
+    """Sends the prefill leg and the decode leg of a request to two workers. Lifetime: process."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class TwoLegs:
     async def prefill(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send the prefill leg alone, and store the data about the KV that the decode leg needs."""
+        """Send the prefill leg alone, and keep the data in its answer for the decode leg."""
         terms, arrival = self._sender.terms, state.arrival
         transfer = terms.transfers[member.transfer]
         of = TransferAttempt(self._draw(ROOM_BITS), state.path.path, arrival.stream)
@@ -86,8 +86,9 @@ class TwoLegs:
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
-        """Return the leg for the next worker: the decode leg if a worker holds KV, else the whole
-        request.
+        """Return the leg for the next worker.
+
+        This is the decode leg if a prefill worker holds the KV, else the whole request.
         """
         if kept.second_leg is None:
             return Leg(state.body)
@@ -132,8 +133,8 @@ class TwoLegs:
     ) -> Outcome:
         """Send a prefill leg, and return its outcome.
 
-        `at_once`: the decode leg runs at the same time. Then the leg may take at least as long as a
-        streamed answer until its first byte.
+        `at_once`: the decode leg runs at the same time. Then the wait for the first byte is at
+        least the configured time for streams.
         """
         terms = self._sender.terms
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
@@ -153,7 +154,7 @@ class TwoLegs:
 def _handover(
     outcome: Outcome, transfer: Transfer, collected: CollectedReply, of: TransferAttempt
 ) -> tuple[Outcome, Handover]:
-    """Return the outcome of a prefill leg, and the data of its answer that the decode leg needs."""
+    """Return the outcome of a prefill leg, and the data in its answer for the decode leg."""
     if outcome.error is None and not collected.whole:
         error = WorkerError("garbage", "the answer to a first leg is too large")
         outcome = replace(outcome, error=error)
@@ -176,9 +177,8 @@ def _may_have_answered(outcome: Outcome) -> bool:
 class LegPair:
     """A prefill leg and a decode leg that run at the same time. Lifetime: one attempt.
 
-    If one leg fails, the other leg is cancelled, which would otherwise wait for minutes. Once the
-    decode leg's answer has begun, the KV has passed. Then the end of the prefill leg is only
-    reported.
+    If one leg fails, the other leg is cancelled, because it would wait for minutes. After the
+    answer has begun, a failed prefill leg no longer matters to the client, and is only reported.
     """
 
     def __init__(
@@ -206,17 +206,16 @@ class LegPair:
         self._answer = asyncio.create_task(answer)
 
     def begun(self, now_s: float) -> None:
-        """Note that the first byte of the answer arrived, and tell the decision core if it is a
-        stream.
+        """Note that the first byte of the answer arrived at `now_s`, in seconds.
 
-        `now_s`: the time of the first byte, in seconds.
+        If the answer is a stream, tell the decision core.
         """
         self._has_begun = True
         if self._state.arrival.stream:
             self._state.ticket.first_token(now_s)
 
     async def end(self) -> AttemptEnd:
-        """Wait for both legs, and return the end of the attempt.
+        """Wait for both legs, and return the result of the attempt.
 
         Raises CancelledError if the client has left and another attempt would follow.
         """
@@ -242,7 +241,7 @@ class LegPair:
         return self._of_answer(self._answer.result())
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
-        """Return the end of the attempt if the prefill leg ends before the decode leg."""
+        """Return the result of the attempt if the prefill leg ends before the decode leg."""
         if self._has_begun or (outcome.error is None and outcome.answers):
             settle_prefill(self._service, self._state, outcome)
             return self._of_answer(await self._answer)
@@ -259,7 +258,7 @@ class LegPair:
         return self._end(replace(pair or outcome, bytes_to_client=0), faulty)
 
     def _of_answer(self, end: AttemptEnd) -> AttemptEnd:
-        """Return the end of the attempt after the decode leg has ended."""
+        """Return the result of the attempt after the decode leg has ended."""
         outcome, first = _outcome(end), self._state.prefill
         error = outcome.error
         failed = isinstance(error, WorkerError) and not outcome.bytes_to_client
@@ -292,7 +291,7 @@ def _outcome(end: AttemptEnd) -> Outcome:
 def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
     """Return the outcome if the error's text reports a failed KV transfer, else None.
 
-    A time-out becomes the error `transfer_timeout`.
+    In the outcome, a time-out of the transfer becomes the error `transfer_timeout`.
     """
     error = outcome.error
     if not isinstance(error, WorkerError) or held is None or not _OF_PAIRS.search(held.body):
@@ -303,15 +302,16 @@ def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
 
 
 async def _stopped(answer: asyncio.Task[AttemptEnd]) -> AttemptEnd | None:
-    """Cancel the decode leg. Return its end if the leg was already over, else None."""
+    """Cancel the decode leg. Return the leg's result if it was already over, else None."""
     answer.cancel()
     await asyncio.wait((answer,))
     return None if answer.cancelled() else answer.result()
 
 
 async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
-    """Cancel all legs and wait until all are over. Return True if the caller was cancelled
-    meanwhile.
+    """Cancel both legs and wait until they are over.
+
+    Return True if the caller was cancelled meanwhile.
     """
     cancelled = False
     for leg in legs:

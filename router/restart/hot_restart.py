@@ -1,16 +1,17 @@
-"""A hot restart; the running router hands its sockets and its knowledge to the one that starts.
+"""Lets a running router hand its sockets and its knowledge to a new router, without downtime.
 
-The follower connects to a Unix socket and says `HELLO`. It gets a head of four bytes, the length
-of a `RestartHandover` as JSON, little endian; the JSON; and, in messages of one byte, the sockets
-(SCM_RIGHTS, unix(7)), 64 at a time: all of clients, then all of the admin port. Once it serves it
-says `SERVING`; the one before accepts nothing more from then on and says `GONE`. From its last
-socket on it tells of its open requests (`open_requests.py`), and `GONE` is an empty frame then.
+The new router connects to a Unix socket and sends `HELLO`. The running router replies with four
+bytes, little endian, the length of a `RestartHandover` as JSON. The JSON follows. Then the sockets
+follow in messages of one byte, up to 64 in each (SCM_RIGHTS, unix(7)): first those of the client
+ports, then those of the admin port.
 
-Nothing changes for the running router until the follower says that it serves: one that ends
-before leaves no trace.
+Once the new router serves, it sends `SERVING`. Then the running router accepts nothing more, and
+sends `GONE`. If the handover says `tells`, the running router also reports its open requests from
+the last socket on (`router/replicas/former.py`), and sends an empty frame in place of `GONE`.
 
-`take_over` is called before the event loop runs, so it may wait; the router before serves
-meanwhile.
+The running router changes nothing until the new one serves. If the new router ends before, it
+leaves no trace. `take_over` may block, for it is called before the event loop runs; meanwhile the
+running router serves.
 """
 
 from __future__ import annotations

@@ -1,20 +1,21 @@
-"""The workers' caches as the router knows them, saved to a file for the next router.
+"""Saves to a file which blocks each worker's cache holds, for the next start of the router.
 
     "warmroute-kv", version (4 bytes, big-endian), records, the last one without a body
     record: bytes of the head (4), of the body (8), head, body, XXH3-64 of head and body (8)
     head: a msgpack map of `SnapshotHead`; of the last record, of `End`
     body: a snapshot (`router.core.workers.snapshot`)
 
-It is written beside its name and takes its place when it is whole, so that a router that dies
-while it writes leaves the file before.
+The file is written under another name, and renamed when it is complete. So a router that dies while
+writing leaves the old file intact.
 
-One worker after another is frozen, which takes the event loop a millisecond for each 100,000
-blocks; a thread makes bytes of it and writes them. A router that ends saves once more. What a file
-holds is believed of a worker of the same address, kind, models and block size, and only when the
-core has seen proof that its publisher is still the same one (`router.core.workers.kv_state`).
+The router freezes the caches of one worker after another, which blocks the event loop for 1 ms per
+100,000 blocks. A thread encodes and writes the frozen cache. A router that ends saves once more. A
+saved cache is used only for a worker of the same address, kind, models and block size, and only
+after the core has seen proof that the publisher of the worker's KV events has not restarted
+(`router.core.workers.kv_state`).
 
-Workers that are away, because they have not come yet or are down, keep their place in the file:
-for a day, and while all of them take no more than 1 GiB. One that was removed loses it.
+The file keeps the caches of absent workers, which have not joined yet or are down, for a day and up
+to 1 GiB in all. The cache of a worker that was removed is dropped.
 """
 
 from __future__ import annotations

@@ -124,7 +124,10 @@ class ClientPort:
 async def answer_or_error(
     handle: Handler, request: Request, faulty: Callable[[int], None]
 ) -> Answer:
-    """Call `handle`; its errors become answers. Raises OSError if the client left."""
+    """Return the answer of `handle`, or an error answer if `handle` raises an error.
+
+    `faulty` is called with the status of each error answer. Raises OSError if the client left.
+    """
     try:
         return await handle(request)
     except ClientError as error:

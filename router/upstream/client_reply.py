@@ -50,12 +50,12 @@ def upstream_request(
     trace: Trace | None = None,
     due: AnswerDue | None = None,
 ) -> UpstreamRequest:
-    """Return the client's request with `body`, ready for `Upstream.send`.
+    """Return the request for a worker, made from the client's request and `body`.
 
-    `before`, `after`: headers of the router's own, around those of the trace and the rank.
-    `hidden`: the client's headers that its worker does not get, in lower case. `rank`: the one of
-    the worker's engine that shall answer; a client's own choice is dropped. `trace`: its headers
-    replace the client's own. `due`: as of `UpstreamRequest`.
+    `before`, `after`: headers of the router that stand before and after the trace and rank headers.
+    `hidden`: lower-case names of the client's headers that the worker does not get. `rank`: the
+    data-parallel rank of the engine that must answer; it replaces the client's choice. `trace`: its
+    headers replace the client's trace headers. `due`: see `UpstreamRequest`.
     """
     target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path

@@ -32,12 +32,12 @@ from router.upstream.meter import Meter
 
 
 class Deadline:
-    """Calls a function once a moment has passed. Lifetime: connection.
+    """Calls a function when a deadline has passed. Lifetime: connection.
 
-    If a running timer fires no later than the new moment, `start` and `push` only store that
-    moment: the timer checks it when it fires, and sleeps on. So a thousand events cost a thousand
-    assignments and not a thousand timers. A stopped deadline holds no callback, and so creates no
-    reference cycle for the garbage collector.
+    If the running timer fires no later than the new deadline, `start` and `push` only store the new
+    deadline. The timer compares when it fires, and sleeps on if it is too early. So a thousand
+    events cost a thousand assignments and not a thousand timers. A stopped deadline holds no
+    callback, and so creates no reference cycle for the garbage collector.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -62,7 +62,7 @@ class Deadline:
         self._on_passed = None
 
     def close(self) -> None:
-        """Cancel the timer; the deadline calls nothing any more."""
+        """Cancel the timer, so that the function is not called any more."""
         self._on_passed = None
         if self._timer is not None:
             self._timer.cancel()
@@ -195,7 +195,7 @@ class WorkerConnection(asyncio.Protocol):
 
 
 class Sending:
-    """Writes the rest of a long request as fast as its worker reads. Lifetime: request."""
+    """Writes the rest of a long request body as fast as the worker reads. Lifetime: request."""
 
     def __init__(self, connection: WorkerConnection, body: bytes, step_bytes: int) -> None:
         """`step_bytes`: of the body, written before waiting for the worker."""
@@ -623,7 +623,7 @@ class Exchange:
             self._waker.set_result(None)
 
     def _complete(self) -> Outcome:
-        """Fill in the counts that are known at the end alone, and return the outcome."""
+        """Add the counts that are known only at the end of the reply, and return the outcome."""
         outcome, terms = self._outcome, self._terms
         if self._head is not None and self._held is None:  # it was relayed
             outcome.events = self._meter.events
