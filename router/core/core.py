@@ -81,23 +81,25 @@ _NOT_PASSED = Rejection(
 
 
 class RequestListener:
-    """Hears of every charge from its beginning to its end, in the order of time.
+    """Receives every charge, which is a request's load at a worker, from its begin to its end.
 
-    It must neither raise nor wait. This one does nothing: there are no peers. Lifetime: process.
+    The calls come in the order of time. They must neither raise nor wait. This class ignores them
+    all: the core uses it while there are no peer routers. Lifetime: process.
     """
 
     def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
-        """Hear that a request, or one leg of it, was charged to a worker."""
+        """Handle the charge of a request, or of one leg of it, to a worker."""
 
     def first_token(self, charge: Charge) -> None:
-        """Hear that the prefill of a charge is over."""
+        """Handle the end of a charge's prefill."""
 
     def progress(self, charge: Charge, output_tokens: int) -> None:
-        """Hear that the answer has grown to `output_tokens` tokens."""
+        """Handle the growth of an answer to `output_tokens` tokens."""
 
     def ended(self, charge: Charge, finish: Finish | None) -> None:
-        """Hear that a charge is released. `finish`: the end of its request, if the worker did its
-        part.
+        """Handle the release of a charge.
+
+        `finish` is the end of the request if the worker did its part, and None otherwise.
         """
 
 
@@ -206,7 +208,7 @@ class RouterCore:
         return [*actions, *self._place(pending, fact.now_s, "policy")]
 
     def on_first_token(self, fact: FirstToken) -> list[Action]:
-        """Note the first token of an answer, whose prefill is over with it."""
+        """Mark the prefill of a request as finished when the first token of its answer arrives."""
         self._observe(fact)
         now_s = fact.now_s
         pending = self._pending.get(fact.request_id)
@@ -225,9 +227,10 @@ class RouterCore:
         return [*actions, *self._prefill_leg_served(pending, now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
-        """The prefill of a request of two legs is over.
+        """Send a request whose prefill leg is over to its decode worker.
 
-        Where they follow each other, another worker decodes the request now.
+        If both legs started together, release the charge of the prefill leg instead. If no worker
+        of the group can decode the request now, place the request anew.
         """
         pending = self._pending.get(fact.request_id)
         if pending is None:
@@ -260,7 +263,7 @@ class RouterCore:
         return [*actions, *self._ask_held(now_s)] if self.held.size else actions
 
     def _learn_speed(self, charge: Charge, now_s: float) -> None:
-        """Learn from a finished prefill how fast its worker loads KV and computes."""
+        """Update a worker's estimated load and prefill speeds from a finished prefill."""
         self._loads.first_token(charge, now_s)
         self._speed.first_token(charge, now_s)
 
@@ -351,7 +354,7 @@ class RouterCore:
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
     def tell_open(self, listener: RequestListener) -> None:
-        """Report all open charges to a listener that was added late."""
+        """Report all open charges to a listener that was added while requests were in flight."""
         answers = [(pending, pending.charge) for pending in self._pending.values()]
         prefills = [
             (pending, pending.prefill_leg.charge)
@@ -474,9 +477,9 @@ class RouterCore:
     # --- one decision -----------------------------------------------------------------------
 
     def _place(self, pending: Pending, now_s: float, reason: str) -> list[Action]:
-        """Send a request to one worker or to two, hold it, or reject it.
+        """Choose workers for a request, then dispatch, hold or reject it. Return the actions.
 
-        Where a hold needs the place of another request, that one is rejected.
+        If the hold queue is full, a request that waits there may be rejected to make room.
         """
         self.ledger.advance(now_s)
         if now_s >= self.health.busy.next_s:
@@ -497,8 +500,10 @@ class RouterCore:
         return [self._dispatch(pending, placement, now_s)]
 
     def _dispatch(self, pending: Pending, placement: Placement, now_s: float) -> Dispatch:
-        """Charge a request to the workers of its placement. Two legs begin at once, or the worker
-        that decodes keeps a place for the second one.
+        """Charge a request to the workers chosen for it, and return the `Dispatch` action.
+
+        If two workers serve the request, either both legs start now, or only the prefill leg starts
+        and the decode worker's capacity is reserved.
         """
         decode, prefill = placement
         computing = prefill or decode  # the worker that computes the prompt
@@ -522,7 +527,7 @@ class RouterCore:
         return Dispatch(pending.arrival.request_id, stages, answering.decision, after_s, about)
 
     def _dispatch_decode(self, pending: Pending, decode: Choice, now_s: float) -> Dispatch:
-        """Charge a request to the worker that decodes it, after another worker's prefill."""
+        """Charge a request to its decode worker after its prefill, and return the `Dispatch`."""
         self.model_limits.sent(pending)
         stages = (self._charge(pending, "decode", decode, now_s),)
         after_s = max(pending.not_before_s - now_s, 0.0)
@@ -531,7 +536,10 @@ class RouterCore:
     def _charge(
         self, pending: Pending, leg: Role, choice: Choice, now_s: float, at_once: bool = False
     ) -> Stage:
-        """Charge a leg of a request to its worker. `at_once`: the other leg begins now as well."""
+        """Charge a leg of a request to its worker, and return the leg's stage for `Dispatch`.
+
+        `at_once` is True if both legs of the request start together.
+        """
         arrival, worker, decision = pending.arrival, choice.worker, choice.decision
         prompt, uncached = arrival.prompt_tokens, choice.uncached_tokens
         key = arrival.request_id, leg
@@ -567,7 +575,7 @@ class RouterCore:
     def _dispatched(
         arrival: Arrival, charge: Charge, worker: Worker, decision: Decision
     ) -> Dispatched:
-        """Return the fact about a dispatched leg for policies with a memory."""
+        """Return the `Dispatched` fact about a charged leg, for policies with a memory."""
         return Dispatched(
             charge.dispatched_s,
             arrival.request_id,
@@ -617,8 +625,10 @@ class RouterCore:
     def _release(
         self, pending: Pending, now_s: float, finish: Finish | None = None
     ) -> Worker | None:
-        """Release every charge of a request. Return the worker that had its answer, or None if that
-        worker is gone.
+        """Release every charge of a request.
+
+        Return the worker that answers the request or prefills it first, or None if that worker is
+        gone or had no charge.
         """
         if pending.decode is not None:
             self.disaggregation.free_decode_place(pending)
@@ -632,7 +642,7 @@ class RouterCore:
         return worker
 
     def _end_charge(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> Worker | None:
-        """Release the charge of a leg. Return its worker, or None if that worker is gone."""
+        """Release the charge of a leg, and return its worker, or None if the worker is gone."""
         sent.charge = None
         self.caches.ended(sent, charge, finish)
         self.ledger.release(charge)
@@ -656,7 +666,10 @@ class RouterCore:
     def _prefill_leg_served(
         self, pending: Pending, now_s: float, cached_tokens: int | None
     ) -> list[Action]:
-        """Count the prefill leg of a pair as done, and release its charge, if it is still open."""
+        """Release the charge of a finished prefill leg, and count its success for its worker.
+
+        Do nothing if the charge was released before.
+        """
         leg = pending.prefill_leg
         if leg is None or leg.charge is None:
             return []
@@ -667,7 +680,10 @@ class RouterCore:
         return [*self.health.answered(worker, leg, finish), *self.caches.news()]
 
     def _prefill_leg_failed(self, pending: Pending, fact: Failure) -> list[Action]:
-        """Count the failure of a prefill leg whose decode leg answers already."""
+        """Release the charge of a failed prefill leg, and count its failure against its worker.
+
+        The decode leg of the request has begun to answer and continues.
+        """
         leg = pending.prefill_leg
         worker = None if leg is None else self.workers.get(leg.worker_id)
         self._release_prefill_leg(pending, fact.now_s, None)
@@ -677,7 +693,10 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def _cancel_other(self, pending: Pending, fact: Failure) -> list[Action]:
-        """Cancel the other leg of a pair after one leg failed, unless the client left."""
+        """Return the action that cancels one leg of a request after the other leg failed.
+
+        The list is empty if the leg is over already, or if the client left.
+        """
         prefill, charge = pending.prefill_leg, pending.charge
         if prefill is None or fact.blame == "client":
             return []
@@ -690,8 +709,10 @@ class RouterCore:
     def _pair_failed(
         self, pending: Pending, decode: Worker | None, prefill: Worker | None, fact: Failure
     ) -> list[Action]:
-        """Exclude both workers of a failed transfer from the next attempt, if other workers can
-        replace them, and count the failure against the worker to blame.
+        """Exclude both workers of a failed KV transfer from the next attempt of the request.
+
+        A worker is excluded only if another worker can replace it. The failure counts against the
+        health of the worker that caused it, if `PairFaults` can tell which worker that is.
         """
         if decode is None or prefill is None:
             return []
@@ -707,9 +728,10 @@ class RouterCore:
     def _release_prefill_leg(
         self, pending: Pending, now_s: float, finish: Finish | None
     ) -> Worker | None:
-        """Release the charge of a pair's prefill; nothing happens where that is over.
+        """Release the charge of a prefill leg that started together with its decode leg.
 
-        `finish`: it ended well.
+        Return the leg's worker, or None if the charge was released before or the worker is gone.
+        `finish` is None unless the prefill succeeded.
         """
         leg = pending.prefill_leg
         if leg is None or leg.charge is None:

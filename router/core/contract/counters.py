@@ -16,7 +16,10 @@ _NEVER = -1 << 62  # the number of no step
 
 
 class Window:
-    """Counts two kinds of event over the last `span_s` seconds. Lifetime: its owner's."""
+    """Counts two kinds of event over the last `span_s` seconds.
+
+    Lifetime: that of the object which owns the window.
+    """
 
     __slots__ = ("_first", "_last", "_second", "_step_s", "_steps")
 
@@ -27,7 +30,10 @@ class Window:
         self._first, self._second = 0, 0  # the sums of all
 
     def add(self, now_s: float, first: int, second: int) -> None:
-        """Add to both counts. Times must not run backwards."""
+        """Add `first` and `second` to the two counts at the time `now_s`.
+
+        Times must not decrease from call to call.
+        """
         step, last = int(now_s // self._step_s), self._last
         if last[0] != step:
             self._forget(step)

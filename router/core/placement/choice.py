@@ -1,4 +1,4 @@
-"""The results of a decision: one worker, two workers, or no worker for now."""
+"""The possible results of a decision: one worker, two workers, or no worker now."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from router.core.workers.table import Worker
 
 @record
 class Choice:
-    """The worker chosen for a request or for one leg of it, and why."""
+    """The worker chosen for a request, or for one of its legs, and the reason for the choice."""
 
     worker: Worker
     decision: Decision
@@ -30,14 +30,14 @@ class Placement(NamedTuple):
 
 @record
 class Held:
-    """The result of a decision that found no worker for a leg now."""
+    """The result of a decision that found no worker for a leg now: the request must wait."""
 
     leg: Role
 
 
 @record
 class Withheld:
-    """An explanation of a decision that found no worker."""
+    """The result of a dry run that found no worker now, with the numbers that the policy saw."""
 
     policy: str  # the policy that was asked
     details: Details  # what it saw

@@ -1,4 +1,4 @@
-"""One decision: the eligible workers, their costs by the policy, and the worker chosen."""
+"""One decision: find the eligible workers, get their costs from the policy, choose a worker."""
 
 from __future__ import annotations
 
@@ -60,8 +60,9 @@ def tier_hits(
 
 
 class WorkerLimits:
-    """Finds the workers that are below the limits of requests, queued tokens and KV that hold for
-    each worker. Lifetime: process.
+    """Finds the workers that are below the limits of requests, queued tokens and KV memory.
+
+    Each limit applies to each worker alone. Lifetime: process.
     """
 
     def __init__(self, settings: CoreSettings, columns: WorkerColumns) -> None:
@@ -72,9 +73,9 @@ class WorkerLimits:
         self._latest: tuple[Rows, bytes, Rows | None] | None = None  # asked for, full, answered
 
     def rows(self, rows: Rows, kv_tokens: int = 0) -> Rows | None:
-        """The workers of `rows` that are below the limits, and have room for so many tokens of KV.
+        """Return the workers of `rows` that are below the limits, or None if there are none.
 
-        None: there is none.
+        If `kv_tokens` is above 0, a worker must also have room for this number of KV tokens.
         """
         if not (self._any or kv_tokens):
             return rows
@@ -111,7 +112,10 @@ class Considered(NamedTuple):
 
 
 class Chooser:
-    """Eligibility, then the policy or what stands in for it (`guard`). Lifetime: process."""
+    """Chooses a worker for a request by the costs of the policy, among the eligible workers.
+
+    If the policy fails, the fallback policy decides (`guard`). Lifetime: process.
+    """
 
     def __init__(
         self,
@@ -125,7 +129,11 @@ class Chooser:
         model_limits: ModelLimits,
         explains_all: bool,
     ) -> None:
-        """`explains_all`: every decision keeps its details, not only those in `explained`."""
+        """Set up the chooser without any decision made.
+
+        `explains_all`: record the details of every decision, not only of the requests in
+        `explained`.
+        """
         self._guard = guard
         self._settings = settings
         self._columns = columns.read_only()
@@ -143,10 +151,10 @@ class Chooser:
     def choose(
         self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
     ) -> Choice | Reject | Held:
-        """Choose the worker for a request, or for one leg of it, or say why it has none.
+        """Choose the worker for a request or for one of its legs, or return why there is none.
 
-        `group`: of the worker that has the other leg; None: it is not chosen yet. Raises
-        FallbackError where even the fallback fails.
+        `group` is the group of the other leg's worker, or None if that worker is not chosen yet.
+        Raises FallbackError if the fallback policy fails, too.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.decide)
         if not isinstance(seen, Considered):
@@ -167,9 +175,10 @@ class Chooser:
     def explain(
         self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
     ) -> Choice | Reject | Withheld:
-        """Make the same decision as a dry run, with its details. No policy is judged by it.
+        """Return the decision for a request with its details, as a dry run.
 
-        Raises FallbackError as well.
+        A fault of the policy in a dry run does not suspend the policy. Raises FallbackError if the
+        fallback policy fails, too.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.consult, explains=True)
         if isinstance(seen, Reject):
@@ -193,10 +202,11 @@ class Chooser:
         ask: Callable[[RequestView, FleetView], Verdict],
         explains: bool = False,
     ) -> Considered | Reject | None:
-        """Find the workers that may take the leg, and `ask` the policy about them.
+        """Find the workers that may take the leg, and call `ask` for the policy's verdict on them.
 
-        An obstacle ends the decision before the policy is asked (None: before any worker was
-        looked at), unless it `explains`.
+        If an obstacle keeps the request from all workers, the policy is not called, unless
+        `explains` is True. The result is None if the obstacle appears before the workers' columns
+        are read.
         """
         rows = self._eligibility.rows(pending, leg, group)
         if isinstance(rows, Reject):
@@ -237,7 +247,7 @@ class Chooser:
         return self._eligibility.has_room(pending, leg)
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that has the model may take this leg of the request."""
+        """Return True if a worker that did not report the model as missing may take this leg."""
         return self._eligibility.may_have_model(pending, leg)
 
     def missing_tokens(self, pending: Pending, leg: Role) -> int:
@@ -258,9 +268,7 @@ class Chooser:
     def _without_slow_starters(
         self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
     ) -> Rows:
-        """Return the workers of `rows` without those that are in their slow start and have their
-        share.
-        """
+        """Return `rows` without the workers in slow start that may not get this request yet."""
         slow_start = self._caches.slow_start
         return (
             slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows
@@ -346,8 +354,9 @@ class Chooser:
     def _below_gpu(
         self, arrival: Arrival, rows: Rows, hits: Ints
     ) -> Callable[[], tuple[Ints, Ints]] | None:
-        """Return a function that looks up the hits on host and disk at its first call, or None if
-        workers have only the GPU tier.
+        """Return a function that looks up hits on host and disk, or None without these tiers.
+
+        The function looks the hits up at its first call and remembers them.
         """
         index = self._caches.index
         if index.tiers == 1:

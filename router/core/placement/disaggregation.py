@@ -1,13 +1,14 @@
-"""Where the two legs of a request go: to a pair of workers, or both to one that is as fast alone.
+"""Chooses where to prefill and decode a request: at a pair of workers, or both at one worker.
 
-A decision takes two calls of the policy, one over the workers that decode and one over those that
-prefill, each with its own hits. The pair is compared with one worker here, in seconds: one worker
-does all of a request where it gives the first token no later, and where the delay that its prefill
-means to the answers beside it is counted as well (conditional disaggregation, as in Dynamo 1.6 and
-TensorRT-LLM, whose thresholds are in tokens).
+A decision calls the policy twice: for the workers that decode and for the workers that prefill,
+each with its own hits. Then it compares the pair with the decode worker alone, in seconds. The
+decode worker alone does all of the request if its first token comes no later. The delay that its
+prefill causes to its running answers is included. This is conditional disaggregation, as in Dynamo
+1.6 and TensorRT-LLM, whose thresholds are in tokens.
 
-The legs follow each other, and the worker that decodes keeps a place for the second one meanwhile.
-Or, where the two workers find each other by themselves, both legs begin and are charged at once.
+The decode leg usually follows the prefill leg, and capacity at the decode worker is reserved
+meanwhile. If the two workers find each other by themselves, both legs start and are charged at
+once.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ _PATIENCE_S = 2.0  # a transfer that failed sooner did not make its request wait
 
 
 def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
-    """True if a request has waited for its KV for as long as its workers wait, minutes mostly.
+    """Return True if a request failed after a long wait for its KV, and must not be split again.
 
-    It does not wait for another pair's as well. `serves_alone`: the worker that decodes could do
-    all of the request; where it could not, another pair may make up for its own errors.
+    Workers wait for KV for minutes, mostly, and the request must not wait as long for another pair.
+    `serves_alone` is True if the decode worker could do all of the request. If it could not, an
+    error of the worker itself (status 5xx) does not count, because another pair may succeed.
     """
     if pending.leg != "decode" or fact.blame != "worker" or fact.rest is not None:
         return False
@@ -47,9 +49,10 @@ def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
 
 
 class PairFaults:
-    """Finds the worker to blame where transfers between two workers fail. Lifetime: process.
+    """Finds the worker at fault when KV transfers between two workers fail.
 
-    It is one that fails with several others, or whose partner has served with another one since.
+    A worker is at fault if transfers with several other workers fail, or if its partner has since
+    succeeded with another worker. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -57,21 +60,23 @@ class PairFaults:
         self._served: dict[int, tuple[float, int]] = {}  # workers: last success, with whom
 
     def served(self, prefill_id: int, decode_id: int, now_s: float) -> None:
-        """Note that KV passed from one worker to the other."""
+        """Record a successful KV transfer between two workers."""
         self._failed_s.pop((prefill_id, decode_id), None)
         self._served[prefill_id] = now_s, decode_id
         self._served[decode_id] = now_s, prefill_id
 
     def failed(self, prefill_id: int, decode_id: int, now_s: float) -> list[int]:
-        """Note a failed transfer between two workers, and return the workers to blame. The list is
-        empty while it could be either of them.
+        """Record a failed KV transfer between two workers, and return the workers at fault.
+
+        The result is a list of worker ids. The list is empty while either of the two workers could
+        be the cause.
         """
         since_s = self._failed_s.setdefault((prefill_id, decode_id), now_s)
         both = prefill_id, decode_id
         return [one for one, other in (both, both[::-1]) if self._to_blame(one, other, since_s)]
 
     def gone(self, worker_id: int) -> None:
-        """Forget a worker that was removed."""
+        """Forget all transfers of a worker that was removed."""
         self._served.pop(worker_id, None)
         for pair in [pair for pair in self._failed_s if worker_id in pair]:
             del self._failed_s[pair]
@@ -103,7 +108,7 @@ _STEADY, _AT_ONCE = 0.8, 0.2
 
 
 class Disaggregation:
-    """Places requests: each at one worker, or its prefill at one and its decode at another one.
+    """Places each request at one worker, or its prefill at one worker and its decode at another.
 
     Lifetime: process.
     """
@@ -118,7 +123,10 @@ class Disaggregation:
         mode: DisaggregationMode,
         tpot_s: float = 0.0,
     ) -> None:
-        """`tpot_s`: the time per token that clients accept; 0: unknown."""
+        """Set up the placement, with an assumed speed of KV transfers.
+
+        `tpot_s` is the time per output token that clients accept, in seconds; 0 means unknown.
+        """
         self._mode = mode
         self._tpot_s = tpot_s
         # By worker id: the seconds of prefill that its answers bear, and since when.
@@ -133,7 +141,10 @@ class Disaggregation:
         self.tokens_per_s = _TOKENS_PER_S  # of KV that one worker gets from another, as learned
 
     def place(self, pending: Pending, now_s: float, reason: str) -> Placement | Reject | Held:
-        """Choose the worker, or the two workers, for a request. Raises as `Chooser.choose` does."""
+        """Choose one worker or two workers for a request, or return why it gets none.
+
+        Raises FallbackError if the policy and the fallback policy fail.
+        """
         placement = self._place(pending, self._chooser.choose, now_s, reason)
         if self._tpot_s and isinstance(placement, Placement) and placement.prefill is None:
             choice = placement.decode
@@ -142,8 +153,9 @@ class Disaggregation:
         return placement
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
-        """Return the choice that would compute the prompt, as a dry run. Raises as
-        `Chooser.explain` does.
+        """Return the choice of the worker that would compute the prompt, as a dry run.
+
+        Raises FallbackError if the policy and the fallback policy fail.
         """
         placement = self._place(pending, self._chooser.explain, now_s, reason)
         return (
@@ -151,8 +163,11 @@ class Disaggregation:
         )
 
     def place_decode(self, pending: Pending, now_s: float) -> Choice | Reject | Held:
-        """The worker that decodes a request whose prefill is over: the one that keeps its place,
-        or another one of its group.
+        """Choose the decode worker of a request whose prefill is over.
+
+        This is the worker whose capacity was reserved, if it still takes requests. Otherwise it is
+        another worker of the same group. Raises FallbackError if the policy and the fallback policy
+        fail.
         """
         chosen = pending.decode
         assert chosen is not None, "it has a decode place"
@@ -164,9 +179,7 @@ class Disaggregation:
         return self._chooser.choose(pending, "decode", chosen.worker.facts.group, now_s, "retry")
 
     def keep_decode_place(self, pending: Pending, decode: Choice) -> None:
-        """Reserve capacity at the worker that will decode a request while another worker prefills
-        it.
-        """
+        """Reserve capacity at a request's decode worker until another worker has prefilled it."""
         arrival = pending.arrival
         self._ledger.keep_decode_place(
             arrival.request_id, decode.worker.slot, arrival.prompt_tokens
@@ -208,7 +221,7 @@ class Disaggregation:
         return Placement(decode, prefill)
 
     def arrived(self, charge: Charge, now_s: float) -> None:
-        """Learn from a first token how long the KV took to come from the prefill worker."""
+        """Update the estimated speed of KV transfers when a decode worker gives a first token."""
         if charge.room_tokens:  # the time holds the prefill as well
             return
         tokens, elapsed_s = charge.moved_tokens, now_s - charge.dispatched_s - _LEGS_S
@@ -217,7 +230,7 @@ class Disaggregation:
             self.tokens_per_s *= ratio**_WEIGHT
 
     def gone(self, worker: Worker) -> None:
-        """Release the capacity reserved at a worker that is removed, whose slot is reused soon."""
+        """Release all capacity reserved at a removed worker, whose slot another worker may get."""
         for request_id in self._ledger.decode_places_at(worker.slot):
             self._ledger.free_decode_place(request_id)
         self.faults.gone(worker.worker_id)
@@ -235,8 +248,10 @@ class Disaggregation:
     def _alone_is_better(
         self, pending: Pending, prefill: Choice, decode: Choice, now_s: float
     ) -> bool:
-        """Return True if the decode worker gives the first token as soon when it prefills by
-        itself, at a delay to its running answers that is acceptable.
+        """Return True if the decode worker should prefill the request, too.
+
+        This is so if its first token comes no later than that of the pair. The delay to its running
+        answers counts as time, or must stay within the accepted time per token if that is known.
         """
         if prefill.worker is decode.worker:
             return True
@@ -263,8 +278,10 @@ class Disaggregation:
         return alone_s <= split_s
 
     def _bears_s(self, worker: Worker, now_s: float) -> float:
-        """Seconds of prefill that the answers of a worker can bear within the accepted time per
-        token. What their steps leave of it adds up while they last; earlier prefills have used it.
+        """Return the seconds of prefill that a worker's running answers can tolerate now.
+
+        Each decode step leaves a part of the accepted time per token unused. The unused time adds
+        up to a limit, and earlier prefills have used some of it.
         """
         left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)  # of each token
         most_s = _AT_ONCE * max(self._admission.output_tokens, 1.0) * left_s
@@ -283,5 +300,5 @@ class Disaggregation:
 
 
 def _alone(choice: Choice | T) -> Placement | T:
-    """Return the placement of a whole request at one worker."""
+    """Return a `Choice` as the placement of a whole request, and any other result unchanged."""
     return Placement(choice) if isinstance(choice, Choice) else choice

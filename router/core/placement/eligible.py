@@ -56,8 +56,9 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The workers that could take a request, most of which are silent. No other one could take it,
-    so the request waits until one of them answers.
+    """The workers that could take a request, most of which are silent: they answer no probes.
+
+    No other worker could take the request, so it waits until one of these workers answers.
     """
 
     rows: Rows
@@ -91,7 +92,7 @@ class _Open:
         )
 
     def to(self, pending: Pending) -> bool:
-        """Return True if the request may be sent to each of these workers now."""
+        """Return True if the request may be sent to every worker in `rows` now."""
         arrival = pending.arrival
         return (
             self.all_in
@@ -105,9 +106,9 @@ class _Open:
 
 
 def does(worker: Worker, leg: Role, group: str | None) -> bool:
-    """True if a worker's role lets it take a leg of a request, or all of it ("both").
+    """Return True if a worker's role allows a leg of a request, or all of the request ("both").
 
-    `group`: of the worker that has the other leg; None: any group will do.
+    `group` is the group of the worker with the other leg; None allows any group.
     """
     facts = worker.facts
     if leg == "both":
@@ -118,9 +119,11 @@ def does(worker: Worker, leg: Role, group: str | None) -> bool:
 
 
 def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> list[Worker]:
-    """The able workers without those that need another one to prefill, where none of their group
-    is `ready` to do so: in a rollout a version may have only one half. All of them where none
-    would be left.
+    """Return the `able` workers that can prefill alone or have a prefill worker in their group.
+
+    Only workers in `ready` count as prefill workers. A group may lack them during a rollout, when a
+    version has only decode workers. If no worker would be left, return all `able` workers. Only the
+    leg "decode" is filtered.
     """
     if leg != "decode" or all(w.facts.serves_alone for w in able):
         return able
@@ -129,18 +132,19 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Return the workers that did not report that they are busy, or all if each one did."""
+    """Return the workers that did not report to be busy, or all if every one did."""
     return [w for w in able if not w.busy] or able
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """Return the workers that did not report the model as missing, or all if each one did."""
+    """Return the workers that did not report the model as missing, or all if every one did."""
     return [w for w in able if model not in w.facts.denied] or able
 
 
 class Eligibility:
-    """Finds the workers that may take a request; keeps the answer for each pool until a worker
-    changes. Lifetime: process.
+    """Finds the workers that may take a request.
+
+    It remembers the result for each pool until a worker changes. Lifetime: process.
     """
 
     def __init__(self, workers: WorkerTable, panic_share: float = 0.5) -> None:
@@ -154,9 +158,10 @@ class Eligibility:
     def rows(
         self, pending: Pending, leg: Role = "both", group: str | None = None
     ) -> Rows | Reject | Unheard:
-        """The workers that may take a leg of a request, at least one; or why none may, or none yet.
+        """Return the workers that may take a leg of a request, or the reason why there are none.
 
-        `group`: of the worker that has the other leg; None: it is not chosen yet.
+        `Unheard` means that the workers are silent and the request should wait. `group` is the
+        group of the other leg's worker, or None if that worker is not chosen yet.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -174,7 +179,7 @@ class Eligibility:
     def ask_each(
         self, pending: Pending, leg: Role = "both", group: str | None = None
     ) -> Rows | Reject | Unheard:
-        """Return the same as `rows` by examining every worker; `rows` is a faster form of it."""
+        """Return the same as `rows` by examining every worker, without remembered results."""
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
         if not pool:
@@ -214,8 +219,9 @@ class Eligibility:
         pool: list[Worker],
         ready: list[Worker],
     ) -> Rows | Reject:
-        """Return the `ready` workers of a pool that may take the leg, or the reason why there is
-        none.
+        """Return the `ready` workers that may take the leg, or a `Reject` if there are none.
+
+        `pool` has all workers of the model, for the text of the `Reject`.
         """
         arrival = pending.arrival
         able = [w for w in ready if does(w, leg, group)]
@@ -253,7 +259,7 @@ class Eligibility:
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that has the model may take this leg of the request."""
+        """Return True if a worker that did not report the model as missing may take this leg."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 

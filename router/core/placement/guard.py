@@ -85,7 +85,7 @@ class Use(Protocol):
 
 
 class Verdict(NamedTuple):
-    """A policy's answer: the cost of each worker, and the row of the cheapest worker."""
+    """The result of a policy call: the cost of each worker, and the row of the chosen worker."""
 
     policy: LoadedPolicy  # the policy that decided: the one in use, or the fallback
     costs: Floats
@@ -176,7 +176,10 @@ class PolicyGuard:
     # --- the policy's code --------------------------------------------------------------------
 
     def decide(self, request: RequestView, fleet: FleetView) -> Verdict:
-        """Decide by the policy, or by the fallback. Raises FallbackError where that one failed."""
+        """Return the policy's verdict, or the fallback's if the policy fails or is suspended.
+
+        Raises FallbackError if the fallback fails, too.
+        """
         if self.suspension.active and not self._woken(request.now_s):
             return self._by_fallback(request, fleet)
         self.suspension.decided()
@@ -184,7 +187,11 @@ class PolicyGuard:
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def consult(self, request: RequestView, fleet: FleetView) -> Verdict:
-        """As `decide`, for a dry run: a fault is counted, and does not suspend the policy."""
+        """Return the same verdict as `decide` as a dry run.
+
+        A fault of the policy is counted, but does not suspend the policy. Raises FallbackError if
+        the fallback fails, too.
+        """
         verdict = None if self.suspension.active else self._ask(request, fleet, counts=False)
         return self._by_fallback(request, fleet) if verdict is None else verdict
 

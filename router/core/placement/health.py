@@ -222,8 +222,9 @@ class OutlierDetection:
         return both >= least and failures >= self._settings.ejection_rate * both
 
     def _eject(self, worker: Worker, event: str, cause: str, now_s: float) -> list[Action]:
-        """Eject the worker for a while, unless too few healthy workers would remain. `event`: a key
-        event of HEALTH_STATES.
+        """Eject the worker for a while, unless too few healthy workers would remain.
+
+        `event` is the event in `HEALTH_STATES` that leads to the ejection.
         """
         health = worker.health
         if health.state == "healthy":
@@ -254,8 +255,9 @@ class OutlierDetection:
         return away + 1 <= most and away + 1 < len(pool)
 
     def _reinstate(self, worker: Worker, event: str, now_s: float) -> list[Action]:
-        """Reinstate the worker, so that it gets requests again. `event`: a key event of
-        HEALTH_STATES.
+        """Mark the worker as healthy again, so that it gets requests.
+
+        `event` is the event in `HEALTH_STATES` that leads to the reinstatement.
         """
         health = worker.health
         health.move(event)

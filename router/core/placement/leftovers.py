@@ -15,7 +15,8 @@ _LONGEST_S = 600.0  # whatever the model says
 
 
 class Leftovers:
-    """Keeps the charges of requests whose clients left, until their workers should be done.
+    """Keeps requests charged to their workers after their clients left, until they should be done.
+
     Lifetime: process.
     """
 
@@ -27,9 +28,9 @@ class Leftovers:
         return len(self._kept)
 
     def keep(self, pending: Pending, charge: Charge, output_tokens: float, now_s: float) -> None:
-        """Keep a request whose client has left.
+        """Keep the charge of a request whose client has left.
 
-        `output_tokens`: of its whole answer where its client did not bound it.
+        `output_tokens` is the expected length of its answer, used if the client set no maximum.
         """
         most = pending.arrival.max_output_tokens
         left_s = self._ledger.left_s(charge, output_tokens if most is None else most, now_s)
@@ -37,8 +38,9 @@ class Leftovers:
         self._kept[charge] = now_s + min(left_s, _LONGEST_S), pending
 
     def lost(self, worker_id: int) -> list[Pending]:
-        """Remove and return the abandoned requests of a worker that has left or crashed. The caller
-        releases their charges.
+        """Remove and return the abandoned requests of a worker that has left or crashed.
+
+        The caller releases their charges.
         """
         if not self._kept:
             return []
@@ -51,8 +53,10 @@ class Leftovers:
         return [self._kept.pop(charge)[1] for charge in due]
 
     def reported_over(self, fact: LoadReport) -> list[Pending]:
-        """Remove and return abandoned requests of a worker, oldest first: as many as its report has
-        fewer requests than are charged there.
+        """Remove and return the abandoned requests that are over by a worker's load report.
+
+        Their number is the number of charges at the worker less the number of requests in the
+        report. The oldest abandoned requests are returned first.
         """
         if not self._kept:
             return []

@@ -1,8 +1,8 @@
-"""The fleet as one decision shows it to the policy.
+"""The fleet that a policy reads during one decision, backed by the decision core's own columns.
 
-A column is made when it is read. Most policies read a few of the two dozen columns, most of them
-once, and most columns are what the ledger keeps anyway: those are shown where they lie, read-only.
-So a column is made anew at each reading; only what takes a look-up or a sum is remembered.
+A column is made anew at each reading, because most policies read few of the two dozen columns, and
+most of those once. Most columns are read-only views of the core's arrays. Only the result of a
+look-up or a sum is remembered.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from router.core.workers.columns import WorkerColumns
 
 
 class LiveFleet(FleetView):
-    """The decision core's own columns, as they are now. Lifetime: one decision.
+    """The fleet of one decision, read from the decision core's own columns.
 
-    `columns`, `rows` and `sessions` are for native code that computes a policy's costs from them;
-    policies read the properties.
+    Policies read the properties. Native code computes a policy's costs from `columns`, `rows` and
+    `sessions`. Lifetime: one decision.
     """
 
     def __init__(
@@ -40,9 +40,11 @@ class LiveFleet(FleetView):
         below_gpu: Callable[[], tuple[Ints, Ints]] | None = None,
         sessions: SessionView | None = None,
     ) -> None:
-        """`others_s`: time of the last report of other clients' load, which counts for `stale_s`.
-        `below_gpu` gives the hit tokens of host and disk; None: no worker has such tiers.
-        `sessions`: None while sessions are not tracked.
+        """Refer to the columns of the workers in `rows`.
+
+        `others_s` is the time of the latest report of other clients' load, which counts for
+        `stale_s` seconds. `below_gpu` returns the hit tokens in host memory and on disk; None means
+        that no worker has these tiers. `sessions` is None while sessions are not tracked.
         """
         hit_tokens.setflags(write=False)  # the ledger charges by them, whatever a policy does
         self.columns = columns
@@ -65,7 +67,7 @@ class LiveFleet(FleetView):
 
     @property
     def foreign_load_max_age_s(self) -> float:
-        """Load of other clients counts where its report is at most this old; -inf: nowhere."""
+        """Age in seconds up to which other clients' reported load counts; -inf if none counts."""
         return -math.inf if self._fresh is None else self._stale_s
 
     @property
@@ -176,9 +178,9 @@ class LiveFleet(FleetView):
 
     @property
     def _fresh(self) -> Bools | None:
-        """bool[rows]: True where other clients' load was reported lately enough to count.
+        """True for each worker whose report of other clients' load is recent enough, bool[rows].
 
-        None: it counts nowhere.
+        None means that no worker's report is.
         """
         if self._now_s - self._others_s > self._stale_s:
             return None

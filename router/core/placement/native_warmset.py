@@ -1,6 +1,7 @@
-"""The default policy, `policies.warmset`, computed by native code from the core's own columns.
+"""Computes the costs of the default policy, `policies.warmset`, in native code.
 
-The formula in C++ is `kernels/src/decision/warmset.cpp`.
+The native code reads the decision core's own columns. `kernels/src/decision/warmset.cpp` has the
+formula in C++.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _STANDINGS = {"new": 0, "cold": 1, "warm": 2}
 
 
 class NativeWarmset:
-    """Computes the costs of a `Warmset` policy, to the last bit, from the core's own columns.
+    """Computes the costs of a `Warmset` policy in native code, equal to Python's to the last bit.
 
     Lifetime: as long as the router uses this policy.
     """
@@ -31,9 +32,10 @@ class NativeWarmset:
         self._of: Sessions | None = None  # `_costs` reads the arrays of these
 
     def costs(self, request: RequestView, fleet: FleetView) -> Floats | None:
-        """float64[rows], seconds; None: the policy itself must be asked.
+        """Return the costs in seconds, float64[rows], or None if Python must compute them.
 
-        That is so while sessions are not tracked, and where workers have lower tiers.
+        Python must compute them while sessions are not tracked, if workers have tiers below the
+        GPU, and if `fleet` is not a `LiveFleet`.
         """
         if type(fleet) is not LiveFleet:
             return None
@@ -72,9 +74,9 @@ class NativeWarmset:
 
 
 def native_costs(policy: LoadedPolicy) -> NativeWarmset | None:
-    """The native costs of `policy`; None: there are none for it.
+    """Return the native code for `policy`, or None if there is none.
 
-    Native code computes `warmset` without wrappers.
+    Only `warmset` without wrappers has native code.
     """
     inside = policy.policy
     return NativeWarmset(inside) if type(inside) is Warmset and not policy.wrappers else None

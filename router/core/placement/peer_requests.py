@@ -22,10 +22,10 @@ from router.core.workers.table import WorkerTable
 
 
 class PeerRequests:
-    """Charges and ends the requests of peers. Lifetime: process.
+    """Charges requests of peer routers to the workers that this router shares with them.
 
-    Their numbers are below zero, so none is one of ours. A policy with a memory learns the same of
-    them, through `guard`, as of our own requests.
+    Peers' requests have negative numbers, so that they differ from this router's own. A policy with
+    a memory observes them, through `guard`, like own requests. Lifetime: process.
     """
 
     def __init__(
@@ -121,13 +121,13 @@ class PeerRequests:
             self._admission.prefill_over(pending, True, fact.now_s)
 
     def progress(self, fact: facts.PeerProgress) -> None:
-        """Note that the answer to a peer's request has grown."""
+        """Add new tokens of the answer to a peer's request to its worker's load."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and pending.charge is not None:
             self._ledger.progress(pending.charge, fact.output_tokens, fact.now_s)
 
     def ended(self, fact: facts.PeerEnded) -> None:
-        """Release the charge of a peer's request, if it is still open."""
+        """Release the charge of a peer's request, if the charge is still open."""
         pending = self._pending.pop(fact.request_id, None)
         if pending is None or pending.charge is None:
             return
@@ -144,7 +144,10 @@ class PeerRequests:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
-        """End a peer's request whose worker is gone. Return False if it is no peer's request."""
+        """End a peer's request whose worker is gone.
+
+        Return False if no peer has a request of this number.
+        """
         known = request_id in self._pending
         self.ended(facts.PeerEnded(now_s, request_id))
         return known

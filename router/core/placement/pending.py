@@ -1,4 +1,4 @@
-"""A request that the core has accepted, and its prefill leg where both legs began at once."""
+"""A request that the core has accepted, and a prefill leg that starts with its decode leg."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.core.workers.mirror import EventHits, Expectation, Prediction
 
 @dataclass(slots=True, eq=False)
 class PrefillLeg:
-    """The prefill of a request at one worker, begun together with its decode at another one.
+    """The prefill of a request at one worker, started together with its decode at another worker.
 
     Lifetime: until the request leaves both workers.
     """
@@ -62,12 +62,12 @@ class Pending:
 
     @property
     def fair_work(self) -> float:
-        """Return the request's predicted work divided by its tenant's weight."""
+        """Return the request's predicted work in tokens, divided by its tenant's weight."""
         return self.work_tokens / self.arrival.weight
 
     @property
     def prompt_charge(self) -> Charge | None:
-        """Return the charge at the worker that computes the prompt, or None if no worker has it."""
+        """Return the charge at the worker that computes the prompt, or None if no worker does."""
         prefill = self.prefill_leg
         if prefill is not None and prefill.charge is not None:
             return prefill.charge

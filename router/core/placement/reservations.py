@@ -70,9 +70,10 @@ class Reservations:
     # Called by the chooser.
 
     def rows(self, pending: Pending, standing: Standing, rows: Rows) -> Rows | None:
-        """`rows` without a worker that is reserved for a request which this one is not ahead of.
+        """Return `rows` without the worker that is reserved for another request, or None.
 
-        `standing`: of this one's session. None: no other worker is left.
+        None means that no worker is left. The reserved worker stays if this request is ahead of the
+        other request in the hold queue. `standing` is the state of this request's session cache.
         """
         wait = self.models.get(pending.arrival.model)
         if wait is None or wait.pending is pending or _ahead(pending, standing, wait):
@@ -125,8 +126,11 @@ class Reservations:
             wait.worker_id = None
 
     def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
-        """Return the largest worker that the request has not refused before; among equal ones the
-        one with most of its prompt cached, then the least busy one.
+        """Return the id of the best worker to reserve for a waiting request, or None.
+
+        The best worker has the most KV memory. Among equal workers it has most of the prompt
+        cached, and then the fewest requests. A worker that was idle and still did not get the
+        request is left out.
         """
         columns, slots = self._columns, rows.slot_ids
         large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)
@@ -136,8 +140,9 @@ class Reservations:
 
 
 def _ahead(pending: Pending, standing: Standing, wait: _Wait) -> bool:
-    """Return True if the hold queue serves this request before the other, however long the other
-    has waited.
+    """Return True if `pending` is ahead of the request of `wait` in the hold queue.
+
+    The priority and the session's cache decide, however long each of them has waited.
     """
     priority, other = pending.arrival.priority, wait.pending
     if priority != other.arrival.priority:

@@ -188,9 +188,10 @@ class SessionTracking:
             pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
     def view(self, pending: Pending, rows: Rows, hits: Ints, held: Ints) -> SessionView | None:
-        """The sessions as a decision sees them; None while they are not tracked.
+        """Return the session data that a decision reads, or None while sessions are not tracked.
 
-        `hits`: tokens of the prompt on each GPU, `held`: in any tier.
+        `hits` are the prompt tokens cached on each worker's GPU, and `held` those cached in any
+        tier.
         """
         if self.sessions is None or pending.tracked is None:
             return None

@@ -80,8 +80,9 @@ class OthersShare:
 
 
 class WorkerCaches:
-    """Tracks the cache of each worker, from its KV events and this router's dispatches, and the
-    table of workers. Lifetime: process.
+    """Tracks the cache of each worker, from its KV events and from this router's dispatches.
+
+    It also maintains the table of workers. Lifetime: process.
     """
 
     def __init__(
@@ -385,10 +386,10 @@ class WorkerCaches:
         return self.mirrors.expect(worker.slot, chain, told_blocks)
 
     def expected_by_events(self, worker: Worker, arrival: Arrival, alone: bool) -> EventHits | None:
-        """The blocks that a worker should find of a prompt that is being sent to it.
+        """Return the prompt blocks that a worker should find cached, according to its KV events.
 
-        None where its events say too little to check them by the answer. `alone`: no request that
-        this router knows of waits there.
+        Return None if the events say too little to compare them with the answer. `alone` is True if
+        no request that this router knows of waits at the worker.
         """
         facts, kv, slot = worker.facts, worker.kv, worker.slot
         if not worker.tells or arrival.approximate or not kv.current:
@@ -406,7 +407,10 @@ class WorkerCaches:
         return EventHits(worker.worker_id, chain, expected, life, removed, alone)
 
     def answered(self, sent: AtWorker, finish: Finish) -> None:
-        """Compare the blocks that an answer found with those that KV events had reported."""
+        """Compare the cached blocks that an answer reports with those that KV events reported.
+
+        If the events keep promising too many blocks, the worker's hits count less from then on.
+        """
         hits, sent.expected_by_events = sent.expected_by_events, None
         worker = None if hits is None else self._workers.get(hits.worker_id)
         if hits is None or worker is None:
@@ -433,8 +437,9 @@ class WorkerCaches:
         self._news.append(news)
 
     def ended(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> None:
-        """Update the worker's cache at the end of a dispatch. `finish`: the end of its request, if
-        the worker did its part.
+        """Update the expected content of a worker's cache at the end of a dispatch.
+
+        `finish` is the end of the request if the worker did its part, and None otherwise.
         """
         prediction, sent.prediction = sent.prediction, None
         worker = self._workers.get(charge.worker_id)

@@ -1,8 +1,8 @@
-"""The load that this router itself put on each worker: one charge for each dispatched leg.
+"""The ledger, which counts the work of this router's requests in flight at each worker.
 
-Choosing a worker and charging it are one step of the core, so two requests can never both see
-the same idle worker. A charge is released once: by the core with the end of its request, or by
-`PeerRequests.ended` where another router has the request.
+Each dispatched leg of a request is one charge. Choosing a worker and charging it are one step of
+the core, so two requests can never both see the same idle worker. A charge is released once: by the
+core at the end of its request, or by `PeerRequests.ended` for a request of another router.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ NO_LOADS = Loads(0, 0)
 
 @dataclass(slots=True)
 class PrefillPeriod:
-    """Prefills of one worker with no pause between them. Lifetime: until none waits there."""
+    """A period in which one worker computes prefills without a pause, and its totals.
+
+    Lifetime: until no request waits for its first token there.
+    """
 
     began_s: float
     dispatched: int = 0
@@ -49,7 +52,10 @@ class PrefillPeriod:
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """The load of one request, or one leg of it, on its worker. Lifetime: one dispatch."""
+    """The load of one request, or of one leg of it, on its worker.
+
+    Lifetime: one dispatch.
+    """
 
     request_id: int
     worker_id: int
@@ -73,6 +79,7 @@ class Charge:
 @dataclass(slots=True)
 class DecodePlace:
     """Capacity reserved for a request at its decode worker while another worker prefills it.
+
     Lifetime: until the prefill ends.
     """
 
@@ -102,7 +109,7 @@ class Ledger:
         return len(self._charges)
 
     def get(self, request_id: int, leg: Role = "both") -> Charge | None:
-        """Return the open charge of a request, or of one leg of it, or None."""
+        """Return the open charge of a request or of one of its legs, or None if there is none."""
         return self._charges.get((request_id, leg))
 
     def on_worker(self, worker_id: int) -> list[Charge]:
@@ -110,7 +117,10 @@ class Ledger:
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
     def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
-        """Reserve capacity for a request at the worker in `slot`. It must have none yet."""
+        """Reserve capacity to decode a request at the worker in `slot`.
+
+        The request must not have any capacity reserved yet.
+        """
         assert request_id not in self._decode_places, (
             f"request {request_id} has a decode place already"
         )
@@ -120,7 +130,7 @@ class Ledger:
         self._cells.decode_place_tokens[slot] += prompt_tokens
 
     def free_decode_place(self, request_id: int) -> None:
-        """Release the capacity reserved for a request's decode, if there is any."""
+        """Release the capacity reserved to decode a request, if any was reserved."""
         place = self._decode_places.pop(request_id, None)
         if place is not None:
             self._cells.requests[place.slot] -= 1
@@ -130,7 +140,7 @@ class Ledger:
             self._cells.decode_place_tokens[place.slot] -= place.prompt_tokens
 
     def decode_places_at(self, slot: int) -> list[int]:
-        """Return the requests with reserved decode capacity at the worker in `slot`."""
+        """Return the ids of the requests with reserved decode capacity at the worker in `slot`."""
         return [number for number, one in self._decode_places.items() if one.slot == slot]
 
     def reserve(
@@ -146,12 +156,15 @@ class Ledger:
         room_tokens: int = 0,
         shows_speed: bool = True,
     ) -> Charge:
-        """Charge a request, or a leg of it, to the worker in `slot`. It must have no open charge.
+        """Charge a request, or one leg of it, to the worker in `slot`, and return the charge.
 
-        `stream`: its first token, or its end, shows when its prefill is over. `moved_tokens` and
-        `loads`: of its prompt, whose KV comes from another worker, and from below the GPU.
-        `room_tokens`: for which its worker keeps room from now on. `shows_speed`: the time of its
-        prefill shows how fast its worker is.
+        The request must have no open charge for this leg.
+
+        stream: True if the router will see the prefill end: by a first token or by the leg's end.
+        moved_tokens: number of prompt tokens whose KV comes from another worker.
+        loads: numbers of prompt tokens whose KV the worker loads from host memory and from disk.
+        room_tokens: number of KV tokens reserved at the worker until its first token.
+        shows_speed: True if the time to the first token measures the worker's prefill speed.
         """
         assert key not in self._charges, f"request {key[0]} is charged twice"
         cells = self._cells
@@ -190,7 +203,10 @@ class Ledger:
         return charge
 
     def _period(self, slot: int, now_s: float) -> PrefillPeriod:
-        """Return the current period of prefills at a worker that gets one more."""
+        """Return the prefill period of a worker, and count one more prefill in it.
+
+        A new period begins if no request waits at the worker.
+        """
         period = self._periods[slot]
         if period is None or not self._cells.waiting[slot]:
             period = self._periods[slot] = PrefillPeriod(now_s)
@@ -198,9 +214,9 @@ class Ledger:
         return period
 
     def first_token(self, charge: Charge, now_s: float) -> bool:
-        """The prefill of a request is over, and so is all that was queued before it.
+        """Mark the prefill of a charge as finished, and all prefill queued before it.
 
-        False where that was known already.
+        Return False if the prefill was marked as finished before.
         """
         if not charge.waiting:
             return False
@@ -230,10 +246,10 @@ class Ledger:
         return elapsed_s / tokens if elapsed_s > 0 else None
 
     def output_tokens(self, charge: Charge | None, arrival: Arrival, finish: Finish) -> int:
-        """Tokens of an answer that is over, whose charge is still open; None: it has none.
+        """Return the number of tokens in a finished answer, as reported or estimated.
 
-        Where the worker did not report them, they are those that it had time for since the model
-        says that the prefill was over, at its present step time.
+        If the worker did not report the number, it is the seconds of decode divided by the worker's
+        present step time. If `charge` is None or its prefill is not over, it is 0.
         """
         if finish.output_tokens is not None:
             return finish.output_tokens
@@ -245,8 +261,9 @@ class Ledger:
         return tokens if most is None else min(tokens, most)
 
     def left_s(self, charge: Charge, output_tokens: float, now_s: float) -> float:
-        """Return the seconds until an answer of `output_tokens` tokens should be complete, by the
-        step-time model.
+        """Return the estimated seconds until an answer of `output_tokens` tokens is complete.
+
+        The estimate uses the worker's prefill queue, its prefill speed and its decode step time.
         """
         self.advance(now_s)
         cells, slot = self._cells, charge.slot
@@ -260,8 +277,9 @@ class Ledger:
         return queued_s + max(decode_s, 0.0)
 
     def unwatched(self, charge: Charge) -> None:
-        """Estimate the end of this prefill by the step-time model: the router will not see its
-        first token.
+        """Estimate when a charge's prefill ends, because the router will not see its first token.
+
+        The estimate uses the worker's prefill queue and prefill speed.
         """
         coming = self._coming.get(charge.slot, deque())
         if not charge.waiting or all(one is not charge for one in coming):
@@ -273,7 +291,7 @@ class Ledger:
         self._cells.drain_limit_work[charge.slot] = left[0].end_work if left else inf
 
     def release(self, charge: Charge) -> None:
-        """Release an open charge of a worker."""
+        """Release an open charge, and take its load off its worker."""
         del self._charges[charge.request_id, charge.leg]
         cells, slot = self._cells, charge.slot
         cells.requests[slot] -= 1
@@ -288,8 +306,9 @@ class Ledger:
             self._idle(slot)
 
     def _idle(self, slot: int) -> None:
-        """Empty the estimated prefill queue of a worker that has no requests left. Reserved decode
-        capacity counts as a request.
+        """Empty the estimated prefill queue of a worker that has no requests left.
+
+        Reserved decode capacity counts as a request.
         """
         cells = self._cells
         cells.drained_work[slot] = cells.charged_work[slot]

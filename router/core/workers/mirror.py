@@ -1,8 +1,9 @@
-"""Caches beyond what KV events tell: blocks expected from our dispatches, guessed caches of workers
-without events, and what answers say of either (`cached_tokens`).
+"""Estimates of the blocks in workers' caches that KV events do not report, or report wrongly.
 
-An answer corrects the mirror of a worker without events (`Mirrors.answered`), and shows of one with
-events whether the blocks of these events were there (`HitConfidence.answered`).
+`ExpectedBlocks` are the blocks that this router's dispatches will soon store. `Mirrors` are
+estimated caches of workers without KV events. `HitConfidence` is the share of the blocks reported
+by KV events that are really there. Answers that report `cached_tokens` correct the mirrors
+(`Mirrors.answered`) and the confidence (`HitConfidence.answered`).
 """
 
 from __future__ import annotations
@@ -313,7 +314,7 @@ def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -
 
 @dataclass(slots=True)
 class EventHits:
-    """The blocks of a prompt that its worker should find, by that worker's KV events.
+    """The blocks of a prompt that its worker should find in its cache, according to its KV events.
 
     Lifetime: one dispatch.
     """
@@ -326,10 +327,10 @@ class EventHits:
     alone: bool  # no other request waited at the worker, so it looked the prompt up at once
 
     def kept_blocks(self, removed_blocks: int) -> int:
-        """The blocks that were certainly left when the worker looked the prompt up.
+        """Return how many of these blocks were surely still cached when the worker looked them up.
 
-        Requests that were computed first may have taken the place of the others.
-        `removed_blocks`: all that its events have ever removed until now.
+        Requests that were computed first may have evicted the others. `removed_blocks` is the
+        number of blocks that the worker's KV events have ever removed until now.
         """
         gone = 0 if self.alone else removed_blocks - self.removed_blocks
         return max(self.blocks - gone, 0)
@@ -343,7 +344,7 @@ _DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
 
 @dataclass(slots=True)
 class _Confirmed:
-    """The mean share of the blocks known by events that answers found.
+    """The mean share of the blocks reported by a worker's KV events that its answers found.
 
     Lifetime: until the worker's cache begins anew.
     """
@@ -364,12 +365,13 @@ class _Confirmed:
 
 
 class HitConfidence:
-    """The share of each worker's hits by KV events that counts. Lifetime: process.
+    """The share, 0..1, of each worker's hits by KV events that the router counts.
 
-    It is 1, unless the worker's answers keep finding less than half of these hits. Then it is the
-    share that they find, until they find three quarters. In the mean over answers each one weighs
-    less with every later one, and no worker is judged by fewer than `ANSWERS`. A worker whose
-    answers report no cached tokens keeps 1.
+    The share is 1 unless the worker's answers keep finding less than half of the reported blocks.
+    Then it is the mean share that they find, until the mean reaches three quarters. Recent answers
+    weigh most in the mean. A worker is judged after `ANSWERS` answers, or after `_ANSWERS_AGAIN` if
+    it was discounted before its cache began anew. A worker whose answers report no cached tokens
+    keeps 1. Lifetime: process.
     """
 
     def __init__(self, confidence: Floats) -> None:
@@ -384,9 +386,9 @@ class HitConfidence:
         return self._lives[slot]
 
     def answered(self, slot: int, expected: int, found: Found) -> bool:
-        """Count an answer that `found` so much of `expected` blocks.
+        """Count an answer that found `found` blocks where KV events promised `expected` blocks.
 
-        True if the worker is discounted from now on, or no longer.
+        Return True if the worker's hits are discounted from now on, or no longer.
         """
         known = self._confirmed.setdefault(slot, _Confirmed())
         share = 1.0 if found.blocks + found.slack >= expected else found.blocks / expected

@@ -18,9 +18,9 @@ _CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
 
 @dataclass(slots=True)
 class WorkerHealth:
-    """A worker's health, as its answers and failures show it. Lifetime: worker.
+    """The health of a worker, as its answers and failures show it.
 
-    Only `health.OutlierDetection` changes it.
+    Only `health.OutlierDetection` changes it. Lifetime: worker.
     """
 
     recent: Window  # (answers, failures); an answer counts when it begins
@@ -61,7 +61,10 @@ class WorkerHealth:
         self.causes[cause if known else "other"] += 1
 
     def move(self, event: str) -> None:
-        """Go to the next state; raises KeyError for an event that this state does not have."""
+        """Change the health state by an event.
+
+        Raises KeyError if the present state does not have this event.
+        """
         self.state = HEALTH_STATES[self.state, event]
 
     def forgive(self) -> None:
@@ -99,9 +102,10 @@ class Silent:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that the core knows. Lifetime: worker.
+    """A worker that the core knows, with its state, its health and its cache.
 
-    `state` is what the shell reported last; `health` is what the core observed.
+    `state` is what the program around the core reported last. `health` is what the core observed.
+    Lifetime: worker.
     """
 
     worker_id: int
@@ -116,7 +120,10 @@ class Worker:
     told: WorkerFacts | None = None  # what it says itself, where its events say another block size
 
     def move(self, event: str) -> None:
-        """Go to the state that the shell reports; raises KeyError if this one cannot lead there."""
+        """Change the state as the program around the core reports.
+
+        Raises KeyError if the present state does not allow the reported state.
+        """
         self.state = WORKER_STATES[self.state, event]
 
     @property
