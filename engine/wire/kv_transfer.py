@@ -101,7 +101,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The answer to a `Hello` of a worker that holds the KV, and now waits for a `ReadTokens`."""
+    """The answer to a `Hello`, sent by a worker that holds the KV and waits for a `ReadTokens`."""
 
     block_tokens: int
     lease_s: float

@@ -361,7 +361,7 @@ class Member:
     def answers(self) -> bool:
         """Return True if the router has identified the worker, and the worker has not failed since.
 
-        A worker whose latest probes got no answer still counts.
+        A worker whose latest probes got no answer still counts as answering.
         """
         return self.state in ("serving", "silent")
 

@@ -1,4 +1,4 @@
-"""Charges one request to its API key and tenant, and writes the request's log records."""
+"""Charges a request to the quota of its API key, and writes the request's log records."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANYBODY = KeyTerms()
 
 
 class Account:
-    """Charges one request to its API key and tenant, and collects the facts for log records.
+    """Charges one request to its API key's quota and tenant, and collects facts for log records.
 
     Lifetime: request.
     """

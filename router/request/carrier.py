@@ -61,8 +61,8 @@ class Carrier:
     def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> Reply:
         """Return the sink that writes the worker's answer to the client.
 
-        `headers`: headers that the router adds. `buffer_bytes`: when so many bytes wait for the
-        client, the router pauses reading from the worker.
+        `headers`: headers that the router adds. `buffer_bytes`: the number of unsent bytes at which
+        the router pauses reading from the worker.
         """
         return ClientReply(self.http, buffer_bytes, headers)
 

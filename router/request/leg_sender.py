@@ -106,7 +106,7 @@ class LegSender:
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
-        """Return the extra headers for one of two legs.
+        """Return the headers that a prefill or decode leg gets in addition.
 
         The headers contain the request's id, unless the client gave an id. If a sidecar sends the
         prefill leg, the headers also contain the address of the prefill worker.
@@ -130,9 +130,9 @@ class LegSender:
         reply: Reply,
         on_begun: Callable[[float], None] | None = None,
     ) -> AttemptEnd:
-        """Send the leg whose answer the client gets, and relay the answer.
+        """Send the request, or its decode leg, to a worker, and relay the answer to the client.
 
-        `on_begun` is called with the time of the answer's first byte.
+        `on_begun` is called with the time of the answer's first byte, in seconds.
         """
         arrival, stream, terms = state.arrival, state.stream, self.terms
         text = leg.body

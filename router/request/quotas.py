@@ -77,7 +77,7 @@ class Tenants:
 
 
 def tenant_header(name: str, tenant: str) -> Header:
-    """Return the header that tells a worker the tenant, so that the worker can divide its capacity.
+    """Return the header that names the tenant to a worker, which may limit each tenant's share.
 
     `name`: the name of the header. A tenant that is not a valid header value is replaced by its
     SHA-256.

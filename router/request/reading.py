@@ -1,4 +1,4 @@
-"""Reads a request: describes it to the decision core, and makes the body for the worker."""
+"""Reads requests: describes each to the decision core, and makes the body for the worker."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class InferenceReader:
     async def read(
         self, http: Request, path: Path, key: KeyTerms, target: Target | None = None
     ) -> ReadRequest:
-        """Read a request. Return the body for the worker and the arrival for the decision core.
+        """Read a request. Return its body for the worker and its description for the decision core.
 
         `target`: the model and call of a request in a protocol with its own paths, such as KServe
         v2. Raises ClientError: 400 for an unreadable body, 403 for a right that the key lacks, 413
-        for a body with too many values, 415 for an encoded body, 429 while too many requests are
-        being read.
+        for a body with too many or too long values, 415 for an encoded body, 429 while too many
+        requests are being read.
         """
         header, terms, service = http.headers.get, self.terms, self._service
         deadline_s = terms.deadlines.deadline_s(header, service.clock())
@@ -98,10 +98,10 @@ class InferenceReader:
         named: str | None = None,
         target: Target | None = None,
     ) -> tuple[Arrival, Prompt, str | None]:
-        """Return the arrival for the decision core, the prompt, and a cache salt for the body.
+        """Return the arrival, the prompt, and a cache salt to add to the body, or None for no salt.
 
-        The salt is None if the body needs no new salt. `named`: the model to use if the body names
-        none. Raises ClientError as `read` does.
+        The arrival describes the request to the decision core. `named`: the model to use if the
+        body names none. Raises ClientError as `read` does.
         """
         terms, turn = self.terms, self._prompts.next_turn()
         shape = None if target is None else self._shape(header, target)
@@ -127,7 +127,9 @@ class InferenceReader:
         return arrival, prompt, new_salt
 
     def _shape(self, header: Header, target: Target) -> Shape:
-        """Return the function that reads the body of a request in a protocol with its own paths."""
+        """Return the function that reads the body of a request to `target`, in a protocol
+        of its own.
+        """
         base, adapter = self._service.identity(target.model)
         alone = adapter is None and base != target.model
         return target.scanner(header, target.model if alone else None)

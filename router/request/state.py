@@ -25,7 +25,9 @@ FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
 
 
 class ReadRequest(NamedTuple):
-    """A request after reading: the body for the worker and the arrival for the decision core."""
+    """A request after reading: its body for the worker and its description for the decision
+    core.
+    """
 
     body: bytes  # as its worker gets it
     path: Path

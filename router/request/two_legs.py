@@ -1,7 +1,7 @@
 """Sends a request in two legs: one worker prefills, another worker decodes.
 
-Either the prefill leg runs first, and its answer names the KV for the decode leg; or both legs
-begin at once, and the two workers pass the KV between them.
+There are two ways. Either the prefill leg runs first, and its answer names the KV for the decode
+leg. Or both legs begin at once, and the two workers pass the KV between them.
 """
 
 from __future__ import annotations

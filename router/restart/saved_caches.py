@@ -1,4 +1,4 @@
-"""Saves to a file which blocks each worker's cache holds, for the next start of the router.
+"""Saves the router's knowledge of each worker's cache to a file, for the next start.
 
     "warmroute-kv", version (4 bytes, big-endian), records, the last one without a body
     record: bytes of the head (4), of the body (8), head, body, XXH3-64 of head and body (8)
@@ -8,10 +8,11 @@
 The file is written under another name, and renamed when it is complete. So a router that dies while
 writing leaves the old file intact.
 
-The router freezes the caches of one worker after another, which blocks the event loop for 1 ms per
-100,000 blocks. A thread encodes and writes the frozen cache. A router that ends saves once more. A
-saved cache is used only for a worker of the same address, kind, models and block size, and only
-after the core has seen proof that the publisher of the worker's KV events has not restarted
+The router freezes one worker's cache after another, which blocks the event loop for 1 ms per
+100,000 blocks. A thread encodes and writes each frozen cache. A router that ends saves once more.
+
+A saved cache is used only for a worker of the same address, kind, models and block size. The core
+must also have seen proof that the publisher of the worker's KV events has not restarted
 (`router.core.workers.kv_state`).
 
 The file keeps the caches of absent workers, which have not joined yet or are down, for a day and up

@@ -35,9 +35,9 @@ class Deadline:
     """Calls a function when a deadline has passed. Lifetime: connection.
 
     If the running timer fires no later than the new deadline, `start` and `push` only store the new
-    deadline. The timer compares when it fires, and sleeps on if it is too early. So a thousand
-    events cost a thousand assignments and not a thousand timers. A stopped deadline holds no
-    callback, and so creates no reference cycle for the garbage collector.
+    deadline. If the timer then fires too early, it sleeps on. So a thousand events cost a thousand
+    assignments and not a thousand timers. A stopped deadline holds no callback, and so creates no
+    reference cycle for the garbage collector.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
