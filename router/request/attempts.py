@@ -47,7 +47,7 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """`movers` lets another worker continue a stream that breaks off; None: no worker does.
+        """`movers` lets another worker continue a stream that breaks off; None switches this off.
 
         For the other arguments see `LegSender` and `TwoLegs`.
         """

@@ -203,9 +203,10 @@ class Ticket:
     ) -> None:
         """Tell the decision core that an attempt ended without a complete answer.
 
-        `retry`: another action of the core shall follow. `rest`: the part of the request that is
-        still to do, if the client has received a part of the answer. `leg`, `busy_s`: see
-        `Failure`. A failed prefill leg without a retry leaves the answer running.
+        `retry`: the core shall choose another worker. `rest`: the part of the request that is still
+        to do, if the client has received a part of the answer. `leg`: the leg that failed.
+        `busy_s`: the seconds for which a busy worker wants no requests (see `Failure`). A failed
+        prefill leg without a retry leaves the answer running.
         """
         if retry:
             self._move("another worker shall try")

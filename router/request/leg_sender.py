@@ -106,7 +106,7 @@ class LegSender:
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
-        """Return the headers that a prefill or decode leg gets in addition.
+        """Return the additional headers of a prefill leg or a decode leg.
 
         The headers contain the request's id, unless the client gave an id. If a sidecar sends the
         prefill leg, the headers also contain the address of the prefill worker.
