@@ -159,13 +159,13 @@ class FleetView(ABC):
         """True for a worker whose KV events are incomplete: its `hit_tokens` are a lower bound.
 
         Source: the sequence numbers of the worker's KV events, current. A replay of the missing
-        events makes it False again.
+        events clears the flag.
         """
 
     @property
     @abstractmethod
     def queued_prefill_tokens(self) -> Floats:
-        """Number of uncached prompt tokens that this router sent to the worker and that still wait.
+        """Number of uncached prompt tokens, sent by this router, that are not computed yet.
 
         Source: this router's dispatches, current. The router estimates how many of the tokens are
         computed: the queue drains at the worker's calibrated prefill rate, and each first token
@@ -175,7 +175,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def token_work(self) -> Floats:
-        """Mean work of a queued prompt token, 1 or more: its attention is added to 1.
+        """Mean work of a queued prompt token: 1 for the token, plus the work of its attention.
 
         The unit is the work of one token without attention. Source: this router's dispatches and
         `pair_tokens`, current.
@@ -257,8 +257,8 @@ class FleetView(ABC):
     def host_tokens_per_s(self) -> Floats:
         """Speed of loading KV from host memory, in tokens per second; NaN until it is measured.
 
-        Source: the time to first token of prompts that were mostly loaded. Each such prompt updates
-        it.
+        Source: the times to first token of prompts whose KV was mostly loaded from host memory.
+        Each such prompt updates the speed.
         """
 
     @property
@@ -266,8 +266,8 @@ class FleetView(ABC):
     def disk_tokens_per_s(self) -> Floats:
         """Speed of loading KV from disk, in tokens per second; NaN until it is measured.
 
-        Source: the time to first token of prompts that were mostly loaded. Each such prompt updates
-        it.
+        Source: the times to first token of prompts whose KV was mostly loaded from disk. Each such
+        prompt updates the speed.
         """
 
     @property
@@ -276,7 +276,8 @@ class FleetView(ABC):
         """Speed of the worker's prefill without attention, in tokens per second.
 
         Source: the worker's description at first, then the measured times of its prefills and of
-        other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates it.
+        other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates the
+        speed.
         """
 
     @property
@@ -285,7 +286,7 @@ class FleetView(ABC):
         """Duration of one decode step of the worker, in seconds.
 
         Source: the worker's description at first, then the measured gaps between tokens of its
-        answers. Each measured gap updates it.
+        answers. Each measured gap updates the duration.
         """
 
     @property
@@ -388,7 +389,7 @@ class FleetView(ABC):
         """Work of attention between one token and one earlier token; 0 before the first sample.
 
         The unit is the work of one token without attention. Source: the measured prefill times of
-        all workers together. Each measured prefill updates it.
+        all workers together. Each measured prefill updates the value.
         """
 
     @property
@@ -450,12 +451,12 @@ class FleetView(ABC):
 
     @property
     def spared_tokens(self) -> Ints:
-        """Number of prompt tokens that each worker's caches spare it to compute, int64[rows].
+        """Number of prompt tokens that each worker need not compute, int64[rows].
 
         A hit on the GPU counts in full. A hit in host memory or on disk counts by the share of its
         prefill time that loading saves, and not at all if loading is slower than computing. So the
-        prefill time of all other tokens equals the time to load and to compute. Without hits below
-        the GPU, the number equals `hit_tokens`.
+        prefill time of the remaining tokens equals the time to load and compute the prompt. Without
+        hits below the GPU, the number equals `hit_tokens`.
         """
         gpu, host, disk = self.hit_tokens, self.hit_tokens_host, self.hit_tokens_disk
         if not (np.count_nonzero(host) or np.count_nonzero(disk)):

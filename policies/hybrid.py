@@ -19,8 +19,8 @@ class Hybrid:
 
     All terms are in prefill tokens, so the cost is in seconds at the worker's own speed. Missing
     plus queued tokens is Llumnix's cache-aware dispatch, which ignores decode. So each unfinished
-    request adds the tokens that could be computed in one decode step: by so much it delays the new
-    request, and is delayed itself. A missing token costs less if several workers hold it
+    request adds the tokens that could be computed in one decode step: this is how much it and the
+    new request delay each other. A missing token costs less if several workers hold it
     (`policies.pricing`). Hits count as they are where KV events are missing. A hit in host memory
     or on disk counts by the share of its prefill that loading saves.
 

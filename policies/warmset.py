@@ -87,8 +87,8 @@ class Warmset:
 
     gate: share of a worker's KV memory that its sessions may want to keep; above 0.
     stay: factor on a warm session's cost on workers without its cache; 1 or more.
-    running: weight of the delay to running answers, 0..1. A higher weight gives more good answers
-        and later first tokens.
+    running: weight of the delay to running answers, 0..1. With a higher weight, more answers meet
+        their targets, but first tokens come later.
     """
 
     gate: float = 1.0
@@ -223,7 +223,7 @@ class Warmset:
 
 
 def _memory(request: RequestView, fleet: FleetView) -> Memory:
-    """Return the KV memory of each worker, the tokens wanted there, and if caches are worth a wait.
+    """Return the KV memory of each worker, the tokens wanted there, and if waiting for room pays.
 
     Waiting for room in a cache pays (`holding_pays`) if a full cache saves at least as many seconds
     of prefill as the turn of a session takes (`FleetView.cycle_s`).

@@ -93,7 +93,7 @@ def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
 def busy_share(fleet: FleetView) -> float:
     """Return the share of workers that have prefill queued, 0..1.
 
-    The share is an estimate of the time, 0..1, in which a worker computes prefill and so fills its
+    The share estimates the fraction of time in which a worker computes prefill and so fills its
     cache.
     """
     return np.count_nonzero(fleet.queued_prefill_tokens) / max(len(fleet), 1)

@@ -49,7 +49,7 @@ class Lanes:
     def send(self, sent: Sent, worker_id: int, own_ms: float, now_s: float) -> None:
         """Add a request of `own_ms` milliseconds to a worker's queue.
 
-        If another worker had the request before, remove it from that worker's queue.
+        If another worker had the request before, remove the request from that worker's queue.
         """
         self.release(sent, now_s)
         if len(self.sent) == MAX_INFLIGHT:

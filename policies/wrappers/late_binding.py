@@ -39,9 +39,10 @@ class LateBinding:
     nor KV events for 5 s, so it may hang; or the wait has lasted `max_wait_s`, which is finite and
     above 0.
 
-    The wrapper is for policies that count requests, and for `max_queued_tokens`. A policy in
-    seconds, such as `hybrid`, and `bounded_load` have already sent such a request to the queue of
-    h. Spill depth: that of the policy inside, or what the hit saves in seconds if that is more.
+    The wrapper is for policies that count requests, and for `max_queued_tokens`. Policies whose
+    costs are in seconds, such as `hybrid`, and the wrapper `bounded_load` have already sent such a
+    request to the queue of h. Spill depth: that of the policy inside, or what the hit saves in
+    seconds if that is more.
     """
 
     max_wait_s: float = 1.0

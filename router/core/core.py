@@ -81,10 +81,10 @@ _NOT_PASSED = Rejection(
 
 
 class RequestListener:
-    """Receives every charge, which is a request's load at a worker, from its begin to its end.
+    """Receives every charge, which is a request's load at a worker, from beginning to end.
 
-    The calls come in the order of time. They must neither raise nor wait. This class ignores them
-    all: the core uses it while there are no peer routers. Lifetime: process.
+    The calls come in the order of time. The methods must neither raise nor wait. This class ignores
+    all calls: the core uses it while there are no peer routers. Lifetime: process.
     """
 
     def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
@@ -263,7 +263,7 @@ class RouterCore:
         return [*actions, *self._ask_held(now_s)] if self.held.size else actions
 
     def _learn_speed(self, charge: Charge, now_s: float) -> None:
-        """Update a worker's estimated load and prefill speeds from a finished prefill."""
+        """Update a worker's estimated speeds of KV loading and of prefill after a prefill."""
         self._loads.first_token(charge, now_s)
         self._speed.first_token(charge, now_s)
 

@@ -129,7 +129,7 @@ class Chooser:
         model_limits: ModelLimits,
         explains_all: bool,
     ) -> None:
-        """Set up the chooser without any decision made.
+        """Keep references to the parts of the core that a decision reads.
 
         `explains_all`: record the details of every decision, not only of the requests in
         `explained`.
@@ -268,7 +268,7 @@ class Chooser:
     def _without_slow_starters(
         self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
     ) -> Rows:
-        """Return `rows` without the workers in slow start that may not get this request yet."""
+        """Return `rows` without the workers in slow start that have had their share of requests."""
         slow_start = self._caches.slow_start
         return (
             slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows

@@ -35,7 +35,7 @@ _PATIENCE_S = 2.0  # a transfer that failed sooner did not make its request wait
 def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
     """Return True if a request failed after a long wait for its KV, and must not be split again.
 
-    Workers wait for KV for minutes, mostly, and the request must not wait as long for another pair.
+    Workers mostly wait minutes for KV, and the request must not wait that long for another pair.
     `serves_alone` is True if the decode worker could do all of the request. If it could not, an
     error of the worker itself (status 5xx) does not count, because another pair may succeed.
     """

@@ -122,8 +122,8 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
     """Return the `able` workers that can prefill alone or have a prefill worker in their group.
 
     Only workers in `ready` count as prefill workers. A group may lack them during a rollout, when a
-    version has only decode workers. If no worker would be left, return all `able` workers. Only the
-    leg "decode" is filtered.
+    version has only decode workers. If no worker would be left, return all `able` workers. The
+    result is `able` itself unless `leg` is "decode".
     """
     if leg != "decode" or all(w.facts.serves_alone for w in able):
         return able
@@ -132,7 +132,7 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Return the workers that did not report to be busy, or all if every one did."""
+    """Return the workers that did not report that they are busy, or all if every one did."""
     return [w for w in able if not w.busy] or able
 
 

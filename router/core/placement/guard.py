@@ -187,7 +187,7 @@ class PolicyGuard:
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def consult(self, request: RequestView, fleet: FleetView) -> Verdict:
-        """Return the same verdict as `decide` as a dry run.
+        """Return the verdict of the policy, or of the fallback, for a dry run.
 
         A fault of the policy is counted, but does not suspend the policy. Raises FallbackError if
         the fallback fails, too.

@@ -15,7 +15,7 @@ _LONGEST_S = 600.0  # whatever the model says
 
 
 class Leftovers:
-    """Keeps requests charged to their workers after their clients left, until they should be done.
+    """Keeps requests charged to workers after their clients left, until they should be over.
 
     Lifetime: process.
     """
@@ -53,7 +53,7 @@ class Leftovers:
         return [self._kept.pop(charge)[1] for charge in due]
 
     def reported_over(self, fact: LoadReport) -> list[Pending]:
-        """Remove and return the abandoned requests that are over by a worker's load report.
+        """Remove and return the abandoned requests that a worker's load report shows to be over.
 
         Their number is the number of charges at the worker less the number of requests in the
         report. The oldest abandoned requests are returned first.

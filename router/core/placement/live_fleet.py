@@ -40,7 +40,7 @@ class LiveFleet(FleetView):
         below_gpu: Callable[[], tuple[Ints, Ints]] | None = None,
         sessions: SessionView | None = None,
     ) -> None:
-        """Refer to the columns of the workers in `rows`.
+        """Build the fleet of the workers in `rows`, from their `columns`.
 
         `others_s` is the time of the latest report of other clients' load, which counts for
         `stale_s` seconds. `below_gpu` returns the hit tokens in host memory and on disk; None means
@@ -180,7 +180,7 @@ class LiveFleet(FleetView):
     def _fresh(self) -> Bools | None:
         """True for each worker whose report of other clients' load is recent enough, bool[rows].
 
-        None means that no worker's report is.
+        None means that no report is recent enough.
         """
         if self._now_s - self._others_s > self._stale_s:
             return None

@@ -121,7 +121,7 @@ class PeerRequests:
             self._admission.prefill_over(pending, True, fact.now_s)
 
     def progress(self, fact: facts.PeerProgress) -> None:
-        """Add new tokens of the answer to a peer's request to its worker's load."""
+        """Count the new answer tokens of a peer's request at its worker."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and pending.charge is not None:
             self._ledger.progress(pending.charge, fact.output_tokens, fact.now_s)

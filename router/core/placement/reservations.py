@@ -128,9 +128,9 @@ class Reservations:
     def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
         """Return the id of the best worker to reserve for a waiting request, or None.
 
-        The best worker has the most KV memory. Among equal workers it has most of the prompt
-        cached, and then the fewest requests. A worker that was idle and still did not get the
-        request is left out.
+        The best worker has the most KV memory. Among equal workers, the best one has most of the
+        prompt cached, and then the fewest requests. A worker that was idle and still did not get
+        the request is left out.
         """
         columns, slots = self._columns, rows.slot_ids
         large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)

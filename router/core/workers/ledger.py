@@ -36,7 +36,7 @@ NO_LOADS = Loads(0, 0)
 
 @dataclass(slots=True)
 class PrefillPeriod:
-    """A period in which one worker computes prefills without a pause, and its totals.
+    """A period in which one worker computes prefills without a pause, with its token counts.
 
     Lifetime: until no request waits for its first token there.
     """
@@ -160,7 +160,7 @@ class Ledger:
 
         The request must have no open charge for this leg.
 
-        stream: True if the router will see the prefill end: by a first token or by the leg's end.
+        stream: True if the router will see the prefill end: by a first token, or by its own end.
         moved_tokens: number of prompt tokens whose KV comes from another worker.
         loads: numbers of prompt tokens whose KV the worker loads from host memory and from disk.
         room_tokens: number of KV tokens reserved at the worker until its first token.
@@ -248,8 +248,8 @@ class Ledger:
     def output_tokens(self, charge: Charge | None, arrival: Arrival, finish: Finish) -> int:
         """Return the number of tokens in a finished answer, as reported or estimated.
 
-        If the worker did not report the number, it is the seconds of decode divided by the worker's
-        present step time. If `charge` is None or its prefill is not over, it is 0.
+        If the worker did not report the number, the result is the seconds of decode divided by the
+        worker's present step time. The result is 0 if `charge` is None or its prefill is not over.
         """
         if finish.output_tokens is not None:
             return finish.output_tokens

@@ -314,7 +314,7 @@ def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -
 
 @dataclass(slots=True)
 class EventHits:
-    """The blocks of a prompt that its worker should find in its cache, according to its KV events.
+    """The cached blocks of a prompt that its worker should find, according to KV events.
 
     Lifetime: one dispatch.
     """
@@ -327,7 +327,7 @@ class EventHits:
     alone: bool  # no other request waited at the worker, so it looked the prompt up at once
 
     def kept_blocks(self, removed_blocks: int) -> int:
-        """Return how many of these blocks were surely still cached when the worker looked them up.
+        """Return how many of the expected blocks were surely cached when the worker looked.
 
         Requests that were computed first may have evicted the others. `removed_blocks` is the
         number of blocks that the worker's KV events have ever removed until now.
