@@ -104,10 +104,12 @@ class RequestListener:
 
 
 class RouterCore:
-    """Lifetime: process. Not thread-safe: one thread passes it facts, in the order of time.
+    """The decision core, which takes facts and returns actions, without any I/O.
 
-    `report` is called when the policy fails; the default raises. Where it returns, the fallback
-    decides (`guard`). `clock` measures how long the policy takes; by default, no time.
+    The core is not thread-safe: one thread passes it facts, in the order of time. `report` is
+    called when the policy fails, and raises by default. If `report` returns, the fallback policy
+    decides (`guard`). `clock` measures how long the policy takes; the default measures no time.
+    Lifetime: process.
     """
 
     def __init__(
@@ -120,7 +122,10 @@ class RouterCore:
         use: Callable[[], Use] | None = None,
         explains_all: bool = False,
     ) -> None:
-        """`report`, `clock` and `use`: as of `PolicyGuard`; `explains_all`: as of `Chooser`."""
+        """Build a core without workers.
+
+        `PolicyGuard` describes `report`, `clock` and `use`. `Chooser` describes `explains_all`.
+        """
         self.settings = settings
         self.counters = CoreCounters()
         self.columns = WorkerColumns(settings.max_workers)
@@ -268,7 +273,7 @@ class RouterCore:
         self._speed.first_token(charge, now_s)
 
     def on_progress(self, fact: Progress) -> list[Action]:
-        """A running answer grew."""
+        """Count the new tokens of a running answer."""
         self._observe(fact)
         pending = self._pending.get(fact.request_id)
         charge = None if pending is None else pending.charge
@@ -281,7 +286,7 @@ class RouterCore:
         return []
 
     def on_finish(self, fact: Finish) -> list[Action]:
-        """The answer is complete: its load is released and held requests are asked again."""
+        """Release the load of a completed request, and try the held requests again."""
         self._observe(fact)
         pending = self._pending.pop(fact.request_id, None)
         if pending is None:
@@ -303,7 +308,7 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
-        """A dispatch ended badly, or the client left: release, and retry where asked."""
+        """Release the load of a dispatch that failed, and send its request again if asked to."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and fact.leg == "prefill" and not fact.retry:
             return self._prefill_leg_failed(pending, fact)
@@ -342,14 +347,17 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def _spares(self, pending: Pending, fact: Failure) -> bool:
-        """True if another worker may serve what a busy one, or one without the model, refused."""
+        """Return True if another worker may serve a request that one worker refused.
+
+        The worker refused it because it was busy or did not have the model.
+        """
         leg: Role = "prefill" if fact.leg == "prefill" else pending.leg
         if fact.reason == NO_MODEL:
             return self.chooser.may_have_model(pending, leg)
         return fact.busy_s is not None and self.chooser.has_room(pending, leg)
 
     def on_peer(self, fact: PeerFact) -> list[Action]:
-        """A peer did something with its own request at a worker that this router shares."""
+        """Count what a peer router did with its own request at a shared worker."""
         self.peer_requests.take(fact)
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
@@ -373,7 +381,7 @@ class RouterCore:
     # --- workers ----------------------------------------------------------------------------
 
     def on_worker(self, fact: WorkerChange) -> list[Action]:
-        """A worker joined, changed state or left; the charges of one that left are released."""
+        """Add, change or remove a worker, and release the charges of a removed worker."""
         self._observe(fact)
         actions: list[Action] = []
         if fact.state in ("gone", "down") and fact.suspended is None:
@@ -399,17 +407,17 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def on_probed(self, fact: Probed) -> list[Action]:
-        """The answer to a probe that the core asked for."""
+        """Update a worker's health by the result of a probe that the core asked for."""
         self._observe(fact)
         return [*self.health.probed(fact), *self._ask_held(fact.now_s)]
 
     def on_silence(self, fact: Silence) -> list[Action]:
-        """A worker leaves the router's own probes unanswered, or answers again."""
+        """Update a worker that stops or resumes answering the router's own probes."""
         self._observe(fact)
         return [*self.health.silence(fact), *self._ask_held(fact.now_s)]
 
     def on_tick(self, fact: Tick) -> list[Action]:
-        """Time passed: expire, drain, ask held requests again."""
+        """Expire old state, drain the estimated queues, and try the held requests again."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.caches.expire(fact.now_s)
@@ -422,7 +430,7 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def on_load_report(self, fact: LoadReport) -> list[Action]:
-        """A worker reported its load; what this router did not send there is others' load."""
+        """Record a worker's load report; load beyond this router's own is that of other clients."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         over = self.leftovers.reported_over(fact)
@@ -433,42 +441,43 @@ class RouterCore:
         return [*news, *self._ask_held(fact.now_s)] if over and self.held.size else news
 
     def on_kv_events(self, fact: KvEvents) -> list[Action]:
-        """A worker's cache changed."""
+        """Apply changes of a worker's cache, and ask for a replay if some changes are missing."""
         self._observe(fact)
         from_seq = self.caches.kv_events(fact)
         news = self.caches.news()
         return news if from_seq is None else [Resync(fact.worker_id, from_seq), *news]
 
     def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
-        """A replay is over; what it left out is asked for once more, or its hits are unknown."""
+        """End a replay of a worker's KV events, and ask once more for events that it left out."""
         self._observe(fact)
         from_seq = self.caches.replay_end(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_copied(self, fact: KvCopied) -> list[Action]:
-        """A peer sent a copy of what it knows of a worker's cache."""
+        """Apply a peer's copy of what the peer knows about a worker's cache."""
         from_seq = self.caches.kv_copied(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_heard(self, fact: KvHeard) -> list[Action]:
-        """A worker's events reach this router through a peer, or no longer do."""
+        """Record that a worker's KV events reach this router through a peer, or no longer do."""
         self.caches.kv_heard(fact)
         return []
 
     # --- dry runs ---------------------------------------------------------------------------
 
     def explain(self, fact: Arrival) -> Choice | Withheld | Reject:
-        """Dry-run decision for this request, by loads as of the last fact; no state changes.
+        """Return the decision for this request as a dry run, without changing any state.
 
-        Not even the queues drain: one more step would end in other digits, and a recording of the
-        facts would not repeat the decisions.
+        The decision uses the loads as of the last fact. Not even the queues drain: one more step
+        would change the last digits, and a replay of the recorded facts would not repeat the
+        decisions.
         """
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.session_tracking.look(pending)
         return self.disaggregation.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
-        """Why this request waits, as of now; None where it does not."""
+        """Return the decision for a held request as of now, or None if the request is not held."""
         pending = self._pending.get(request_id)
         if pending is None or not pending.held:
             return None
@@ -612,7 +621,7 @@ class RouterCore:
         return [action for action in actions if not isinstance(action, Hold)]
 
     def _ask_last(self, pending: Pending, now_s: float) -> list[Action]:
-        """Its time at the router is over: who takes it now, or a refusal."""
+        """Dispatch a request whose waiting time at the router is over, or reject it."""
         deadline_s = pending.arrival.deadline_s
         if deadline_s is None or now_s < deadline_s:  # beyond it nobody wants the answer
             actions = self._place(pending, now_s, "held")
@@ -651,7 +660,10 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
-        """True if the worker still computes the request after its client left."""
+        """Keep the charge of a request whose worker still computes it after its client left.
+
+        Return False if the request has no charge.
+        """
         charge = pending.charge
         if charge is None:
             return False
@@ -783,7 +795,10 @@ _HANDLERS: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingPro
 
 
 def take(core: RouterCore, fact: Fact) -> list[Action]:
-    """The core's answer to any fact. Raises TypeError for facts that only the core itself makes."""
+    """Return the core's actions for a fact of any kind.
+
+    Raises TypeError for a fact that only the core itself makes.
+    """
     handler = _HANDLERS.get(type(fact))
     if handler is None:
         raise TypeError(f"not a fact the core takes from outside: {fact!r}")

@@ -20,14 +20,14 @@ ChargeKey = tuple[int, Role]
 
 
 class Loads(NamedTuple):
-    """Prompt tokens whose KV a worker has below its GPU."""
+    """Numbers of prompt tokens whose KV a worker loads from host memory and from disk."""
 
     host: int
     disk: int
 
     @property
     def tokens(self) -> int:
-        """Of both tiers."""
+        """Number of tokens in host memory and on disk together."""
         return self.host + self.disk
 
 
@@ -88,7 +88,10 @@ class DecodePlace:
 
 
 class Ledger:
-    """All open charges and their sums in the worker columns. Lifetime: process."""
+    """All open charges, and their sums for each worker in the worker columns.
+
+    Lifetime: process.
+    """
 
     def __init__(self, columns: WorkerColumns) -> None:
         self._columns = columns
@@ -113,7 +116,7 @@ class Ledger:
         return self._charges.get((request_id, leg))
 
     def on_worker(self, worker_id: int) -> list[Charge]:
-        """Open charges of a worker, oldest first."""
+        """Return the open charges of a worker, oldest first."""
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
     def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
@@ -160,10 +163,10 @@ class Ledger:
 
         The request must have no open charge for this leg.
 
-        stream: True if the router will see the prefill end: by a first token, or by its own end.
+        stream: True if the router will see the prefill end, by a first token or by its own end.
         moved_tokens: number of prompt tokens whose KV comes from another worker.
         loads: numbers of prompt tokens whose KV the worker loads from host memory and from disk.
-        room_tokens: number of KV tokens reserved at the worker until its first token.
+        room_tokens: number of KV tokens reserved at the worker until the first token.
         shows_speed: True if the time to the first token measures the worker's prefill speed.
         """
         assert key not in self._charges, f"request {key[0]} is charged twice"
@@ -235,7 +238,11 @@ class Ledger:
         return True
 
     def progress(self, charge: Charge, output_tokens: int, now_s: float) -> float | None:
-        """Seconds per token since the last report of a running answer; None if unknown."""
+        """Count the new tokens of a running answer, and return the seconds per new token.
+
+        Return None if the prefill is not over, or if no token or no time was added since the last
+        call.
+        """
         if charge.waiting or output_tokens <= charge.output_tokens:
             return None
         tokens = output_tokens - charge.output_tokens
@@ -318,7 +325,11 @@ class Ledger:
         cells.drain_limit_work[slot] = inf
 
     def advance(self, now_s: float) -> None:
-        """Drain the queues by the model and let silent answers pass to decode."""
+        """Advance the estimated prefill queues of all workers to the time `now_s`.
+
+        A request whose first token the router does not see starts decoding when its prefill should
+        be over.
+        """
         if self._drained_s is None:
             self._drained_s = now_s
         if now_s > self._drained_s:  # time never counts twice
@@ -346,7 +357,10 @@ class Ledger:
         self._queue(slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
-        """So many tokens, of so much work, begin to wait (below 0: stop waiting)."""
+        """Add tokens and their work to the mean work of a worker's waiting tokens.
+
+        Negative numbers remove tokens that wait no longer.
+        """
         waiting_tokens, waiting_work = self._waiting[slot]
         waiting_tokens += tokens
         if not waiting_tokens:
@@ -367,7 +381,7 @@ class Ledger:
         self._cells.drain_limit_work[slot] = limit_work
 
     def _drop_queued(self, charge: Charge) -> None:
-        """What was left of its prefill is nobody's work any more."""
+        """Remove the rest of a released charge's prefill from its worker's queue."""
         cells, slot = self._cells, charge.slot
         left = charge.end_work - cells.drained_work[slot]
         unfinished = min(max(left, 0.0), charge.work_tokens)

@@ -23,18 +23,23 @@ Blocks = npt.NDArray[np.int32]
 
 @dataclass(eq=False, slots=True)
 class Expectation:
-    """What one dispatch will leave at its worker. Lifetime: dispatch."""
+    """The blocks that one dispatch will leave in its worker's cache.
+
+    Lifetime: dispatch.
+    """
 
     slot: int
     chain: Hashes
 
 
 class ExpectedBlocks:
-    """Two generations of an index: a block is believed between `ttl_s` / 2 and `ttl_s`.
+    """The blocks that this router's dispatches will soon leave in workers' caches.
 
-    It is believed no longer once its worker said that it is gone, nor where the dispatch came to
-    nothing and no other one brings it. Expiry by dropping a generation whole costs nothing per
-    block, so a dispatch stays one native call however long its prompt. Lifetime: process.
+    A block is expected for at least `ttl_s` / 2 and at most `ttl_s` seconds. It is dropped earlier
+    if its worker reports it as removed, or if its dispatch fails and no other dispatch brings it.
+    An index of two generations holds the blocks. Expiry drops a whole generation, which costs
+    nothing per block. So a dispatch is one native call for a prompt of any length. Lifetime:
+    process.
     """
 
     def __init__(self, slots: int, max_entries: int, ttl_s: float) -> None:
@@ -49,7 +54,10 @@ class ExpectedBlocks:
         self._open: dict[int, set[Expectation]] = {}  # by slot: of dispatches that have not ended
 
     def expect(self, slot: int, chain: Hashes, now_s: float) -> Expectation:
-        """The worker in `slot` will soon hold this chain; to be `ended` with the dispatch."""
+        """Expect the blocks of `chain` in the cache of the worker in `slot`.
+
+        The caller passes the result to `ended` at the end of the dispatch.
+        """
         self.expire(now_s)
         self._young.store(slot, chain)
         self._has_young = True
@@ -58,7 +66,11 @@ class ExpectedBlocks:
         return expectation
 
     def ended(self, expectation: Expectation, failed: bool) -> None:
-        """A dispatch is over. `failed`: it was never computed, so only what others bring comes."""
+        """End the expectation of a dispatch.
+
+        If the dispatch `failed`, its prompt was never computed. Then only those of its blocks are
+        still expected that other open dispatches bring.
+        """
         slot, chain = expectation.slot, expectation.chain
         others = self._open.get(slot)
         if others is None or expectation not in others:  # its cache began anew meanwhile
@@ -73,27 +85,30 @@ class ExpectedBlocks:
         self.gone(slot, chain[shared:])
 
     def gone(self, slot: int, hashes: Hashes) -> None:
-        """The worker does not hold these blocks, whatever was expected."""
+        """Stop expecting blocks that the worker in `slot` does not hold."""
         if self._has_young:
             self._young.remove(slot, hashes)
         if self._has_old:
             self._old.remove(slot, hashes)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise `blocks`, int32[slots], to the leading blocks expected on each worker."""
+        """Raise `blocks`, int32[slots], to the number of leading blocks expected on each worker."""
         if self._has_young:
             self._young.raise_prefix(chain, blocks)
         if self._has_old:
             self._old.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
-        """Expect nothing of this worker any more."""
+        """Forget all blocks expected on the worker in `slot`."""
         self._open.pop(slot, None)
         self._young.clear_worker(slot)
         self._old.clear_worker(slot)
 
     def expire(self, now_s: float) -> None:
-        """Forget what is too old. Called with the time of every tick and dispatch."""
+        """Forget blocks that are too old.
+
+        The core calls this method at every tick and dispatch.
+        """
         if now_s - self._turned_s < self._half_s:
             return
         if now_s - self._turned_s >= 2 * self._half_s:  # both generations have outlived it
@@ -109,7 +124,10 @@ class ExpectedBlocks:
 
 
 def _shared_blocks(one: Hashes, other: Hashes) -> int:
-    """Leading blocks of both: a chain hash names all before it, so they end at one place."""
+    """Return the number of leading blocks that two chains share.
+
+    A chain hash covers all blocks before it, so equal hashes mean equal prefixes.
+    """
     most = min(len(one), len(other))
     same = one[:most] == other[:most]
     return most if same.all() else int(np.argmin(same))
@@ -124,7 +142,10 @@ _REMEMBERED = 2  # blocks remembered for each that the worker told to have room 
 
 @dataclass(slots=True)
 class _Room:
-    """How much one worker is believed to hold. Lifetime: until its cache begins anew."""
+    """The number of blocks that a worker's cache is assumed to hold.
+
+    Lifetime: until the cache begins anew.
+    """
 
     told_blocks: float
     blocks: float  # as corrected
@@ -135,7 +156,10 @@ class _Room:
 
 @dataclass(slots=True)
 class Prediction:
-    """What was expected of a worker when a request was dispatched to it. Lifetime: dispatch."""
+    """The cached blocks that a worker was expected to find for a dispatched prompt.
+
+    Lifetime: dispatch.
+    """
 
     slot: int
     chain: Hashes
@@ -147,7 +171,10 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What the worker found: leading blocks of the chain, give or take `slack` fewer."""
+    """The number of leading prompt blocks that were cached, according to the worker's answer.
+
+    The true number may be up to `slack` blocks higher.
+    """
 
     blocks: int
     slack: int
@@ -155,14 +182,21 @@ class Found:
 
 @dataclass(slots=True)
 class MirrorCounters:
-    """Lifetime: process. Only ever grow."""
+    """Counts of answers that proved a mirror wrong, which only grow.
+
+    Lifetime: process.
+    """
 
     fewer: int = 0  # answers that proved blocks gone which were believed resident
     more: int = 0  # answers that proved blocks resident which were believed gone
 
 
 class Mirrors:
-    """All mirrors. At most `max_blocks` are remembered of all of them. Lifetime: process."""
+    """The estimated caches of workers whose KV events do not report them.
+
+    The estimates come from this router's dispatches and from answers. All mirrors together remember
+    at most `max_blocks` blocks. Lifetime: process.
+    """
 
     def __init__(self, slots: int, max_blocks: int) -> None:
         self.counters = MirrorCounters()
@@ -172,10 +206,10 @@ class Mirrors:
         self._rooms: dict[int, _Room] = {}
 
     def expect(self, slot: int, chain: Hashes, told_blocks: float) -> Prediction:
-        """A dispatch will leave this chain on the worker in `slot`; what it will find there.
+        """Add a dispatched chain to a worker's mirror, and return the blocks that it should find.
 
-        `told_blocks`: room the worker told to have, NaN where it did not. From now on the chain
-        is resident: siblings that follow will share it.
+        `told_blocks` is the capacity in blocks that the worker reported, or NaN. The chain counts
+        as cached from now on, so that later prompts with the same prefix count it as hits.
         """
         room = self._rooms.get(slot) or self._open(slot, told_blocks)
         hit_blocks, stamp, runs = self._mirror.touch(slot, chain)
@@ -189,9 +223,10 @@ class Mirrors:
         return prediction
 
     def answered(self, prediction: Prediction, found: Found | None, answer_blocks: int = 0) -> None:
-        """The worker computed the prompt; `found`: what it said of its hit, if it did.
+        """Correct a worker's mirror by its answer to a computed prompt.
 
-        `answer_blocks`: full blocks that the answer left behind the prompt's.
+        `found` is the number of cached blocks that the answer reported, or None. `answer_blocks` is
+        the number of full blocks that the answer added after those of the prompt.
         """
         room, slot, chain = prediction.room, prediction.slot, prediction.chain
         room.running.discard(prediction.stamp)
@@ -205,7 +240,7 @@ class Mirrors:
         self._mirror.touch(slot, chain)  # an engine's order: as requests let go
 
     def failed(self, prediction: Prediction) -> None:
-        """The worker never computed the prompt: what only it was to bring is not there."""
+        """Forget blocks that only a failed dispatch would have brought to its worker."""
         room = prediction.room
         room.running.discard(prediction.stamp)
         if room is self._rooms.get(prediction.slot):
@@ -213,34 +248,37 @@ class Mirrors:
             self._mirror.forget(prediction.slot, new, prediction.stamp)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise `blocks`, int32[slots], to the leading blocks mirrored on each worker."""
+        """Raise `blocks`, int32[slots], to the number of leading blocks mirrored on each worker."""
         if self._rooms:  # else every worker tells: the mirror is empty
             self._mirror.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
-        """The worker's cache began anew, or the worker left: nothing is known of it."""
+        """Forget the mirror of a worker that left, or whose cache began anew."""
         if self._rooms.pop(slot, None) is not None:
             self._mirror.clear_worker(slot)
             self._mirror.resize(slot, 0, 0)
             self._divide()
 
     def room_blocks(self, slot: int) -> float:
-        """Blocks the worker is believed to have room for; NaN where nothing is mirrored."""
+        """Return the number of blocks that a worker is assumed to hold, or NaN without a mirror."""
         room = self._rooms.get(slot)
         return math.nan if room is None else room.blocks
 
     def learned_blocks(self, slot: int) -> float:
-        """The same, of a worker that did not tell, once answers have proven anything gone; NaN."""
+        """Return the number of blocks that a worker holds, as learned from answers, or NaN.
+
+        NaN means that no answer has proven an eviction yet.
+        """
         room = self._rooms.get(slot)
         return math.nan if room is None or not room.corrected else room.blocks
 
     def __len__(self) -> int:
-        """Distinct blocks believed resident."""
+        """Return the number of distinct blocks that are believed to be cached."""
         return len(self._mirror)
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes in use."""
+        """Memory in use, in bytes."""
         return self._mirror.memory_bytes
 
     def _correct(self, prediction: Prediction, found: Found) -> None:
@@ -269,7 +307,10 @@ class Mirrors:
         return room
 
     def _divide(self) -> None:
-        """Give each mirror its share; by powers of two, so that it seldom changes."""
+        """Give each mirror an equal share of `max_blocks`.
+
+        The share is halved as the number of mirrors doubles, so that it seldom changes.
+        """
         share = max(self._max_blocks >> max(len(self._rooms) - 1, 0).bit_length(), 1)
         if share == self._share:
             return
@@ -288,18 +329,22 @@ class Mirrors:
 
 
 def _used(prediction: Prediction, depth: int) -> int:
-    """When the block at `depth` of the chain had been used last; 0 where that proves nothing."""
+    """Return when the block at `depth` was last used before this dispatch, or 0.
+
+    The unit is the mirror's own count of uses. 0 means that the block proves nothing, because it
+    was never seen before or is still being computed.
+    """
     return next((used for end, used in prediction.runs if depth < end), 0)
 
 
 def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -> Found | None:
-    """What an answer says of the hit; None where it does not.
+    """Return the number of cached blocks that an answer reports, or None if it reports none.
 
-    Of text only the share is known: its blocks are guessed at four bytes a token, and templates
-    add tokens. So the share of the engine's prompt tokens that were cached is taken for the share
-    of our blocks, within an eighth. Otherwise one block fewer than expected proves nothing: an
-    engine computes at least one token anew, and with speculative decoding its last full block.
-    Of several prompts in one request only the sum is told, so nothing is known of the first.
+    The blocks of a text prompt are guessed at four bytes per token, and templates add tokens. So
+    the cached share of the engine's prompt tokens is taken for the share of the guessed blocks,
+    within an eighth. For a prompt of tokens, one block fewer than expected proves nothing: an
+    engine computes at least one token anew, and with speculative decoding its last full block. For
+    several prompts in one request the answer reports only their sum, so the result is None.
     """
     cached, longest = finish.cached_tokens, arrival.longest_prompt_tokens
     if cached is None or longest not in (None, arrival.prompt_tokens):
@@ -375,14 +420,14 @@ class HitConfidence:
     """
 
     def __init__(self, confidence: Floats) -> None:
-        """`confidence`: of each slot; 1 where nobody is."""
+        """Keep `confidence`, float64[slots], up to date; it is 1 in slots without a worker."""
         self._confidence = confidence
         self._confirmed: dict[int, _Confirmed] = {}
         self._lives = [0] * len(confidence)
         self.discounted = 0  # workers
 
     def life(self, slot: int) -> int:
-        """Another number whenever what is told of the cache there begins anew."""
+        """Return a number that changes whenever what is known of a worker's cache begins anew."""
         return self._lives[slot]
 
     def answered(self, slot: int, expected: int, found: Found) -> bool:
@@ -405,7 +450,10 @@ class HitConfidence:
         return known.doubted != before
 
     def forgive(self, slot: int) -> None:
-        """What it tells of its cache begins anew. One that was discounted is soon judged again."""
+        """Reset a worker's share to 1, because what is known of its cache begins anew.
+
+        A worker that was discounted is judged again after fewer answers than other workers.
+        """
         self._lives[slot] += 1
         known = self._confirmed.pop(slot, None)
         if known is None:
@@ -416,18 +464,21 @@ class HitConfidence:
         self._confidence[slot] = 1.0
 
     def forget(self, slot: int) -> None:
-        """The worker left."""
+        """Forget a worker that left."""
         self.forgive(slot)
         self._confirmed.pop(slot, None)
 
 
 def _names(stamp: int, count: int) -> Hashes:
-    """Names that nobody else uses, for blocks of an answer whose tokens are not known here."""
+    """Return `count` unique hashes for the blocks of an answer whose tokens are unknown."""
     return chain_hashes(np.zeros(count, dtype=np.int32), 1, stamp)
 
 
 def answer_blocks(arrival: Arrival, finish: Finish, block_size: int) -> int:
-    """Blocks that an answer filled; its last token is never put into the cache."""
+    """Return the number of full blocks that an answer added to the cache.
+
+    The last token of an answer is never cached.
+    """
     kept_tokens = max((finish.output_tokens or 0) - 1, 0)
     prompt_tokens = finish.prompt_tokens or arrival.prompt_tokens
     return (prompt_tokens + kept_tokens) // block_size - prompt_tokens // block_size
