@@ -41,8 +41,9 @@ class LateBinding:
 
     The wrapper is for policies that count requests, and for `max_queued_tokens`. Policies whose
     costs are in seconds, such as `hybrid`, and the wrapper `bounded_load` have already sent such a
-    request to the queue of h. Spill depth: that of the policy inside, or what the hit saves in
-    seconds if that is more.
+    request to the queue of h. Spill depth, which is the load that h may have before an idle worker
+    gets the request: that of the policy inside, or the seconds that the hit saves if these are
+    more.
     """
 
     max_wait_s: float = 1.0

@@ -41,9 +41,10 @@ class Progressive:
     same, the span of the loads is used instead. If all costs are equal, `unit` is 1.
     `hybrid?load_factor=0|progressive` equals `hybrid` at weight 1.
 
-    Spill depth of H tokens on m workers: H / (m * step_tokens * weight) requests. With a `low`
-    above 0, one prefix may fill one worker. Hits count as they are where KV events are missing. The
-    rate of requests is that of the whole router, so each of several pools seems fuller than it is.
+    Spill depth: let m workers without a queue hold a prefix of H tokens. Each of them gets up to H
+    / (m * step_tokens * weight) requests before an idle worker gets one. With a `low` above 0, one
+    prefix may fill one worker. Hits count as they are where KV events are missing. The rate of
+    requests is that of the whole router, so each of several pools seems fuller than it is.
 
     low: value of `u` up to which the weight is 0; 0 or more.
     high: value of `u` from which the weight is `load_factor`; above `low`.

@@ -13,7 +13,7 @@ from router.core.workers.table import Worker
 
 @record
 class Choice:
-    """The worker chosen for a request, or for one of its legs, and the reason for the choice."""
+    """The worker chosen for a request, or for its prefill or decode leg, and the reason."""
 
     worker: Worker
     decision: Decision
@@ -22,7 +22,7 @@ class Choice:
 
 
 class Placement(NamedTuple):
-    """The workers chosen for a request: one for all of it, or one for each of its two legs."""
+    """The workers chosen for a request: one for all of it, or one each for prefill and decode."""
 
     decode: Choice  # without a `prefill`: for all of the request
     prefill: Choice | None = None
@@ -30,7 +30,7 @@ class Placement(NamedTuple):
 
 @record
 class Held:
-    """The result of a decision that found no worker for a leg now: the request must wait."""
+    """The result of a decision that found no worker now, so that the request must wait."""
 
     leg: Role
 

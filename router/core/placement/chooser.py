@@ -151,10 +151,11 @@ class Chooser:
     def choose(
         self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
     ) -> Choice | Reject | Held:
-        """Choose the worker for a request or for one of its legs, or return why there is none.
+        """Choose the worker for a request, or for its prefill or decode leg.
 
-        `group` is the group of the other leg's worker, or None if that worker is not chosen yet.
-        Raises FallbackError if the fallback policy fails, too.
+        Return `Reject` or `Held` if there is no worker. `group` is the group of the other leg's
+        worker, or None if that worker is not chosen yet. Raises FallbackError if the fallback
+        policy fails, too.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.decide)
         if not isinstance(seen, Considered):

@@ -28,7 +28,7 @@ class Leftovers:
         return len(self._kept)
 
     def keep(self, pending: Pending, charge: Charge, output_tokens: float, now_s: float) -> None:
-        """Keep the charge of a request whose client has left.
+        """Keep a request charged to its worker after its client has left.
 
         `output_tokens` is the expected length of its answer, used if the client set no maximum.
         """
