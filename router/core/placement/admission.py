@@ -1,4 +1,4 @@
-"""Which requests are admitted, held or rejected, and what rejected ones are told of the wait."""
+"""Decides which requests are admitted, held or rejected, and estimates how long they would wait."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class _Pool:
 
 
 class Drain(Generic[K]):
-    """How much is queued, and at which rate that is done, by model or finer. Lifetime: process."""
+    """Counts the queued tokens of each pool, and measures the rate at which the pool computes them.
+
+    Pools are models, or finer. Lifetime: process.
+    """
 
     def __init__(self, memory_s: float = _MEMORY_S) -> None:
         self._memory_s = memory_s
@@ -49,7 +52,7 @@ class Drain(Generic[K]):
         self.queued_tokens = 0  # dispatched, to be computed; of all models
 
     def sent(self, of: K, tokens: int, now_s: float) -> None:
-        """So many tokens are to be computed."""
+        """Add tokens that a pool must compute."""
         pool = self._pools.get(of)
         if pool is None:
             if len(self._pools) >= _MODELS_MAX:
@@ -60,7 +63,7 @@ class Drain(Generic[K]):
         self.queued_tokens += tokens
 
     def over(self, of: K, tokens: int, computed: bool, now_s: float) -> None:
-        """They are `computed`, or nobody wants them any more."""
+        """Remove tokens from a pool's queue, because they are `computed` or no longer wanted."""
         pool = self._pools[of]
         pool.advance(now_s, self._memory_s)
         pool.queued_tokens -= tokens
@@ -69,12 +72,12 @@ class Drain(Generic[K]):
             pool.computed_tokens += tokens
 
     def queued_of(self, of: K) -> int:
-        """Tokens that a pool has yet to compute."""
+        """Return the number of tokens that a pool has yet to compute."""
         pool = self._pools.get(of)
         return 0 if pool is None else pool.queued_tokens
 
     def rate(self, of: K, now_s: float) -> float | None:
-        """Tokens that a pool computes in a second when it has to; None: not known."""
+        """Return the tokens per second that a busy pool computes, or None if unknown."""
         pool = self._pools.get(of)
         if pool is None:
             return None
@@ -86,14 +89,20 @@ class Drain(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimit:
-    """What a model's workers may have of it at once, all together. Lifetime: until a reload."""
+    """The limits of a model's requests at all of its workers together.
+
+    Lifetime: until a reload.
+    """
 
     max_requests: float = inf  # unfinished
     max_queued_tokens: float = inf  # of prompts, sent and not known to be computed
 
 
 class ModelLimits:
-    """Which models are at their limits, by what this router sent. Lifetime: process."""
+    """Checks the limits of models against what this router sent to their workers.
+
+    Lifetime: process.
+    """
 
     def __init__(self, drain: Drain[str]) -> None:
         self.limits: Mapping[str, ModelLimit] = {}  # replaced on reload
@@ -101,17 +110,17 @@ class ModelLimits:
         self._requests: Counter[str] = Counter()
 
     def requests(self, model: str) -> int:
-        """Those of a model that workers have."""
+        """Return the number of a model's requests at its workers."""
         return self._requests[model]
 
     def sent(self, pending: Pending) -> None:
-        """A worker gets it; of two legs the second changes nothing."""
+        """Count a request against its model's limit; a second leg of the request does not count."""
         if pending.counted is None:
             pending.counted = pending.arrival.model
             self._requests[pending.counted] += 1
 
     def over(self, pending: Pending) -> None:
-        """No worker has it any more; a second call changes nothing."""
+        """Stop counting a request that no worker has any more; a second call changes nothing."""
         model, pending.counted = pending.counted, None
         if model is not None:
             self._requests[model] -= 1
@@ -119,7 +128,7 @@ class ModelLimits:
                 del self._requests[model]
 
     def reached(self, pending: Pending) -> str:
-        """Which limit of its model keeps it from being sent now, for people; "": none does."""
+        """Return a text about the model's limit that keeps a request from being sent, or ""."""
         model = pending.arrival.model
         limit = self.limits.get(model) if self.limits else None
         if limit is None or pending.counted is not None:
@@ -140,10 +149,10 @@ DISPLACED = Rejection(503, "displaced", "others that go first need the place of 
 
 
 class Admission:
-    """Admits, holds or refuses requests; owns the hold queue. Lifetime: process.
+    """Admits, holds or refuses requests, and owns the hold queue.
 
-    `modelled_rate` gives the tokens a second that a model's workers should prefill, for as long as
-    nobody knows what they really do.
+    `modelled_rate` returns the tokens per second that a model's workers should prefill. It is used
+    until their real rate is measured. Lifetime: process.
     """
 
     def __init__(
@@ -165,7 +174,10 @@ class Admission:
     def admit(
         self, arrival: Arrival, inflight_requests: int
     ) -> tuple[Rejection | None, Pending | None]:
-        """Why a request cannot come in, if so; and who must leave so that it can, if so."""
+        """Return a rejection of the request, or a held request that must leave to make room for it.
+
+        Both are None if the request may come in at once.
+        """
         settings = self._settings
         if inflight_requests >= settings.inflight_requests:
             rejection = Rejection(503, "router_full", "the router is at its request limit")
@@ -183,10 +195,11 @@ class Admission:
     def hold(
         self, pending: Pending, missing_tokens: int, now_s: float
     ) -> tuple[Rejection | None, Pending | None]:
-        """Let a request wait that does not wait yet; like `admit` where there is no room.
+        """Add a request to the hold queue, or return why this is impossible.
 
-        `missing_tokens`: of its prompt, that even the best worker would have to compute. Who must
-        leave does so before the other is held.
+        If the queue is full, return a rejection, or a held request that must leave first.
+        `missing_tokens` is the number of prompt tokens that even the best worker would have to
+        compute.
         """
         pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
         pending.waiting_tokens = max(round(pending.work_tokens), 1)
@@ -203,7 +216,7 @@ class Admission:
         return None, None
 
     def waited_too_long(self, pending: Pending, now_s: float, why: str = "") -> Rejection:
-        """For one of `HoldQueue.expired`. `why`: the limit that it met last."""
+        """Return the rejection of a request that waited too long; `why` is the limit in its way."""
         deadline_s = pending.arrival.deadline_s
         if deadline_s is not None and now_s >= deadline_s:
             return Rejection(
@@ -214,7 +227,7 @@ class Admission:
         return Rejection(503, "hold_timeout", f"no worker could take the request {within}{because}")
 
     def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
-        """A request goes to a worker that must compute so much of it."""
+        """Count a request that is sent to a worker, which must compute `uncached_tokens` of it."""
         if self.held.size:  # else nobody waits
             pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
             self.held.served(pending)
@@ -223,23 +236,23 @@ class Admission:
         self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
 
     def prefill_over(self, pending: Pending, computed: bool, now_s: float) -> None:
-        """Its prompt is `computed`, or will not be; a second call changes nothing."""
+        """Count a request's prompt as `computed` or given up; a second call changes nothing."""
         if pending.queued_tokens and not pending.held:
             self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)
             pending.queued_tokens = 0
 
     @property
     def output_tokens(self) -> float:
-        """Tokens of an answer as answers were lately."""
+        """Mean number of tokens of recent answers."""
         return self._output_tokens
 
     def answered(self, output_tokens: int | None) -> None:
-        """An answer had so many tokens: the next one will be like those before."""
+        """Update the mean length of answers by an answer of `output_tokens` tokens."""
         if output_tokens is not None:
             self._output_tokens += _SMOOTHING * (output_tokens - self._output_tokens)
 
     def wait_over(self, pending: Pending, now_s: float, let_in: bool = False) -> None:
-        """A request that may have waited does so no more, however that ended."""
+        """Remove a request from the hold queue, if it is held; `let_in` is True if it is sent."""
         if pending.held:
             self._let_in.over(_kind(pending), pending.waiting_tokens, let_in, now_s)
             self.held.remove(pending)
@@ -249,12 +262,12 @@ class Admission:
     def wait_s(
         self, arrival: Arrival, now_s: float, begun: bool = False, own_tokens: float = 0.0
     ) -> float:
-        """How long `arrival` would wait, were it the last of those that wait. `begun`: its session.
+        """Return the seconds that `arrival` would wait as the last of the waiting requests.
 
-        By Little's law: the work of its kind that waits before it, and its own, over the rate at
-        which such work is let in. Where none was, yet: until a worker would compute it. What is
-        dispatched of its model is computed first, then what waits before it, at the rate at which
-        the pool really computes prompts.
+        `begun` is True if its session has begun. By Little's law, the wait is the work before the
+        request, and its own, over the rate at which such work leaves the queue. While this rate is
+        unknown, the wait is the time until a worker would compute the request: all dispatched and
+        waiting work of its model over the rate at which the pool computes prompts.
         """
         before = self.held.work_before(arrival, begun)
         let_in = self._let_in.rate((arrival.model, begun), now_s)
@@ -271,7 +284,10 @@ class Admission:
         rejection: Rejection,
         pending: Pending | None = None,
     ) -> Reject:
-        """The answer to a request that is turned away. `pending`: where it had come in."""
+        """Return the rejection of a request, with the seconds after which a retry is sensible.
+
+        `pending` is the request if it was admitted before.
+        """
         status, code, message = rejection
         self._counters.rejected(code)
         retry_after_s = None
@@ -291,5 +307,5 @@ class Admission:
 
 
 def _kind(pending: Pending) -> tuple[str, bool]:
-    """Its model, and whether its session has begun: such requests wait in lines of their own."""
+    """Return a request's model, and True if its session has begun; each kind waits separately."""
     return pending.arrival.model, not pending.turn[0]

@@ -1,5 +1,6 @@
-"""Health of workers; ejection of failing ones, probes, reinstatement, slow start of new ones,
-and those that are busy.
+"""The health of workers: ejects failing workers, reinstates them, and starts new ones slowly.
+
+It also spares workers that report that they are busy.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from router.core.workers.table import Worker, WorkerTable
 
 
 class StallDetection:
-    """When workers with running streams were last heard. Lifetime: process.
+    """Finds workers whose running streams have all been silent for `stall_s` seconds.
 
-    `stall_s`: silence of all streams of a worker that makes it suspect.
+    Lifetime: process.
     """
 
     def __init__(self, stall_s: float) -> None:
@@ -31,7 +32,7 @@ class StallDetection:
         self._probed_s: dict[int, float] = {}  # worker -> when it was probed, until it is heard
 
     def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
-        """A stream of this worker began or grew."""
+        """Record that a stream of a worker began or grew."""
         streams = self._streams.get(worker_id)
         if streams is None:
             streams = self._streams[worker_id] = set()
@@ -40,7 +41,7 @@ class StallDetection:
         self._probed_s.pop(worker_id, None)
 
     def over(self, worker_id: int, request_id: int) -> None:
-        """A request left this worker."""
+        """Record that a request left a worker."""
         streams = self._streams.get(worker_id)
         if streams is not None:
             streams.discard(request_id)
@@ -49,7 +50,10 @@ class StallDetection:
                 self._probed_s.pop(worker_id, None)
 
     def suspects(self, now_s: float) -> list[int]:
-        """Workers to probe now; each once in `stall_s` for as long as it stays silent."""
+        """Return the ids of workers to probe now.
+
+        Each silent worker is returned once in `stall_s` seconds.
+        """
         limit_s = now_s - self._stall_s
         suspects = [worker_id for worker_id, at_s in self._heard_s.items() if at_s <= limit_s]
         for worker_id in suspects:
@@ -57,11 +61,11 @@ class StallDetection:
         return suspects
 
     def probe_answered(self, worker_id: int) -> None:
-        """It answered the probe, so it lives, though its streams are silent."""
+        """Record that a worker answered a probe: it is alive, though its streams are silent."""
         self._probed_s.pop(worker_id, None)
 
     def still(self, worker_id: int) -> bool:
-        """Whether nothing was heard of it since it was probed, though streams run there."""
+        """Return True if a probed worker has neither answered nor sent a token since the probe."""
         return worker_id in self._probed_s
 
 
@@ -75,10 +79,10 @@ _MADE_GOOD = 1 / 12
 
 
 class OutlierDetection:
-    """Decides which workers get no requests for a while. Lifetime: process.
+    """Decides which workers get no requests for a while, by their failures.
 
-    Only what comes of a request that was sent since a worker was put aside says anything new of
-    it: those from before fail by the dozen when a worker dies.
+    After an ejection, only requests that were sent later count. When a worker dies, requests sent
+    before fail by the dozen. Lifetime: process.
     """
 
     def __init__(
@@ -90,22 +94,27 @@ class OutlierDetection:
         self._ejected: set[int] = set()  # those that are not "healthy"
 
     def dispatched(self, worker: Worker, request_id: int) -> None:
-        """A request is sent there; while it is on trial, no other is until this one's end."""
+        """Record that a request was sent to a worker.
+
+        A worker on trial gets no other request until this one ends.
+        """
         health = worker.health
         if health.state == "trial" and health.trial is None:
             health.trial = request_id
             self._workers.changed()
 
     def released(self, worker: Worker, request_id: int) -> None:
-        """A request is there no more, however it ended: another may be tried."""
+        """Record that a request left a worker, so that a worker on trial may get another one."""
         worker.health.running.pop(request_id, None)
         if worker.health.trial == request_id:
             worker.health.trial = None
             self._workers.changed()
 
     def begun(self, worker: Worker, pending: Pending, now_s: float) -> list[Action]:
-        """It began to answer a request. So much went well, whatever becomes of the rest: a long
-        answer ends late, and those that break off would otherwise be heard of first.
+        """Count a success of a worker that began to answer a request.
+
+        The begin counts whatever happens to the rest of the answer. Long answers end late, so that
+        broken ones would otherwise be seen first.
         """
         health = worker.health
         pending.begun_by, pending.begun_s = worker.worker_id, now_s
@@ -120,12 +129,12 @@ class OutlierDetection:
         return []
 
     def given_up(self, worker: Worker, pending: Pending) -> None:
-        """Its client left: what it has of the answer had gone well."""
+        """Count the begun answer of a request whose client left as a success of its worker."""
         if pending.begun_by == worker.worker_id:
             worker.health.well_at = max(worker.health.well_at, pending.begun_failed)
 
     def succeeded(self, worker: Worker, pending: AtWorker, now_s: float) -> list[Action]:
-        """It answered a request."""
+        """Count a completed answer of a worker, and reinstate the worker if it was ejected."""
         health = worker.health
         if pending.begun_by is None:
             health.recent.add(now_s, 1, 0)
@@ -141,7 +150,7 @@ class OutlierDetection:
         return self._reinstate(worker, "it answers a new request", now_s)
 
     def failed(self, worker: Worker, pending: Pending, cause: str, now_s: float) -> list[Action]:
-        """It failed a request."""
+        """Count a failure of a worker, and eject the worker if it fails too often."""
         health, settings = worker.health, self._settings
         health.count_failure(cause)
         if worker.silent is not None:  # nothing new goes there, and it may be well
@@ -165,7 +174,7 @@ class OutlierDetection:
         return self._eject(worker, "too many requests fail", cause, now_s)
 
     def silent(self, worker: Worker, now_s: float) -> list[Action]:
-        """All its streams stand still, and it does not answer a probe."""
+        """Eject a worker whose streams are all silent and which does not answer a probe."""
         worker.health.count_failure(STALLED)
         if worker.health.state != "healthy":
             return []
@@ -174,15 +183,15 @@ class OutlierDetection:
         return ejected
 
     def answers(self, worker: Worker, now_s: float) -> list[Action]:
-        """It was silent, and answers probes again: to have stood still is forgiven."""
+        """Reinstate a worker that was ejected for silence and answers probes again."""
         stalled = worker.health.stalled
         return self._reinstate(worker, "its stall ends", now_s) if stalled else []
 
     def due(self, now_s: float) -> list[Action]:
-        """Probes of workers whose ejection is over; reinstatement of those nobody has tried.
+        """Return probes of workers whose ejection is over, and reinstate workers that nobody tried.
 
-        A policy may send every request to where its prefix is cached. Who answered a probe and is
-        given nothing to be tried with would be on trial for ever.
+        A policy may send every request to the worker where its prefix is cached. A worker that
+        answered its probe and gets no request to be tried with would stay on trial for ever.
         """
         actions: list[Action] = []
         for worker_id in sorted(self._ejected):
@@ -204,7 +213,7 @@ class OutlierDetection:
         return actions
 
     def probed(self, worker: Worker, well: bool, now_s: float) -> list[Action]:
-        """The answer to the probe of a worker whose ejection was over."""
+        """Put an ejected worker on trial if its probe succeeded, or else eject it again."""
         if worker.health.state != "probed":
             return []
         if not well:
@@ -248,7 +257,7 @@ class OutlierDetection:
         return [Ejected(worker.worker_id, ejected_s, cause)]
 
     def _may_eject(self, worker: Worker) -> bool:
-        """Whether enough of its pool takes requests without it."""
+        """Return True if enough workers of the pool take requests without this one."""
         pool = [w for w in self._workers.serving(worker.facts.models[0]) if w.state == "ready"]
         away = sum(w.health.state != "healthy" for w in pool if w is not worker)
         most = max(int(self._settings.ejection_max_share * len(pool)), 1)
@@ -277,7 +286,10 @@ _KNOWN_MAX = 64
 
 
 class SlowStart:
-    """Lifetime: process."""
+    """Gives a worker that joins a running pool a share of requests that grows slowly.
+
+    Lifetime: process.
+    """
 
     def __init__(self, slow_start_s: float) -> None:
         self._slow_start_s = slow_start_s
@@ -286,11 +298,11 @@ class SlowStart:
         self._known: dict[tuple[int, ...], Rows] = {}  # by those left out
 
     def __len__(self) -> int:
-        """How many start slowly, but for those whose end was not noticed yet."""
+        """Return the number of workers in slow start, or whose slow start has just ended."""
         return len(self._since)
 
     def joined(self, worker: Worker, others: Iterable[Worker], now_s: float) -> None:
-        """It starts slowly where its pool has had a serving worker for as long as that takes."""
+        """Start a new worker slowly, if its pool has had a healthy worker for long enough."""
         models = set(worker.facts.models)
         settled_s = now_s - self._slow_start_s
         if self._slow_start_s > 0.0 and any(
@@ -300,20 +312,21 @@ class SlowStart:
             self._since[worker.worker_id] = now_s
 
     def left(self, worker_id: int) -> None:
-        """It is gone."""
+        """Forget a worker that left."""
         self._since.pop(worker_id, None)
 
     def share(self, worker_id: int, now_s: float) -> float:
-        """Of new work that may go there, 0..1; 1 for one that does not start slowly."""
+        """Return the share of new work that a worker may get, 0..1; 1 without slow start."""
         since_s = self._since.get(worker_id)
         return (
             1.0 if since_s is None else min(max((now_s - since_s) / self._slow_start_s, 0.0), 1.0)
         )
 
     def rows(self, serial: int, rows: Rows, hits: Ints, now_s: float) -> Rows:
-        """`rows` without those whose share this request is not of; `hits`: int64[rows], its own.
+        """Return `rows` without the workers in slow start that may not get this request yet.
 
-        `rows` itself where nobody is left out, or nobody would be left.
+        `hits` are the request's hit tokens on each worker, int64[rows]. The result is `rows` itself
+        if no worker is left out, or if no worker would be left.
         """
         starting = [(row, w) for row, w in enumerate(rows.worker_ids) if w in self._since]
         if not starting or len(starting) == len(rows):
@@ -341,7 +354,10 @@ class SlowStart:
 
 
 class Health:
-    """Follows the requests at each worker, in the order of time. Lifetime: process."""
+    """Follows the requests at each worker, and decides which workers get requests.
+
+    The calls come in the order of time. Lifetime: process.
+    """
 
     def __init__(
         self, settings: CoreSettings, workers: WorkerTable, counters: CoreCounters
@@ -354,12 +370,12 @@ class Health:
         self.silences = Silences(settings, workers, self._stalls.still)
 
     def sent(self, worker: Worker, pending: AtWorker, now_s: float) -> None:
-        """A request was charged to a worker."""
+        """Record that a request was charged to a worker."""
         pending.sent_s, pending.begun_by = now_s, None
         self._outliers.dispatched(worker, pending.arrival.request_id)
 
     def begun(self, worker_id: int, pending: Pending, now_s: float) -> list[Action]:
-        """Its answer began, so the worker works."""
+        """Record that a worker began to answer a request, so that the worker is alive."""
         self.grew(worker_id, pending.arrival.request_id, now_s)
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -369,23 +385,23 @@ class Health:
         return self._outliers.begun(worker, pending, now_s)
 
     def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
-        """Its answer grew."""
+        """Record that a worker's answer to a request grew."""
         self._stalls.heard(worker_id, request_id, now_s)
 
     def left(self, worker_id: int, request_id: int) -> None:
-        """It left this worker, whatever the reason."""
+        """Record that a request left its worker, for any reason."""
         self._stalls.over(worker_id, request_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
             self._outliers.released(worker, request_id)
 
     def given_up(self, worker: Worker | None, pending: Pending) -> None:
-        """Its client left."""
+        """Record that the client of a request left."""
         if worker is not None:
             self._outliers.given_up(worker, pending)
 
     def answered(self, worker: Worker | None, pending: AtWorker, fact: Finish) -> list[Action]:
-        """Its answer is complete; `worker` is None where that one has left since."""
+        """Record that an answer is complete; `worker` is None if the worker has left since."""
         if worker is None or fact.refused:
             return []
         if worker.spell.times:
@@ -393,7 +409,7 @@ class Health:
         return self._outliers.succeeded(worker, pending, fact.now_s)
 
     def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
-        """A request failed: its worker is to blame, or is busy, or neither."""
+        """Record that a request failed because its worker failed or was busy, or otherwise."""
         if fact.busy_s is not None:
             return self.busy.said(worker, pending.sent_s, fact.busy_s, fact.now_s)
         if fact.blame != "worker":
@@ -401,7 +417,7 @@ class Health:
         return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Workers to probe now, and what became of busy and of silent ones."""
+        """Return probes of workers, and news of busy and silent workers."""
         actions = [*self.silences.look(), *self.busy.tick(now_s), *self._outliers.due(now_s)]
         for worker_id in self._stalls.suspects(now_s):
             worker = self._workers.get(worker_id)
@@ -410,7 +426,7 @@ class Health:
         return actions
 
     def silence(self, fact: Silence) -> list[Action]:
-        """A worker leaves probes unanswered, or answers again."""
+        """Record that a worker stops or resumes answering probes."""
         worker = self._workers.get(fact.worker_id)
         actions = self.silences.told(fact)
         if worker is not None and not fact.probes:
@@ -419,7 +435,7 @@ class Health:
         return actions
 
     def probed(self, fact: Probed) -> list[Action]:
-        """The answer to a probe."""
+        """Handle the answer to a probe of a worker."""
         worker = self._workers.get(fact.worker_id)
         if worker is None or worker.state != "ready":
             return []

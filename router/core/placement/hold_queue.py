@@ -17,15 +17,18 @@ _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
 
 class QueueMember(Protocol):
-    """Something that waits. Its turn is unique among all members of its queue."""
+    """A waiting item of a fair queue.
+
+    Its `turn` is unique among all members of the queue.
+    """
 
     @property
     def turn(self) -> tuple[bool, int]:
-        """Its place within its tenant's line."""
+        """Position of the member among the members of its tenant."""
 
     @property
     def fair_work(self) -> float:
-        """Its predicted work over its tenant's weight, above 0."""
+        """The member's predicted work divided by its tenant's weight, above 0."""
 
 
 M = TypeVar("M", bound=QueueMember)
@@ -33,14 +36,20 @@ M = TypeVar("M", bound=QueueMember)
 
 @dataclass(slots=True, eq=False)
 class Flow(Generic[M]):
-    """One tenant's line, never empty. Lifetime: as long as something of it waits."""
+    """The waiting members of one tenant; there is at least one.
+
+    Lifetime: as long as one of them waits.
+    """
 
     start: float
     members: list[M] = field(default_factory=list)  # by their turns
 
 
 class FairQueue(Generic[M]):
-    """Lifetime: as long as anything waits."""
+    """A queue that serves tenants in proportion to their weights (start-time fair queueing).
+
+    Lifetime: as long as any member waits.
+    """
 
     def __init__(self) -> None:
         self._flows: dict[str | None, Flow[M]] = {}
@@ -55,15 +64,15 @@ class FairQueue(Generic[M]):
             yield from flow.members
 
     def flow(self, tenant: str | None) -> Flow[M] | None:
-        """A tenant's line."""
+        """Return the waiting members of a tenant, or None if there are none."""
         return self._flows.get(tenant)
 
     def flows(self) -> Iterator[Flow[M]]:
-        """Every tenant's line."""
+        """Return the waiting members of every tenant."""
         return iter(self._flows.values())
 
     def add(self, tenant: str | None, member: M) -> None:
-        """Something begins to wait."""
+        """Add a member of a tenant."""
         flow = self._flows.get(tenant)
         if flow is None:
             start = max(self._now, self._owed.pop(tenant, 0.0))
@@ -71,7 +80,7 @@ class FairQueue(Generic[M]):
         insort(flow.members, member, key=_turn)
 
     def remove(self, tenant: str | None, member: M) -> None:
-        """It waits no more, whatever became of it."""
+        """Remove a member that waits no more, for any reason."""
         flow = self._flows[tenant]
         place = bisect_left(flow.members, member.turn, key=_turn)
         assert flow.members[place] is member, "not where its turn says"
@@ -81,7 +90,10 @@ class FairQueue(Generic[M]):
             self._owe(tenant, flow.start)
 
     def served(self, tenant: str | None, fair_work: float, waited: bool) -> None:
-        """Something of this tenant is done; what waited is removed only after this."""
+        """Charge a tenant for a served request.
+
+        A member that waited must be removed only after this call.
+        """
         flow = self._flows.get(tenant)
         if flow is None:
             self._owe(tenant, max(self._now, self._owed.get(tenant, 0.0)) + fair_work)
@@ -91,9 +103,9 @@ class FairQueue(Generic[M]):
         flow.start += fair_work
 
     def in_turn(self, gone: Callable[[M], bool]) -> Iterator[M]:
-        """All members in the order of their turns, as if each were served, or is meanwhile.
+        """Return all members in the order of their turns, as if each of them were served.
 
-        Those of whom `gone` is true when their turn comes are left out.
+        Members for which `gone` returns True at their turn are left out.
         """
         heap = [(flow.start, flow.members[0].turn, _Line(flow)) for flow in self._flows.values()]
         heapify(heap)
@@ -138,20 +150,23 @@ PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones 
 
 
 class Watcher(Protocol):
-    """Hears which requests wait and which pass them (`reservations.Reservations`)."""
+    """Observes which requests wait and which requests pass them (`reservations.Reservations`)."""
 
     def waits(self, pending: Pending) -> None:
-        """It begins to wait."""
+        """Observe that a request begins to wait."""
 
     def waits_no_more(self, pending: Pending) -> None:
-        """It does so no more, however that ended."""
+        """Observe that a request waits no more, for any reason."""
 
     def sent(self, pending: Pending) -> None:
-        """A request is sent, whether it waited or not."""
+        """Observe that a request is sent, whether it waited or not."""
 
 
 class HoldQueue:
-    """Bounded in number. Lifetime: process."""
+    """The requests that wait at the router for a worker, at most `limit`.
+
+    Lifetime: process.
+    """
 
     def __init__(self, limit: int, watcher: Watcher | None = None) -> None:
         self._limit = limit
@@ -165,7 +180,7 @@ class HoldQueue:
         return self.size
 
     def __iter__(self) -> Iterator[Pending]:
-        """Those who wait, in the order of their turns if nothing changes."""
+        """Return the waiting requests in the order of service if nothing changes."""
         for priority in sorted(self._classes):
             yield from self._classes[priority].in_turn(lambda pending: False)
 
@@ -303,10 +318,10 @@ class HoldQueue:
 
 
 def most_s(arrival: Arrival, hold_s: float) -> float:
-    """How long it may wait at the most where others may `hold_s`."""
+    """Return the seconds that a request may wait at most; `hold_s` is the general limit."""
     return hold_s if arrival.hold_s is None else min(arrival.hold_s, hold_s)
 
 
 def _crowd(flow: Flow[Pending]) -> float:
-    """How many of a tenant wait, for its weight."""
+    """Return the number of a tenant's waiting requests divided by the tenant's weight."""
     return len(flow.members) / flow.members[0].arrival.weight

@@ -1,4 +1,4 @@
-"""The pool's arrival rate and how many sessions are alive."""
+"""Estimates the rate of arriving requests and the number of live sessions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ _SESSIONS_MAX = 1 << 16
 
 
 class ArrivalEstimator:
-    """Lifetime: process; at most 65,536 sessions, the longest unseen forgotten first."""
+    """Measures the rate of arriving requests, and counts the live sessions.
+
+    It remembers at most 65,536 sessions, and forgets those unseen for longest first. Lifetime:
+    process.
+    """
 
     def __init__(self) -> None:
         self._rate_per_s = 0.0
@@ -19,7 +23,7 @@ class ArrivalEstimator:
         self._sessions: OrderedDict[tuple[str | None, str], float] = OrderedDict()
 
     def arrival(self, session: str | None, now_s: float, tenant: str | None = None) -> None:
-        """A request came in; sessions of two tenants are two, also under one name."""
+        """Count a request, and its session; equal session names of two tenants are two sessions."""
         self._rate_per_s = self.rate_per_s(now_s) + 1.0 / _TIME_CONSTANT_S
         self._seen_s = now_s
         if session is None:
@@ -31,13 +35,13 @@ class ArrivalEstimator:
             self._sessions.popitem(last=False)
 
     def rate_per_s(self, now_s: float) -> float:
-        """Arrivals per second, each fading exponentially over 10 s."""
+        """Return the arrivals per second, smoothed exponentially over 10 s."""
         if self._seen_s is None:
             return 0.0
         return self._rate_per_s * math.exp(-max(now_s - self._seen_s, 0.0) / _TIME_CONSTANT_S)
 
     def live_sessions(self, now_s: float) -> int:
-        """Sessions seen within the last 15 minutes."""
+        """Return the number of sessions seen within the last 15 minutes."""
         while self._sessions:
             named, seen_s = next(iter(self._sessions.items()))
             if now_s - seen_s <= _SESSION_IDLE_S:

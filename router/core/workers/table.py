@@ -1,4 +1,4 @@
-"""The table of workers; identity, slot, state, health."""
+"""The table of workers, with the id, slot, state and health of each."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ class WorkerHealth:
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it may be given another request."""
+        """Return True if the worker's health allows another request now."""
         return self.state == "healthy" or (self.state == "trial" and self.trial is None)
 
     @property
     def failures(self) -> int:
-        """In a row: since the latest answer that ended well, or began and still runs."""
+        """Number of failures in a row, since the latest answer that ended well or still runs."""
         well_at = self.well_at
         if self.running:
             well_at = max(well_at, next(reversed(self.running.values())))
         return self.failed - well_at
 
     def end_row(self) -> None:
-        """The next failure is the first in a row."""
+        """End the row of failures, so that the next failure is the first."""
         self.well_at = self.failed
 
     def count_failure(self, cause: str) -> None:
@@ -68,7 +68,7 @@ class WorkerHealth:
         self.state = HEALTH_STATES[self.state, event]
 
     def forgive(self) -> None:
-        """Treat it as a new one; counts stay."""
+        """Treat the worker as a new one; its counts of failures stay."""
         self.move("it comes back from being down")
         self.ejections = 0
         self.broken = 0.0
@@ -80,8 +80,9 @@ class WorkerHealth:
 
 @dataclass(slots=True)
 class BusySpell:
-    """A time for which a worker wants nothing new, by its own word. Only `busy.BusyWorkers`
-    changes it. Lifetime: worker.
+    """A time for which a worker asked to be spared new requests.
+
+    Only `busy.BusyWorkers` changes it. Lifetime: worker.
     """
 
     on: bool = False
@@ -92,7 +93,10 @@ class BusySpell:
 
 @dataclass(slots=True)
 class Silent:
-    """That a worker leaves probes unanswered. Lifetime: until it answers, or is down."""
+    """The state of a worker that leaves probes unanswered.
+
+    Lifetime: until the worker answers, or is down.
+    """
 
     since_s: float
     probes: int  # in a row
@@ -128,32 +132,32 @@ class Worker:
 
     @property
     def tells(self) -> bool:
-        """Whether its KV events tell of its cache, which is guessed else."""
+        """True if the worker's KV events report its cache; otherwise the cache is estimated."""
         return self.facts.has_events and self.kv.guessed is None
 
     @property
     def told_block_size(self) -> int:
-        """Tokens a block, by its own word."""
+        """Tokens per block, as the worker itself reports."""
         return (self.told or self.facts).block_size
 
     @property
     def busy(self) -> bool:
-        """Whether it asked to be spared: others go first."""
+        """True if the worker asked to be spared, so that other workers are preferred."""
         return self.spell.on
 
     @property
     def is_in(self) -> bool:
-        """Whether it is ready, healthy, and answers."""
+        """True if the worker is ready, healthy, and answers probes."""
         return self.state == "ready" and self.health.state == "healthy" and self.silent is None
 
     @property
     def takes_requests(self) -> bool:
-        """Whether it may be given new requests now."""
+        """True if the worker may get new requests now."""
         return self.state == "ready" and self.health.takes_requests and self.silent is None
 
     @property
     def shown_state(self) -> str:
-        """The state as people see it."""
+        """The worker's state as shown to people."""
         if self.state == "ready" and self.silent is not None:
             return "down" if self.silent.moved else "silent"
         if self.state == "ready" and self.health.state != "healthy":
@@ -163,7 +167,10 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class HalfMissing:
-    """Workers of one role, none of whose group has the other one. Lifetime: while it is so."""
+    """Workers of one role (prefill or decode) whose group has no worker of the other role.
+
+    Lifetime: as long as this is so.
+    """
 
     group: str | None  # None: these have none, and nobody can take KV from them
     role: Role  # that they have
@@ -171,18 +178,19 @@ class HalfMissing:
 
     @property
     def missing(self) -> str:
-        """What nobody of the group does."""
+        """The work that no worker of the group does: "prefills" or "decodes"."""
         return "decodes" if self.role == "prefill" else "prefills"
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a sentence for people."""
         group = "without a group" if self.group is None else f"of the group {self.group!r}"
         return f"nobody {group} {self.missing}: {self.workers} have the role {self.role}"
 
 
 def halves_missing(facts: Iterable[WorkerFacts]) -> list[HalfMissing]:
-    """Which groups of a model's workers have one role only; those that do all of a request
-    count as either.
+    """Return the groups of a model's workers that have only one role, prefill or decode.
+
+    A worker that can do all of a request counts as the other role.
     """
     roles: dict[str | None, Counter[Role]] = {}
     for one in facts:
@@ -199,7 +207,7 @@ _OTHER: Mapping[Role, Role] = MappingProxyType({"prefill": "decode", "decode": "
 
 
 def serves(facts: Sequence[WorkerFacts]) -> bool:
-    """Whether a request finds what it needs among a model's workers: one for all, or a pair."""
+    """Return True if a model's workers can serve a request, by one worker or by a pair."""
     if any(one.role == "both" or one.serves_alone for one in facts):
         return True
     groups = {one.group for one in facts if one.role == "prefill"} - {None}
@@ -208,7 +216,10 @@ def serves(facts: Sequence[WorkerFacts]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _ModelPool:
-    """What is the same for all requests to one model. Lifetime: until a worker changes."""
+    """Facts about the workers of one model that are the same for all requests.
+
+    Lifetime: until a worker changes.
+    """
 
     identity: tuple[str, str | None]
     block_sizes: frozenset[int]
@@ -216,7 +227,10 @@ class _ModelPool:
 
 
 class WorkerTable:
-    """All workers, by id; slots are reused, ids never. Lifetime: process."""
+    """All workers by id; slots are reused, ids never are.
+
+    Lifetime: process.
+    """
 
     def __init__(self, slots: int) -> None:
         self._free = list(range(slots - 1, -1, -1))
@@ -231,53 +245,54 @@ class WorkerTable:
         return len(self._workers)
 
     def get(self, worker_id: int) -> Worker | None:
-        """The worker, or None when it is gone."""
+        """Return the worker, or None if it is gone."""
         return self._workers.get(worker_id)
 
     def changed(self) -> None:
-        """Say that a worker came, left, or is not what it was (state, facts, health)."""
+        """Record that a worker came, left or changed, so that remembered results are dropped."""
         self.version += 1
         self._pools.clear()
 
     def take_slot(self) -> int | None:
-        """A free slot, or None when the table is full."""
+        """Return a free slot, or None if the table is full."""
         return self._free.pop() if self._free else None
 
     def add(self, worker: Worker) -> None:
-        """Enter a worker that was given a slot."""
+        """Add a worker that was given a slot."""
         self._workers[worker.worker_id] = worker
         self.changed()
 
     def remove(self, worker_id: int) -> None:
-        """Forget a worker; its slot may be given to the next one."""
+        """Remove a worker, whose slot may be given to another one."""
         worker = self._workers.pop(worker_id)
         self.changed()
         self._free.append(worker.slot)
 
     def models(self) -> list[str]:
-        """Names of all models served, sorted."""
+        """Return the names of all models served, sorted."""
         return sorted({model for worker in self for model in worker.facts.models})
 
     def identity(self, model: str) -> tuple[str, str | None]:
-        """(base model, LoRA adapter or None) behind a model's name; its own where unknown.
+        """Return the base model behind a model's name, and its LoRA adapter or None.
 
-        A worker's first model is its base; further names are aliases of it or its adapters.
+        A worker's first model is its base model; further names are aliases or adapters. An unknown
+        name is returned as its own base.
         """
         pool = self._pool(model)
         return (model, None) if pool is None else pool.identity
 
     def block_sizes(self, model: str) -> frozenset[int]:
-        """Block sizes of a model's pool; none where it is not served."""
+        """Return the block sizes of a model's workers, or an empty set if there are none."""
         pool = self._pool(model)
         return frozenset() if pool is None else pool.block_sizes
 
     def splits(self, model: str) -> bool:
-        """Whether a request to it may be prefilled by one worker and decoded by another."""
+        """Return True if separate workers may prefill and decode a request to the model."""
         pool = self._pool(model)
         return pool is not None and pool.splits
 
     def _pool(self, model: str) -> _ModelPool | None:
-        """What every request to `model` asks, without a look at each worker; None: not served."""
+        """Return the remembered facts about a model's workers, or None if there are none."""
         pool = self._pools.get(model)
         if pool is None and (serving := self.serving(model)):
             first = serving[0].facts
@@ -288,9 +303,9 @@ class WorkerTable:
         return pool
 
     def halves_missing(self, model: str) -> list[HalfMissing]:
-        """Roles that do nothing for `model` now, since nobody ready has the other one."""
+        """Return the groups of a model's ready workers that lack prefill or decode workers."""
         return halves_missing(w.facts for w in self.serving(model) if w.state == "ready")
 
     def serving(self, model: str) -> list[Worker]:
-        """Workers of a model's pool, whatever their state, in the order of their ids."""
+        """Return all workers of a model in any state, in the order of their ids."""
         return [w for w in self if model in w.facts.models]
