@@ -1,4 +1,4 @@
-"""Session tracking, on while the policy in use asks for it, and what a decision sees of it."""
+"""Tracks sessions while the policy in use needs them, and shows them to a decision."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ from router.core.workers.table import Worker, WorkerTable
 
 
 class SessionView:
-    """Lifetime: one decision."""
+    """The sessions as one decision reads them.
+
+    Lifetime: one decision.
+    """
 
     def __init__(
         self,
@@ -31,7 +34,10 @@ class SessionView:
         columns: WorkerColumns,
         chain: Hashes,
     ) -> None:
-        """`held`: hits in any tier, of which `hits` are on the GPU."""
+        """Build the view for one request.
+
+        `held` are the prompt tokens cached in any tier of each worker, and `hits` those on the GPU.
+        """
         self._hits, self._chain = hits, chain
         self.trunk_tokens = tracked.trunk_tokens
         self.sessions, self._tracked = sessions, tracked
@@ -63,7 +69,10 @@ class SessionView:
         return "new"
 
     def working_set_tokens(self) -> Floats:
-        """float64[rows], without the session of this request."""
+        """Return the KV tokens that live sessions want at each worker, float64[rows].
+
+        The session of this request is left out.
+        """
         sets = self.sessions.sets
         tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
         tokens += self.sessions.unowned.wanted_tokens[self._slots]
@@ -73,7 +82,10 @@ class SessionView:
         return np.maximum(tokens, 0.0, out=tokens)
 
     def working_set_s(self) -> Floats:
-        """float64[rows], without the session of this request."""
+        """Return the seconds to recompute the private tokens of `working_set_tokens`.
+
+        The shape is float64[rows]. The session of this request is left out.
+        """
         speeds = self._columns.prefill_tokens_per_s[self._slots]
         # Of unowned blocks it is not known how deep in a context they lie: at least linear work.
         work = self.sessions.sets.cold_work + self.sessions.unowned.wanted_tokens
@@ -83,7 +95,10 @@ class SessionView:
         return np.maximum(seconds, 0.0, out=seconds)
 
     def holds_trunk(self) -> Bools:
-        """bool[rows]: where another session with the same trunk is at home."""
+        """Return True for each worker that holds the cache of another session with the same trunk.
+
+        The shape is bool[rows]. A trunk is a prefix that many sessions share.
+        """
         sets, tracked = self.sessions.sets, self._tracked
         holding = sets.holding(tracked.trunk)[self._slots]
         row = self._own_row
@@ -96,7 +111,7 @@ class SessionView:
         return holding
 
     def columns(self) -> dict[str, Floats]:
-        """The sums of sessions by slot, where they lie."""
+        """Return the sums of sessions by worker slot, without copies."""
         sets = self.sessions.sets
         return {
             "private_tokens": sets.private_tokens,
@@ -106,8 +121,11 @@ class SessionView:
         }
 
     def own(self) -> tuple[int, float, float, Bools, bool]:
-        """(Slot of its home or -1, its tokens there, its linear work, bool[slots] where sessions
-        with its trunk are at home, whether in its own slot nobody but itself is one of these).
+        """Return what this request's own session adds to the sums of its worker.
+
+        The result is the worker's slot or -1, the session's tokens there, their work in tokens
+        without attention, bool[slots] of workers with sessions of the same trunk, and True if this
+        session alone has the trunk in its slot.
         """
         sets, tracked, slot = self.sessions.sets, self._tracked, self._own_slot
         holding = sets.holding(tracked.trunk)
@@ -116,7 +134,10 @@ class SessionView:
         return slot, self._own_tokens, self._own_work, holding, alone
 
     def trunk(self) -> tuple[int, int]:
-        """(Tokens of the trunk, how many more of the rows should hold it; 0 or less: enough do)."""
+        """Return the tokens of the hot trunk, and how many more workers should hold it.
+
+        The second number is 0 or less if enough workers hold the trunk.
+        """
         tokens, wanted = self.hot_trunk()
         if not wanted:
             return 0, 0
@@ -124,16 +145,19 @@ class SessionView:
         return tokens, min(wanted, len(self._hits)) - copies
 
     def hot_trunk(self) -> tuple[int, int]:
-        """(Tokens of the trunk, how many workers should hold it; 0, 0: it begins with none.)"""
+        """Return the tokens of the hot trunk, and how many workers should hold it.
+
+        Both are 0 if the prompt begins with no hot trunk.
+        """
         trunk = self.sessions.trunks.of(self._chain)
         return (0, 0) if trunk is None else (trunk.tokens, trunk.wanted_copies)
 
     def cycle_s(self) -> float:
-        """Seconds of a turn whose cache is warm."""
+        """Return the seconds of a session's turn while its cache is warm."""
         return self.sessions.cycle.seconds(self._slot_ids)
 
     def _row_of(self, slot: int) -> int | None:
-        """The row of a worker slot; None: it is not among them."""
+        """Return the row of a worker slot, or None if the worker is not in the view."""
         slots = self._slots
         if isinstance(slots, slice):
             return slot - slots.start if slots.start <= slot < slots.stop else None
@@ -142,7 +166,10 @@ class SessionView:
 
 
 class SessionTracking:
-    """Lifetime: process. `sessions` is None while the policy does not ask for them."""
+    """Tracks the sessions of all requests, while the policy in use needs them.
+
+    `sessions` is None while the policy does not. Lifetime: process.
+    """
 
     def __init__(
         self,
@@ -159,7 +186,10 @@ class SessionTracking:
         self.follow(policy, ())
 
     def follow(self, policy: LoadedPolicy, under_way: Iterable[Pending]) -> None:
-        """Begin, go on, or stop, as this policy needs; `under_way`: unfinished, oldest first."""
+        """Start, continue or stop to track sessions, as the policy needs.
+
+        `under_way` are the unfinished requests, oldest first.
+        """
         if not policy.needs_sessions:
             self.sessions = None
             for pending in under_way:
@@ -178,12 +208,12 @@ class SessionTracking:
                     self.dispatched(pending, charge.slot)
 
     def arrived(self, pending: Pending) -> None:
-        """A request arrived; find its session."""
+        """Find the session of a request that arrived."""
         if self.sessions is not None:
             pending.tracked = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
 
     def look(self, pending: Pending) -> None:
-        """The same for a dry run; nothing is remembered of it."""
+        """Find the session of a request as a dry run, without remembering anything."""
         if self.sessions is not None:
             pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
@@ -199,14 +229,14 @@ class SessionTracking:
         return SessionView(self.sessions, pending.tracked, rows, hits, held, self._columns, chain)
 
     def wanted_tokens(self, slot: int) -> float:
-        """Tokens that sessions at home on a worker will want again; NaN while not tracked."""
+        """Return the KV tokens that sessions want at a worker, or NaN without tracking."""
         if self.sessions is None:
             return float("nan")
         sets = self.sessions.sets
         return sets.tokens_at(slot) + float(self.sessions.unowned.wanted_tokens[slot])
 
     def dispatched(self, pending: Pending, slot: int) -> None:
-        """It was sent to the worker in `slot`."""
+        """Record that a request was sent to the worker in `slot`."""
         if self.sessions is None or (tracked := pending.tracked) is None:
             return
         if pending.standing == "warm" and not tracked.private_before:
@@ -214,7 +244,10 @@ class SessionTracking:
         self.sessions.dispatched(tracked, slot)
 
     def held(self, pending: Pending) -> None:
-        """It must wait at the router. One whose cache is warm may do so for its home's sake."""
+        """Record that a request must wait at the router.
+
+        If its session's cache is not warm, the cache counts as lost.
+        """
         if self.sessions is None or pending.tracked is None:
             return
         if pending.standing != "warm":
@@ -228,10 +261,9 @@ class SessionTracking:
         *,
         refused: bool = False,
     ) -> None:
-        """Its answer is complete (with `output_tokens`), or it came to nothing (None).
+        """Record the end of a request; `output_tokens` is None if it had no complete answer.
 
-        One that was `refused` left no cache at its worker: its prompt may be beyond that one's
-        memory.
+        A `refused` request left no cache at its worker: its prompt may exceed the worker's memory.
         """
         tracked, pending.tracked = pending.tracked, None
         if self.sessions is None or tracked is None:
@@ -241,21 +273,22 @@ class SessionTracking:
         self.sessions.ended(tracked, output_tokens, now_s)
 
     def lost(self, worker: Worker | None) -> None:
-        """A worker's cache is gone."""
+        """Forget the sessions' caches at a worker that lost its cache."""
         if self.sessions is not None and worker is not None:
             self.sessions.worker_lost(worker.slot)
             self._looked_at.pop(worker.worker_id, None)
 
     def tick(self, now_s: float) -> None:
-        """Time passed."""
+        """Refresh the chances that sessions return, as time passes."""
         if self.sessions is not None:
             self._look_for_unowned(self.sessions, now_s)
             self.sessions.refresh(now_s)
 
     def _look_for_unowned(self, sessions: Sessions, now_s: float) -> None:
-        """Once for each cache since it was last empty, or since sessions are followed: when it is
-        known, or a replay, snapshot or copy of a part was told to its end. Of a part, once more
-        when all is known.
+        """Find cached blocks of sessions that this router does not know.
+
+        Each worker's cache is searched once, when it is known or when a replay, snapshot or copy of
+        a part has ended. It is searched again when the whole cache is known.
         """
         if len(self._looked_at) == len(self._workers) and all(self._looked_at.values()):
             return
@@ -275,7 +308,10 @@ class SessionTracking:
 
 
 def _prompt(arrival: Arrival) -> tuple[Hashes, int]:
-    """(Its chain, block size): of the smallest blocks, where sessions part is seen best."""
+    """Return the chain of a request and its block size.
+
+    The smallest block size is used, because it shows best where sessions part.
+    """
     if not arrival.chains:  # nobody serves it
         return np.empty(0, dtype=np.uint64), 1
     size = min(arrival.chains)

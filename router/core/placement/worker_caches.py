@@ -1,4 +1,4 @@
-"""The workers and what each of them holds: membership, load reports, KV events, expectations."""
+"""The workers and the content of their caches, by load reports, KV events and dispatches."""
 
 from __future__ import annotations
 
@@ -56,9 +56,10 @@ _OTHERS, _OURS = 0.1, 0.05  # share of others' requests above, and below which i
 
 
 class OthersShare:
-    """How many of the requests that workers report are not ours. Lifetime: process.
+    """Measures the share of requests at the workers that this router did not send.
 
-    Who else sends to these workers fills their caches, and our costs know nothing of it.
+    Other clients fill the workers' caches, which this router's costs do not know. Lifetime:
+    process.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,11 @@ class OthersShare:
         self._all = self._others = 0
 
     def reported(self, requests: int, others: int, now_s: float) -> float | None:
-        """A report of so many requests; the latest window's share where that is news, 0..1."""
+        """Count the requests of a load report, of which `others` are not this router's.
+
+        Return the share of others, 0..1, in the last window if it has become high or low; else
+        None.
+        """
         share = None
         if now_s - self._since_s >= _WINDOW_S:
             seen = self._others / max(self._all, 1)
@@ -109,7 +114,10 @@ class WorkerCaches:
     # --- workers ----------------------------------------------------------------------------
 
     def change(self, fact: WorkerChange) -> list[Action]:
-        """Enter, change or remove a worker. Raises TableFullError for one too many."""
+        """Add, change or remove a worker.
+
+        Raises TableFullError if there are more workers than `max_workers`.
+        """
         worker = self._workers.get(fact.worker_id)
         self._workers.changed()
         if fact.state == "gone":
@@ -148,7 +156,7 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _show_cache(self, worker: Worker) -> None:
-        """Write how much of its cache is known, and how well."""
+        """Update the columns that say how much of a worker's cache is known, and how well."""
         columns, slot, facts = self._columns, worker.slot, worker.facts
         kv, tells = worker.kv, worker.tells
         if math.isnan(facts.kv_capacity_tokens):
@@ -161,13 +169,16 @@ class WorkerCaches:
             columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
 
     def _as_followed(self, worker: Worker, told: WorkerFacts) -> WorkerFacts:
-        """What it says, in blocks of the size of its events, where it says no other size now."""
+        """Return a worker's description with the block size that its KV events use.
+
+        The described size is used if it has changed or if the worker has no events.
+        """
         learned = worker.told is not None and worker.told.block_size == told.block_size
         worker.told = told if learned and told.has_events else None
         return told if worker.told is None else replace(told, block_size=worker.facts.block_size)
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
-        """It was recognized anew, perhaps as another engine, or its thresholds were changed."""
+        """Update a worker that was described anew, as another engine or with new thresholds."""
         speeds = (worker.facts.prefill_tokens_per_s, worker.facts.step_s, worker.facts.weight)
         calibrate = speeds != (facts.prefill_tokens_per_s, facts.step_s, facts.weight)
         self._columns.describe(worker.slot, facts, calibrate)
@@ -180,7 +191,7 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
-        """The cache we knew may be gone, perhaps with its engine: expect nothing until it tells."""
+        """Forget a worker's cache, which may be lost, until new KV events report it."""
         if suspended is None:
             worker.kv.reset()
         else:
@@ -191,7 +202,7 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _empty(self, worker: Worker) -> None:
-        """It emptied its cache, and its events do not tell so yet."""
+        """Empty a worker's cache that the worker emptied before its KV events said so."""
         worker.kv.empty()
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
@@ -223,7 +234,7 @@ class WorkerCaches:
     # --- what workers tell ------------------------------------------------------------------
 
     def report(self, fact: LoadReport, ledger: Ledger) -> None:
-        """A load report: what goes beyond our own requests is others' load."""
+        """Record a load report; requests beyond this router's own are those of other clients."""
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return
@@ -253,8 +264,9 @@ class WorkerCaches:
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - coming
 
     def is_a_peers(self, worker: Worker) -> None:
-        """One of the requests that its latest report has beyond ours is charged here from now on;
-        until the next report it would count twice.
+        """Take one request off the load of other clients, because it is now charged as a peer's.
+
+        Otherwise the request would count twice until the next load report.
         """
         columns, slot = self._columns, worker.slot
         if columns.foreign_running[slot] > 0:
@@ -263,7 +275,7 @@ class WorkerCaches:
             columns.foreign_waiting[slot] -= 1
 
     def kv_events(self, fact: KvEvents) -> int | None:
-        """KV events: the sequence number to replay from when some were missed."""
+        """Apply KV events, and return the sequence number to replay from if some are missing."""
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
@@ -281,8 +293,9 @@ class WorkerCaches:
         return from_seq
 
     def _follow(self, worker: Worker, fact: KvEvents) -> int | None:
-        """Its events agree on another block size than was followed: begin anew with that one. The
-        sequence number to replay from, if any batch is missing.
+        """Start anew with the block size that a worker's KV events agree on.
+
+        Return the sequence number to replay from, if any batch is missing.
         """
         kv, told = worker.kv, worker.told or worker.facts
         size = kv.sizes.agreed
@@ -301,7 +314,7 @@ class WorkerCaches:
         return from_seq
 
     def _guess(self, worker: Worker, why: Guess | None) -> None:
-        """From now on its cache is guessed, or no longer."""
+        """Start to estimate a worker's cache without its KV events, or stop if `why` is None."""
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         if why is not None:
@@ -311,8 +324,10 @@ class WorkerCaches:
             self._news.append(Followed(worker.worker_id, size, size))
 
     def _settle(self, worker: Worker, emptied: int, current: bool, told_anew: bool = False) -> None:
-        """Its cache is known otherwise now. Before, it had begun anew `emptied` times, and was
-        `current` or not; `told_anew`: all of it was told.
+        """Update what depends on a worker's cache after its KV state changed.
+
+        `emptied` and `current` are the values of the KV state before the change. `told_anew` is
+        True if the whole cache was reported again.
         """
         kv, slot = worker.kv, worker.slot
         if kv.emptied > emptied:  # it began anew: nothing is on its way
@@ -328,24 +343,24 @@ class WorkerCaches:
         return Doubted(worker.worker_id, reason, share)
 
     def news(self) -> list[Action]:
-        """What people should be told since this was asked last."""
+        """Return news for people since the last call."""
         if not self._news:
             return []
         news, self._news = self._news, []
         return news
 
     def first_question(self, worker_id: int) -> int:
-        """Number of the first batch that a new feed of this worker must ask for."""
+        """Return the number of the first batch that a new feed of this worker must ask for."""
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.kv.first_question
 
     def wants_snapshot(self, worker_id: int) -> bool:
-        """Whether it takes a snapshot to know this worker's cache."""
+        """Return True if only a snapshot can show this worker's cache."""
         worker = self._workers.get(worker_id)
         return worker is not None and worker.kv.wants_snapshot
 
     def replay_end(self, fact: ReplayEnd) -> int | None:
-        """A replay is over, complete or not: the sequence number to go on from, if any."""
+        """End a replay, and return the sequence number to continue from, if any."""
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
@@ -355,7 +370,7 @@ class WorkerCaches:
         return from_seq
 
     def kv_copied(self, fact: KvCopied) -> int | None:
-        """A peer's account of a cache: the sequence number to replay from, if any is missing."""
+        """Apply a peer's copy of a cache, and return the sequence number to replay from, if any."""
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
@@ -366,7 +381,7 @@ class WorkerCaches:
         return from_seq
 
     def kv_heard(self, fact: KvHeard) -> None:
-        """Whether a worker's events reach us."""
+        """Record whether a worker's KV events reach this router through a peer."""
         worker = self._workers.get(fact.worker_id)
         if worker is not None:
             if fact.severed:
@@ -378,7 +393,11 @@ class WorkerCaches:
     # --- what they hold ---------------------------------------------------------------------
 
     def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | Expectation:
-        """A dispatch will leave these blocks there; of a mirrored worker, what it will find."""
+        """Record the blocks that a dispatch will leave at a worker.
+
+        For a worker whose cache is estimated, the result also says which blocks the worker will
+        find.
+        """
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
         if worker.tells and not arrival.approximate:
             return self.speculative.expect(worker.slot, chain, now_s)
@@ -464,7 +483,7 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def expire(self, now_s: float) -> None:
-        """Forget expectations nobody confirmed; see whose blocks the index forgot at its bound."""
+        """Forget expected blocks that no event confirmed, and note blocks that the index evicted."""
         self.speculative.expire(now_s)
         if (evicted := self.index.evicted) != self._evicted_blocks:
             self._evicted_blocks = evicted
@@ -472,7 +491,10 @@ class WorkerCaches:
                 self._show_cache(worker)
 
     def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
-        """int64[rows]: prompt tokens each holds or will soon; at least one is left."""
+        """Return the prompt tokens that each worker holds, or will hold soon, int64[rows].
+
+        At least one token of the prompt is left to compute.
+        """
         sizes = rows.distinct_block_sizes
         most = max(prompt_tokens - 1, 0)
         if len(sizes) == 1:
@@ -486,22 +508,25 @@ class WorkerCaches:
         return self._counted(rows, np.minimum(hits, most, out=hits))
 
     def _counted(self, rows: Rows, hits: Ints) -> Ints:
-        """As much of the hits as is believed."""
+        """Return the hits times the share of them that the router believes, int64[rows]."""
         if not self.confidence.discounted:
             return hits
         counted: Ints = (hits * self._columns.hit_confidence[rows.slots]).astype(np.int64)
         return counted
 
     def copies(self, last_hash: int) -> int:
-        """How many workers hold a block, or soon will, and with it all before it."""
+        """Return the number of workers that hold a block and all blocks before it, or will soon."""
         return int(np.count_nonzero(self.holders(last_hash)))
 
     def holders(self, last_hash: int) -> Bools:
-        """bool[slots]: whether the worker of a slot holds a block, or soon will."""
+        """Return True for each worker slot that holds a block, or will soon, bool[slots]."""
         return self._hit_blocks(np.array([last_hash], dtype=np.uint64)) > 0
 
     def _hit_blocks(self, chain: Hashes) -> Blocks:
-        """int32[slots]: leading blocks by events, by our dispatches, by what no event tells."""
+        """Return the leading blocks of a chain that each worker holds, or will soon, int32[slots].
+
+        The sources are KV events, this router's dispatches, and the estimated caches.
+        """
         blocks = self.index.longest_prefix(chain)
         self._by_events = chain, blocks.copy()
         self.speculative.raise_prefix(blocks, chain)
@@ -515,7 +540,7 @@ def _capacity_blocks(facts: WorkerFacts) -> float:
 
 
 def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:
-    """What tells one engine's cache from another's."""
+    """Return the facts that distinguish one engine's cache from another's."""
     capacity = facts.kv_capacity_tokens
     known = None if math.isnan(capacity) else capacity
     return facts.models, facts.block_size, facts.has_events, known

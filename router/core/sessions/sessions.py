@@ -1,4 +1,4 @@
-"""Sessions; whose a request is, where its cache is at home, and whether it comes back."""
+"""Sessions: their requests, the workers that hold their caches, and the times of return."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _FORGET_S = 600.0  # in which a quickest step that is not seen again grows e-fol
 
 
 class Cycle:
-    """Smoothed pause and answer length. Lifetime: process."""
+    """The smoothed pause and answer length of sessions.
+
+    Lifetime: process.
+    """
 
     def __init__(self, columns: WorkerColumns) -> None:
         self._columns = columns
@@ -31,20 +34,20 @@ class Cycle:
         self._ticked_s: float | None = None
 
     def returned(self, away_s: float) -> None:
-        """A session sent its next request so long after its last answer."""
+        """Record that a session sent its next request `away_s` seconds after its last answer."""
         self._pause_s = _smooth(self._pause_s, away_s)
 
     def answered(self, output_tokens: int) -> None:
-        """An answer had so many tokens."""
+        """Record the length of an answer in tokens."""
         self._output_tokens = _smooth(self._output_tokens, float(output_tokens))
 
     @property
     def output_tokens(self) -> float:
-        """Tokens of an answer; 0 before the first."""
+        """Mean number of tokens of an answer; 0 before the first answer."""
         return self._output_tokens or 0.0
 
     def tick(self, now_s: float) -> None:
-        """Time passed: see how quick steps are."""
+        """Update each worker's quickest recent step time, as time passes."""
         elapsed_s = 0.0 if self._ticked_s is None else max(now_s - self._ticked_s, 0.0)
         self._ticked_s = now_s
         self._quickest_s *= 1.0 + elapsed_s / _FORGET_S
@@ -52,14 +55,15 @@ class Cycle:
         self._quickest_s[self._columns.worker_id < 0] = np.inf  # nobody's step
 
     def worker_lost(self, slot: int) -> None:
-        """Another worker may come into its slot."""
+        """Forget the step times of a slot, which another worker may get."""
         self._quickest_s[slot] = np.inf
 
     def seconds(self, slots: Ints) -> float:
-        """Pause plus decode at a calm step time; 0 while nobody has come back yet.
+        """Return the pause plus the decode time of an answer, or 0 before any session has returned.
 
-        The mean over these workers. The step time of now would not do: in a clogged pool it is
-        long, a cycle looks long, and then keeping caches warm looks as if it did not pay.
+        The decode time uses calm step times, averaged over the workers in `slots`. The present step
+        time would be wrong: in a clogged pool it is long, so a turn looks long, and keeping caches
+        looks as if it did not pay.
         """
         if self._pause_s is None or self._output_tokens is None:
             return 0.0
@@ -80,7 +84,10 @@ _ROWS_PER_S = 100_000.0
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One request of a session. Lifetime: request."""
+    """One request of a tracked session.
+
+    Lifetime: request.
+    """
 
     row: int  # of its session; -1: one that is only looked at, and whose session is not known
     trunk: int  # name of the trunk, 0: none
@@ -90,9 +97,10 @@ class TrackedRequest:
 
 
 class Sessions:
-    """Lifetime: process; bounded by `limit` sessions and `entries` blocks.
+    """The live sessions of this router, at most `limit`, with at most `entries` known blocks.
 
-    At least one of `limit` sessions must have no request in flight when one more comes.
+    When one more session comes, at least one of them must have no request in flight. Lifetime:
+    process.
     """
 
     def __init__(self, columns: WorkerColumns, slots: int, limit: int, entries: int) -> None:
@@ -116,14 +124,14 @@ class Sessions:
         return len(self._rows)
 
     def count(self) -> tuple[int, int]:
-        """(Sessions with a request under way, idle ones)."""
+        """Return the numbers of sessions with a request in flight, and of idle sessions."""
         idle = len(self._rows.idle())
         return len(self) - idle, idle
 
     # --- requests ---------------------------------------------------------------------------
 
     def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
-        """A request came in: whose it is, and how much of its prompt others use, too."""
+        """Find the session of a request, and how much of its prompt other sessions use, too."""
         rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
         owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
@@ -143,7 +151,7 @@ class Sessions:
         return self._track(row, fact, chain, blocks, block_size)
 
     def look(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
-        """What `arrived` would say now; nothing is remembered."""
+        """Return what `arrived` would return now, without remembering anything."""
         owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
         blocks = self.owners.shared(chain)
@@ -153,7 +161,7 @@ class Sessions:
         return self._track(row, fact, chain, blocks, block_size)
 
     def dispatched(self, tracked: TrackedRequest, slot: int) -> None:
-        """It was sent to the worker in `slot`: its session is at home there from now on."""
+        """Record that a request was sent to `slot`, whose worker holds the session's cache now."""
         cells, row = self._rows.cells, tracked.row
         self._go(row)
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 0)
@@ -166,11 +174,11 @@ class Sessions:
         self.sets.shift(slot, private, work)
 
     def cache_lost(self, tracked: TrackedRequest) -> None:
-        """Its session is at home nowhere: what is left of its cache is nobody's any more."""
+        """Record that no worker holds the cache of a request's session any more."""
         self._go(tracked.row)
 
     def ended(self, tracked: TrackedRequest, output_tokens: int | None, now_s: float) -> None:
-        """Its answer is complete (with `output_tokens`), or it came to nothing (None)."""
+        """Record the end of a request; `output_tokens` is None if it had no complete answer."""
         rows, cells, row = self._rows, self._rows.cells, tracked.row
         cells.inflight[row] -= 1
         home = cells.home[row]
@@ -189,7 +197,7 @@ class Sessions:
                 cells.bin[row] = -1
 
     def worker_lost(self, slot: int) -> None:
-        """A worker's cache is gone: nobody is at home there."""
+        """Record that a worker's cache is gone, with the caches of all its sessions."""
         rows = self._rows
         at_home = rows.at_home(slot)
         rows.home[at_home] = -1
@@ -201,7 +209,7 @@ class Sessions:
     # --- time -------------------------------------------------------------------------------
 
     def refresh(self, now_s: float) -> None:
-        """Weigh every idle session anew; forget those that are over."""
+        """Compute the weight of every idle session anew, and forget sessions that are over."""
         if now_s - self._refreshed_s < max(_REFRESH_S, len(self._rows) / _ROWS_PER_S):
             return
         self._refreshed_s = now_s
@@ -228,7 +236,11 @@ class Sessions:
         weights.sum_up(rows.used, self.sets.private_tokens, self.sets.cold_work)
 
     def own(self, tracked: TrackedRequest) -> tuple[int, float, float]:
-        """(home slot or -1, tokens, linear work): what this session itself adds to the sums."""
+        """Return the slot, tokens and work that a request's own session adds to the sums.
+
+        The slot is -1 if no worker holds the session's cache. The work is in tokens without
+        attention.
+        """
         cells, row = self._rows.cells, tracked.row
         slot = cells.home[row] if row >= 0 else -1
         if slot < 0:
@@ -240,7 +252,7 @@ class Sessions:
         return slot, tokens, weight * cells.cold_work[row]
 
     def return_chance(self, tracked: TrackedRequest, slots: Ints) -> float:
-        """That a session returns within its horizon after this request, 0..1."""
+        """Return the chance, 0..1, that a session returns soon enough for its cache to pay."""
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 1)
         columns = self._columns
         cold_work = columns.attention.work(private, tracked.trunk_tokens)
@@ -252,7 +264,7 @@ class Sessions:
         return self.hazard.soon(horizon_s)
 
     def has_trunk(self, tracked: TrackedRequest) -> bool:
-        """Whether the trunk that its session is at home with is that of this prompt."""
+        """Return True if the session is counted with the same trunk as this prompt."""
         return self._rows.cells.trunk[tracked.row] == tracked.trunk
 
     # --- inside -----------------------------------------------------------------------------
@@ -269,7 +281,7 @@ class Sessions:
         )
 
     def _back(self, row: int, now_s: float) -> None:
-        """An idle session sent a request."""
+        """Record that an idle session sent a request."""
         cells = self._rows.cells
         away_s = max(now_s - cells.idle_s[row], 0.0)
         self.hazard.returned(cells.bin[row], away_s)
@@ -281,7 +293,7 @@ class Sessions:
             cells.weight[row] = 1.0
 
     def _go(self, row: int) -> None:
-        """It is at home nowhere."""
+        """Record that no worker holds a session's cache."""
         cells = self._rows.cells
         slot, weight = cells.home[row], cells.weight[row]
         if slot >= 0:

@@ -1,8 +1,9 @@
-"""What live sessions want of each worker's cache: private tokens, and each shared trunk once.
+"""The tokens that live sessions want in each worker's cache: private ones, and shared prefixes.
 
-A session counts at home, on the worker that it was last sent to, by its weight: the chance that it
-returns soon enough for its memory to pay. Sums change with each request and are made anew at each
-refresh, so that rounding cannot pile up.
+A session counts at the worker that it was last sent to, by its weight: the chance that it returns
+soon enough for its memory to pay. A prefix that sessions share (a trunk) counts once per worker.
+The sums change with each request and are computed anew at each refresh, so that rounding errors do
+not add up.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ _SHOWN_TRUNKS = 1024  # whose places are kept as an array, too
 
 
 class WorkingSets:
-    """Sums by worker slot. Lifetime: process."""
+    """Sums of wanted tokens by worker slot.
+
+    Lifetime: process.
+    """
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
@@ -34,16 +38,16 @@ class WorkingSets:
 
     @property
     def trunks(self) -> int:
-        """Trunks at home anywhere."""
+        """Number of trunks that some session holds at some worker."""
         return len(self._at)
 
     def shift(self, slot: int, private_tokens: float, cold_work: float) -> None:
-        """Add to a worker's sums (or take off, below 0)."""
+        """Add to a worker's sums; negative numbers subtract."""
         self._private_cells[slot] += private_tokens
         self._work_cells[slot] += cold_work
 
     def enter(self, slot: int, trunk: int, tokens: int) -> None:
-        """A session with this trunk (0: none), so many tokens, came home to a worker."""
+        """Count a session with a trunk of `tokens` tokens at a worker; trunk 0 means none."""
         if not trunk:
             return
         sessions = self._at.setdefault(trunk, {})
@@ -56,7 +60,10 @@ class WorkingSets:
                 self._shown[trunk][slot] = True
 
     def leave(self, slot: int, trunk: int) -> None:
-        """It went; the trunk is forgotten there with its last session."""
+        """Count a session with a trunk no longer at a worker.
+
+        The worker's last session with the trunk takes the trunk's tokens with it.
+        """
         if not trunk:
             return
         sessions = self._at[trunk]
@@ -65,26 +72,26 @@ class WorkingSets:
             self._forget(trunk, slot)
 
     def clear(self, slot: int) -> None:
-        """A worker's cache is gone, and all that counted there."""
+        """Reset all sums of a worker that lost its cache."""
         self._private_cells[slot] = self._work_cells[slot] = 0.0
         for trunk in [trunk for trunk, sessions in self._at.items() if slot in sessions]:
             self._forget(trunk, slot)
 
     def tokens_at(self, slot: int) -> float:
-        """Tokens that sessions at home on a worker want, private ones and each trunk once."""
+        """Return the tokens that sessions want at a worker: private ones, and each trunk once."""
         # Rounding may leave a sum a hair below nothing until it is made anew.
         return max(float(self.private_tokens[slot] + self.trunk_tokens[slot]), 0.0)
 
     def sessions_with(self, trunk: int, slot: int) -> int:
-        """How many sessions with this trunk are at home on a worker."""
+        """Return the number of sessions with this trunk at a worker."""
         return self._at[trunk].get(slot, 0) if trunk in self._at else 0
 
     def tokens_of(self, trunk: int) -> int:
-        """Tokens that a trunk counts as; 0: it is at home nowhere."""
+        """Return the tokens of a trunk, or 0 if no worker has it."""
         return self._tokens.get(trunk, 0)
 
     def holding(self, trunk: int) -> Bools:
-        """bool[slots]: where a session with this trunk is at home. Not to be changed."""
+        """Return True for each slot with a session that has this trunk, bool[slots], read-only."""
         if trunk not in self._at:
             return self._nowhere
         held = self._shown.get(trunk)
