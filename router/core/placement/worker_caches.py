@@ -483,7 +483,7 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def expire(self, now_s: float) -> None:
-        """Forget expected blocks that no event confirmed, and note blocks that the index evicted."""
+        """Forget expected blocks that no event confirmed, and note what the index evicted."""
         self.speculative.expire(now_s)
         if (evicted := self.index.evicted) != self._evicted_blocks:
             self._evicted_blocks = evicted
