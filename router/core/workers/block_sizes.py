@@ -1,9 +1,9 @@
-"""Which block size a worker's KV events agree on, whatever it says of itself.
+"""Finds the block size that a worker's KV events agree on, whatever the worker reports itself.
 
-Engines choose another size than they were told, or than they tell: that of attention in hybrid
-models is raised to 768 and more. Events say it: tokens by names. An event of one block that is
-smaller than the size that is followed may be the unfinished end of a prompt, and counts only where
-there are no others.
+Engines choose another size than they were told, or than they report: the attention block size in
+hybrid models is raised to 768 and more. Events show it as the number of tokens per block name. An
+event of one block that is smaller than the size in use may be the unfinished end of a prompt. It
+counts only if there are no other events.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class BlockSizes:
         self._partial: Counter[int] = Counter()
 
     def note(self, own: int, others: Iterable[tuple[int, int, int]]) -> None:
-        """Events came: so many of `size`, and (size, whole, perhaps unfinished) of others."""
+        """Count `own` events of the size in use, and (size, whole, unfinished) events of others."""
         self._whole[self.size] += min(own, _WINDOW)
         for size, whole, partial in others:
             self._whole[size] += min(whole, _WINDOW)
@@ -45,7 +45,7 @@ class BlockSizes:
 
     @property
     def agreed(self) -> int:
-        """The size that the events agree on; `size` where nothing speaks for another one."""
+        """The block size that the events agree on, or `size` if no other size has enough events."""
         if self._changes >= _CHANGES:
             return self.size
         whole = +self._whole
@@ -59,13 +59,13 @@ class BlockSizes:
         return best if sure and best else self.size
 
     def follow(self, size: int) -> None:
-        """Blocks of this size are followed from now on."""
+        """Use blocks of this size from now on."""
         self.size = size
         self._changes += 1
         self._forget()
 
     def begin_anew(self) -> None:
-        """Another life of the engine begins, which may have other blocks."""
+        """Forget all counts, because another life of the engine may have other blocks."""
         self._changes = 0
         self._forget()
 

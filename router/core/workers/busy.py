@@ -1,7 +1,7 @@
-"""Workers that say that they are busy (429, 529, 503 with a time): others go first for a while.
+"""Workers that report that they are busy (429, 529, 503 with a time) are spared for a while.
 
-A refusal for want of room is no illness, so nobody is ejected for it. But a worker that refuses at
-once looks idle, and would draw all the work of those that compute.
+A refusal for lack of room is no failure, so no worker is ejected for it. But a worker that refuses
+at once looks idle, and would attract all the work of the workers that compute.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ _DOUBLED_MAX = 16  # times: the longest spell is reached long before
 
 
 class BusyWorkers:
-    """Begins and ends the spells for which workers are spared. Lifetime: process.
+    """Begins and ends the spells during which busy workers are spared.
 
-    A spell lasts as long as its worker says. Each that follows another one, without an answer
-    between, lasts twice as many times that; `busy_max_s` bounds all of them. 0: nobody is spared.
+    A spell lasts as long as the worker says. Each spell that follows another without an answer
+    between them lasts twice as long. `busy_max_s` bounds all spells; 0 spares no worker. Lifetime:
+    process.
     """
 
     def __init__(self, settings: CoreSettings, workers: WorkerTable) -> None:
@@ -29,8 +30,9 @@ class BusyWorkers:
         self.next_s = inf  # when the next spell is over
 
     def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
-        """It refused a request sent at `sent_s`: it is busy, for `told_s` seconds; 0: for a time
-        that it does not name.
+        """Record that a worker refused a request sent at `sent_s` because it is busy.
+
+        `told_s` are the seconds that the worker asked for; 0 means that it named no time.
         """
         spell, most_s = worker.spell, self._settings.busy_max_s
         if most_s <= 0.0:
@@ -53,14 +55,16 @@ class BusyWorkers:
         return [Busied(worker.worker_id, busy_s)]
 
     def request_answered(self, worker: Worker, sent_s: float) -> None:
-        """It answered a request sent at `sent_s`: the next spell is a first one, if it was asked
-        since the spell before this one. This one lasts as long as it said.
+        """Record that a worker answered a request that was sent at `sent_s`.
+
+        If the request was sent after the previous spell, the next spell has the first length again.
+        The present spell does not change.
         """
         if sent_s >= worker.spell.asked_s:
             worker.spell.times = 0
 
     def expire(self, now_s: float) -> None:
-        """End the spells that are over."""
+        """End the spells whose time is over."""
         self.next_s = inf
         for worker_id in self._since_s:
             worker = self._workers.get(worker_id)
@@ -73,7 +77,7 @@ class BusyWorkers:
                 self.next_s = min(self.next_s, worker.spell.until_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """End spells that are over; report workers that have not said they are busy for long."""
+        """End spells that are over, and report workers that have not been busy for long."""
         if not self._since_s:
             return []
         self.expire(now_s)

@@ -1,7 +1,7 @@
-"""Everything a policy may see of the workers, as numpy columns, one row per worker slot.
+"""The numbers of all workers as numpy columns, one row for each worker slot.
 
-The ledger, the load reports and the KV views write single cells; a decision reads whole columns.
-That keeps the cost of a decision flat in Python whatever the number of workers.
+The ledger, the load reports and the KV state write single cells; a decision reads whole columns. So
+the cost of a decision in Python hardly grows with the number of workers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _SAMPLE_MAX = 100.0  # times longer per token than expected: not a prefill's doi
 
 
 class PairCost:
-    """What attention adds to a prefill token for each token before it, learned from prefill times.
+    """The work of attention between two tokens, learned from the times of prefills.
 
-    Lifetime: process. All workers together: their speeds are taken out before.
+    It is learned from all workers together, after their speeds are divided out. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -41,11 +41,14 @@ class PairCost:
         self.pair_tokens = 0.0
 
     def work(self, tokens: float, cached: float) -> float:
-        """Linear work of computing `tokens` after `cached` ones, their attention included."""
+        """Return the work of `tokens` computed after `cached` ones, in tokens without attention."""
         return tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
 
     def prefill(self, tokens: int, cached: int, linear_tokens: float) -> None:
-        """`tokens` after `cached` ones took as long as `linear_tokens` without attention would."""
+        """Learn from a prefill of `tokens` after `cached` tokens.
+
+        `linear_tokens` is the number of tokens without attention that take the same time.
+        """
         y = linear_tokens / tokens
         if not 1.0 / _SAMPLE_MAX < y < _SAMPLE_MAX:
             return
@@ -75,10 +78,11 @@ class PairCost:
 
 
 class WorkerColumns:
-    """Lifetime: process; a row's content lives as long as its worker.
+    """The columns of all worker slots.
 
-    Queued prefill is kept as two running totals, work ever charged and work presumed done: their
-    difference is the queue, and draining it by the worker's rate is one vector operation.
+    Queued prefill is kept as two running totals: the work ever charged and the work presumed done.
+    Their difference is the queue, so one vector operation drains all queues. Lifetime: process; a
+    row lives as long as its worker.
     """
 
     def __init__(self, slots: int) -> None:
@@ -126,17 +130,17 @@ class WorkerColumns:
         self.hit_confidence = floats(1.0)  # share of the hits by its events that counts
 
     def open(self, slot: int, worker_id: int) -> None:
-        """Start a row afresh for a worker that joins."""
+        """Reset a row for a worker that joins."""
         for name, column in self.named():
             column[slot] = _FRESH.get(name, 0)
         self.worker_id[slot] = worker_id
 
     def named(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Each column with its name."""
+        """Return each column with its name."""
         return ((n, column) for n, column in vars(self).items() if isinstance(column, np.ndarray))
 
     def describe(self, slot: int, facts: WorkerFacts, calibrate: bool) -> None:
-        """Write what was learned of the worker; `calibrate` resets its speeds too."""
+        """Write a worker's description; `calibrate` also resets its speeds."""
         self.kv_capacity_tokens[slot] = facts.kv_capacity_tokens
         self.max_requests[slot] = facts.max_requests
         self.max_queued_tokens[slot] = facts.max_queued_tokens
@@ -149,10 +153,11 @@ class WorkerColumns:
             self.host_tokens_per_s[slot] = self.disk_tokens_per_s[slot] = np.nan
 
     def drain(self, elapsed_s: float) -> None:
-        """Take off every queue what its worker should have computed in so long (above 0).
+        """Take the work that each worker should have done in `elapsed_s` seconds off its queue.
 
-        Never more than the oldest prompt that still waits for its first token: a worker that is
-        out of KV computes nothing, however long that takes, and its queue must not look empty.
+        `elapsed_s` is above 0. No queue drains beyond the oldest prompt that waits for its first
+        token. A worker without free KV computes nothing for any time, and its queue must not look
+        empty.
         """
         drain_queues(
             self.drained_work,
@@ -163,18 +168,21 @@ class WorkerColumns:
         )
 
     def queued_tokens(self, slots: slice | Ints) -> Floats:
-        """float64[slots]: prefill tokens sent and not yet computed."""
+        """Return the prefill tokens that were sent and are not computed yet, float64[slots]."""
         queued: Floats = self.charged_work[slots] - self.drained_work[slots]
         return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work[slots]
 
     def kv_used_tokens(self, slots: slice | Ints) -> Floats:
-        """float64[slots]: KV in use, as reported and sent since; NaN where nothing was reported."""
+        """Return the KV tokens in use, float64[slots]; NaN if none were reported.
+
+        These are the tokens in the latest load report, plus those that this router sent since.
+        """
         own = self.context_tokens[slots] + self.queued_tokens(slots)
         since_report = np.maximum(own - self.own_tokens_at_report[slots], 0.0)
         return self.kv_reported_tokens[slots] + since_report
 
     def read_only(self) -> WorkerColumns:
-        """The same columns, where they lie, for those who may not write."""
+        """Return the same columns as read-only views, without copies."""
         shown = copy(self)
         for name, column in self.named():
             view = column.view()
@@ -183,7 +191,7 @@ class WorkerColumns:
         return shown
 
     def own_tokens(self, slot: int) -> float:
-        """Tokens of own requests on a worker, computed or still queued."""
+        """Return the tokens of this router's requests at a worker, computed or queued."""
         return float(self.context_tokens[slot] + self.queued_tokens(slice(slot, slot + 1))[0])
 
 
@@ -211,8 +219,8 @@ _FRESH = {
 class Cells:
     """Single cells of the columns that every request writes, as plain Python numbers.
 
-    The same memory: a column is for reading many rows at once, and numpy takes three times as
-    long to read or write one. Lifetime: process.
+    The cells share the columns' memory. numpy takes three times as long to read or write a single
+    cell. Lifetime: process.
     """
 
     def __init__(self, columns: WorkerColumns) -> None:
@@ -232,10 +240,10 @@ class Cells:
 
 
 def float_cells(column: Floats) -> memoryview[float]:
-    """The cells of a float64 column."""
+    """Return the cells of a float64 column as Python numbers."""
     return column.data.cast("B").cast("d")
 
 
 def int_cells(column: Ints) -> memoryview[int]:
-    """The cells of an int64 column."""
+    """Return the cells of an int64 column as Python numbers."""
     return column.data.cast("B").cast("q")

@@ -47,7 +47,10 @@ from router.core.workers.snapshot import FrozenCache
 
 @dataclass(slots=True)
 class KvCounters:
-    """What happened to a worker's events, for metrics. Lifetime: worker."""
+    """Counts of a worker's KV events, for metrics.
+
+    Lifetime: worker.
+    """
 
     batches: int = 0
     stored_blocks: int = 0  # on the GPU
@@ -63,7 +66,7 @@ class KvCounters:
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
     def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
-        """These, with what the record of the worker's blocks counts itself."""
+        """Return the counters with those that the record of the worker's blocks keeps."""
         self.stored_blocks = blocks.stored_blocks
         self.removed_blocks = blocks.removed_blocks
         self.orphans = blocks.orphans
@@ -72,9 +75,10 @@ class KvCounters:
 
 
 class Turnover:
-    """Counts what one worker stored since its cache was known last. Lifetime: worker.
+    """Counts the blocks that a worker stored since the router last knew its cache.
 
-    What was missed is gone by then, but for blocks that hits kept alive all along.
+    Once a worker has stored as many blocks as it holds, the unknown blocks have been evicted,
+    except those that hits kept alive. Lifetime: worker.
     """
 
     def __init__(self, capacity_blocks: float) -> None:
@@ -83,20 +87,23 @@ class Turnover:
         self._stored_at_loss = 0
 
     def resize(self, capacity_blocks: float) -> None:
-        """It holds so many blocks."""
+        """Set the number of blocks that the worker holds."""
         self._capacity_blocks = capacity_blocks
 
     def has_room(self, blocks: int) -> bool:
-        """Whether so many fit into it."""
+        """Return True if a number of blocks fits into the worker's cache."""
         return blocks <= self._capacity_blocks
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
-        """Nothing is known from now on, unless it is `over`; so many blocks were ever stored."""
+        """Start to count, because the cache is unknown from now on, unless it is `over` already.
+
+        `stored_blocks` is the number of blocks that the worker has ever stored.
+        """
         self.over = over
         self._stored_at_loss = stored_blocks
 
     def stored(self, stored_blocks: int) -> None:
-        """So many blocks were ever stored."""
+        """Update the number of blocks that the worker has ever stored."""
         self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
 
 
@@ -104,9 +111,10 @@ _PROOF = 1 / 16  # of what it held must have been pushed out before that is its 
 
 
 class LearnedCapacity:
-    """How much a worker holds, by what it held whenever it pushed blocks out: it is full then.
+    """The capacity of a worker's cache, learned from its content whenever blocks are evicted.
 
-    A lower bound, short by the blocks that are not full yet. Lifetime: a life of its publisher.
+    The cache is full at these times. The capacity is a lower bound, which misses blocks that are
+    not full yet. Lifetime: a life of the publisher.
     """
 
     def __init__(self) -> None:
@@ -114,13 +122,13 @@ class LearnedCapacity:
         self._pushed_out = 0
 
     def pushed_out(self, blocks: int, held: int) -> None:
-        """So many left the GPU at once, where `held` were before or after."""
+        """Record that blocks left the GPU at once, when it held `held` blocks."""
         self._pushed_out += blocks
         self._most_blocks = max(self._most_blocks, held)
 
     @property
     def blocks(self) -> float:
-        """NaN until enough were pushed out."""
+        """Capacity in blocks; NaN until enough blocks were evicted."""
         proven = self._pushed_out > 0 and self._pushed_out >= self._most_blocks * _PROOF
         return float(self._most_blocks) if proven else math.nan
 
@@ -129,7 +137,10 @@ _DIGESTS = 512  # of the latest batches
 
 
 class Publisher:
-    """What a worker's stream has shown of its publisher. Lifetime: worker."""
+    """The facts that a worker's event stream has shown about its publisher.
+
+    Lifetime: worker.
+    """
 
     def __init__(self) -> None:
         self._digests: dict[int, int] = {}  # by number, of the latest batches applied, oldest first
@@ -139,7 +150,7 @@ class Publisher:
         self._outdated_seq = -1  # a publisher that is gone had replayed up to here
 
     def heard(self, batch: KvEvents) -> None:
-        """A batch of this life came, or a snapshot."""
+        """Record a batch, or a snapshot, of the publisher's present life."""
         self.last_seq = max(self.last_seq, batch.seq)
         if batch.source == "live":
             self.live_seq = max(self.live_seq, batch.seq)
@@ -147,7 +158,7 @@ class Publisher:
             self._replayed_seq = batch.seq
 
     def applied(self, seq: int, digest: int) -> None:
-        """This batch is behind us; 0: its digest is not known."""
+        """Record that a batch was applied; digest 0 means unknown."""
         if not digest:
             return
         if len(self._digests) >= _DIGESTS:
@@ -155,24 +166,27 @@ class Publisher:
         self._digests[seq] = digest
 
     def digest(self, seq: int) -> int:
-        """Of a batch that was applied lately; 0 where it is not known."""
+        """Return the digest of a batch that was applied lately, or 0 if unknown."""
         return self._digests.get(seq, 0)
 
     def is_known(self, batch: KvEvents) -> bool:
-        """Whether this very batch was applied."""
+        """Return True if this very batch was applied."""
         return 0 != self.digest(batch.seq) == batch.digest
 
     def began_anew(self, batch: KvEvents, kept: bool) -> bool:
-        """Whether a batch can only be of another life; `kept`: it came before and waits."""
+        """Return True if a batch must come from another life of the publisher.
+
+        `kept` is True if the same batch came before and waits.
+        """
         if batch.source == "live" and batch.seq <= self.live_seq:
             return not (kept or self.is_known(batch))
         return bool(self.digest(batch.seq) and batch.digest) and not self.is_known(batch)
 
     def is_outdated(self, seq: int) -> bool:
-        """Whether a replayed batch is of a life that is over.
+        """Return True if a replayed batch comes from a past life of the publisher.
 
-        A restart seen live does not end a replay that the predecessor gave: what follows in it
-        has higher numbers, until another one begins lower.
+        A restart that was seen live does not end a replay of the past life. Batches of this replay
+        have rising numbers, until another replay begins at a lower number.
         """
         if seq > self._outdated_seq >= 0:
             self._outdated_seq = seq
@@ -181,8 +195,9 @@ class Publisher:
         return False
 
     def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
-        """As somebody else heard it, with `next_seq` to come; -1, or live up to `waiting_seq`
-        came to us, too.
+        """Continue from what another router heard, up to the batch before `next_seq`.
+
+        `waiting_seq` is the last batch that also came to this router, live, or -1.
         """
         self.begin_anew()
         self.live_seq = max(live_seq, waiting_seq)
@@ -190,15 +205,15 @@ class Publisher:
         self.applied(next_seq - 1, digest)
 
     def disown(self) -> None:
-        """What was applied may be of another life: its digests prove nothing."""
+        """Forget all digests, because the applied batches may come from another life."""
         self._digests.clear()
 
     def replay_ended(self) -> None:
-        """No more comes of the replay that was told."""
+        """Record the end of the present replay."""
         self._replayed_seq = self._outdated_seq = -1
 
     def begin_anew(self, batch: KvEvents | None = None) -> None:
-        """Another life begins, with `batch` where that showed it."""
+        """Begin another life of the publisher; `batch` is the batch that showed it, if any."""
         seen_live = batch is not None and batch.source == "live"
         self._outdated_seq = self._replayed_seq if seen_live else -1
         self.live_seq = self.last_seq = self._replayed_seq = -1
@@ -209,7 +224,10 @@ MAX_BYTES = 64 << 20  # on the wire; as much as our engine keeps for replays
 
 
 class Backlog:
-    """At most `limit` batches of one worker, and `MAX_BYTES`, by number. Lifetime: worker."""
+    """Batches of one worker that wait for missing ones, at most `limit` batches and `MAX_BYTES`.
+
+    Lifetime: worker.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -222,18 +240,18 @@ class Backlog:
 
     @property
     def first_seq(self) -> int:
-        """The lowest number; there must be one."""
+        """The lowest number of a waiting batch; there must be one."""
         while self._seqs[0] not in self.batches:
             heappop(self._seqs)
         return self._seqs[0]
 
     @property
     def last_seq(self) -> int:
-        """The highest number; -1: there is none."""
+        """The highest number of a waiting batch, or -1."""
         return max(self.batches, default=-1)
 
     def keep(self, batch: KvEvents) -> int:
-        """Keep a batch; returns how many were dropped for want of room: the oldest go first."""
+        """Keep a batch, and return the number of oldest batches dropped for lack of room."""
         before = self.batches.get(batch.seq)
         if before is None:
             heappush(self._seqs, batch.seq)
@@ -248,17 +266,17 @@ class Backlog:
         return dropped
 
     def has(self, batch: KvEvents) -> bool:
-        """Whether this very batch is kept, by its number and its digest."""
+        """Return True if this very batch is kept, with the same number and digest."""
         kept = self.batches.get(batch.seq)
         return kept is not None and 0 != kept.digest == batch.digest
 
     def digest(self, seq: int) -> int:
-        """Of this batch; 0 where it is not kept, or not known."""
+        """Return the digest of a batch, or 0 if the batch is not kept or its digest is unknown."""
         kept = self.batches.get(seq)
         return 0 if kept is None else kept.digest
 
     def pop(self, seq: int) -> KvEvents | None:
-        """Take this batch out, if it is there."""
+        """Remove and return a batch, or return None if it is not kept."""
         batch = self.batches.pop(seq, None)
         if batch is not None:
             self._bytes -= _size_bytes(batch)
@@ -267,12 +285,12 @@ class Backlog:
         return batch
 
     def drop_before(self, seq: int) -> None:
-        """Forget all below this number."""
+        """Forget all batches below a number."""
         while self.batches and self.first_seq < seq:
             self.pop(self.first_seq)
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all batches."""
         self._bytes = 0
         self.batches.clear()
         self._seqs.clear()
@@ -289,7 +307,10 @@ ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
 
 
 class KvState:
-    """One worker's event stream. Lifetime: worker."""
+    """The event stream of one worker, and how well the worker's cache is known by it.
+
+    Lifetime: worker.
+    """
 
     def __init__(
         self,
@@ -304,7 +325,11 @@ class KvState:
         keeps_copies: bool = False,
         on_left: Callable[[Hashes], None] = lambda hashes: None,
     ) -> None:
-        """`on_left` is told the chain hashes of blocks that left the GPU, as its events say."""
+        """Start without any knowledge of the cache.
+
+        `on_left` is called with the chain hashes of blocks that left the GPU according to KV
+        events.
+        """
         self._on_left = on_left
         self._terms = model, parked_blocks, keeps_copies
         self.blocks = WorkerBlocks(index, slot, block_size, *self._terms)
@@ -347,14 +372,14 @@ class KvState:
         self.resize(capacity_blocks)
 
     def resize(self, capacity_blocks: float) -> None:
-        """The worker has room for so many blocks on the GPU; infinity: nobody knows."""
+        """Set the number of blocks that fit on the worker's GPU; infinity means unknown."""
         self._turnover.resize(capacity_blocks)
         most = self._resident_blocks_max
         self._gpu_blocks_max = math.ceil(min(capacity_blocks * ROOM_SLACK, most))
 
     @property
     def known(self) -> bool:
-        """Whether the index tells all that this worker holds; else it tells a lower bound."""
+        """True if the index has all blocks of this worker; otherwise it has a lower bound."""
         if self.guessed is not None:
             return False
         evicted = self._index.evicted_of(self._slot)
@@ -366,22 +391,23 @@ class KvState:
 
     @property
     def exact(self) -> bool:
-        """Known from events alone, not because as much was stored as the worker holds.
+        """True if the cache is known from KV events alone.
 
-        Such a turnover takes for gone what was missed; what hits kept alive all along is not.
+        It is False if it is known only because as many blocks were stored as the worker holds. Then
+        missed blocks count as evicted, though hits may have kept some of them.
         """
         return self._exact and self.known and not self.evicted_blocks
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether it takes a snapshot to make it exact, for all that was replayed until now."""
+        """True if only a snapshot can make the knowledge exact, after all replays until now."""
         gap = self._lacking and not self._progressed
         lacks = gap or self._doubtful or self.severed or not self._exact
         return lacks and not self._overflowed
 
     @property
     def _lacking(self) -> bool:
-        """Whether batches that are known to exist were not applied."""
+        """True if batches that are known to exist were not applied."""
         return self.next_seq <= self._publisher.last_seq or bool(self._backlog.batches)
 
     @property
@@ -393,67 +419,67 @@ class KvState:
 
     @property
     def counters(self) -> KvCounters:
-        """What happened until now."""
+        """All counts until now."""
         return self._counters.with_blocks(self.blocks, self._skips.total())
 
     def skips(self) -> Counter[str]:
-        """Events that could be read and changed nothing, by why."""
+        """Return the counts of readable events that changed nothing, by reason."""
         return self._skips + Counter(self.blocks.skips())
 
     @property
     def overflows(self) -> int:
-        """How often it told to hold more than it has room for."""
+        """Number of times that the worker reported more blocks than it has room for."""
         return self._counters.overflows
 
     @property
     def settled(self) -> bool:
-        """Nothing is asked for, waits or is in doubt: the batch `next_seq` is the next one."""
+        """True if no batch is asked for, waits or is in doubt, so that `next_seq` comes next."""
         if self.resyncing or self._doubtful or (self._beyond and self._half_told):
             return False
         return not self._lacking
 
     @property
     def current(self) -> bool:
-        """Whether all that is known to have been published was applied."""
+        """True if all batches that are known to be published were applied."""
         return self.settled and not self.unheard
 
     @property
     def emptied(self) -> int:
-        """How often the worker's cache began anew."""
+        """Number of times that the worker's cache began anew."""
         return self._counters.restarts + self._counters.clears
 
     @property
     def resident_blocks(self) -> int:
-        """Blocks the worker is known to hold, in any tier."""
+        """Number of blocks that the worker is known to hold, in any tier."""
         return len(self.blocks)
 
     @property
     def evicted_blocks(self) -> int:
-        """Of those that it holds, blocks that the index forgot at its bound since it was told."""
+        """Number of this worker's blocks that the index forgot, though the worker holds them."""
         return self._index.evicted_of(self._slot)
 
     @property
     def gpu_blocks(self) -> int:
-        """Of these, on the GPU."""
+        """Number of blocks that the worker is known to hold on the GPU."""
         return self._index.held(self._slot)
 
     @property
     def learned_blocks(self) -> float:
-        """Blocks the GPU holds at least, by what it pushed out; NaN: nothing was learned."""
+        """Number of blocks that the GPU holds at least, learned from evictions; NaN if unknown."""
         return self._learned.blocks
 
     @property
     def parked_blocks(self) -> int:
-        """Blocks waiting for their parent."""
+        """Number of stored blocks that wait for their parent block."""
         return self.blocks.parked
 
     @property
     def backlog_batches(self) -> int:
-        """Batches that wait for the ones missing before them."""
+        """Number of batches that wait for missing ones before them."""
         return len(self._backlog)
 
     def chains(self, tier: int = 0) -> Hashes:
-        """Chain hashes of the blocks it is known to hold in a tier, in no order."""
+        """Return the chain hashes of the blocks known in a tier, in no order."""
         return self.blocks.chains(tier)
 
     def mark(self) -> tuple[int, ...]:
@@ -466,7 +492,7 @@ class KvState:
         return (*counts, *how, self.settled)
 
     def frozen(self) -> FrozenCache | None:
-        """What is known as of now; None while what another router saved is unproven."""
+        """Return a snapshot of what is known now, or None while a saved snapshot is unproven."""
         if self._doubtful:
             return None
         next_seq, publisher = self.next_seq, self._publisher
@@ -478,13 +504,13 @@ class KvState:
 
     @property
     def first_question(self) -> int:
-        """Number to ask from when a feed begins; 0, a snapshot first, where it is not exact."""
+        """Number of the first batch that a new feed must ask for, or 0 to begin with a snapshot."""
         return self._from_seq() if self._doubtful and self._exact else 0
 
     # --- what it tells ----------------------------------------------------------------------
 
     def take(self, batch: KvEvents) -> int | None:
-        """Apply a batch. Returns the sequence number to replay from when some are missing."""
+        """Apply a batch, and return the number to replay from if some batches are missing."""
         self._counters.batches += 1
         if batch.source == "snapshot":
             return self._take_snapshot(batch)
@@ -516,11 +542,11 @@ class KvState:
         return self._ask()
 
     def end_replay(self, answered: bool, began_anew: bool = False) -> int | None:
-        """No more of the missing batches will come: go on from what there is.
+        """End a replay, and continue from the batches that came.
 
-        `answered`: the publisher served the replay, so an empty one means that it never
-        published, and the worker holds nothing. `began_anew`: it lacks what it had published.
-        Returns the sequence number to replay from where it is worth asking once more.
+        `answered` is True if the publisher served the replay, so that an empty replay means an
+        empty cache. `began_anew` is True if the publisher lacks batches that it had published.
+        Return the sequence number to replay from if another replay may help.
         """
         self._publisher.replay_ended()
         if began_anew:
@@ -549,18 +575,19 @@ class KvState:
         return None
 
     def close(self) -> None:
-        """The worker left: it holds nothing any more."""
+        """Forget all blocks of a worker that left."""
         self._forget()
         self._backlog.clear()
 
     def reset(self) -> None:
-        """The worker came back from the dead: trust nothing, expect its stream from 0."""
+        """Forget everything about a worker that came back, and expect its stream from batch 0."""
         self._empty()
         self._publisher.begin_anew()
 
     def suspend(self, emptied: bool) -> None:
-        """Its engine takes no requests for now; later its stream goes on from here, and nothing
-        that it told before counts. `emptied`: its cache is empty; else nobody knows what it has.
+        """Forget the cache of a worker whose engine pauses, but not where its stream continues.
+
+        `emptied` is True if the cache is known to be empty; otherwise its content is unknown.
         """
         last = max(self.next_seq - 1, self._publisher.last_seq, self._backlog.last_seq)
         digest = self._backlog.digest(last) or self._publisher.digest(last)
@@ -572,8 +599,9 @@ class KvState:
             self._doubtful = self.resyncing = True
 
     def was_emptied(self, times: int) -> bool:
-        """Whether its engine emptied its cache, and no event has told so. `times`: how often it
-        did, by its own count.
+        """Return True if the engine emptied its cache without a KV event that says so.
+
+        `times` is the engine's own count of how often it emptied its cache.
         """
         clears, (before, grown) = self._counters.clears, (self._emptied, times)
         told = clears > self._clears_at[0]
@@ -581,15 +609,16 @@ class KvState:
         return before is not None and grown > before and not told
 
     def sever(self) -> None:
-        """The connection was lost and is back, and nobody can tell what was missed."""
+        """Mark the cache as unknown, because the connection was lost and events may be missing."""
         self.unheard = self.severed = True
         self._reports = 0
         self._turnover.begin(self.blocks.stored_blocks)
 
     def reported(self, started_s: float) -> None:
-        """Its engine's process began then, by a load report; NaN: nobody knows.
+        """Compare the start time of the engine's process with that of earlier load reports.
 
-        The first one after a loss may have been asked for before it.
+        NaN means that the start time is unknown. The first report after a lost connection may have
+        been requested before the loss, so one report proves nothing.
         """
         if not self.severed:
             self._started_s = started_s
@@ -598,21 +627,22 @@ class KvState:
             self.severed = self._reports < _PROVING_REPORTS
 
     def disprove(self) -> None:
-        """It holds nothing of what was known of it before the connection was lost."""
+        """Forget all blocks that were known before the connection was lost."""
         self._forget()
         self._exact = False
 
     def empty(self) -> None:
-        """It holds nothing that we know of, until an event tells that it was cleared."""
+        """Forget all blocks, until a KV event says that the cache was cleared."""
         self._forget()
         self._exact = False
 
     # --- from one router to the next --------------------------------------------------------
 
     def take_saved(self, saved: CacheSnapshot) -> bool:
-        """Go on from what a router before this one saved, once its last batch is replayed.
+        """Continue from a snapshot that an earlier router saved, once its last batch is replayed.
 
-        Until then it is a lower bound, and what comes live waits. False for damaged blocks.
+        Until then the snapshot is a lower bound, and live batches wait. Return False for damaged
+        blocks.
         """
         self.reset()
         try:
@@ -628,17 +658,19 @@ class KvState:
         return True
 
     def goes_on_from(self, next_seq: int, digest: int) -> bool:
-        """Whether a peer's copy before that batch, after one of `digest`, is of this life of the
-        publisher and not behind what we applied: proven by that batch, if any came to us live.
+        """Return True if a peer's copy before batch `next_seq` continues this router's knowledge.
+
+        The copy must be of the same life of the publisher, which the digest of the batch before
+        proves, and not behind the batches that this router applied.
         """
         ours = self._backlog.digest(next_seq - 1) or self._publisher.digest(next_seq - 1)
         is_first = not self._backlog and self._publisher.live_seq < 0
         return next_seq >= self.next_seq and (ours == digest if ours else is_first)
 
     def take_copy(self, copy: CacheSnapshot) -> int | None:
-        """Go on from what a peer knows; batches that came meanwhile are in the backlog.
+        """Continue from a peer's copy of the cache, and return the number to replay from, if any.
 
-        Damaged blocks change nothing. Returns the sequence number to replay from, as `take`.
+        Batches that came meanwhile are in the backlog. Damaged blocks change nothing.
         """
         try:
             self.blocks.load(copy.blocks)
@@ -657,7 +689,7 @@ class KvState:
         return self._ask() if self._lacking else None
 
     def _believe(self, batch: KvEvents) -> None:
-        """The batch before the first missing one came once more, and is the same."""
+        """Trust a saved snapshot, because the batch before the first missing one came again."""
         if self._doubtful and batch.seq == self.next_seq - 1 and self._publisher.is_known(batch):
             self._doubtful = False
             self._progressed = True
@@ -672,7 +704,7 @@ class KvState:
     # --- order ------------------------------------------------------------------------------
 
     def _restart(self, batch: KvEvents | None = None) -> None:
-        """Its publisher began anew, so its cache did too."""
+        """Forget everything, because the publisher began anew, and its cache did, too."""
         self._counters.restarts += 1
         self._empty()
         self._publisher.begin_anew(batch)
@@ -683,7 +715,10 @@ class KvState:
         return self._from_seq()
 
     def _from_seq(self) -> int:
-        """One batch before the first missing one, where we would know it again."""
+        """Return the number to replay from: the last batch applied, or the next one.
+
+        The last batch is replayed if its digest is known, to see that the publisher is the same.
+        """
         last = self.next_seq - 1
         return last if self._publisher.digest(last) else self.next_seq
 
@@ -751,15 +786,17 @@ class KvState:
                 self._outlive()
 
     def _outlive(self) -> None:
-        """As much was stored since the connection was lost as it holds. What is beyond that is of a
-        life before it, for no event of this one says that it is gone.
+        """Trust the cache again, because enough blocks were stored since the connection was lost.
+
+        If the known blocks exceed the worker's capacity, some of them come from before the loss,
+        and all are forgotten.
         """
         self.severed = self._exact = False
         if not self._turnover.has_room(self.gpu_blocks):
             self._forget()
 
     def _judge(self, applied: Applied, skipped: int) -> None:
-        """Some of its events could not be used: whether they are in other blocks, or none can."""
+        """Count events that could not be used, and decide whether the cache must be estimated."""
         blocks = self.blocks
         self._skips.update(applied.skips)
         self._unusable += skipped - self._skipped_seen + applied.unreadable
@@ -777,7 +814,7 @@ class KvState:
         self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
 
     def follow(self, block_size: int) -> None:
-        """Its blocks have so many tokens: forget all, and expect its stream from 0."""
+        """Start anew with another block size, and expect the worker's stream from batch 0."""
         self._forget()
         self._backlog.clear()
         self.sizes.follow(block_size)
@@ -793,11 +830,11 @@ class KvState:
         self.next_seq = 0
 
     def ask_anew(self) -> int:
-        """The sequence number to replay from where the batch in hand does not show a gap."""
+        """Return the sequence number to replay from if the present batch does not show a gap."""
         return self._ask()
 
     def _overflow(self) -> None:
-        """It tells to hold more than it can: which of it is not there, nobody knows."""
+        """Forget all blocks, because the worker reported more of them than it can hold."""
         self._counters.overflows += 1
         self._forget()
         self._exact = False

@@ -1,8 +1,9 @@
-"""Workers that leave the router's probes unanswered: slow, stopped, or dead without a word.
+"""Workers that leave the router's probes unanswered: slow, stopped or dead.
 
-One among well ones gets nothing new, and what waits there for a first byte goes elsewhere. Where
-most of a model's are silent together, the cause is likely the host, the network or the router
-itself: nothing moves, and new requests wait until somebody answers (a panic threshold, as Envoy's).
+A silent worker among healthy ones gets no new requests, and its requests without a first byte are
+sent to other workers. If most workers of a model are silent together, the cause is probably the
+host, the network or the router itself. Then no request moves, and new requests wait until a worker
+answers (a panic threshold, as in Envoy).
 """
 
 from __future__ import annotations
@@ -16,18 +17,24 @@ from router.core.workers.table import Silent, Worker, WorkerTable
 
 
 def most_silent(workers: Iterable[Worker], share: float) -> bool:
-    """Whether more than this share of these workers is silent."""
+    """Return True if more than a share of these workers is silent."""
     together = list(workers)
     return sum(w.silent is not None for w in together) > share * len(together)
 
 
 class Silences:
-    """Lifetime: process."""
+    """Follows silent workers, and decides when their requests move to other workers.
+
+    Lifetime: process.
+    """
 
     def __init__(
         self, settings: CoreSettings, workers: WorkerTable, stands_still: Callable[[int], bool]
     ) -> None:
-        """`stands_still`: whether a worker's streams do, and a probe of it is unanswered."""
+        """Start without any silent worker.
+
+        `stands_still` returns True if a worker's streams are silent and it does not answer a probe.
+        """
         self._share = settings.panic_share
         self._workers = workers
         self._stands_still = stands_still
@@ -36,7 +43,7 @@ class Silences:
         self.panics: set[str] = set()  # base models most of whose workers are silent
 
     def told(self, fact: Silence) -> list[Action]:
-        """A worker left another probe unanswered, or answers again."""
+        """Record that a worker left another probe unanswered, or answers again."""
         worker = self._workers.get(fact.worker_id)
         if worker is None or worker.state == "down":
             return []
@@ -52,14 +59,14 @@ class Silences:
         return self.look()
 
     def heard(self, worker: Worker) -> None:
-        """It is not silent any more: it answers, or is known to be dead."""
+        """Record that a worker is no longer silent: it answers, or is known to be dead."""
         if worker.silent is not None:
             worker.silent = None
             self._silent.discard(worker.worker_id)
             self._workers.changed()
 
     def look(self) -> list[Action]:
-        """Whose requests are to move, and of which models most workers are silent, or no more."""
+        """Return the silent workers whose requests must move, and changes of panic by model."""
         if not self._silent and not self.panics:
             return []
         actions: list[Action] = []
@@ -83,7 +90,7 @@ class Silences:
         return actions
 
     def alone(self, worker: Worker) -> bool:
-        """Whether not most of its pool, this one included, is silent or stands still with it."""
+        """Return True if at most the panic share of the worker's pool is silent or stalled."""
         pool = self._pool(worker.facts.models[0])
         quiet = sum(w.silent is not None or self._stands_still(w.worker_id) for w in pool)
         return quiet <= self._share * len(pool)
