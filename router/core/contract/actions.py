@@ -1,4 +1,4 @@
-"""What the core asks its caller to do, and what each decision saw and cost."""
+"""The actions that the core returns to its caller, and the record of each decision."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = (*(f.name for f in fields(TableFleet) if f.name != "worker_id"), *_DE
 
 
 class Rejection(NamedTuple):
-    """Why a request is refused, as its client reads it."""
+    """The status, code and message with which a request is refused."""
 
     status: int
     code: str
@@ -35,7 +35,7 @@ class Rejection(NamedTuple):
 
 @record
 class SeenWorker:
-    """One worker as the policy saw it. A signal that nobody gave is NaN."""
+    """One worker as the policy saw it; an unknown number is NaN."""
 
     worker_id: int
     cost: float  # +inf: not this one
@@ -45,9 +45,10 @@ class SeenWorker:
 
 @record
 class Details:
-    """What one decision saw: the request, the pool, and its best eight workers.
+    """The numbers that one decision saw: the request, the pool, and the best eight workers.
 
-    The chosen one is first, then by cost; those that cost +inf come last, by their hit tokens.
+    The chosen worker is first; the others are in the order of cost. Workers with cost +inf are
+    last, in the order of their hit tokens.
     """
 
     request: Mapping[str, Any]
@@ -57,13 +58,16 @@ class Details:
 
 
 class TermsError(ValueError):
-    """What a policy gave as its terms cannot be shown; the text says why."""
+    """The terms of a policy are not valid; the text says why."""
 
 
 def details_of(
     request: RequestView, fleet: FleetView, costs: Floats, chosen: int, terms: Mapping[str, Floats]
 ) -> Details:
-    """`costs` and `terms` are of the rows of `fleet`; `chosen` is -1 where nobody was."""
+    """Return the details of a decision.
+
+    `costs` and `terms` have one number for each row of `fleet`. `chosen` is the chosen row, or -1.
+    """
     rows = _best(costs, fleet.hit_tokens, chosen)
     columns: dict[str, list[float]] = {}
     pool: dict[str, float] = {}
@@ -92,7 +96,10 @@ def details_of(
 
 
 def checked_terms(terms: Any, rows: int) -> dict[str, Floats]:
-    """`terms` as a policy gave them. Raises TermsError for anything but numbers of each row."""
+    """Return the `terms` of a policy as float64[rows] each.
+
+    Raises TermsError unless each term has one number for each row.
+    """
     if not isinstance(terms, Mapping) or len(terms) > MAX_TERMS:
         raise TermsError(f"terms must be a mapping of at most {MAX_TERMS} names to arrays")
     checked = {}
@@ -125,7 +132,7 @@ _EXPLAINED = 3  # candidates named in a decision
 
 @record
 class Stage:
-    """What a worker does for a request: all of it ("both"), or its prefill or decode only."""
+    """The part of a request that a worker does: all of it ("both"), its prefill, or its decode."""
 
     worker_id: int
     role: Role
@@ -133,7 +140,7 @@ class Stage:
 
 @record
 class Candidate:
-    """A worker that was considered: its cost in the policy's own unit, and its expected hit."""
+    """A worker that a decision considered, its cost in the policy's unit, and its hit tokens."""
 
     worker_id: int
     cost: float
@@ -142,7 +149,10 @@ class Candidate:
 
 @record
 class Ranking:
-    """What the best workers of a decision can still be told from. Lifetime: until it is asked."""
+    """The costs of all workers in a decision, from which the best workers can be found later.
+
+    Lifetime: until the best workers are asked for.
+    """
 
     worker_ids: Sequence[int]
     costs: Floats  # its own copy: a policy may use its array again
@@ -150,7 +160,7 @@ class Ranking:
     chosen: int  # row
 
     def best(self) -> tuple[Candidate, ...]:
-        """At most three: the chosen one first, then by cost."""
+        """Return the best three workers: the chosen one first, then by cost."""
         rows = [self.chosen]
         rows += [r for r in ranked(self.costs, _EXPLAINED).tolist() if r != self.chosen]
         return tuple(
@@ -160,10 +170,11 @@ class Ranking:
 
 
 class Decision:
-    """Why a request goes where it goes. Frozen, and equal by value.
+    """The reason why a request is sent to a worker.
 
-    Its candidates are named when somebody reads them: few decisions are ever read. `unit`,
-    `details` and `loaded_tokens` are about it and no part of it: not compared, nor recorded.
+    A decision does not change, and is equal to another one with the same values. `unit`, `details`
+    and `loaded_tokens` are neither compared nor recorded. The candidates are found at the first
+    reading, because few decisions are ever read.
     """
 
     __slots__ = (
@@ -193,13 +204,13 @@ class Decision:
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
-        """The best three, the chosen one first."""
+        """The best three workers, the chosen one first."""
         if isinstance(self._candidates, Ranking):
             self._candidates = self._candidates.best()
         return self._candidates
 
     def trim(self, workers: int) -> None:
-        """Name the best three now where more were weighed: that is how many costs may be kept."""
+        """Find the best three workers now, if there are more than `workers`, to free memory."""
         if isinstance(self._candidates, Ranking) and len(self._candidates.worker_ids) > workers:
             self._candidates = self._candidates.best()
 
@@ -219,7 +230,10 @@ class Decision:
 
 @record
 class Dispatch:
-    """Send the request. Its load is already charged. Two stages begin at once: prefill, decode."""
+    """Send the request to its worker or workers, which are charged already.
+
+    Two stages, a prefill and a decode, start together.
+    """
 
     request_id: int
     stages: tuple[Stage, ...]
@@ -243,7 +257,10 @@ class Hold:
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """Answer the client with an error. `retry_after_s` is None where trying again is pointless."""
+    """Answer the client with an error.
+
+    `retry_after_s` is None if trying again is pointless.
+    """
 
     request_id: int
     status: int
@@ -254,7 +271,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """KV events of a worker were missed: ask for a replay from `from_seq` (0: late joiner)."""
+    """Ask for a replay of a worker's KV events from `from_seq`, because some were missed."""
 
     worker_id: int
     from_seq: int
@@ -287,7 +304,7 @@ class Reinstated:
 
 @dataclass(frozen=True, slots=True)
 class Busied:
-    """Tell people that a worker says that it is busy: others go first for a while."""
+    """Tell people that a worker is busy, and that other workers are preferred for a while."""
 
     worker_id: int
     busy_s: float
@@ -295,7 +312,7 @@ class Busied:
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """Tell people that a worker has not said for a while that it is busy."""
+    """Tell people that a worker has not reported to be busy for a while."""
 
     worker_id: int
     lasted_s: float  # from the first time that it said so to the end of the last spell
@@ -303,14 +320,17 @@ class Relieved:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Let what waits for a first byte at a silent worker go elsewhere."""
+    """Send the requests that wait for a first byte at a silent worker to other workers."""
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Panic:
-    """Most workers of a base model are silent together, and nothing of theirs moves; or no more."""
+    """Tell people that most workers of a base model are silent together, or no longer.
+
+    While this is so, no request of the model moves to another worker.
+    """
 
     model: str
     silent: int
@@ -320,7 +340,7 @@ class Panic:
 
 @dataclass(frozen=True, slots=True)
 class Doubted:
-    """Tell people that what a worker's KV events tell is not so."""
+    """Tell people that a worker's KV events are wrong or useless."""
 
     worker_id: int
     # More than it has room for; answers find less; nothing that can be used; no single block size.
@@ -330,8 +350,9 @@ class Doubted:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Tell people that a worker's KV events are followed in blocks of `block_size` tokens: another
-    size than it tells, or again after they were of no use.
+    """Tell people which block size a worker's KV events have.
+
+    The size differs from the one that the worker reports, or the events are usable again.
     """
 
     worker_id: int
@@ -341,14 +362,14 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """Tell people that answers confirm again what a worker's KV events tell."""
+    """Tell people that answers confirm a worker's KV events again."""
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Tell people that others send requests to our workers, too, or no longer do."""
+    """Tell people that other clients send requests to the workers, too, or no longer do."""
 
     share: float  # of all that workers reported, 0..1
     many: bool
@@ -356,7 +377,7 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Ask a worker whether it is well, at once, and tell the answer as `Probed`."""
+    """Probe a worker at once, and return the result to the core as `Probed`."""
 
     worker_id: int
     within_s: float | None = None  # how long it may take; None: as long as any probe
@@ -386,15 +407,15 @@ SECONDS = "s"  # the unit of policies whose costs are the seconds until the firs
 
 
 def runner_up(decision: Decision) -> Candidate | None:
-    """The cheapest other worker; None where no other could take the request."""
+    """Return the cheapest worker that was not chosen, or None if there is none."""
     return decision.candidates[1] if len(decision.candidates) > 1 else None
 
 
 def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
-    """Seconds from dispatch to the first token beyond the runner-up's cost.
+    """Return the seconds until the first token beyond the runner-up's cost, or None if unknown.
 
-    Above 0: by the decision's own estimate the runner-up would have been faster than the chosen
-    one really was. None where the policy's unit is not seconds, or either is unknown.
+    Above 0, the runner-up would have been faster, by the decision's own estimate, than the chosen
+    worker really was. The result is None if the policy's unit is not seconds.
     """
     other = runner_up(decision)
     if decision.unit != SECONDS or other is None or first_token_s is None:
@@ -403,9 +424,10 @@ def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
 
 
 def regret_hit_tokens(decision: Decision, cached_tokens: int | None) -> int | None:
-    """Tokens that the runner-up was expected to hold beyond those really cached; 0 or more.
+    """Return the tokens that the runner-up should hold beyond those really cached; 0 or more.
 
-    None where it is not known, or the prompt was read as text: the worker counts other tokens then.
+    The result is None if either number is unknown, or if the prompt was read as text: then the
+    worker counts other tokens.
     """
     other = runner_up(decision)
     if other is None or cached_tokens is None or decision.approximate:

@@ -1,4 +1,4 @@
-"""What the core counts, in total and over the last seconds."""
+"""The counters of the core, in total and over the last seconds."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ class Window:
             self._second += second
 
     def take_back(self, then_s: float) -> None:
-        """Count one of the first kind less, which was counted at `then_s`; what is forgotten stays
-        so.
-        """
+        """Subtract one event of the first kind, counted at `then_s`, if it is still counted."""
         number = int(then_s // self._step_s)
         for step in self._steps:
             if step[0] == number and step[1]:
@@ -57,12 +55,12 @@ class Window:
                 self._first -= 1
 
     def sums(self, now_s: float) -> tuple[int, int]:
-        """Both counts of the present step and the nine before it."""
+        """Return both counts over the present step and the nine steps before."""
         self._forget(int(now_s // self._step_s))
         return self._first, self._second
 
     def clear(self) -> None:
-        """Forget all."""
+        """Reset both counts to 0."""
         self._steps.clear()
         self._last = [_NEVER, 0, 0]
         self._first, self._second = 0, 0
@@ -80,20 +78,23 @@ HELD_SECONDS = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.
 
 @dataclass(slots=True)
 class HeldTimes:
-    """How long requests of one standing waited at the router. Lifetime: process."""
+    """A histogram of the times that requests of one standing waited at the router.
+
+    Lifetime: process.
+    """
 
     sum_s: float = 0.0
     # Waits up to each of HELD_SECONDS and above the one before, then those above all.
     counts: list[int] = field(default_factory=lambda: [0] * (len(HELD_SECONDS) + 1))
 
     def add(self, wait_s: float) -> None:
-        """One wait is over."""
+        """Add one finished wait."""
         wait_s = max(wait_s, 0.0)
         self.sum_s += wait_s
         self.counts[bisect_left(HELD_SECONDS, wait_s)] += 1
 
     def buckets(self) -> list[tuple[str, int]]:
-        """(upper bound, waits up to it), as Prometheus has them."""
+        """Return (upper bound, waits up to it) for each bucket, as Prometheus has them."""
         names = (*(f"{bound:g}" for bound in HELD_SECONDS), "+Inf")
         return list(zip(names, accumulate(self.counts), strict=True))
 
@@ -117,7 +118,7 @@ class CoreCounters:
     )
 
     def dispatched(self, decision: Decision, leg: Role) -> None:
-        """A request, or a leg of it, was sent."""
+        """Count a request, or a leg of it, as dispatched."""
         self.decisions[decision.policy, decision.reason] += 1
         self.legs[leg] += 1
         if leg == "decode":  # its prompt counted with the other leg
@@ -126,5 +127,5 @@ class CoreCounters:
         self.prompt_tokens += decision.prompt_tokens
 
     def rejected(self, code: str) -> None:
-        """A request was turned away."""
+        """Count a rejected request."""
         self.rejections[code] += 1

@@ -1,4 +1,4 @@
-"""Who may take a request: the workers of its model's pool, one row each, or why none may."""
+"""Finds the workers that may take a request, or the reason why none may."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows:
 
     @staticmethod
     def of(workers: Iterable[Worker]) -> Rows:
-        """One row for each of these workers."""
+        """Return one row for each of these workers."""
         rows = tuple(workers)
         slots = [w.slot for w in rows]
         slot_ids = np.array(slots, np.int64)
@@ -148,7 +148,7 @@ class Eligibility:
     """
 
     def __init__(self, workers: WorkerTable, panic_share: float = 0.5) -> None:
-        """`panic_share`: as of `CoreSettings`."""
+        """Start without remembered results. `CoreSettings` describes `panic_share`."""
         self._workers = workers
         self._panic_share = panic_share
         self._version = -1
@@ -273,7 +273,7 @@ class Eligibility:
 
 
 def _fits(arrival: Arrival, worker: Worker) -> bool:
-    """Whether the prompt leaves room for an answer. A guessed length proves nothing."""
+    """Return True if the prompt leaves room for an answer, or if its length is only guessed."""
     limit = worker.facts.max_model_tokens
     return limit is None or arrival.approximate or _longest(arrival) < limit
 
@@ -285,13 +285,13 @@ def _has_threshold(worker: Worker) -> bool:
 
 
 def _longest(arrival: Arrival) -> int:
-    """Tokens of its longest prompt: a model's limit holds for each one."""
+    """Return the tokens of a request's longest prompt, to which the model's limit applies."""
     longest = arrival.longest_prompt_tokens
     return arrival.prompt_tokens if longest is None else longest
 
 
 def _one_role_only(model: str, ready: list[Worker]) -> str:
-    """Why workers that are ready can do nothing for a request."""
+    """Return a text that says why ready workers cannot serve a request."""
     roles = {w.facts.role for w in ready}
     missing = "decodes" if roles == {"prefill"} else "prefills"
     if {"prefill", "decode"} <= roles and _meet(ready):
@@ -306,7 +306,7 @@ def _one_role_only(model: str, ready: list[Worker]) -> str:
 
 
 def _meet(ready: list[Worker]) -> bool:
-    """Whether one that prefills and one that decodes have a group in common."""
+    """Return True if a prefill worker and a decode worker have a group in common."""
     groups = {leg: {w.facts.group for w in ready if w.facts.role == leg} for leg in _LEGS}
     return bool(groups["prefill"] & groups["decode"] - {None})
 

@@ -1,4 +1,4 @@
-"""Runs a policy, which may be anybody's code, and suspends it while it keeps failing."""
+"""Runs a policy, which may be foreign code, and suspends it while it keeps failing."""
 
 from __future__ import annotations
 
@@ -25,10 +25,11 @@ _RECENT_FAULTS = 10  # more of the recent ones are too many
 
 
 class Suspension:
-    """One policy's record of faulty decisions. Lifetime: until another policy is set.
+    """The record of one policy's faulty decisions, which decides when the policy is suspended.
 
-    Five in a row, or more than half of the last twenty, suspend it. After that it is tried again,
-    where one fault suspends it for twice as long. Several faults between two decisions are one.
+    Five faulty decisions in a row, or more than half of the last twenty, suspend the policy. In the
+    trial that follows, one fault suspends it again for twice as long. Several faults between two
+    decisions count as one. Lifetime: until another policy is set.
     """
 
     def __init__(self) -> None:
@@ -39,7 +40,7 @@ class Suspension:
         self._trial = 0  # decisions left of it, and one more: it is over when that one comes
 
     def decided(self) -> None:
-        """A decision begins, good until `fault`."""
+        """Count a new decision, which is good unless `fault` is called."""
         self._recent = self._recent << 1 & _RECENT
         if self._trial:
             self._trial -= 1
@@ -47,7 +48,7 @@ class Suspension:
                 self.backoff_s = BACKOFF_S
 
     def fault(self, now_s: float) -> bool:
-        """The latest decision is faulty, or what followed on it; True when that suspends."""
+        """Count the latest decision as faulty, and return True if this suspends the policy."""
         if self.active:
             return False
         self._recent |= 1
@@ -61,7 +62,7 @@ class Suspension:
         return True
 
     def end(self, now_s: float) -> bool:
-        """End the suspension where its time is over: the trial begins. False: it goes on."""
+        """End the suspension if its time is over, and return True if so; a trial begins."""
         if now_s < self.until_s:
             return False
         self.active = False
@@ -74,7 +75,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Use(Protocol):
-    """What a thread has used, as `resource.getrusage` tells it."""
+    """The CPU time and the voluntary switches of a thread, as `resource.getrusage` returns them."""
 
     @property
     def ru_utime(self) -> float: ...  # CPU seconds
@@ -97,7 +98,7 @@ _TEXT_CHARS = 500  # of an error's own text
 
 
 class PolicyFaultError(PolicyError):
-    """What a policy did wrong. `str` names the policy and says what was expected."""
+    """A fault of a policy. `str` names the policy and says what was expected."""
 
     def __init__(self, policy: str, kind: FaultKind, text: str) -> None:
         super().__init__(f"policy {policy} {text}")
@@ -107,30 +108,31 @@ class PolicyFaultError(PolicyError):
         self.suspended_s = 0.0  # the policy is put aside for so long because of this one
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Replays of a sweep end in other processes."""
+        """Support pickling, because replays of a sweep end in other processes."""
         return PolicyFaultError, (self.policy, self.kind, self._text)
 
 
 class FallbackError(RuntimeError):
-    """The built-in that stands in for a policy failed as well: a defect of ours."""
+    """The built-in fallback policy failed as well, which is a defect of this router."""
 
 
 def raising(fault: PolicyFaultError) -> None:
-    """For whoever wants a policy's failure to end all: a replay must not go on by another rule."""
+    """Raise the fault, so that a replay stops and does not continue with another policy."""
     raise fault
 
 
 def no_time() -> float:
-    """The clock of those for whom no policy is ever slow: on virtual time it takes none."""
+    """Return 0.0, as a clock for which no policy is ever slow, for example on virtual time."""
     return 0.0
 
 
 class PolicyGuard:
-    """The policy in use, its memory and its faults. Lifetime: process.
+    """Calls the policy in use, and keeps its memory and its faults.
 
-    `report` is told of every fault; where it returns, the fallback decides. `clock` measures what
-    a call of the policy takes, in seconds; `slow_s` is too long. `use`: of the thread, by which a
-    pause of the machine is told from a slow policy; None: all of a call's time counts.
+    `report` is called with every fault; if it returns, the fallback decides. `clock` measures the
+    seconds of each call; a call longer than `slow_s` is a fault. `use` returns the CPU time of the
+    thread, which distinguishes a pause of the machine from a slow policy. If `use` is None, all of
+    a call's time counts. Lifetime: process.
     """
 
     def __init__(
@@ -156,11 +158,14 @@ class PolicyGuard:
         self.set_policy(policy)
 
     def measure(self, times: array[float]) -> None:
-        """Append to `times` how long each call of the policy takes; from now on none is slow."""
+        """Append the seconds of each call of the policy to `times`; from now on no call is slow."""
         self._times, self._bears_s, self._slow_s = times, self._slow_s, 0.0
 
     def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by `policy` from now on. Raises PolicyError; the one before stays then."""
+        """Decide by `policy` from now on.
+
+        Raises PolicyError if the policy cannot start; then the policy in use stays.
+        """
         try:
             state: Any = policy.initial_state()
         except RAISABLE as error:
@@ -196,7 +201,7 @@ class PolicyGuard:
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def observe(self, fact: Fact) -> None:
-        """Let a policy with memory see a fact; where its code fails, its memory stays."""
+        """Pass a fact to a policy with a memory, which stays unchanged if the policy fails."""
         if not self.remembers or self.suspension.active:
             return
         try:
@@ -211,9 +216,10 @@ class PolicyGuard:
             self.since_s = math.inf
 
     def terms(self, request: RequestView, fleet: FleetView) -> dict[str, Floats]:
-        """The policy's terms, float64[rows] each; empty where it has none, fails or is suspended.
+        """Return the policy's terms, float64[rows] each.
 
-        Terms that fail are told of, and held against no decision.
+        The result is empty if the policy has no terms, fails, or is suspended. A failure is
+        reported, but does not count against the policy's decisions.
         """
         if self.suspension.active:
             return {}
@@ -227,7 +233,10 @@ class PolicyGuard:
             self.since_s = math.inf
 
     def settle_slow(self, now_s: float, took_s: float) -> None:
-        """Count a call that took `took_s` as a fault. Apart, so that a recording can repeat it."""
+        """Count a call that took `took_s` seconds as a fault.
+
+        This is a call of its own, so that a recording can repeat it.
+        """
         self.overdue_s = 0.0
         limit_ms = self._slow_s * 1e3
         text = f"took {took_s * 1e3:.1f} ms for one call; more than {limit_ms:g} ms is slow"
@@ -269,8 +278,11 @@ class PolicyGuard:
     # --- its faults ---------------------------------------------------------------------------
 
     def _late(self, took_s: float, used: Use | None) -> None:
-        """A call took longer than it may. Where others had the processor meanwhile (preemption, a
-        machine that is paused) that is none of its doing; what it waited for by itself is."""
+        """Note a call that took too long.
+
+        Time in which other threads had the processor, or the machine was paused, does not count.
+        Time for which the policy itself waited does.
+        """
         if self._times is not None and took_s <= self._bears_s:
             self._times.append(took_s)
             return
@@ -305,7 +317,7 @@ class PolicyGuard:
         self.faults[key] += 1
 
     def _woken(self, now_s: float) -> bool:
-        """Try a suspended policy again, its memory begun anew, where its time is over."""
+        """Try a suspended policy again with a new memory, if its suspension is over."""
         if not self.suspension.end(now_s):
             return False
         try:
@@ -319,7 +331,10 @@ class PolicyGuard:
 
 
 def _row(costs: Floats, draw: float, temperature: float) -> int:
-    """As `policies.pick.pick`, which says what is wrong with costs that have no lowest."""
+    """Return the row that `policies.pick.pick` returns, by faster native code if possible.
+
+    `pick` raises the error for costs that have no lowest.
+    """
     if temperature == 0.0:
         try:
             return cheapest(costs, draw)

@@ -132,7 +132,10 @@ class FairQueue(Generic[M]):
 
 
 class _Line(Generic[M]):
-    """A tenant's line while it is gone through. Lifetime: one pass."""
+    """The waiting members of one tenant during one pass through the queue.
+
+    Lifetime: one pass.
+    """
 
     def __init__(self, flow: Flow[M]) -> None:
         self.flow = flow
@@ -185,11 +188,12 @@ class HoldQueue:
             yield from self._classes[priority].in_turn(lambda pending: False)
 
     def sweep(self, now_s: float, refused_max: int = REFUSED_MAX) -> Iterator[Pending]:
-        """The requests to ask again: most urgent first, of each model until a few were refused.
+        """Return the requests to place again, the most urgent first.
 
-        One that is still held when the next one is wanted counts as refused; one that has waited
-        for long is not passed any more. Another model's requests must not wait behind them: its
-        pool may well have room.
+        A request that is still held when the next one is read counts as refused. After
+        `refused_max` refusals, no more requests of the same model are returned. A refused request
+        that has waited for long ends its model's requests at once, so that none passes it. Requests
+        of other models continue, because their workers may have room.
         """
         refused: Counter[str] = Counter()
         done = 0  # models of which nobody is asked any more
@@ -212,16 +216,16 @@ class HoldQueue:
                     return
 
     def requests(self) -> list[int]:
-        """The numbers of those who wait, in the order of their turns."""
+        """Return the ids of the waiting requests, in the order of their turns."""
         return [pending.arrival.request_id for pending in self]
 
     def standings(self) -> Counter[Standing]:
-        """How many wait, by the standing of their session."""
+        """Return the number of waiting requests by the standing of their session."""
         return Counter(pending.standing for pending in self)
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached."""
+        """True if the limit is reached."""
         return self.size >= self._limit
 
     def add(self, pending: Pending) -> None:
@@ -257,7 +261,7 @@ class HoldQueue:
             self._watcher.waits_no_more(pending)
 
     def served(self, pending: Pending) -> None:
-        """A request is sent, whether it waited or not: its tenant's next turn comes later."""
+        """Charge a tenant for a request that is sent, so that its next turn comes later."""
         if self._watcher is not None:
             self._watcher.sent(pending)
         turns = self._classes.get(pending.arrival.priority)
@@ -308,7 +312,7 @@ class HoldQueue:
         return before + min(work(same), mine * (1 + weights / arrival.weight))
 
     def expired(self, now_s: float, hold_s: float) -> list[Pending]:
-        """Those that waited `hold_s` or longer, or as long as they want, or past their deadline."""
+        """Return the requests that have waited as long as they may, or are past their deadline."""
         return [
             p
             for p in self

@@ -1,8 +1,9 @@
-"""Requests whose clients have left, and which their workers may go on computing.
+"""Requests whose clients have left, and which their workers may still compute.
 
-Their connections are closed: nobody hears of their ends. So each stays charged to its worker until
-the worker reports fewer requests than are charged there, or until it should be over by the model:
-its prefill, and the tokens that it may still give at the worker's time per token.
+Their connections are closed, so the router does not see their ends. Each request stays charged to
+its worker until the worker reports fewer requests than are charged there. Otherwise it is released
+when it should be over by the model: its prefill, and the tokens that it may still give at the
+worker's time per token.
 """
 
 from __future__ import annotations

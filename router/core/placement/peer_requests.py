@@ -1,8 +1,9 @@
-"""Requests that peer routers sent to shared workers, charged here as our own; peers end them.
+"""Requests that peer routers sent to shared workers, charged here like this router's own.
 
-Each costs its worker what ours do, will leave its blocks there, and belongs to a session and to a
-tenant. So whoever decides here sees one pool, whichever router a request came through. How fast
-and how well a worker answers is learned from our own requests alone: news of others come late.
+Each request costs its worker as much as an own request, will leave blocks in its cache, and belongs
+to a session and to a tenant. So a decision sees one pool, whichever router a request came through.
+The speed and health of a worker are learned from own requests alone, because news of peers'
+requests come late.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class PeerRequests:
         guard: PolicyGuard,
         most: int,
     ) -> None:
-        """`most`: of all peers together."""
+        """Start without requests; `most` is the limit of requests of all peers together."""
         self._workers, self._ledger, self._caches = workers, ledger, caches
         self._arrivals, self._session_tracking, self._admission = (
             arrivals,
@@ -52,18 +53,18 @@ class PeerRequests:
         self.numbers = count(-1, -1)  # for requests that are heard of, whoever hears of them
 
     def room(self) -> bool:
-        """Whether one more may be kept."""
+        """Return True if one more request may be kept."""
         return len(self._pending) < self._most
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def pending(self) -> Iterable[Pending]:
-        """Those that have not ended, oldest first."""
+        """Return the requests that have not ended, oldest first."""
         return self._pending.values()
 
     def take(self, fact: facts.PeerFact) -> None:
-        """One of these facts, whatever its kind."""
+        """Handle a fact of any of these kinds."""
         if isinstance(fact, facts.PeerDispatched):
             self.dispatched(fact)
         elif isinstance(fact, facts.PeerEnded):
@@ -74,7 +75,7 @@ class PeerRequests:
             self.progress(fact)
 
     def dispatched(self, fact: facts.PeerDispatched) -> None:
-        """A peer charged a request to a worker; one that is not known here is left alone."""
+        """Charge a peer's request to its worker; ignore a worker that is not known here."""
         arrival, now_s = fact.arrival, fact.now_s
         worker = self._workers.get(fact.worker_id)
         if worker is None:
@@ -111,7 +112,7 @@ class PeerRequests:
             guard.observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
 
     def first_token(self, fact: facts.PeerFirstToken) -> None:
-        """The prefill of a peer's request is over."""
+        """Mark the prefill of a peer's request as finished."""
         pending = self._pending.get(fact.request_id)
         if pending is None or pending.charge is None:
             return

@@ -1,4 +1,4 @@
-"""A worker reserved for the request that has waited longest, where others keep passing it."""
+"""Reserves a worker for the request that has waited longest, if other requests keep passing it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ _Line = dict[int, "_Wait"]  # by serial, in the order in which they began to wai
 
 @dataclass(slots=True)
 class _Wait:
-    """One request that waits. Lifetime: as long as it does."""
+    """One request that waits.
+
+    Lifetime: as long as it waits.
+    """
 
     pending: Pending
     passed: int = 0  # requests sent since that were not ahead of it, while it was first
@@ -28,7 +31,10 @@ class _Wait:
 
 
 class Reservations:
-    """At most one worker of a model is reserved at a time. Lifetime: process."""
+    """Reserves at most one worker of each model at a time.
+
+    Lifetime: process.
+    """
 
     def __init__(self, columns: WorkerColumns) -> None:
         self.begun = 0  # times that a worker was reserved
@@ -40,12 +46,12 @@ class Reservations:
     # Called by the hold queue.
 
     def waits(self, pending: Pending) -> None:
-        """It begins to wait."""
+        """Record that a request begins to wait."""
         key = pending.arrival.model, pending.arrival.priority
         self._lines.setdefault(key, {})[pending.serial] = _Wait(pending)
 
     def waits_no_more(self, pending: Pending) -> None:
-        """It was sent, turned away, or its client left."""
+        """Record that a request waits no more: it was sent or rejected, or its client left."""
         model = pending.arrival.model
         key = model, pending.arrival.priority
         line = self._lines[key]
@@ -56,7 +62,7 @@ class Reservations:
             del self.models[model]
 
     def sent(self, pending: Pending) -> None:
-        """A request is sent, whether it waited or not."""
+        """Record that a request is sent, whether it waited or not."""
         model = pending.arrival.model
         for (name, _), line in self._lines.items():
             first = next(iter(line.values()))
@@ -88,7 +94,10 @@ class Reservations:
         return known[2]
 
     def refused(self, pending: Pending, rows: Rows, hits: Ints, now_s: float) -> None:
-        """No worker of `rows` takes it: reserve one if it was passed often. `hits`: of each row."""
+        """Record that no worker of `rows` takes a request, and reserve one if it was passed often.
+
+        `hits` are the request's hit tokens on each row.
+        """
         model, priority = pending.arrival.model, pending.arrival.priority
         if not pending.held or now_s - pending.arrival.now_s <= PASSED_S:
             return
@@ -114,7 +123,7 @@ class Reservations:
             self.begun += 1
 
     def _give_up_untaken(self, wait: _Wait, rows: Rows) -> None:
-        """Give up the reserved worker where it is idle and still not taken."""
+        """Give up the reserved worker if it is idle and the request still did not get it."""
         if wait.worker_id not in rows.worker_ids:
             wait.worker_id = None
             return

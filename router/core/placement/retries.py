@@ -1,9 +1,8 @@
-"""Whether a failed request goes to another worker, and how long it waits before.
+"""Decides whether a failed request is sent to another worker, and how long it waits before.
 
-Retries are bounded by a share of the requests (budgets as in Finagle's `RetryBudget`), so that a
-pool that cannot keep up is not given its work three times over. Leaving a worker that is not
-there any more is no such burden: its requests are moved, and nobody counts them. Nor is leaving
-a worker that is busy for one that is not.
+Retries are bounded by a share of the requests (budgets as in Finagle's `RetryBudget`), so that an
+overloaded pool does not get its work several times. Requests that leave a removed worker do not
+count, nor do requests that leave a busy worker for one that is not.
 """
 
 from __future__ import annotations
@@ -24,13 +23,16 @@ _AT_ONCE = ("connect", "early_close", "no_answer")
 
 
 def draw_of(seed: int, serial: int) -> float:
-    """Uniform in [0, 1), the same for the same (seed, serial) on every machine."""
+    """Return a number in [0, 1), the same for the same (seed, serial) on every machine."""
     bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
     return (bits >> 11) * 2.0**-53
 
 
 class Retries:
-    """Lifetime: process. Chance comes from the request's own draw and its number of attempts."""
+    """Decides about retries within a budget.
+
+    Random waits come from the request's own draw and its number of attempts. Lifetime: process.
+    """
 
     def __init__(self, settings: CoreSettings, counters: CoreCounters, seed: int) -> None:
         self._settings = settings
@@ -39,7 +41,7 @@ class Retries:
         self._recent = Window(_BUDGET_S)  # (requests, retries)
 
     def arrived(self, now_s: float) -> None:
-        """A request came: it pays for a share of a retry."""
+        """Count an arriving request, which adds a share of a retry to the budget."""
         self._recent.add(now_s, 1, 0)
 
     def again(
@@ -50,10 +52,11 @@ class Retries:
         now_s: float,
         spared: bool = False,
     ) -> Rejection | None:
-        """Let a failed request go to another worker, not before `pending.not_before_s`; or not.
+        """Allow another attempt of a failed request, or return why there is none.
 
-        `worker` failed it; None: it is gone. `spared`: it is busy, and another worker is not; or it
-        has not got the model, and another one may have.
+        The attempt starts at `pending.not_before_s` at the earliest. `worker` failed the request,
+        and is None if it is gone. `spared` is True if the worker is busy, or lacks the model, and
+        another worker may take the request.
         """
         if cause == NO_MODEL and not spared:
             return Rejection(404, "model_not_found", "no worker that was asked has the model")
@@ -92,7 +95,10 @@ class Retries:
         return True
 
     def _wait_s(self, pending: Pending, cause: str) -> float:
-        """Exponential, with full jitter (Brooker, "Exponential Backoff And Jitter", AWS, 2015)."""
+        """Return the wait before the next attempt: exponential, with full jitter.
+
+        The source is Brooker, "Exponential Backoff And Jitter", AWS, 2015.
+        """
         times = len(pending.tried) - 1
         if cause in ("absent", MOVED):
             return 0.0

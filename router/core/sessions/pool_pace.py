@@ -1,4 +1,4 @@
-"""What a pool can do, by its typical worker: medians over the workers there are."""
+"""The speed and capacity of a pool, by the medians over its workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.core.workers.columns import WorkerColumns
 
 
 class PoolPace(NamedTuple):
-    """As `kvkernels.Trunks.pool` takes it."""
+    """The arguments of `kvkernels.Trunks.pool`."""
 
     workers: int = 1 << 30
     prefill_tokens_per_s: float = 15_000.0
@@ -26,7 +26,10 @@ _BATCH_LEAST = 16  # answers that share a step, even where fewer run: more would
 
 
 class PaceKeeper:
-    """Lifetime: process."""
+    """Computes the pace of the pool, at most twice a second.
+
+    Lifetime: process.
+    """
 
     def __init__(self, columns: WorkerColumns) -> None:
         self._columns = columns
@@ -34,9 +37,9 @@ class PaceKeeper:
         self._pace = PoolPace()
 
     def at(self, now_s: float, output_tokens: float) -> PoolPace:
-        """The pace of about now: medians over the workers there are.
+        """Return the pace of about now.
 
-        `output_tokens`: of a typical answer; 0: none has ended.
+        `output_tokens` is the length of a typical answer; 0 means that none has ended yet.
         """
         if now_s - self._renewed_s < _RENEW_S:
             return self._pace

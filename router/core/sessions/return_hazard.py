@@ -1,4 +1,4 @@
-"""How likely an idle session comes back, and when; a discrete hazard, learned from returns."""
+"""Learns how likely an idle session returns, and when: a discrete hazard over bins of idle time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ EDGES_S: Floats = np.array(_EDGES)
 
 
 def bins_of(idle_s: Floats) -> Ints:
-    """int64: the bin that each idle time lies in; the last one is open."""
+    """Return the bin of each idle time, int64; the last bin is open."""
     bins: Ints = EDGES_S.searchsorted(idle_s, side="right") - 1
     return bins
 
 
 class ReturnHazard:
-    """Lifetime: process. Who counts tells each period's bins exactly once.
+    """The chance that an idle session returns, learned from the returns of sessions.
 
-    Chances are as of the last `renew`: a decision must not pay for what each return changes.
+    The caller counts each bin of an idle period exactly once. Chances are computed by `renew`, so
+    that a decision does not pay for each return. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -38,20 +39,23 @@ class ReturnHazard:
         self.renew()
 
     def entered(self, before: Ints, now: Ints) -> None:
-        """Idle periods that were counted up to bin `before` (-1: none yet) have come to `now`."""
+        """Count idle periods that have reached bin `now`, after being counted up to `before`.
+
+        -1 as `before` means that a period was not counted yet.
+        """
         starts = np.bincount(before + 1, minlength=_BINS + 2)
         ends = np.bincount(now + 1, minlength=_BINS + 2)
         self._risk += np.cumsum(starts - ends)[: _BINS + 1]
 
     def returned(self, before: int, idle_s: float) -> None:
-        """An idle period that was counted up to bin `before` ended by a request."""
+        """Count an idle period, counted up to bin `before`, that ended with a request."""
         last = bisect_right(_EDGES, idle_s) - 1
         if last > before:
             self._risk[before + 1 : last + 1] += 1.0
         self._returns[last] += 1.0
 
     def renew(self) -> None:
-        """Make chances of what was counted."""
+        """Compute the chances from the counts."""
         if self._risk[0] > _RISK_MAX:
             self._risk *= 0.5
             self._returns *= 0.5
@@ -61,14 +65,17 @@ class ReturnHazard:
         self._away_at: list[float] = self.away.tolist()
 
     def within(self, span_s: Floats, idle_s: Floats) -> Floats:
-        """The chance of a return within `span_s` of those idle for `idle_s`, 0..1, each."""
+        """Return the chance, 0..1, that each session returns within `span_s` seconds.
+
+        `idle_s` are the seconds that each has been idle.
+        """
         then = np.interp(idle_s + span_s, EDGES_S, self.away)
         chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, self.away))
         # Rounded: numpy's exponentials differ in the last bit from one processor to another.
         return np.round(chance, 9)
 
     def soon(self, span_s: float) -> float:
-        """The same for one that becomes idle now."""
+        """Return the chance, 0..1, that a session that becomes idle now returns within `span_s`."""
         bin_ = bisect_right(_EDGES, span_s) - 1
         if bin_ >= _BINS:
             away = self._away_at[_BINS]
@@ -83,7 +90,10 @@ _HORIZON_S = 60.0  # within which a return counts: nobody knows what these took 
 
 
 class UnownedBlocks:
-    """By worker slot. Lifetime: process."""
+    """The cached tokens of sessions that this router does not know, by worker slot.
+
+    Lifetime: process.
+    """
 
     def __init__(self, slots: int) -> None:
         self._tokens = np.zeros(slots)
@@ -92,23 +102,23 @@ class UnownedBlocks:
         self.wanted_tokens: Floats = np.zeros(slots)
 
     def found(self, slot: int, tokens: float, now_s: float) -> None:
-        """A worker's cache holds so many tokens of sessions that nobody knows."""
+        """Set the number of tokens of unknown sessions in a worker's cache."""
         self._tokens[slot] = self.wanted_tokens[slot] = max(tokens, 0.0)
         self._found_s[slot] = now_s
 
     def known(self, slot: int, tokens: float) -> None:
-        """So many of them belong to a session that has returned."""
+        """Subtract tokens that belong to a session which has returned."""
         left = max(float(self._tokens[slot]) - tokens, 0.0)
         if self._tokens[slot] > 0.0:
             self.wanted_tokens[slot] *= left / self._tokens[slot]
         self._tokens[slot] = left
 
     def gone(self, slot: int) -> None:
-        """A worker's cache is gone."""
+        """Reset the tokens of a worker that lost its cache."""
         self._tokens[slot] = self.wanted_tokens[slot] = 0.0
 
     def weigh(self, hazard: ReturnHazard, now_s: float) -> None:
-        """Count them anew by how long they have been idle."""
+        """Weigh the tokens anew by the chance that their sessions return after so long."""
         if self._tokens.any():
             away_s = np.maximum(now_s - self._found_s, 0.0)
             chance = hazard.within(np.full(len(away_s), _HORIZON_S), away_s)

@@ -1,4 +1,4 @@
-"""The table of sessions, one row of numpy columns each, and which of them a request belongs to."""
+"""The table of sessions, with one row of numpy columns each, and the session of each request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _FORGOTTEN_AT_ONCE = 256  # this part of a full table makes room: rarely, and no
 
 
 class SessionRows:
-    """Lifetime: process. All memory is taken at once; `cells` stay where they are."""
+    """The table of sessions, in columns that are allocated once.
+
+    `cells` refer to the same memory. Lifetime: process.
+    """
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -43,7 +46,7 @@ class SessionRows:
         self.cells = RowCells(self)
 
     def named(self) -> dict[str, Ints | Floats]:
-        """The columns that native code weighs sessions by, where they lie."""
+        """Return the columns that native code reads to weigh sessions, without copies."""
         return {
             "serial": self.serial,
             "inflight": self.inflight,
@@ -60,25 +63,25 @@ class SessionRows:
 
     @property
     def full(self) -> bool:
-        """Whether the limit is reached."""
+        """True if the limit is reached."""
         return len(self) >= self._limit
 
     def find(self, key: Key) -> int:
-        """The row of a session; -1: not known."""
+        """Return the row of a session, or -1 if it is not known."""
         return self._by_key.get(key, -1)
 
     def row_of(self, serial: int) -> int:
-        """The row of a live session by its serial, else -1."""
+        """Return the row of a live session by its serial, or -1."""
         return self._by_serial.get(serial, -1)
 
     def key(self, row: int) -> Key:
-        """What it is found by."""
+        """Return the key by which a session is found."""
         return self._keys[row]
 
     def take(self, tenant: str | None, model: str, session: str | None, serial: int = -1) -> int:
-        """A row for a new session, which takes over `serial`, where a session before it had that.
+        """Return a row for a new session, with the `serial` of a forgotten session or a new one.
 
-        The table must not be full, nor may that one be alive.
+        The table must not be full, and no live session may have the serial.
         """
         assert not self.full, "asked to follow more sessions than the limit"
         row = self._free.pop() if self._free else self.used
@@ -97,7 +100,7 @@ class SessionRows:
         return row
 
     def rename(self, row: int, key: Key) -> None:
-        """A session is found by this from now on."""
+        """Change the key by which a session is found."""
         del self._by_key[self._keys[row]]
         self._call(row, key)
 
@@ -107,7 +110,7 @@ class SessionRows:
         self._keys[row] = key
 
     def give_back(self, row: int) -> None:
-        """Forget a session that is at home nowhere."""
+        """Forget a session whose cache no worker holds."""
         cells = self.cells
         del self._by_key[self._keys.pop(row)]
         del self._by_serial[cells.serial[row]]
@@ -116,19 +119,19 @@ class SessionRows:
         self._free.append(row)
 
     def idle(self) -> Ints:
-        """Rows of sessions without a request in flight."""
+        """Return the rows of sessions without a request in flight."""
         n = self.used
         rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.inflight[:n] == 0))
         return rows
 
     def at_home(self, slot: int) -> Ints:
-        """Rows of sessions at home on a worker."""
+        """Return the rows of sessions whose cache a worker holds."""
         n = self.used
         rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.home[:n] == slot))
         return rows
 
     def longest_idle(self) -> Ints:
-        """Rows of a small part that has been idle for longest; none, if all are in flight."""
+        """Return the rows of the few sessions that have been idle for longest, or none."""
         idle = self.idle()
         if not len(idle):
             return idle
@@ -140,7 +143,10 @@ class SessionRows:
 
 
 class RowCells:
-    """Single cells of the table as plain Python numbers; the same memory. Lifetime: process."""
+    """Single cells of the table as plain Python numbers, in the same memory.
+
+    Lifetime: process.
+    """
 
     def __init__(self, rows: SessionRows) -> None:
         self.serial = int_cells(rows.serial)
@@ -165,14 +171,20 @@ _ENDING_TOKENS = 16  # such as what asks for an answer or opens a thought
 
 
 class SessionFinder:
-    """Lifetime: process. `owners` may know sessions that are forgotten."""
+    """Finds the session of a request, by its id or by the prompt that it continues.
+
+    `owners` may name sessions that are forgotten. Lifetime: process.
+    """
 
     def __init__(self, rows: SessionRows, entries: int) -> None:
         self._rows = rows
         self.owners = PrefixOwners(entries)
 
     def row(self, fact: Arrival, chain: Hashes, owner: int) -> int:
-        """The session of a request whose deepest known block is `owner`'s; -1: not known."""
+        """Return the session of a request, or -1 if it is not known.
+
+        `owner` is the session that owns the deepest known block of the prompt.
+        """
         rows = self._rows
         if fact.session is not None:
             row = rows.find((fact.tenant, fact.model, _short(fact.session)))
@@ -188,15 +200,15 @@ class SessionFinder:
         return -1 if fact.session is not None and isinstance(name, str) else row
 
     def name(self, row: int, fact: Arrival) -> None:
-        """Its request came with an id: from now on it is found by that."""
+        """Find a session by the id of its request from now on, if it had none before."""
         if fact.session is not None and isinstance(self._rows.key(row)[2], int):
             self._rows.rename(row, (fact.tenant, fact.model, _short(fact.session)))
 
     def new(self, fact: Arrival, owner: int) -> int:
-        """A row for a session not known before; the table must not be full.
+        """Return a row for a new session; the table must not be full.
 
-        The blocks of an owner that is no more are its heir's, with the serial: or a session that
-        was forgotten and comes back would share its past with itself.
+        If the owner of the prompt's blocks was forgotten, the new session takes over its serial.
+        Otherwise a session that comes back would share its past with itself.
         """
         heir = owner if owner >= 0 and self._rows.row_of(owner) < 0 else -1
         session = None if fact.session is None else _short(fact.session)
@@ -220,7 +232,7 @@ class SessionFinder:
 
 
 def _short(session: str) -> str:
-    """An id, or what stands for a long one: the table keeps very many."""
+    """Return a session id, or a hash of it if it is long, because the table keeps very many."""
     if len(session) <= _ID_CHARS:
         return session
     return hashlib.blake2b(session.encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()

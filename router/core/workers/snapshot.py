@@ -1,7 +1,7 @@
-"""A worker's cache as of one moment, and its codec: for the saved file, a hot restart and peers.
+"""A snapshot of a worker's cache, and its codec for the saved file, a hot restart and peers.
 
-All of them hold the same bytes: a head (`_HEAD`, big-endian: version, `next_seq`, `live_seq`,
-`digest`, flags) and the blocks as `WorkerBlocks.dump` gives them.
+The bytes are a head (`_HEAD`, big-endian: version, `next_seq`, `live_seq`, `digest`, flags) and the
+blocks as `WorkerBlocks.dump` returns them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ _EXACT, _TURNED_OVER = 1, 2
 
 
 class FrozenCache(NamedTuple):
-    """A snapshot whose blocks are no bytes yet. Lifetime: until these are made."""
+    """A snapshot whose blocks are not yet encoded as bytes.
+
+    Lifetime: until they are encoded.
+    """
 
     next_seq: int
     live_seq: int
@@ -28,23 +31,26 @@ class FrozenCache(NamedTuple):
     blocks: FrozenBlocks
 
     def thawed(self) -> CacheSnapshot:
-        """With its blocks as bytes. For a thread: it takes a while."""
+        """Return the snapshot with its blocks as bytes.
+
+        Call this method in a thread, because it takes a while.
+        """
         return CacheSnapshot(*self[:5], self.blocks.dump())
 
     def encoded(self) -> bytes:
-        """As bytes. For a thread."""
+        """Return the snapshot as bytes; call this in a thread."""
         return encode_snapshot(self.thawed())
 
 
 def encode_snapshot(snapshot: CacheSnapshot) -> bytes:
-    """The snapshot as it is saved, and told to peers."""
+    """Return the bytes of a snapshot, as they are saved and sent to peers."""
     flags = _EXACT * snapshot.exact | _TURNED_OVER * snapshot.turned_over
     places = snapshot.next_seq, snapshot.live_seq, snapshot.digest
     return _HEAD.pack(VERSION, *places, flags) + snapshot.blocks
 
 
 def decode_snapshot(data: bytes) -> CacheSnapshot:
-    """The snapshot in these bytes; its blocks are checked by whoever loads them.
+    """Return the snapshot in these bytes, whose blocks are checked when they are loaded.
 
     Raises ValueError, which says what is wrong.
     """
