@@ -1,4 +1,4 @@
-"""What happens to a pool and its workers' caches, for the core and for policies with a memory."""
+"""Facts about requests, workers and caches, for the core and for policies with a memory."""
 
 from __future__ import annotations
 
@@ -19,15 +19,16 @@ BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same nu
 
 @record
 class Stored:
-    """Blocks became resident; `hashes` are the engine's own names of them.
+    """Blocks were stored in a worker's cache; `hashes` are the engine's own names of them.
 
-    `chain`: our own chain hashes of these blocks, where the source knows them (replays and
-    recordings); `tokens`, `seed` and `extras` are not read then and may be left empty. Names may
-    be equal to chain hashes, and an array of names may be the array `chain` itself. Neither
-    tokens nor a chain: blocks that are known already came to another tier.
+    `chain` are this router's chain hashes of the blocks, if the source knows them (replays and
+    recordings). Then `tokens`, `seed` and `extras` are not read and may be empty. Names may be
+    equal to chain hashes, and an array of names may be the array `chain` itself. Without tokens and
+    chain, the blocks are known already and were stored in another tier.
 
-    A hybrid model tells the blocks of each of its cache groups. Those of one group count: of the
-    first that is told to be one of full attention, until then of group 0; None: there is one only.
+    A hybrid model reports the blocks of each of its cache groups, of which one group counts: the
+    first that is reported to have full attention, and until then group 0. None means that there is
+    only one.
     """
 
     hashes: BlockNames
@@ -44,7 +45,7 @@ class Stored:
 
 @record
 class Removed:
-    """Blocks were evicted."""
+    """Blocks were evicted from a worker's cache."""
 
     hashes: BlockNames
     tier: Tier = "gpu"
@@ -53,7 +54,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """The whole cache was reset."""
+    """The whole cache of a worker was reset."""
 
 
 KvEvent = Stored | Removed | Cleared
@@ -61,7 +62,7 @@ KvEvent = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshot:
-    """What a router knows of a worker's cache; batch `next_seq` of its events goes on from it."""
+    """A router's knowledge of a worker's cache, before batch `next_seq` of its KV events."""
 
     next_seq: int
     live_seq: int  # the highest number of this life of the publisher that came live; -1: none
@@ -73,7 +74,7 @@ class CacheSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class KvCopied:
-    """What a peer, another router, knows of a worker's cache, which replaces what we knew."""
+    """A peer router sent its knowledge of a worker's cache, which replaces this router's own."""
 
     now_s: float
     worker_id: int
@@ -82,11 +83,10 @@ class KvCopied:
 
 @dataclass(frozen=True, slots=True)
 class KvHeard:
-    """A worker's events, which reach us through a peer, are heard; or are heard no more, and
-    what is known is as of then.
+    """A worker's KV events, read by a peer router, reach this router, or no longer do.
 
-    `severed`: the connection is back, and nobody can tell what was published meanwhile, nor whether
-    it is still the same engine.
+    `severed` is True if the connection is back, but nobody knows which events were published
+    meanwhile, or whether the engine is still the same.
     """
 
     now_s: float
@@ -100,7 +100,10 @@ Role = Literal["both", "prefill", "decode"]
 
 @record
 class Arrival:
-    """A request came in. `chains` holds one chain per block size of its pool."""
+    """A request came in.
+
+    `chains` holds one chain for each block size of its pool.
+    """
 
     now_s: float
     request_id: int  # unique for the life of the process
@@ -145,7 +148,7 @@ class Dispatched:
 
 @record
 class FirstToken:
-    """The first byte of the answer's body arrived: its prefill is over."""
+    """The first byte of an answer's body arrived, so the prefill of its request is over."""
 
     now_s: float
     request_id: int
@@ -153,10 +156,10 @@ class FirstToken:
 
 @record
 class Prefilled:
-    """The worker that was to prefill a request for another one has done so.
+    """A worker has finished the prefill leg of a request.
 
-    Where both legs were begun at once, the other one has its KV, or will have.
-    `cached_tokens` of the prompt were in its cache; None: it did not say.
+    If both legs started together, the decode worker has the KV, or will have it. `cached_tokens` is
+    the number of prompt tokens that were cached; None if the worker did not report it.
     """
 
     now_s: float
@@ -175,7 +178,10 @@ class Progress:
 
 @record
 class Finish:
-    """The answer is complete. Token counts as the worker reported them; None if it did not."""
+    """An answer is complete.
+
+    Token counts are those that the worker reported, or None.
+    """
 
     now_s: float
     request_id: int
@@ -189,20 +195,22 @@ class Finish:
 class Failure:
     """A dispatch ended without an answer.
 
-    `blame` is "client" (it left, or its request was refused), "worker" (connect error, early
-    close, 5xx, garbage), or "busy" (no connection to the worker was free, or its queue was full,
-    which says nothing of its health). `busy_s`: the worker refused the request because it has
-    more than it takes just now, and asked for so many seconds without another one; 0: it named no
-    time; None: it did not refuse it so. `retry` asks the core for another worker: before the first
-    byte reached the client, or where another worker can go on with the answer. What it shall do
-    then is `rest`, under the same number: the prompt has grown by what was answered already.
+    `blame` is "client" (the client left, or its request was refused), "worker" (connect error,
+    early close, 5xx, garbage), or "busy" (no connection to the worker was free, or its queue was
+    full, which says nothing about its health). `busy_s` is a number if the worker refused the
+    request because it is overloaded: the seconds for which it asked for no more requests, or 0 if
+    it named no time.
 
-    Where both legs of a request were begun at once, `leg` says whose fault it is: of the worker
-    that answers, of the one that prefills, or of the pair, where nobody can tell. Both legs are
-    over then, but for a "prefill" that fails without a `retry`: the answer has begun, and goes on.
+    `retry` asks the core for another worker: before the first byte reached the client, or if
+    another worker can continue the answer. `rest` is then the request that remains, under the same
+    number; its prompt includes what was answered already.
 
-    `runs_on`: the client left, and the worker may compute on though it was told: the request stays
-    charged until that should be over.
+    If both legs of a request started together, `leg` names the worker at fault: the one that
+    answers, the one that prefills, or the pair if nobody can tell. Both legs are over then. The
+    exception is a "prefill" failure without `retry`: the answer has begun and continues.
+
+    `runs_on` is True if the client left and the worker may still compute. The request stays charged
+    until the computation should be over.
     """
 
     now_s: float
@@ -218,7 +226,7 @@ class Failure:
 
 @record
 class LoadReport:
-    """A worker's own account of its load, as scraped."""
+    """A worker's own report of its load, as scraped."""
 
     now_s: float
     worker_id: int
@@ -235,12 +243,11 @@ class LoadReport:
 class KvEvents:
     """One numbered batch of a worker's KV events.
 
-    `source`: "live" as published, "replay" asked for after a gap, or "snapshot": the worker's
-    whole cache as of `seq`, which replaces what was known. `events` is a tuple, or a sequence
-    that makes its events when it is gone through. `digest`: XXH3-64 of the payload as published,
-    which tells one publisher's batch from the equally numbered one of another; 0 where it is not
-    known. `unreadable`: neither as published nor as replayed could it be read, and `events` has
-    none of them.
+    `source` is "live" as published, "replay" if asked for after a gap, or "snapshot": the worker's
+    whole cache as of `seq`, which replaces what was known. `events` is a tuple, or a sequence that
+    creates its events when it is read. `digest` is the XXH3-64 of the payload as published, or 0 if
+    unknown; it distinguishes batches of equal numbers from different publishers. `unreadable` is
+    True if the batch could be read neither live nor in a replay; then `events` is empty.
     """
 
     now_s: float
@@ -254,10 +261,10 @@ class KvEvents:
 
 @dataclass(frozen=True, slots=True)
 class ReplayEnd:
-    """A replay (and a snapshot, where the worker has one) gave all it could.
+    """A replay, or a snapshot if the worker has one, is complete.
 
-    `answered`: the publisher served it; False when nobody did before the timeout. `began_anew`: it
-    had nothing left of what it had published before, so it is another one.
+    `answered` is True if the publisher served it, and False after a timeout. `began_anew` is True
+    if the publisher had nothing left of what it had published, so that it is another one.
     """
 
     now_s: float
@@ -273,10 +280,11 @@ Suspension = Literal["asleep", "paused"]
 class WorkerChange:
     """A worker joined, changed, or left.
 
-    `state` "ready" takes requests, "draining" finishes its own, "down" failed its health check
-    or was ejected, "gone" is removed for good. One that is down may be `suspended`: its engine
-    lives on, and so do its events. "asleep": its cache is empty; "paused": it may be, which vLLM
-    tells with the engine's next step only.
+    `state` is "ready" if the worker takes requests, "draining" if it only finishes its own, "down"
+    if it failed its health check or was ejected, and "gone" if it was removed for good. A worker
+    that is down may be `suspended`: its engine and its events continue. "asleep" means that its
+    cache is empty. "paused" means that it may be empty, which vLLM reports only with the engine's
+    next step.
     """
 
     now_s: float
@@ -289,7 +297,10 @@ class WorkerChange:
 
 @dataclass(frozen=True, slots=True)
 class WorkerFacts:
-    """What is known of a worker besides its load. Rates are the starting values of calibration."""
+    """The description of a worker, without its load.
+
+    Rates are the starting values of calibration.
+    """
 
     name: str  # shown to people; the URL for HTTP workers
     models: tuple[str, ...]
@@ -316,7 +327,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A worker was asked whether it is well, because the core wanted to know (`Probe`)."""
+    """A worker answered a probe that the core asked for (`Probe`), or failed to."""
 
     now_s: float
     worker_id: int
@@ -325,10 +336,10 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A worker left so many of the router's own probes in a row unanswered; 0: it answers again.
+    """A worker left `probes` of the router's own probes in a row unanswered; 0: it answers again.
 
-    It may be slow, or stopped, as well as dead. Where it is alone with that, what waits there for a
-    first byte goes elsewhere after `allowed` of them.
+    The worker may be slow, stopped or dead. If it is silent alone, its requests without a first
+    byte move to other workers after `allowed` unanswered probes.
     """
 
     now_s: float
@@ -339,10 +350,10 @@ class Silence:
 
 @record
 class PeerDispatched:
-    """Another router of the same workers, a peer, charged a request to one of them.
+    """A peer, which is another router of the same workers, charged a request to a worker.
 
-    `arrival` is as the peer had it, but for the number, which is ours and below zero, and the
-    time, which is by our clock. It has no chains where nothing is to be learned from them.
+    `arrival` is the request as the peer had it, with a negative number and the time of this
+    router's clock. It has no chains if nothing can be learned from them.
     """
 
     now_s: float
@@ -372,7 +383,7 @@ class PeerProgress:
 
 @record
 class PeerEnded:
-    """A peer's request is at its worker no more; with a `finish` where it was answered."""
+    """A peer's request left its worker; `finish` is set if the request was answered."""
 
     now_s: float
     request_id: int
@@ -394,7 +405,7 @@ def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed. Expiries and held requests are looked at again."""
+    """Time passed, so that expiries and held requests must be checked."""
 
     now_s: float
 

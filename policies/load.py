@@ -1,4 +1,4 @@
-"""Loads a policy by its specification; name, parameters, wrappers, checks of its answers."""
+"""Loads a policy by its specification, with its parameters and wrappers, and checks its results."""
 
 from __future__ import annotations
 
@@ -26,12 +26,15 @@ _CONVERTIBLE = (float, int, bool, str)
 
 
 class PolicyError(ValueError):
-    """A policy's name, parameter or answer is wrong; the message says what would be right."""
+    """A policy's name, parameter or result is wrong; the message says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter: its kind, whether it may be none, its default. Lifetime: process."""
+    """One parameter of a policy or wrapper: its type and its default.
+
+    Lifetime: process.
+    """
 
     name: str
     kind: type  # float, int, bool or str
@@ -43,7 +46,10 @@ class Parameter:
         return f"{self.name} ({kind}, default {text_of(self.default)})"
 
     def coerce(self, text: str) -> Value:
-        """The value that `text` spells. Raises ValueError when it spells none of this kind."""
+        """Return the value that `text` stands for.
+
+        Raises ValueError if the text is no value of this type.
+        """
         if self.optional and text.lower() == "none":
             return None
         if self.kind is bool:
@@ -55,11 +61,10 @@ class Parameter:
 
 
 def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
-    """The parameters of a class (all of its constructor's) or function (keyword-only).
+    """Return the parameters of a class (all of its constructor's) or function (keyword-only).
 
-    `who`, for messages: "policy hybrid", "wrapper thresholds".
-
-    Raises PolicyError for one without a default or of a type that text cannot spell.
+    `who` is used in messages, such as "policy hybrid" or "wrapper thresholds". Raises PolicyError
+    for a parameter without a default, or of a type that text cannot express.
     """
     hints = get_type_hints(attr.__init__ if inspect.isclass(attr) else attr)
     found = {}
@@ -81,9 +86,9 @@ def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
 def coerce_all(
     who: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
 ) -> dict[str, Value]:
-    """Every parameter's value: `given` text coerced, defaults for the rest.
+    """Return every parameter's value: `given` text converted, and defaults for the rest.
 
-    Raises PolicyError naming `who`, the parameter and the valid ones.
+    Raises PolicyError, which names `who`, the parameter and the valid parameters.
     """
     names = ", ".join(str(p) for p in valid.values()) or "none"
     values = {p.name: p.default for p in valid.values()}
@@ -98,7 +103,7 @@ def coerce_all(
 
 
 def text_of(value: Value) -> str:
-    """A value as it is written in a specification."""
+    """Return a value as it is written in a specification."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -116,7 +121,10 @@ RAISABLE = (Exception, SystemExit)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What a name may stand for: a policy, or a wrapper round one. Lifetime: process."""
+    """A kind of named object: policies, or wrappers of policies.
+
+    Lifetime: process.
+    """
 
     word: str  # for people: "policy" or "wrapper"
     built_in: Mapping[str, str]  # name -> module:attr
@@ -125,14 +133,15 @@ class Kind:
     arguments: tuple[str, ...]  # of either, without self and what is keyword-only
 
     def names(self) -> list[str]:
-        """Names that `find` knows: the built-ins, then the installed entry points."""
+        """Return the names that `find` knows: the built-ins, then the installed entry points."""
         others = {entry.name for entry in entry_points(group=self.entry_points)}
         return [*self.built_in, *sorted(others - self.built_in.keys())]
 
     def find(self, name: str) -> Callable[..., Any]:
-        """The class or function behind a name. An entry point cannot shadow a built-in.
+        """Return the class or function behind a name; an entry point cannot hide a built-in.
 
-        Raises PolicyError for an unknown name, with the valid ones, and for what is none.
+        Raises PolicyError for an unknown name, with the valid ones, and for an object of another
+        kind.
         """
         who = f"{self.word} {name}"
         attr = _import(who, self.built_in.get(name) or self._target(name))
@@ -192,9 +201,9 @@ def _import(who: str, target: str) -> Any:
 
 
 def _find(package: str) -> str:
-    """Lets a module of the current folder be found, behind all that is installed.
+    """Make a module of the current folder importable, after all that is installed.
 
-    Returns what to add to a failure where that folder's module is hidden by another; else "".
+    Return a text to add to an error if the module is hidden by an installed one, or "".
     """
     here = Path.cwd()
     own = next((p for p in (here / package, here / f"{package}.py") if p.exists()), None)
@@ -229,9 +238,10 @@ class WrapperFailedError(PolicyError):
 
 
 def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
-    """`costs`, when they are float64[rows]. For messages: whose, as in "policy", "hybrid".
+    """Return `costs` if they are float64[rows].
 
-    Raises PolicyError for another type or shape. That they are numbers, `pick` looks at.
+    `kind` and `name` are used in messages, as in "policy", "hybrid". Raises PolicyError for another
+    type or shape. `pick` checks later that the costs are numbers.
     """
     if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
         told = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
@@ -245,7 +255,10 @@ def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
 
 
 def checked_numbers(kind: str, name: str, costs: Any, rows: int) -> Floats:
-    """The same, where somebody goes on with them. Raises NotACostError for NaN or -inf, too."""
+    """Return `costs` if they are float64[rows] and numbers.
+
+    Raises PolicyError as `checked` does, and NotACostError for NaN or -inf.
+    """
     numbers = checked(kind, name, costs, rows)
     try:
         lowest(numbers)
@@ -261,14 +274,20 @@ Params = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class LoadedWrapper:
-    """A wrapper, its parameters, a check of its answers. Lifetime: process; keeps no state."""
+    """A wrapper with its parameters, whose results are checked. It keeps no state.
+
+    Lifetime: process.
+    """
 
     name: str  # as it was asked for
     params: Params  # all of them, defaults included
     wrapper: Wrapper
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """What it makes of `costs`. Raises PolicyError, in its name, for whatever goes wrong."""
+        """Return the costs changed by the wrapper.
+
+        Raises PolicyError, which names the wrapper, for any failure.
+        """
         shown = costs.view()
         shown.flags.writeable = False  # they may be a column, or the inner policy's own
         try:
@@ -281,7 +300,7 @@ class LoadedWrapper:
     def terms(
         self, costs: Floats, adjusted: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> dict[str, Floats]:
-        """What it added to each row (+inf: it ruled the row out), then terms of its own."""
+        """Return what the wrapper added to each row (+inf: row excluded), and its own terms."""
         added = np.zeros(len(fleet))
         np.subtract(adjusted, costs, out=added, where=~(np.isinf(costs) & np.isinf(adjusted)))
         of = getattr(self.wrapper, "terms", None)
@@ -291,7 +310,10 @@ class LoadedWrapper:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A policy in its wrappers, and a check of all answers. Lifetime: process; keeps no state."""
+    """A policy with its wrappers, whose results are checked. It keeps no state.
+
+    Lifetime: process.
+    """
 
     name: str  # as it was asked for, parameters left out: "hybrid", "hybrid|bounded_load"
     params: Params  # all of its own, and "wrapper.parameter" of each wrapper, defaults included
@@ -301,13 +323,16 @@ class LoadedPolicy:
 
     @property
     def spec(self) -> str:
-        """A specification that loads the same policy again, every parameter written out."""
+        """A specification that loads the same policy again, with every parameter."""
         own = {name: value for name, value in self.params.items() if "." not in name}
         inner = _spec(self.name.partition("|")[0], {**own, "temperature": self.temperature})
         return "|".join([inner, *(_spec(quoted(w.name), w.params) for w in self.wrappers)])
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """The costs, float64[rows]. Raises PolicyError when anyone answered anything else."""
+        """Return the costs, float64[rows].
+
+        Raises PolicyError if the policy or a wrapper returns anything else.
+        """
         if not self.wrappers:
             costs = self.policy.costs(request, fleet, state)
             return checked("policy", self.name, costs, len(fleet))
@@ -317,8 +342,11 @@ class LoadedPolicy:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """The costs taken apart, float64[rows] each: the policy's own terms where it names them
-        (else its cost, by its name), then what each wrapper added. For explanations."""
+        """Return the terms of the costs, float64[rows] each, for explanations.
+
+        These are the policy's own terms, and what each wrapper added. With wrappers, a policy
+        without terms is shown by its cost, under its name.
+        """
         inner = state[0] if self.wrappers else state
         of = getattr(self.policy, "terms", None)
         terms = {} if of is None else dict(of(request, fleet, inner))
@@ -338,24 +366,26 @@ class LoadedPolicy:
 
     @property
     def needs_sessions(self) -> bool:
-        """Whether it, or a wrapper, reads what only the followed sessions tell."""
+        """True if the policy or a wrapper needs tracked sessions."""
         asked = (self.policy, *(w.wrapper for w in self.wrappers))
         return any(getattr(one, "needs_sessions", False) for one in asked)
 
     def initial_state(self) -> Any:
-        """The state before the first fact: None for a policy without memory. With wrappers, a
-        tuple of the policy's and of each one's."""
+        """Return the state before the first fact: None for a policy without a memory.
+
+        With wrappers, the state is a tuple of the policy's state and of each wrapper's.
+        """
         first = _initial(self.policy)
         return (first, *(_initial(w.wrapper) for w in self.wrappers)) if self.wrappers else first
 
     @property
     def remembers(self) -> bool:
-        """Whether any of it has a memory: what has none need not be told any fact."""
+        """True if the policy or a wrapper has a memory, and so must observe facts."""
         parts = (self.policy, *(w.wrapper for w in self.wrappers))
         return any(hasattr(part, "observe") for part in parts)
 
     def observe(self, fact: Any, state: Any) -> Any:
-        """The state after `fact` (`policies.facts`); the same one where there is no memory."""
+        """Return the state after `fact` (`policies.facts`), or the same state without a memory."""
         if not self.wrappers:
             return _observed(self.policy, fact, state)
         seen = [_observed(self.policy, fact, state[0])]
@@ -370,7 +400,10 @@ class LoadedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FunctionPolicy:
-    """A plain function `costs(request, fleet, state, *, ...)` as a policy. Lifetime: process."""
+    """A policy made of a plain function `costs(request, fleet, state, *, ...)`.
+
+    Lifetime: process.
+    """
 
     function: Callable[..., Floats]
     params: Params
@@ -381,7 +414,7 @@ class FunctionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FunctionWrapper:
-    """A plain function `adjust(costs, request, fleet, state, *, ...)` as a wrapper."""
+    """A wrapper made of a plain function `adjust(costs, request, fleet, state, *, ...)`."""
 
     function: Callable[..., Floats]
     params: Params
@@ -391,10 +424,10 @@ class FunctionWrapper:
 
 
 def load(spec: str) -> LoadedPolicy:
-    """The policy that `spec` asks for, in its wrappers; every parameter validated.
+    """Return the policy that `spec` names, with its wrappers and validated parameters.
 
-    Raises PolicyError for an unknown name (with the valid ones), something that is no policy or
-    no wrapper, a wrapper given twice, and an unknown, repeated or invalid parameter.
+    Raises PolicyError for an unknown name (with the valid ones), an object that is no policy or no
+    wrapper, a wrapper given twice, and an unknown, repeated or invalid parameter.
     """
     first, *others = spec.split("|")
     name, values, policy = _load(POLICY, first, FunctionPolicy, {TEMPERATURE.name: TEMPERATURE})
@@ -412,22 +445,22 @@ def load(spec: str) -> LoadedPolicy:
 
 
 def names() -> list[str]:
-    """Names of policies that `load` knows: the built-ins, then the installed entry points."""
+    """Return the names of policies that `load` knows: the built-ins, then the entry points."""
     return POLICY.names()
 
 
 def wrapper_names() -> list[str]:
-    """Names of wrappers that `load` knows: the built-ins, then the installed entry points."""
+    """Return the names of wrappers that `load` knows: the built-ins, then the entry points."""
     return WRAPPER.names()
 
 
 def name_of(spec: str) -> str:
-    """A specification without its parameters: "hybrid|bounded_load". It is not checked."""
+    """Return a specification without its parameters, such as "hybrid|bounded_load", unchecked."""
     return "|".join(part.partition("?")[0] for part in spec.split("|"))
 
 
 def quoted(name: str) -> str:
-    """A name as a specification spells it."""
+    """Return a name as it is written in a specification."""
     return quote(name, safe=":-")
 
 

@@ -1,4 +1,4 @@
-"""From costs to one row: ties, temperature, hold. The only place where a draw breaks a tie."""
+"""Turns costs into one row, with ties, temperature and hold. Only this module draws among ties."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ TIE = 1e-9  # costs this close, relative to the best or absolute, are equal
 
 
 def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
-    """The row to dispatch to, or -1 (`HOLD`) when every cost is +inf or there is no row.
+    """Return the row to dispatch to, or -1 (`HOLD`) if every cost is +inf or there is no row.
 
-    `costs`: float64[rows], lower wins, +inf = not this row. `draw`: uniform in [0, 1).
-    `temperature` 0 takes the lowest cost and draws among ties; above 0 it draws from the softmax
-    of -cost / temperature after the finite costs were scaled to the range 0..1, so that the same
-    temperature means the same whatever unit a policy counts in (as NVIDIA Dynamo's KV router
-    does, 2025).
+    `costs` are float64[rows]; the lowest wins, and +inf excludes a row. `draw` is uniform in [0,
+    1). `temperature` 0 takes the lowest cost and draws among ties. Above 0, the draw is from the
+    softmax of -cost / temperature, after the finite costs were scaled to the range 0..1. So a
+    temperature means the same in any unit of costs (as in NVIDIA Dynamo's KV router, 2025).
 
-    Raises ValueError for NaN or -inf (naming the row), for a draw outside [0, 1) and for a
+    Raises ValueError for NaN or -inf (naming the row), for a draw outside [0, 1), and for a
     negative or NaN temperature.
     """
     best = lowest(costs)
@@ -42,9 +41,9 @@ def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
 
 
 def ranked(costs: Floats, k: int) -> Ints:
-    """The at most `k` rows of lowest finite cost, best first; equal costs in row order.
+    """Return at most `k` rows of the lowest finite costs, best first; equal costs in row order.
 
-    For explanations. Raises ValueError for NaN or -inf, as `pick` does.
+    The result is for explanations. Raises ValueError for NaN or -inf, as `pick` does.
     """
     lowest(costs)
     order = np.argsort(costs, kind="stable")
@@ -53,7 +52,11 @@ def ranked(costs: Floats, k: int) -> Ints:
 
 
 def _softmax_index(finite: list[float], draw: float, temperature: float) -> int:
-    """Plain Python: numpy's `exp` differs in the last bit from one processor to another."""
+    """Return the index that a draw takes from the softmax of finite costs.
+
+    It is computed in plain Python, because numpy's `exp` differs in the last bit between
+    processors.
+    """
     low, high = min(finite), max(finite)
     if high - low <= TIE * max(1.0, abs(low)):
         return int(draw * len(finite))
@@ -65,9 +68,10 @@ def _softmax_index(finite: list[float], draw: float, temperature: float) -> int:
 
 
 def lowest(costs: Floats) -> float:
-    """The lowest cost, +inf of no rows. Raises ValueError for NaN or -inf, naming the row.
+    """Return the lowest cost, or +inf without rows.
 
-    NaN counts as lowest, so one look finds all faults.
+    Raises ValueError for NaN or -inf, naming the row. NaN counts as lowest, so one comparison finds
+    all faults.
     """
     if len(costs) == 0:
         return math.inf

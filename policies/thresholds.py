@@ -1,4 +1,4 @@
-"""Per-worker thresholds: who may be asked at all, given what each is willing to carry."""
+"""Thresholds of each worker, which exclude full workers while others have room."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def reached_thresholds(
     max_queued_tokens: float | None,
     max_kv_fraction: float | None,
 ) -> Bools | None:
-    """bool[rows]: the rows that have reached one of their thresholds; None: exclude no row.
+    """Return True for each row that has reached a threshold, bool[rows], or None to exclude no row.
 
-    A worker's own threshold (its column, where not NaN) goes before the policy's parameter; None
-    means no threshold. A worker that has reached one is left alone while another one is below
-    its own. When all have, the thresholds say nothing about who suffers least, so none is
+    A worker's own threshold (its column, unless NaN) is used instead of the policy's parameter;
+    None means no threshold. A worker at a threshold is excluded while another is below its own. If
+    all are at a threshold, the thresholds do not show which worker suffers least, so no row is
     excluded and the cost decides. An unknown KV fraction reaches no threshold.
     """
     reached = at_thresholds(fleet, max_requests, max_queued_tokens, max_kv_fraction)
@@ -32,7 +32,10 @@ def at_thresholds(
     max_queued_tokens: float | None,
     max_kv_fraction: float | None,
 ) -> Bools | None:
-    """bool[rows]: the rows that have reached one of theirs, be it all; None: nobody has any."""
+    """Return True for each row at a threshold, even if all are, or None without thresholds.
+
+    The shape is bool[rows].
+    """
     if not (max_requests or max_queued_tokens or max_kv_fraction or fleet.has_thresholds):
         return None
     reached = _reaches(fleet.requests, fleet.max_requests, max_requests)
@@ -55,7 +58,7 @@ def check_thresholds(
 
 
 def _reaches(signal: Floats | Ints, own: Floats, default: float | None) -> Bools:
-    """bool[rows]: signal >= its limit; nothing reaches NaN."""
+    """Return True for each row whose signal has reached its limit, bool[rows]; NaN: no limit."""
     limit = own if default is None else np.where(np.isnan(own), default, own)
     reached: Bools = signal >= limit
     return reached

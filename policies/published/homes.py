@@ -1,4 +1,4 @@
-"""Where sessions went before, and how much of a prefix tree is each worker's."""
+"""Memories of published policies: the worker of each session, and each worker's part of a tree."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from policies.facts import Dispatched, Fact, WorkerChange
 
 
 class SessionHomes:
-    """A tenant's session -> worker id of its latest dispatch, at most `max_sessions`.
+    """The worker of each session's latest dispatch, by tenant, for at most `max_sessions` sessions.
 
     Lifetime: process.
     """
@@ -24,7 +24,7 @@ class SessionHomes:
         return len(self._home)
 
     def observe(self, fact: Fact) -> None:
-        """Remember where a request with a session went."""
+        """Remember the worker to which a request with a session was sent."""
         if type(fact) is not Dispatched or fact.session is None:
             return
         session = fact.tenant, fact.session
@@ -34,10 +34,10 @@ class SessionHomes:
             self._home.popitem(last=False)
 
     def rows(self, request: RequestView, fleet: FleetView) -> Bools | None:
-        """bool[rows]: the row of its session's worker; None where none of them is it.
+        """Return True for the worker of the request's session, or None if it has no row.
 
-        A worker that is gone or may not be asked now is no row: its sessions find another one,
-        and stay there.
+        The shape is bool[rows]. A worker that is gone, or may not take the request, is not among
+        the rows. Its sessions are sent to another worker, and stay there.
         """
         if request.session is None:
             return None
@@ -49,7 +49,7 @@ class SessionHomes:
 
 
 def check_max_sessions(max_sessions: int) -> None:
-    """Raise ValueError unless it is 1 or more."""
+    """Raise ValueError unless `max_sessions` is 1 or more."""
     if max_sessions < 1:
         raise ValueError(f"max_sessions is {max_sessions}; it must be 1 or more")
 
@@ -68,7 +68,7 @@ class InsertedTokens:
         self._tokens: dict[int, float] = {}
 
     def observe(self, fact: Fact) -> None:
-        """Count a dispatch; forget a worker that is gone."""
+        """Count a dispatch, or forget a worker that is gone."""
         if type(fact) is Dispatched:
             tokens = self._tokens.get(fact.worker_id, 0.0) + fact.uncached_tokens
             self._tokens[fact.worker_id] = min(tokens, self._max_tokens)
@@ -76,6 +76,6 @@ class InsertedTokens:
             self._tokens.pop(fact.worker_id, None)
 
     def sizes(self, fleet: FleetView) -> Floats:
-        """float64[rows]: tokens of each worker's part; 0 for one that never got a request."""
+        """Return the tokens in each worker's part, float64[rows]; 0 without requests."""
         known = self._tokens
         return np.array([known.get(worker, 0.0) for worker in fleet.worker_id.tolist()])

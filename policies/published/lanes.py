@@ -1,4 +1,4 @@
-"""What a worker was sent and how much longer its answers take: LBGR's memory of it."""
+"""The memory of LBGR: the work sent to each worker, and how much longer its answers take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Sent = tuple[int, Role]  # a request and its leg
 
 @dataclass(slots=True)
 class Lane:
-    """One worker: its queue as of a moment, and the residual with its variance."""
+    """One worker's queue, and the residual of its answer times, with variance."""
 
     queue_ms: float = 0.0
     at_s: float = 0.0
@@ -24,16 +24,16 @@ class Lane:
     variance: float = P0
 
     def queued_ms(self, now_s: float) -> float:
-        """What is left of the queue."""
+        """Return the milliseconds of work left in the queue."""
         return self.queue_ms * float(DECAY ** (max(now_s - self.at_s, 0.0) * DECAYS_PER_S))
 
     def add(self, ms: float, now_s: float) -> None:
-        """To the queue; below 0: from it."""
+        """Add milliseconds of work to the queue; a negative number removes work."""
         self.queue_ms = max(self.queued_ms(now_s) + ms, 0.0)
         self.at_s = now_s
 
     def learn(self, residual_ms: float, forgetting: float) -> None:
-        """Recursive least squares of a constant."""
+        """Update the residual by recursive least squares of a constant."""
         gain = self.variance / (forgetting + self.variance)
         self.residual_ms += gain * (residual_ms - self.residual_ms)
         self.variance *= (1.0 - gain) / forgetting
@@ -41,7 +41,10 @@ class Lane:
 
 @dataclass(slots=True)
 class Lanes:
-    """Lanes by worker; requests in flight: (worker, sent at, its own ms, ms queued before it)."""
+    """The queue of each worker, and the requests in flight.
+
+    A request in flight is (worker id, seconds when sent, its own ms, ms queued before it).
+    """
 
     of: dict[int, Lane] = field(default_factory=dict)
     sent: dict[Sent, tuple[int, float, float, float]] = field(default_factory=dict)
@@ -59,7 +62,7 @@ class Lanes:
         lane.add(own_ms, now_s)
 
     def answered(self, sent: Sent, now_s: float, forgetting: float) -> None:
-        """The worker's residual learns from how long the answer took."""
+        """Update a worker's residual by the time that an answer took."""
         worker_id, sent_s, own_ms, before_ms = self.sent.get(sent, (-1, 0.0, 0.0, 0.0))
         lane = self.of.get(worker_id)
         if lane is not None:
@@ -67,7 +70,7 @@ class Lanes:
             lane.learn(max(took_ms - own_ms - before_ms, 1.0), forgetting)
 
     def release(self, sent: Sent, now_s: float) -> None:
-        """What is left of a request in its worker's queue goes."""
+        """Remove what is left of a request from its worker's queue."""
         worker_id, sent_s, own_ms, _ = self.sent.pop(sent, (-1, 0.0, 0.0, 0.0))
         lane = self.of.get(worker_id)
         if lane is not None:

@@ -66,7 +66,7 @@ class Preble:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: PrebleWindow) -> Terms:
-        """The parts of the cost; a worker may be ruled out all the same."""
+        """Return the parts of the cost; a worker may be excluded in spite of them."""
         sums, none, pair_tokens = state.work.totals, (0.0, 0.0), fleet.pair_tokens
         found = [sums.get(worker_id, none) for worker_id in fleet.worker_id.tolist()]
         work_tokens = np.array([new + pair_tokens * pairs for new, pairs in found])
@@ -80,7 +80,7 @@ class Preble:
     def _grows(
         self, request: RequestView, loads: Floats, holders: Bools, state: PrebleWindow
     ) -> bool:
-        """Whether the request's prefix is to be copied to the least loaded worker."""
+        """Return True if the request's prefix should be copied to the least loaded worker."""
         most = loads.max()
         early = state.dispatches < self.warmup_requests * len(loads)
         if early or most <= self.imbalance * loads.min() or not holders[loads >= most].any():

@@ -1,4 +1,4 @@
-"""What Preble remembers: the last minutes of each worker and of each large prefix."""
+"""The memory of Preble: the last minutes of each worker and of each large prefix."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _ANSWERING: tuple[Role, ...] = ("both", "decode")  # legs that have a first toke
 
 
 class PrebleWindow:
-    """Lifetime: the policy's. Told facts in the order of time.
+    """Sums over the last minutes by worker and by large prefix, from facts in the order of time.
 
-    A node is a prefix at whose end prompts part: the hit of some dispatch. It is large where it is
-    more than twice as long as the node above it on a prompt's way.
+    A node is a prefix after which prompts differ: the hit of some dispatch. A node is large if it
+    is more than twice as long as the node before it in a prompt. Lifetime: the policy's.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -47,12 +47,12 @@ class PrebleWindow:
 
     @property
     def median_output_tokens(self) -> float:
-        """Of the latest answers; 0 before the first."""
+        """Median number of tokens of the latest answers; 0 before the first answer."""
         count = len(self._in_order)
         return (self._in_order[count // 2] + self._in_order[(count - 1) // 2]) / 2 if count else 0.0
 
     def large_nodes(self, chain: Hashes) -> list[int]:
-        """The large nodes on a prompt's way, shortest first. O(nodes)."""
+        """Return the large nodes of a prompt, shortest first, in O(nodes)."""
         depths = self._depths[: bisect_left(self._depths, len(chain) + 1)]
         ends = chain[[depth - 1 for depth in depths]].tolist() if depths else []
         above, large = 0, []
@@ -64,7 +64,7 @@ class PrebleWindow:
         return large
 
     def observe(self, fact: Any) -> None:
-        """Take a fact; those of other kinds change nothing."""
+        """Update the sums by a fact; facts of other kinds change nothing."""
         kind = type(fact)
         if kind is Arrival:
             self.work.advance(fact.now_s)

@@ -1,4 +1,4 @@
-"""Requests in flight by worker, and the few that were looked at lately: Prequal's memory."""
+"""The memory of Prequal: requests in flight at each worker, and the results of recent probes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Sent = tuple[int, Role]  # a request and its leg
 
 @dataclass(slots=True)
 class Probes:
-    """What the latest probes found: (worker id, own requests in flight, when)."""
+    """The results of the latest probes: (worker id, own requests in flight, time in seconds)."""
 
     pool: deque[tuple[int, int, float]]  # bounded: the oldest goes
     worker_of: dict[Sent, int] = field(default_factory=dict)  # unfinished -> worker
@@ -34,20 +34,20 @@ class Probes:
             self.change(worker_id, gone=False)
 
     def release(self, sent: Sent) -> None:
-        """A request left its worker."""
+        """Count a request as no longer in flight at its worker."""
         worker_id = self.worker_of.pop(sent, None)
         if worker_id in self.inflight:
             self.inflight[worker_id] -= 1
 
     def probe(self, count: int, now_s: float) -> None:
-        """The next `count` workers in turn go into the pool."""
+        """Probe the next `count` workers in turn, and add the results to the pool."""
         for _ in range(min(count, len(self.workers))):
             worker = self.workers[self.turn % len(self.workers)]
             self.turn += 1
             self.pool.append((worker, self.inflight[worker], now_s))
 
     def change(self, worker_id: int, *, gone: bool) -> None:
-        """A worker joined, stays, or left for good."""
+        """Add a worker that joined, or remove a worker that left for good."""
         if gone:
             self.inflight.pop(worker_id, None)
         elif worker_id not in self.inflight:

@@ -1,4 +1,4 @@
-"""Which heads and classes of prompts came lately, and how often in a row to holders."""
+"""Counts of the heads and classes of recent prompts, and of dispatches in a row to holders."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from policies.facts import Dispatched
 
 @dataclass(slots=True)
 class HeadWindow:
-    """Heads of the latest requests, each at several depths."""
+    """The heads of the latest requests, each at several depths."""
 
     size: int  # requests, at most
     requests: deque[Sequence[int]] = field(default_factory=deque)
     counts: dict[int, int] = field(default_factory=dict)  # head -> requests that have it
 
     def add(self, heads: Sequence[int]) -> None:
-        """One request's heads; the oldest request goes when the window is full."""
+        """Add one request's heads, and remove the oldest request if the window is full."""
         counts = self.counts
         if len(self.requests) == self.size:
             for head in self.requests.popleft():
@@ -31,7 +31,7 @@ class HeadWindow:
         self.requests.append(heads)
 
     def coolest(self, heads: Sequence[int], hot_share: float) -> int:
-        """The first of `heads` whose share is not above `hot_share`, else the last."""
+        """Return the first of `heads` whose share is not above `hot_share`, or else the last."""
         hot = hot_share * len(self.requests)
         return next((head for head in heads if self.counts.get(head, 0) <= hot), heads[-1])
 
@@ -40,7 +40,7 @@ NO_CLASS = -1  # of a prompt that is shorter than a block; chain hashes are not 
 
 
 def class_of(chain: Hashes, blocks: int) -> int:
-    """The class of a prompt: the chain hash of its first `blocks` blocks, or of all it has."""
+    """Return the class of a prompt: the chain hash of its first `blocks` blocks, or of all."""
     return int(chain[min(blocks, len(chain)) - 1]) if len(chain) else NO_CLASS
 
 
@@ -55,9 +55,9 @@ def hit_blocks(fact: Dispatched) -> int:
 
 
 class HotClasses:
-    """Counts of the last `window` dispatches, by class. Lifetime: the policy's.
+    """Counts of the last `window` dispatches by class, in the order of dispatch.
 
-    Holds at most `window` classes. Told in the order of dispatch.
+    There are at most `window` classes. Lifetime: the policy's.
     """
 
     def __init__(self, window: int, class_blocks: int) -> None:

@@ -1,4 +1,4 @@
-"""Sums by key over the last minutes, in slices of time: bounded whatever comes."""
+"""Sums by key over the last minutes, in a bounded number of time slices."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MAX_KEYS = 2_048  # of a slice; further ones are left out of it
 
 
 class WindowSums:
-    """Two sums for each key over the last `window_s` seconds. Lifetime: the policy's.
+    """Two sums for each key over the last `window_s` seconds.
 
-    The oldest slice falls out when a new one begins, so what is told of is between 5/6 of the
-    window and all of it.
+    The oldest slice is dropped when a new one begins, so the sums cover between 5/6 of the window
+    and all of it. Lifetime: the policy's.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -23,7 +23,7 @@ class WindowSums:
         self._slices: deque[dict[int, list[float]]] = deque(({} for _ in range(SLICES)), SLICES)
 
     def advance(self, now_s: float) -> None:
-        """Forget what is older than the window; O(1) but for the beginning of a slice."""
+        """Forget what is older than the window, in O(1) except at the beginning of a slice."""
         now = math.floor(now_s / self._slice_s)
         if now <= self._newest:
             return
@@ -44,7 +44,7 @@ class WindowSums:
             _add(self.totals, key, first, second)
 
     def halves(self, key: int) -> tuple[float, float]:
-        """First sum over second one in the older and in the newer half; NaN where none is."""
+        """Return the first sum over the second, in the older and newer half; NaN without data."""
         parts = list(self._slices)
         return _mean(parts[SLICES // 2 :], key), _mean(parts[: SLICES // 2], key)
 

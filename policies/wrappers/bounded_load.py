@@ -53,7 +53,7 @@ class BoundedLoad:
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """`above_s`: seconds above the bound that the request would bring each row to."""
+        """Return `above_s`, the seconds by which the request would exceed each worker's bound."""
         is_open = np.isfinite(costs)
         if not is_open.any():
             return {}

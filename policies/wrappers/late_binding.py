@@ -1,4 +1,4 @@
-"""Late binding: wait at the router for the holder, where that is cheaper than recomputing."""
+"""Late binding: hold a request for the worker with its cache, if cheaper than recomputing."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class LateBinding:
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """`load_s` and `missing_s` of each worker, as compared."""
+        """Return `load_s` and `missing_s` of each worker, float64[rows] each, in seconds."""
         return {
             "load_s": load_s(fleet, fleet.step_tokens),
             "missing_s": _missing_s(request, fleet),
         }
 
     def _worth_a_wait(self, costs: Floats, request: RequestView, fleet: FleetView) -> int:
-        """The holder's row, or -1: there is none, or the best rows serve as well."""
+        """Return the row of the worker to wait for, or -1 if waiting does not pay."""
         hits = fleet.hit_tokens
         left = 1.0 - request.held_s / self.max_wait_s
         if left <= 0.0 or len(hits) < 2 or not (most := int(hits.max())):

@@ -15,7 +15,7 @@ _REQUESTS = 64  # over so many dispatches what they bring and how often they com
 
 
 class State(NamedTuple):
-    """What was seen of the dispatches, smoothed."""
+    """Smoothed numbers of the latest dispatches."""
 
     seen: int  # up to _REQUESTS
     uncached_tokens: float
@@ -91,7 +91,7 @@ class Progressive:
         return adjusted
 
     def weight(self, now_s: float, fleet: FleetView, step: float, state: State) -> float:
-        """Missing seconds that a second of load is worth, 0..load_factor."""
+        """Return the seconds of missing prefill that a second of load is worth, 0..load_factor."""
         if state.seen < 2 or not len(fleet):
             return 0.0
         # Since the last one, too: after a pause there is room, whatever came before it.
@@ -101,6 +101,6 @@ class Progressive:
 
 
 def _span(values: Floats, is_open: Bools) -> tuple[float, float]:
-    """The least of the open rows, and how far the greatest is above it."""
+    """Return the least value of the open rows, and how far the greatest is above it."""
     least = float(values.min(where=is_open, initial=np.inf))
     return least, float(values.max(where=is_open, initial=-np.inf)) - least

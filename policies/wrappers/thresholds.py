@@ -81,6 +81,6 @@ class Thresholds:
 
 
 def _lower_median(values: Floats) -> float:
-    """The middle value, of an even number the lower of the two; `values` has a row at least."""
+    """Return the middle value, or the lower of the two middle ones; `values` is not empty."""
     middle = (len(values) - 1) // 2
     return float(np.partition(values, middle)[middle])
