@@ -33,7 +33,7 @@ class Lane:
         self.at_s = now_s
 
     def learn(self, residual_ms: float, forgetting: float) -> None:
-        """Update the residual by recursive least squares of a constant."""
+        """Update the residual, in milliseconds, by recursive least squares of a constant."""
         gain = self.variance / (forgetting + self.variance)
         self.residual_ms += gain * (residual_ms - self.residual_ms)
         self.variance *= (1.0 - gain) / forgetting

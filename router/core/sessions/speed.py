@@ -55,7 +55,10 @@ def _within(value: float, low: float, high: float) -> float:
 
 
 class PoolSpeed:
-    """The mean of what workers are known by, of each by as much as is known. Lifetime: process."""
+    """The mean ratio of learned to described prefill rates, over all workers of the pool.
+
+    Each worker counts by the number of its samples, up to a limit. Lifetime: process.
+    """
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[float, float]] = {}  # weight and logarithm, by slot
@@ -63,12 +66,13 @@ class PoolSpeed:
 
     @property
     def log_ratio(self) -> float:
-        """Of the rates that were learned to those that were given."""
+        """Logarithm of the mean ratio of learned rates to described rates."""
         return self._sum / self._weight if self._weight else 0.0
 
     def learned(self, slot: int, samples: int, log_ratio: float) -> None:
-        """A worker has this ratio, by so many samples. One that left counts until its slot is
-        another's.
+        """Set the ratio of a worker, by its number of samples.
+
+        A worker that left counts until another worker gets its slot.
         """
         old_weight, old = self._known.get(slot, (0.0, 0.0))
         weight = float(min(samples, _MEDIAN_SAMPLES))
@@ -78,7 +82,7 @@ class PoolSpeed:
 
 
 class SpeedEstimator:
-    """Keeps `prefill_tokens_per_s`, `step_s` and `attention` of the worker columns.
+    """Updates `prefill_tokens_per_s`, `step_s` and `attention` of the worker columns.
 
     Lifetime: process.
     """
@@ -92,7 +96,7 @@ class SpeedEstimator:
         self._apart = np.zeros(len(columns.worker_id))  # from the pool, as logarithms, by slot
 
     def first_token(self, charge: Charge, now_s: float) -> None:
-        """A prefill ended. A period of them tells of speed once all of it is known."""
+        """Learn from a prefill that ended, once all prefills of its period are known."""
         period, cells = charge.period, self._cells
         if not period.shown or (
             cells.waiting[charge.slot] and period.work_tokens < _WORK_BESIDE_WAITING
@@ -108,8 +112,10 @@ class SpeedEstimator:
             self._prefilled(charge, work, now_s - began_s, single)
 
     def answered(self, charge: Charge, output_tokens: int, now_s: float) -> None:
-        """An answer is complete. If its first token did not show, it was prefill and a little
-        decode; if no growth was reported after it, the answer was too short for that.
+        """Learn from a complete answer.
+
+        If its first token was not seen, its time was prefill and a little decode. If no growth was
+        reported after the first token, the rest of its time was decode.
         """
         cells, slot, period = self._cells, charge.slot, charge.period
         if charge.output_tokens == 1 and output_tokens >= _GAP_TOKENS_MIN:
@@ -127,12 +133,18 @@ class SpeedEstimator:
             self._prefilled(charge, charge.work_tokens, elapsed_s - decode_s, True)
 
     def token_gap(self, slot: int, gap_s: float) -> None:
-        """A running answer took `gap_s` seconds (above 0) per token lately."""
+        """Learn the step time from a running answer that took `gap_s` seconds per token.
+
+        `gap_s` is above 0.
+        """
         step_s = self._cells.step_s
         step_s[slot] = _moved(step_s[slot], gap_s, _STEP_RANGE_S)
 
     def _prefilled(self, charge: Charge, work: float, elapsed_s: float, single: bool) -> None:
-        """So much work took so long. `single`: it was that of `charge`."""
+        """Learn the prefill rate from `work` that took `elapsed_s` seconds.
+
+        `single` is True if all of the work was that of `charge`.
+        """
         cells, slot = self._cells, charge.slot
         known, step_s = cells.prefill_tokens_per_s[slot], cells.step_s[slot]
         if elapsed_s <= 0:
@@ -170,7 +182,10 @@ class SpeedEstimator:
             cells.prefill_tokens_per_s[slot] = _within(given * ratio, *_RATE_RANGE)
 
     def _own_after(self, slot: int, samples: int, sample: float) -> float:
-        """The logarithm of the worker's rate to the one given, after one more sample."""
+        """Return the logarithm of a worker's learned rate over its described rate.
+
+        `sample` is one more sample of it, included in the result.
+        """
         if samples < _MEDIAN_SAMPLES:
             if not samples:
                 self._first[slot] = [self._pool.log_ratio]  # as one sample: the next may be absurd
@@ -205,7 +220,10 @@ class LoadEstimator:
         self._first: dict[tuple[int, str], list[float]] = {}  # logarithms, of who has few
 
     def first_token(self, charge: Charge, now_s: float) -> None:
-        """A prefill ended. To be told before the speed estimator, which ends its period."""
+        """Learn from a prefill that ended.
+
+        This must be called before the speed estimator, which ends the prefill's period.
+        """
         period, loaded = charge.period, charge.loads.tokens
         if loaded < max(_LOADED_TOKENS_MIN, charge.uncached_tokens):
             return

@@ -64,7 +64,7 @@ class BusyWorkers:
             worker.spell.times = 0
 
     def expire(self, now_s: float) -> None:
-        """End the spells whose time is over."""
+        """End the busy spells whose time is over."""
         self.next_s = inf
         for worker_id in self._since_s:
             worker = self._workers.get(worker_id)

@@ -33,8 +33,10 @@ class WireEvents(Sequence[KvEvent]):
         size_bytes: int = 0,
         payload: bytes | None = None,
     ) -> None:
-        """`size_bytes`: on the wire, which is about what they take while they wait; `payload`: as
-        it came, of one batch that peers are to be told.
+        """Keep the batches without reading their events.
+
+        `size_bytes` is their size on the wire, which is about their size in memory. `payload` is
+        the bytes of one batch that peers must get.
         """
         self.size_bytes = size_bytes
         self.payload = payload
@@ -43,7 +45,7 @@ class WireEvents(Sequence[KvEvent]):
         self._facts: tuple[KvEvent, ...] | None = None
 
     def skips(self) -> Counter[str]:
-        """Events that cannot be used, by why."""
+        """Return the counts of events that cannot be used, by reason."""
         found: Counter[str] = Counter()
         for batch in self.batches:
             if batch.skipped:
@@ -52,7 +54,7 @@ class WireEvents(Sequence[KvEvent]):
 
     @property
     def blocks(self) -> int:
-        """Blocks stored in all of them."""
+        """Number of blocks stored by all events."""
         return sum(batch.blocks for batch in self.batches)
 
     def __len__(self) -> int:
@@ -85,9 +87,10 @@ def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
 
 
 def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
-    """Blocks of the GPU's tier that they store; not counted exactly where it is at most `enough`.
+    """Return the number of GPU blocks that the events store; it may be too high up to `enough`.
 
-    Those of the wire count by all tiers at once, and one by one only where that is more.
+    Events from the wire are first counted over all tiers. Only if this is more than `enough`, their
+    GPU blocks are counted one by one.
     """
     if type(events) is not WireEvents:  # isinstance is slow for subclasses of an ABC
         stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
@@ -104,7 +107,10 @@ _TIER = {name: number for number, name in enumerate(TIERS)}
 
 @dataclass(slots=True)
 class Applied:
-    """What `WorkerBlocks` does not keep itself. Lifetime: call."""
+    """The results of applied events that `WorkerBlocks` does not keep itself.
+
+    Lifetime: call.
+    """
 
     clears: int = 0
     skips: dict[str, int] = field(default_factory=dict)  # facts that cannot be used, by why
@@ -115,13 +121,13 @@ class Applied:
     other_sizes: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
 
     def add_left(self, chain: Hashes | None) -> None:
-        """As `WorkerBlocks` told; None: none."""
+        """Add the hashes of blocks that left the GPU; None means none."""
         if chain is not None:
             self.left.append(chain)
 
 
 def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int) -> Applied:
-    """Tell `blocks`, which are of `block_size` tokens, one batch of events in order."""
+    """Apply one batch of events to `blocks`, in order; `block_size` is in tokens."""
     applied = Applied()
     if type(events) is WireEvents:
         clears = blocks.clears
@@ -144,7 +150,7 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
 
 
 def _note_size(event: Stored, block_size: int, applied: Applied) -> None:
-    """As `WorkerBlocks` does it for those of the wire."""
+    """Count the block size of an event, as `WorkerBlocks` does for events from the wire."""
     if event.tier != TIERS[0] or not (len(event.tokens) or event.chain is not None):
         return
     if event.block_size == block_size:
@@ -155,7 +161,7 @@ def _note_size(event: Stored, block_size: int, applied: Applied) -> None:
 
 
 def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> str:
-    """Why it cannot be used; empty where it was."""
+    """Store the blocks of an event; return why it cannot be used, or ""."""
     names, tier = block_names(event.hashes), _TIER[event.tier]
     parent = None if event.parent is None else block_name(event.parent)
     if event.chain is not None:
@@ -179,7 +185,7 @@ OTHER_SIZE = "other_block_size"  # why an event is skipped, as `WorkerBlocks` sa
 
 
 def ids_of(event: Stored) -> npt.NDArray[Any]:
-    """The tokens of an event as int32, or as int64 where one is beyond that."""
+    """Return the tokens of an event as int32, or as int64 if one does not fit."""
     if isinstance(event.tokens, np.ndarray):
         tokens: npt.NDArray[Any] = event.tokens
         return tokens
@@ -188,7 +194,7 @@ def ids_of(event: Stored) -> npt.NDArray[Any]:
 
 
 def chain_of(event: Stored, seed: int) -> Hashes:
-    """uint64[blocks]: chain hashes of the blocks of an event that brings their tokens."""
+    """Return the chain hashes of an event's blocks from their tokens, uint64[blocks]."""
     tokens = ids_of(event)
     if not event.extras:
         return hashes_of(tokens, event.block_size, seed)
@@ -203,18 +209,18 @@ def chain_of(event: Stored, seed: int) -> Hashes:
 
 
 def hashes_of(tokens: npt.NDArray[Any], block_size: int, seed: int) -> Hashes:
-    """Chain hashes of full blocks of token ids: int32, or int64 where one is beyond int32."""
+    """Return the chain hashes of full blocks of token ids, which are int32 or int64."""
     hashes = chain_hashes if tokens.itemsize == _INT32_BYTES else wide_chain_hashes
     return hashes(tokens, block_size, seed)
 
 
 def block_name(name: int | bytes) -> int:
-    """An engine's name of a block as uint64: a digest's last 8 bytes, as vLLM shortens it."""
+    """Return an engine's block name as uint64: a digest's last 8 bytes, as vLLM shortens it."""
     return name % 2**64 if isinstance(name, int) else int.from_bytes(name[-8:], "big")
 
 
 def block_names(hashes: BlockNames) -> Hashes:
-    """uint64[blocks]: names of blocks as the index's record of them knows them."""
+    """Return block names as the record of the worker's blocks knows them, uint64[blocks]."""
     if isinstance(hashes, np.ndarray):
         return hashes
     return np.array([block_name(name) for name in hashes], dtype=np.uint64)

@@ -95,9 +95,10 @@ class Turnover:
         return blocks <= self._capacity_blocks
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
-        """Start to count, because the cache is unknown from now on, unless it is `over` already.
+        """Restart the count of stored blocks, because the cache is unknown from now on.
 
-        `stored_blocks` is the number of blocks that the worker has ever stored.
+        `stored_blocks` is the number of blocks that the worker has ever stored. `over` is True if
+        enough blocks were stored already to know the cache.
         """
         self.over = over
         self._stored_at_loss = stored_blocks
@@ -412,8 +413,9 @@ class KvState:
 
     @property
     def _half_told(self) -> bool:
-        """True if the replay that is `_beyond` brought the latest batch that was applied: the
-        publisher may have more, which no live batch has shown.
+        """True if a replay has brought more than was heard of, and may bring more still.
+
+        No live batch has shown the publisher's latest batch yet.
         """
         return self._publisher.live_seq < self.next_seq - 1
 
@@ -483,8 +485,10 @@ class KvState:
         return self.blocks.chains(tier)
 
     def mark(self) -> tuple[int, ...]:
-        """`next_seq` first, `settled` last; another one after all that changes what is known, but
-        for a batch that only brings one block for another, or a snapshot.
+        """Return numbers that change whenever the known content of the cache changes.
+
+        `next_seq` is the first number and `settled` the last. The numbers do not change for a batch
+        that only replaces one block by another, or for a snapshot.
         """
         counters, blocks = self._counters, self.blocks
         counts = self.next_seq, self.emptied, counters.overflows, len(blocks)

@@ -31,7 +31,10 @@ _LEAST_BUSY = 0.6
 
 
 class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Workers of split pools that take the other role by themselves. Lifetime: process."""
+    """Settings for workers of split pools that change their role by themselves.
+
+    Lifetime: process.
+    """
 
     follow: Annotated[bool, Meta(description="roles follow the mix of requests")] = False
     gain: Annotated[
@@ -48,7 +51,7 @@ class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """One worker should have `role`, and why."""
+    """One more worker should have `role`, for these reasons."""
 
     role: Role
     prefill_work: float  # of these, in workers
@@ -57,7 +60,7 @@ class RoleChange:
     gain: float
 
     def __str__(self) -> str:
-        """For people."""
+        """Return a sentence for people."""
         return (
             f"work of {self.prefill_work:.2f} workers to prefill and {self.decode_work:.2f} to "
             f"decode: with {self.prefill_workers} that prefill {self.gain:.0%} more can be carried"
@@ -65,7 +68,10 @@ class RoleChange:
 
 
 class RoleController:
-    """Of one group of workers. Pure: time is passed in. Lifetime: as long as the group."""
+    """Decides how many workers of one group prefill and how many decode.
+
+    It has no clock: the time is passed in. Lifetime: as long as the group.
+    """
 
     def __init__(self, settings: RoleSettings) -> None:
         self.prefill_work = self.decode_work = 0.0  # in workers, averaged over the window
@@ -79,7 +85,7 @@ class RoleController:
         self._calm_s = 0.0  # since when nothing made it more cautious
 
     def observe(self, now_s: float, prefill_work: float, decode_work: float) -> None:
-        """So many workers' work is done now, in each role."""
+        """Record the present work of each role, in workers."""
         if self._seen_s is None:
             self._seen_s = self._began_s = self._calm_s = now_s
             return
@@ -89,7 +95,10 @@ class RoleController:
         self.decode_work += part * (decode_work - self.decode_work)
 
     def decide(self, now_s: float, prefill: int, decode: int) -> RoleChange | None:
-        """With so many workers of each role: which one should be one more; None: leave it."""
+        """Return the role that one more worker should have, or None to change nothing.
+
+        `prefill` and `decode` are the present numbers of workers in each role.
+        """
         change = self._better(prefill, decode)
         role = None if change is None else change.role
         if self._wish is not None and self._wish[0] != role:  # it did not last
@@ -113,12 +122,12 @@ class RoleController:
         return change
 
     def refused(self, now_s: float) -> None:
-        """The change was not made: try no other one for a while."""
+        """Record that a change was not made, and suggest no other one for a while."""
         self._wish, self._underway = None, False
         self._began_s = now_s + _CAUTION_MAX * self._settings.settle_s
 
     def _better(self, prefill: int, decode: int) -> RoleChange | None:
-        """The change that pays by the work of now."""
+        """Return the change that pays for the present work, or None."""
         p, d, count = self.prefill_work, self.decode_work, prefill + decode
         if min(prefill, decode) < 1 or count < 3 or p <= 0.0 or d <= 0.0:
             return None
@@ -135,7 +144,10 @@ class RoleController:
 
 
 class WorkMeter:
-    """The work of the halves of one group, from the columns. Lifetime: as long as the group."""
+    """Measures the work of the prefill and decode workers of one group, from the worker columns.
+
+    Lifetime: as long as the group.
+    """
 
     def __init__(self) -> None:
         self._seen_s: float | None = None
@@ -144,7 +156,7 @@ class WorkMeter:
     def read(
         self, now_s: float, columns: WorkerColumns, prefill: Sequence[Worker], decode: list[Worker]
     ) -> tuple[float, float]:
-        """In workers: what was prefilled since it was read last, and the KV decoded with."""
+        """Return the work prefilled since the last call and the KV used to decode, in workers."""
         elapsed_s = 0.0 if self._seen_s is None else now_s - self._seen_s
         done = {w.worker_id: float(columns.drained_work[w.slot]) for w in prefill}
         work_s = 0.0
