@@ -1,4 +1,4 @@
-"""KV load: the emptiest KV memory wins, whatever is in it; the prefix is ignored."""
+"""KV load: the worker with the least KV memory in use wins, whatever it has cached."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""KV prefix: the longest resident prefix wins, whatever the load. It shows the hot spot."""
+"""KV prefix: the worker with the longest cached prefix wins, whatever its load.
+
+The policy shows the hot spot that others avoid.
+"""
 
 from __future__ import annotations
 

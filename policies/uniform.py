@@ -1,4 +1,4 @@
-"""Random: every worker alike; the draw decides. The yardstick of all that claim to know more."""
+"""Random: the draw decides among all workers. It is the baseline for other policies."""
 
 from __future__ import annotations
 

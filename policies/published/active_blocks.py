@@ -1,4 +1,4 @@
-"""Which blocks unfinished requests use on each worker, a block that several share counted once."""
+"""Counts the blocks that unfinished requests use on each worker, shared blocks once."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ Sent = tuple[int, Role]  # a request and its leg
 
 
 class ActiveBlocks:
-    """Prompt blocks in use by worker. Lifetime: the policy's. Answers do not count.
+    """The prompt blocks in use on each worker; answers do not count.
 
-    A chain hash stands for its block and all before it, so who uses a piece uses all earlier ones.
+    A chain hash stands for its block and all before it, so a request that uses a piece of a chain
+    uses all earlier pieces. Lifetime: the policy's.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,10 @@ class ActiveBlocks:
         return len(self._sent)
 
     def observe(self, fact: Any) -> None:
-        """Take a fact; those of other kinds change nothing. O(pieces of the prompt)."""
+        """Update the counts by a fact, in O(pieces of the prompt).
+
+        Facts of other kinds change nothing.
+        """
         kind = type(fact)
         if kind is Dispatched:
             self._add((fact.request_id, fact.leg), fact.worker_id, fact.chain)
@@ -43,14 +47,14 @@ class ActiveBlocks:
                 self._remove(key)
 
     def beyond(self, chain: Hashes, worker_ids: Ints) -> Floats:
-        """float64[rows]: blocks in use on each worker, less those that it shares with `chain`."""
+        """Return the blocks in use on each worker that are not blocks of `chain`, float64[rows]."""
         blocks, shared = self.blocks, self.shared(chain)
         return np.array(
             [blocks.get(w, 0) - shared.get(w, 0) for w in worker_ids.tolist()], dtype=np.float64
         )
 
     def shared(self, chain: Hashes) -> dict[int, int]:
-        """Worker -> leading blocks of `chain` in use there; workers that use none are left out."""
+        """Return the number of leading blocks of `chain` in use, by worker id, without zeros."""
         levels = []
         for piece in _pieces(chain):
             users = self._users.get(piece)

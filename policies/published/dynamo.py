@@ -36,7 +36,7 @@ class Dynamo(DynamoPrefill):
     def terms(
         self, request: RequestView, fleet: FleetView, state: ActiveBlocks
     ) -> dict[str, Floats]:
-        """Both parts of the cost; the charge per request is in the first one."""
+        """Return both parts of the cost; the charge per request is in the first part."""
         in_use = state.beyond(request.chain, fleet.worker_id)
         in_use += request.prompt_tokens / request.block_size
         prefill = self.prefill_tokens(request, fleet)

@@ -1,4 +1,4 @@
-"""What Dynamo's rules take for the prefill of a request: queued and new tokens, less credit."""
+"""The prefill term of Dynamo's rules: queued and new tokens, less credit for cached tokens."""
 
 from __future__ import annotations
 

@@ -55,12 +55,13 @@ def check_max_sessions(max_sessions: int) -> None:
 
 
 class InsertedTokens:
-    """Worker id -> tokens added to its part of the tree by our dispatches. Lifetime: process.
+    """The tokens that this router's dispatches added to each worker's part of a prompt tree.
 
-    Routers without KV events keep a tree of the prompts they sent and take its size for what a
-    worker's cache holds. With an exact index the growth is known without the tree: the uncached
-    tokens of each dispatch. At most `max_tokens` a worker, as such trees drop the least recently
-    used beyond a size. One entry for each worker that got a request and is not gone.
+    Routers without KV events keep a tree of the prompts they sent, and take its size for the
+    content of a worker's cache. With an exact index the growth is known without the tree: the
+    uncached tokens of each dispatch. A worker has at most `max_tokens`, because such trees drop the
+    least recently used prompts beyond a size. There is one entry for each worker that got a request
+    and is not gone. Lifetime: process.
     """
 
     def __init__(self, max_tokens: float) -> None:

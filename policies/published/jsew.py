@@ -12,8 +12,9 @@ from policies.published.dynamo_prefill import DynamoPrefill
 
 
 class JsewMemory:
-    """Blocks in use, and the smoothed share of a prompt that its worker lacked. Lifetime: the
-    policy's.
+    """The blocks in use, and the smoothed share of prompts that their workers had not cached.
+
+    Lifetime: the policy's.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,7 @@ class Jsew(DynamoPrefill):
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: JsewMemory) -> dict[str, Floats]:
-        """Both parts of the cost; the charge per request is in the first one."""
+        """Return both parts of the cost; the charge per request is in the first part."""
         prefill = self.prefill_tokens(request, fleet)
         prefill /= request.block_size
         work: Floats = state.active.beyond(request.chain, fleet.worker_id)

@@ -45,7 +45,7 @@ class LeastLoad:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Both parts of the cost."""
+        """Return both parts of the cost, in seconds."""
         rate = fleet.prefill_tokens_per_s if self.tokens_per_s is None else self.tokens_per_s
         share = np.clip(np.nan_to_num(fleet.kv_fraction, nan=0.0), 0.0, FULL)
         return {

@@ -44,7 +44,7 @@ class LlmD:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """The three weighted scores, each below 0 for what speaks for a worker."""
+        """Return the three weighted scores; a score below 0 favours a worker."""
         hits = fleet.hit_tokens.astype(np.float64)
         prefix = 1.0 - _scaled(hits) if self.min_max else hits / max(request.prompt_tokens, 1)
         kv = 1.0 - np.nan_to_num(fleet.kv_fraction, nan=0.0)
@@ -56,7 +56,7 @@ class LlmD:
 
 
 def _scaled(values: Floats) -> Floats:
-    """1 for the smallest, 0 for the largest; 1 for all where they are equal."""
+    """Return the values scaled to 0..1: 1 for the smallest, 0 for the largest. All 1 if equal."""
     if len(values) == 0:
         return values
     low, high = values.min(), values.max()

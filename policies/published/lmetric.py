@@ -57,14 +57,17 @@ class LMetric:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: HotClasses) -> dict[str, Floats]:
-        """Both factors of the cost; a holder may be ruled out all the same."""
+        """Return both factors of the cost; a holder may be excluded in spite of them."""
         tokens = float(request.prompt_tokens) - fleet.hit_tokens
         if self.queued:
             tokens += fleet.queued_prefill_tokens
         return {"tokens": np.maximum(tokens, 1.0), "batch_requests": fleet.requests + 1.0}
 
     def _too_hot(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Bools | None:
-        """bool[rows]: the holders that this request shall not go to; None: it may go anywhere."""
+        """Return True for the holders that must not get this request, or None for no holder.
+
+        The shape is bool[rows].
+        """
         key = class_of(request.chain, self.class_blocks)
         wins = state.wins.get(key, 0)
         if wins < 2:  # the least that one holder needs: most requests end here

@@ -1,4 +1,4 @@
-"""Rules that prefer by one thing first and by another only among equals, as one number a row."""
+"""Turns rules that prefer by one criterion first, and by others among equals, into one cost."""
 
 from __future__ import annotations
 

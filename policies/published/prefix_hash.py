@@ -44,7 +44,7 @@ class PrefixHash:
 
 
 def check_ring(prefix_tokens: int, load_factor: float, nodes: int) -> None:
-    """Raise ValueError for parameters of a ring that make none."""
+    """Raise ValueError if the parameters do not make a ring."""
     if prefix_tokens < 1:
         raise ValueError(f"prefix_tokens is {prefix_tokens}; it must be 1 or more")
     if not 1.0 <= load_factor < float("inf"):

@@ -46,7 +46,7 @@ class Ramjet:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Both parts of the cost."""
+        """Return both parts of the cost."""
         hits = fleet.hit_tokens
         load = fleet.requests + fleet.queued_prefill_tokens / self.request_tokens
         if self.relative:

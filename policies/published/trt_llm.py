@@ -44,7 +44,7 @@ class TrtLlm:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Both parts of the cost, before ties are told apart."""
+        """Return both parts of the cost, before ties are broken."""
         size = request.block_size
         padded = max(-(-(request.prompt_tokens - 1) // size) * size, 1)
         return {"load": fleet.requests / self.max_batch_size, "match": fleet.hit_tokens / -padded}

@@ -61,7 +61,10 @@ class TrtLlmConversation:
         return tokens if first is None else places(~first, tokens)
 
     def _matching(self, request: RequestView, fleet: FleetView) -> Bools | None:
-        """bool[rows]: who has the longest match, None where that is too short."""
+        """Return True for the workers with the longest match, or None if the match is too short.
+
+        The shape is bool[rows].
+        """
         beyond = request.prompt_tokens - self.skip_tokens
         longest = int(fleet.hit_tokens.max(initial=0))
         matched = min(longest, request.prompt_tokens) - self.skip_tokens

@@ -1,4 +1,4 @@
-"""Bounded load: nobody gets a request that would put it far above the mean, whatever it holds."""
+"""Bounded load: no worker gets a request that would lift its load far above the mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Thresholds: leave a worker alone while it is too full, by fixed limits or beside its peers."""
+"""Thresholds: exclude a worker whose load is too high, by fixed limits or against other workers."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ class Thresholds:
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """`above_s`: seconds above the fleet's threshold; 0 or less: below it."""
+        """Return `above_s`, the seconds by which each worker's load exceeds the fleet's threshold.
+
+        A worker at 0 or less is below the threshold.
+        """
         is_open = np.isfinite(costs)
         if self.spread is None or not is_open.any():
             return {}
