@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -33,7 +34,8 @@ class RankedEngine:
     ranks: int
     busy: int = 10  # requests running at each rank, and its number more
     url: str = ""
-    asked: Counter[str] = field(default_factory=Counter)  # by path
+    open: Counter[str] = field(default_factory=Counter)  # requests without an answer, by path
+    answers: asyncio.Event = field(default_factory=asyncio.Event)  # unset: none is answered
     wanted: list[str | None] = field(default_factory=list)  # rank header of each completion
     published: int = 0
 
@@ -58,7 +60,14 @@ class RankedEngine:
         await self.publishers[rank].send_multipart(frames)
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked[request.path] += 1
+        self.open[request.path] += 1
+        try:
+            await self.answers.wait()
+            return self._answer(request)
+        finally:
+            self.open[request.path] -= 1
+
+    def _answer(self, request: web.Request) -> web.Response:
         if request.path == "/v1/completions":
             named = request.headers.getall("X-data-parallel-rank", [])
             assert len(named) <= 1
@@ -83,6 +92,7 @@ async def ranked_engine(ranks: int = 2, most: int = 3) -> AsyncIterator[RankedEn
     publishers = [context.socket(zmq.PUB) for _ in range(most)]
     ports = [socket.bind_to_random_port("tcp://127.0.0.1") for socket in publishers]
     one = RankedEngine(publishers, ports, ranks)
+    one.answers.set()
     try:
         async with served_by(one.answer) as one.url:
             yield one
