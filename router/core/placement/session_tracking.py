@@ -273,22 +273,29 @@ class SessionTracking:
         self.sessions.ended(tracked, output_tokens, now_s)
 
     def lost(self, worker: Worker | None) -> None:
-        """Forget the sessions' caches at a worker that lost its cache."""
+        """Record that a worker lost its cache, and with it the caches of all sessions there.
+
+        `worker`: None changes nothing.
+        """
         if self.sessions is not None and worker is not None:
             self.sessions.worker_lost(worker.slot)
             self._looked_at.pop(worker.worker_id, None)
 
     def tick(self, now_s: float) -> None:
-        """Refresh the chances that sessions return, as time passes."""
+        """Update what changes with time alone, such as each idle session's chance to return.
+
+        The core calls this method regularly.
+        """
         if self.sessions is not None:
             self._look_for_unowned(self.sessions, now_s)
             self.sessions.refresh(now_s)
 
     def _look_for_unowned(self, sessions: Sessions, now_s: float) -> None:
-        """Find cached blocks of sessions that this router does not know.
+        """Estimate the tokens in each worker's cache that belong to no session this router knows.
 
-        Each worker's cache is searched once, when it is known or when a replay, snapshot or copy of
-        a part has ended. It is searched again when the whole cache is known.
+        Such tokens come from other routers, or from this router's predecessor. Each worker is
+        examined once its cache is known, or once a replay, a snapshot or a peer's copy has listed a
+        part of it. In the second case the worker is examined again when its whole cache is known.
         """
         if len(self._looked_at) == len(self._workers) and all(self._looked_at.values()):
             return
@@ -308,9 +315,10 @@ class SessionTracking:
 
 
 def _prompt(arrival: Arrival) -> tuple[Hashes, int]:
-    """Return the chain of a request and its block size.
+    """Return the chain hashes of a request's prompt, and the block size in tokens that they use.
 
-    The smallest block size is used, because it shows best where sessions part.
+    A request has a chain for each block size of its workers. The smallest block size is used,
+    because it shows most exactly where the prompts of two sessions differ.
     """
     if not arrival.chains:  # nobody serves it
         return np.empty(0, dtype=np.uint64), 1

@@ -1,4 +1,7 @@
-"""The workers and the content of their caches, by load reports, KV events and dispatches."""
+"""Tracks which workers exist and which KV blocks each worker's cache holds.
+
+The sources are load reports, KV events, answers and this router's own dispatches.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +59,11 @@ _OTHERS, _OURS = 0.1, 0.05  # share of others' requests above, and below which i
 
 
 class OthersShare:
-    """Measures the share of requests at the workers that this router did not send.
+    """Measures which share of the workers' requests comes from clients other than this router.
 
-    Other clients fill the workers' caches, which this router's costs do not know. Lifetime:
-    process.
+    Such requests fill the workers' caches without this router's knowledge, so its cost estimates
+    are wrong if there are many.
+    Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -68,10 +72,10 @@ class OthersShare:
         self._all = self._others = 0
 
     def reported(self, requests: int, others: int, now_s: float) -> float | None:
-        """Count the requests of a load report, of which `others` are not this router's.
+        """Count the requests in a worker's load report, of which `others` came from other clients.
 
-        Return the share of others, 0..1, in the last window if it has become high or low; else
-        None.
+        Return the share of other clients' requests, 0..1, over the last minute, if the share has
+        just become high (above 10 %) or low again (below 5 %). Return None in all other cases.
         """
         share = None
         if now_s - self._since_s >= _WINDOW_S:
@@ -85,9 +89,10 @@ class OthersShare:
 
 
 class WorkerCaches:
-    """Tracks the cache of each worker, from its KV events and from this router's dispatches.
+    """Tracks which KV blocks each worker's cache holds, and which workers there are.
 
-    It also maintains the table of workers. Lifetime: process.
+    The sources are the workers' KV events, this router's dispatches, and the answers.
+    Lifetime: process.
     """
 
     def __init__(
@@ -114,7 +119,7 @@ class WorkerCaches:
     # --- workers ----------------------------------------------------------------------------
 
     def change(self, fact: WorkerChange) -> list[Action]:
-        """Add, change or remove a worker.
+        """Add a worker, remove it, or change its state or description, as `fact` says.
 
         Raises TableFullError if there are more workers than `max_workers`.
         """
@@ -156,7 +161,11 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _show_cache(self, worker: Worker) -> None:
-        """Update the columns that say how much of a worker's cache is known, and how well."""
+        """Update the worker columns about one worker's cache.
+
+        The columns contain the capacity, if it was learned, and the tokens cached in each tier.
+        They also say whether the worker may hold more blocks than its KV events reported.
+        """
         columns, slot, facts = self._columns, worker.slot, worker.facts
         kv, tells = worker.kv, worker.tells
         if math.isnan(facts.kv_capacity_tokens):
@@ -169,16 +178,21 @@ class WorkerCaches:
             columns.disk_cached_tokens[slot] = self.index.held(slot, 2) * facts.block_size
 
     def _as_followed(self, worker: Worker, told: WorkerFacts) -> WorkerFacts:
-        """Return a worker's description with the block size that its KV events use.
+        """Return a worker's new description with the block size that its KV events show.
 
-        The described size is used if it has changed or if the worker has no events.
+        `told` is the new description. Its own block size is used if the block size has changed
+        since the last description, or if the worker sends no KV events.
         """
         learned = worker.told is not None and worker.told.block_size == told.block_size
         worker.told = told if learned and told.has_events else None
         return told if worker.told is None else replace(told, block_size=worker.facts.block_size)
 
     def _describe(self, worker: Worker, facts: WorkerFacts) -> None:
-        """Update a worker that was described anew, as another engine or with new thresholds."""
+        """Replace a worker's description.
+
+        If the description is that of another engine, whose cache differs, forget the worker's
+        cache.
+        """
         speeds = (worker.facts.prefill_tokens_per_s, worker.facts.step_s, worker.facts.weight)
         calibrate = speeds != (facts.prefill_tokens_per_s, facts.step_s, facts.weight)
         self._columns.describe(worker.slot, facts, calibrate)
@@ -191,7 +205,11 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
-        """Forget a worker's cache, which may be lost, until new KV events report it."""
+        """Forget the blocks of a worker's cache, because the cache may be lost.
+
+        New KV events will report the blocks that remain. `suspended`: how the engine pauses, if the
+        engine itself goes on later; None if the worker is down or has been replaced.
+        """
         if suspended is None:
             worker.kv.reset()
         else:
@@ -202,7 +220,10 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _empty(self, worker: Worker) -> None:
-        """Empty a worker's cache that the worker emptied before its KV events said so."""
+        """Forget the blocks of a worker whose load report shows an emptied cache.
+
+        The KV event that reports the same arrives later or not at all.
+        """
         worker.kv.empty()
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
@@ -234,7 +255,10 @@ class WorkerCaches:
     # --- what workers tell ------------------------------------------------------------------
 
     def report(self, fact: LoadReport, ledger: Ledger) -> None:
-        """Record a load report; requests beyond this router's own are those of other clients."""
+        """Record a worker's load report: its requests, its KV in use, and if its cache was emptied.
+
+        Requests beyond those that this router sent to the worker count as those of other clients.
+        """
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return
@@ -264,9 +288,10 @@ class WorkerCaches:
         columns.own_tokens_at_report[slot] = columns.own_tokens(slot) - coming
 
     def is_a_peers(self, worker: Worker) -> None:
-        """Take one request off the load of other clients, because it is now charged as a peer's.
+        """Subtract one request from the load of other clients at a worker.
 
-        Otherwise the request would count twice until the next load report.
+        The caller has charged this request as one of another router. Without the subtraction the
+        request would count twice until the worker's next load report.
         """
         columns, slot = self._columns, worker.slot
         if columns.foreign_running[slot] > 0:
@@ -275,7 +300,11 @@ class WorkerCaches:
             columns.foreign_waiting[slot] -= 1
 
     def kv_events(self, fact: KvEvents) -> int | None:
-        """Apply KV events, and return the sequence number to replay from if some are missing."""
+        """Apply a batch of a worker's KV events to the record of the worker's cache.
+
+        Return the number of the batch from which a replay must begin, if batches are missing; else
+        None.
+        """
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
@@ -293,9 +322,10 @@ class WorkerCaches:
         return from_seq
 
     def _follow(self, worker: Worker, fact: KvEvents) -> int | None:
-        """Start anew with the block size that a worker's KV events agree on.
+        """Restart the record of a worker's cache with the block size that its KV events show.
 
-        Return the sequence number to replay from, if any batch is missing.
+        `fact` is the batch whose events decided this. It is applied again with the new size. Return
+        the number of the batch from which a replay must begin, or None if none is needed.
         """
         kv, told = worker.kv, worker.told or worker.facts
         size = kv.sizes.agreed
@@ -314,7 +344,10 @@ class WorkerCaches:
         return from_seq
 
     def _guess(self, worker: Worker, why: Guess | None) -> None:
-        """Start to estimate a worker's cache without its KV events, or stop if `why` is None."""
+        """Begin to estimate a worker's cache, because the worker's KV events cannot be used.
+
+        `why` is the reason. If `why` is None, the events can be used again, and the estimate ends.
+        """
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         if why is not None:
@@ -324,10 +357,11 @@ class WorkerCaches:
             self._news.append(Followed(worker.worker_id, size, size))
 
     def _settle(self, worker: Worker, emptied: int, current: bool, told_anew: bool = False) -> None:
-        """Update what depends on a worker's cache after its KV state changed.
+        """Update the data that depends on a worker's KV state, after the KV state changed.
 
-        `emptied` and `current` are the values of the KV state before the change. `told_anew` is
-        True if the whole cache was reported again.
+        `emptied` and `current` are the values of the attributes `KvState.emptied` and
+        `KvState.current` before the change. `told_anew` is True if a snapshot reported the whole
+        cache again.
         """
         kv, slot = worker.kv, worker.slot
         if kv.emptied > emptied:  # it began anew: nothing is on its way
@@ -343,24 +377,38 @@ class WorkerCaches:
         return Doubted(worker.worker_id, reason, share)
 
     def news(self) -> list[Action]:
-        """Return news for people since the last call."""
+        """Return the messages for the operator that have arisen since the last call.
+
+        For example, a worker's KV events have proven wrong.
+        """
         if not self._news:
             return []
         news, self._news = self._news, []
         return news
 
     def first_question(self, worker_id: int) -> int:
-        """Return the number of the first batch that a new feed of this worker must ask for."""
+        """Return the number of the batch of KV events at which a new connection must begin.
+
+        The connection asks the worker to replay its events from this batch on. 0 means that the
+        connection asks for a snapshot of the cache first.
+        """
         worker = self._workers.get(worker_id)
         return 0 if worker is None else worker.kv.first_question
 
     def wants_snapshot(self, worker_id: int) -> bool:
-        """Return True if only a snapshot can show this worker's cache."""
+        """Return True if replayed KV events cannot complete the record of this worker's cache.
+
+        Then the router must ask for a snapshot, the list of all cached blocks.
+        """
         worker = self._workers.get(worker_id)
         return worker is not None and worker.kv.wants_snapshot
 
     def replay_end(self, fact: ReplayEnd) -> int | None:
-        """End a replay, and return the sequence number to continue from, if any."""
+        """Record that a replay of a worker's KV events has ended.
+
+        Return the number of the batch from which the next replay must begin, or None if none is
+        needed.
+        """
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
@@ -370,7 +418,10 @@ class WorkerCaches:
         return from_seq
 
     def kv_copied(self, fact: KvCopied) -> int | None:
-        """Apply a peer's copy of a cache, and return the sequence number to replay from, if any."""
+        """Replace the record of a worker's cache by the copy that another router sent.
+
+        Return the number of the batch from which a replay must begin, or None if none is needed.
+        """
         worker = self._workers.get(fact.worker_id)
         if worker is None:
             return None
@@ -381,7 +432,11 @@ class WorkerCaches:
         return from_seq
 
     def kv_heard(self, fact: KvHeard) -> None:
-        """Record whether a worker's KV events reach this router through a peer."""
+        """Record whether a worker's KV events, which another router reads, reach this router.
+
+        After a broken connection (`fact.severed`), record that events may be missing and that the
+        engine may have restarted.
+        """
         worker = self._workers.get(fact.worker_id)
         if worker is not None:
             if fact.severed:
@@ -393,10 +448,11 @@ class WorkerCaches:
     # --- what they hold ---------------------------------------------------------------------
 
     def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | Expectation:
-        """Record the blocks that a dispatch will leave at a worker.
+        """Record that a dispatched request will leave its prompt blocks in a worker's cache.
 
-        For a worker whose cache is estimated, the result also says which blocks the worker will
-        find.
+        Return the record, which the caller passes to `ended`. If the worker's cache is estimated,
+        the record is a `Prediction`, which also says how many prompt blocks the worker should find
+        cached.
         """
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
         if worker.tells and not arrival.approximate:
@@ -405,10 +461,11 @@ class WorkerCaches:
         return self.mirrors.expect(worker.slot, chain, told_blocks)
 
     def expected_by_events(self, worker: Worker, arrival: Arrival, alone: bool) -> EventHits | None:
-        """Return the prompt blocks that a worker should find cached, according to its KV events.
+        """Return how many prompt blocks a worker should find cached, according to its KV events.
 
-        Return None if the events say too little to compare them with the answer. `alone` is True if
-        no request that this router knows of waits at the worker.
+        The answer's own count is later compared with this number. Return None if the events say too
+        little for a comparison. `alone` is True if no other request of this router or its peers
+        waits at the worker.
         """
         facts, kv, slot = worker.facts, worker.kv, worker.slot
         if not worker.tells or arrival.approximate or not kv.current:
@@ -426,9 +483,9 @@ class WorkerCaches:
         return EventHits(worker.worker_id, chain, expected, life, removed, alone)
 
     def answered(self, sent: AtWorker, finish: Finish) -> None:
-        """Compare the cached blocks that an answer reports with those that KV events reported.
+        """Compare the number of cached blocks in an answer with the number that KV events promised.
 
-        If the events keep promising too many blocks, the worker's hits count less from then on.
+        If a worker's events keep promising too many blocks, its hits count less from then on.
         """
         hits, sent.expected_by_events = sent.expected_by_events, None
         worker = None if hits is None else self._workers.get(hits.worker_id)
@@ -456,9 +513,10 @@ class WorkerCaches:
         self._news.append(news)
 
     def ended(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> None:
-        """Update the expected content of a worker's cache at the end of a dispatch.
+        """Update the blocks expected in a worker's cache when a dispatch has ended.
 
-        `finish` is the end of the request if the worker did its part, and None otherwise.
+        `finish` is the end of the request, or None if the worker did not complete its part. The
+        blocks of a prompt that was never computed are no longer expected.
         """
         prediction, sent.prediction = sent.prediction, None
         worker = self._workers.get(charge.worker_id)
@@ -483,7 +541,10 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def expire(self, now_s: float) -> None:
-        """Forget expected blocks that no event confirmed, and note what the index evicted."""
+        """Drop expected blocks that are too old, and update workers whose blocks the index evicted.
+
+        The index is the router's own record of cached blocks, whose size is limited.
+        """
         self.speculative.expire(now_s)
         if (evicted := self.index.evicted) != self._evicted_blocks:
             self._evicted_blocks = evicted
@@ -491,9 +552,10 @@ class WorkerCaches:
                 self._show_cache(worker)
 
     def hit_tokens(self, rows: Rows, chains: Mapping[int, Hashes], prompt_tokens: int) -> Ints:
-        """Return the prompt tokens that each worker holds, or will hold soon, int64[rows].
+        """Return how many tokens of a prompt each worker has cached or soon will have, int64[rows].
 
-        At least one token of the prompt is left to compute.
+        `chains` has the prompt's chain hashes for each block size. The result is below
+        `prompt_tokens`, because a worker computes at least one token of each prompt.
         """
         sizes = rows.distinct_block_sizes
         most = max(prompt_tokens - 1, 0)
@@ -508,24 +570,34 @@ class WorkerCaches:
         return self._counted(rows, np.minimum(hits, most, out=hits))
 
     def _counted(self, rows: Rows, hits: Ints) -> Ints:
-        """Return the hits times the share of them that the router believes, int64[rows]."""
+        """Multiply each worker's hit tokens by the confidence in its KV events, int64[rows].
+
+        The confidence, 0..1, is below 1 for a worker whose answers contradict its KV events.
+        """
         if not self.confidence.discounted:
             return hits
         counted: Ints = (hits * self._columns.hit_confidence[rows.slots]).astype(np.int64)
         return counted
 
     def copies(self, last_hash: int) -> int:
-        """Return the number of workers that hold a block and all blocks before it, or will soon."""
+        """Return how many workers have cached the block with this chain hash, or soon will have.
+
+        A chain hash stands for the block and all blocks before it.
+        """
         return int(np.count_nonzero(self.holders(last_hash)))
 
     def holders(self, last_hash: int) -> Bools:
-        """Return True for each worker slot that holds a block, or will soon, bool[slots]."""
+        """Return which worker slots have cached the block with this chain hash, or soon will have.
+
+        The shape is bool[slots]. A chain hash stands for the block and all blocks before it.
+        """
         return self._hit_blocks(np.array([last_hash], dtype=np.uint64)) > 0
 
     def _hit_blocks(self, chain: Hashes) -> Blocks:
-        """Return the leading blocks of a chain that each worker holds, or will soon, int32[slots].
+        """Return how many leading blocks of `chain` each worker has cached, or soon will have.
 
-        The sources are KV events, this router's dispatches, and the estimated caches.
+        The shape is int32[slots]. The sources are KV events, this router's recent dispatches, and
+        the estimated caches of workers without usable events.
         """
         blocks = self.index.longest_prefix(chain)
         self._by_events = chain, blocks.copy()
@@ -540,7 +612,10 @@ def _capacity_blocks(facts: WorkerFacts) -> float:
 
 
 def _cache_of(facts: WorkerFacts) -> tuple[object, ...]:
-    """Return the facts that distinguish one engine's cache from another's."""
+    """Return the parts of a worker's description that change if another engine takes its place.
+
+    If any of them changes, what the router knows of the cache is void.
+    """
     capacity = facts.kv_capacity_tokens
     known = None if math.isnan(capacity) else capacity
     return facts.models, facts.block_size, facts.has_events, known

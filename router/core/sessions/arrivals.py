@@ -1,4 +1,4 @@
-"""Estimates the rate of arriving requests and the number of live sessions."""
+"""Estimates how many requests arrive per second, and how many sessions are live."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ _SESSIONS_MAX = 1 << 16
 
 
 class ArrivalEstimator:
-    """Measures the rate of arriving requests, and counts the live sessions.
+    """Measures how many requests arrive per second, and counts the live sessions.
 
-    It remembers at most 65,536 sessions, and forgets those unseen for longest first. Lifetime:
-    process.
+    At most 65,536 sessions are remembered. Beyond this number, the session whose last request is
+    oldest is forgotten.
+    Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -23,7 +24,11 @@ class ArrivalEstimator:
         self._sessions: OrderedDict[tuple[str | None, str], float] = OrderedDict()
 
     def arrival(self, session: str | None, now_s: float, tenant: str | None = None) -> None:
-        """Count a request, and its session; equal session names of two tenants are two sessions."""
+        """Count an arriving request, and mark its session as live.
+
+        `session`: the session's id, or None if the request names none. Sessions of different
+        tenants are different, even if their ids are equal.
+        """
         self._rate_per_s = self.rate_per_s(now_s) + 1.0 / _TIME_CONSTANT_S
         self._seen_s = now_s
         if session is None:
@@ -35,13 +40,13 @@ class ArrivalEstimator:
             self._sessions.popitem(last=False)
 
     def rate_per_s(self, now_s: float) -> float:
-        """Return the arrivals per second, smoothed exponentially over 10 s."""
+        """Return how many requests arrive per second, smoothed exponentially over 10 s."""
         if self._seen_s is None:
             return 0.0
         return self._rate_per_s * math.exp(-max(now_s - self._seen_s, 0.0) / _TIME_CONSTANT_S)
 
     def live_sessions(self, now_s: float) -> int:
-        """Return the number of sessions seen within the last 15 minutes."""
+        """Return the number of sessions that sent a request within the last 15 minutes."""
         while self._sessions:
             named, seen_s = next(iter(self._sessions.items()))
             if now_s - seen_s <= _SESSION_IDLE_S:

@@ -1,4 +1,4 @@
-"""The speed and capacity of a pool, by the medians over its workers."""
+"""Computes the typical speed of a pool's workers, as medians, and the pool's KV capacity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from router.core.workers.columns import WorkerColumns
 
 
 class PoolPace(NamedTuple):
-    """The arguments of `kvkernels.Trunks.pool`."""
+    """The size, speed and KV capacity of the worker pool, as `kvkernels.Trunks.pool` takes them."""
 
     workers: int = 1 << 30
     prefill_tokens_per_s: float = 15_000.0
@@ -26,7 +26,7 @@ _BATCH_LEAST = 16  # answers that share a step, even where fewer run: more would
 
 
 class PaceKeeper:
-    """Computes the pace of the pool, at most twice a second.
+    """Computes the size, speed and KV capacity of the worker pool, at most twice a second.
 
     Lifetime: process.
     """
@@ -37,9 +37,9 @@ class PaceKeeper:
         self._pace = PoolPace()
 
     def at(self, now_s: float, output_tokens: float) -> PoolPace:
-        """Return the pace of about now.
+        """Return the size, speed and KV capacity of the pool, at most half a second old.
 
-        `output_tokens` is the length of a typical answer; 0 means that none has ended yet.
+        `output_tokens` is the mean length of an answer; 0 means that no answer has ended yet.
         """
         if now_s - self._renewed_s < _RENEW_S:
             return self._pace

@@ -1,4 +1,7 @@
-"""Learns how likely an idle session returns, and when: a discrete hazard over bins of idle time."""
+"""Learns from past sessions how likely an idle session is to send another request, and when.
+
+The model is a discrete hazard: idle time is divided into bins, and each bin has a chance of return.
+"""
 
 from __future__ import annotations
 
@@ -21,16 +24,21 @@ EDGES_S: Floats = np.array(_EDGES)
 
 
 def bins_of(idle_s: Floats) -> Ints:
-    """Return the bin of each idle time, int64; the last bin is open."""
+    """Return the number of the bin into which each idle time (in seconds) falls, int64.
+
+    The last bin has no upper end.
+    """
     bins: Ints = EDGES_S.searchsorted(idle_s, side="right") - 1
     return bins
 
 
 class ReturnHazard:
-    """The chance that an idle session returns, learned from the returns of sessions.
+    """Estimates the chance that an idle session sends another request, learned from past sessions.
 
-    The caller counts each bin of an idle period exactly once. Chances are computed by `renew`, so
-    that a decision does not pay for each return. Lifetime: process.
+    Idle time is divided into bins. For each bin, the class counts the idle periods that reached the
+    bin and those that ended in it. The caller must report each period once per bin. `renew`
+    computes the chances from the counts, so that a decision need not.
+    Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -39,23 +47,31 @@ class ReturnHazard:
         self.renew()
 
     def entered(self, before: Ints, now: Ints) -> None:
-        """Count idle periods that have reached bin `now`, after being counted up to `before`.
+        """Count idle periods that still last and have reached new bins.
 
-        -1 as `before` means that a period was not counted yet.
+        before: the last bin in which each period was counted; -1 if it was not counted yet.
+        now: the bin that each period has reached.
         """
         starts = np.bincount(before + 1, minlength=_BINS + 2)
         ends = np.bincount(now + 1, minlength=_BINS + 2)
         self._risk += np.cumsum(starts - ends)[: _BINS + 1]
 
     def returned(self, before: int, idle_s: float) -> None:
-        """Count an idle period, counted up to bin `before`, that ended with a request."""
+        """Count an idle period that ended because the session sent a request.
+
+        before: the last bin in which the period was counted; -1 if it was not counted yet.
+        idle_s: the length of the period in seconds.
+        """
         last = bisect_right(_EDGES, idle_s) - 1
         if last > before:
             self._risk[before + 1 : last + 1] += 1.0
         self._returns[last] += 1.0
 
     def renew(self) -> None:
-        """Compute the chances from the counts."""
+        """Compute the chances of return from the counts of idle periods.
+
+        If the counts are large, halve them, so that old periods lose weight.
+        """
         if self._risk[0] > _RISK_MAX:
             self._risk *= 0.5
             self._returns *= 0.5
@@ -65,9 +81,9 @@ class ReturnHazard:
         self._away_at: list[float] = self.away.tolist()
 
     def within(self, span_s: Floats, idle_s: Floats) -> Floats:
-        """Return the chance, 0..1, that each session returns within `span_s` seconds.
+        """Return each idle session's chance, 0..1, to send a request in the next `span_s` seconds.
 
-        `idle_s` are the seconds that each has been idle.
+        `idle_s`: how many seconds each session has been idle so far.
         """
         then = np.interp(idle_s + span_s, EDGES_S, self.away)
         chance: Floats = -np.expm1(then - np.interp(idle_s, EDGES_S, self.away))
@@ -75,7 +91,7 @@ class ReturnHazard:
         return np.round(chance, 9)
 
     def soon(self, span_s: float) -> float:
-        """Return the chance, 0..1, that a session that becomes idle now returns within `span_s`."""
+        """Return a newly idle session's chance, 0..1, to send a request within `span_s` seconds."""
         bin_ = bisect_right(_EDGES, span_s) - 1
         if bin_ >= _BINS:
             away = self._away_at[_BINS]
@@ -90,8 +106,9 @@ _HORIZON_S = 60.0  # within which a return counts: nobody knows what these took 
 
 
 class UnownedBlocks:
-    """The cached tokens of sessions that this router does not know, by worker slot.
+    """Counts the tokens in each worker's cache that belong to no session known to this router.
 
+    `wanted_tokens` is the count times the chance that these unknown sessions return.
     Lifetime: process.
     """
 
@@ -102,23 +119,27 @@ class UnownedBlocks:
         self.wanted_tokens: Floats = np.zeros(slots)
 
     def found(self, slot: int, tokens: float, now_s: float) -> None:
-        """Set the number of tokens of unknown sessions in a worker's cache."""
+        """Set how many tokens of unknown sessions a worker's cache has at the time `now_s`."""
         self._tokens[slot] = self.wanted_tokens[slot] = max(tokens, 0.0)
         self._found_s[slot] = now_s
 
     def known(self, slot: int, tokens: float) -> None:
-        """Subtract tokens that belong to a session which has returned."""
+        """Subtract tokens from a worker's count, because the session that has them is known now."""
         left = max(float(self._tokens[slot]) - tokens, 0.0)
         if self._tokens[slot] > 0.0:
             self.wanted_tokens[slot] *= left / self._tokens[slot]
         self._tokens[slot] = left
 
     def gone(self, slot: int) -> None:
-        """Reset the tokens of a worker that lost its cache."""
+        """Set a worker's count of unknown sessions' tokens to 0, because its cache is lost."""
         self._tokens[slot] = self.wanted_tokens[slot] = 0.0
 
     def weigh(self, hazard: ReturnHazard, now_s: float) -> None:
-        """Weigh the tokens anew by the chance that their sessions return after so long."""
+        """Compute `wanted_tokens` again: the counted tokens times their sessions' chance to return.
+
+        The chance is that of a return within the next minute, for sessions that have been idle
+        since the tokens were found.
+        """
         if self._tokens.any():
             away_s = np.maximum(now_s - self._found_s, 0.0)
             chance = hazard.within(np.full(len(away_s), _HORIZON_S), away_s)

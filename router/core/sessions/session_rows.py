@@ -1,4 +1,4 @@
-"""The table of sessions, with one row of numpy columns each, and the session of each request."""
+"""Stores sessions as rows of a table of numpy columns, and finds the session of a request."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _FORGOTTEN_AT_ONCE = 256  # this part of a full table makes room: rarely, and no
 
 
 class SessionRows:
-    """The table of sessions, in columns that are allocated once.
+    """A table of sessions: one row for each session, in numpy columns that are allocated once.
 
-    `cells` refer to the same memory. Lifetime: process.
+    `cells` gives single cells of these columns.
+    Lifetime: process.
     """
 
     def __init__(self, limit: int) -> None:
@@ -63,25 +64,29 @@ class SessionRows:
 
     @property
     def full(self) -> bool:
-        """True if the limit is reached."""
+        """True if the table has no free row for another session."""
         return len(self) >= self._limit
 
     def find(self, key: Key) -> int:
-        """Return the row of a session, or -1 if it is not known."""
+        """Return the row of the session with this key, or -1 if no row has the key."""
         return self._by_key.get(key, -1)
 
     def row_of(self, serial: int) -> int:
-        """Return the row of a live session by its serial, or -1."""
+        """Return the row of the session with this serial number, or -1 if no row has it."""
         return self._by_serial.get(serial, -1)
 
     def key(self, row: int) -> Key:
-        """Return the key by which a session is found."""
+        """Return the key under which the session in `row` is found: tenant, model and session id.
+
+        For a session without an id, its serial number takes the place of the id.
+        """
         return self._keys[row]
 
     def take(self, tenant: str | None, model: str, session: str | None, serial: int = -1) -> int:
-        """Return a row for a new session, with the `serial` of a forgotten session or a new one.
+        """Return a row for a new session, and clear the row. The table must not be full.
 
-        The table must not be full, and no live session may have the serial.
+        session: the session's id, or None.
+        serial: the serial number to use, that of a session that was forgotten; -1 for a new number.
         """
         assert not self.full, "asked to follow more sessions than the limit"
         row = self._free.pop() if self._free else self.used
@@ -100,7 +105,7 @@ class SessionRows:
         return row
 
     def rename(self, row: int, key: Key) -> None:
-        """Change the key by which a session is found."""
+        """Change the key under which the session in `row` is found."""
         del self._by_key[self._keys[row]]
         self._call(row, key)
 
@@ -110,7 +115,7 @@ class SessionRows:
         self._keys[row] = key
 
     def give_back(self, row: int) -> None:
-        """Forget a session whose cache no worker holds."""
+        """Forget the session in `row`, and free the row. The session must have no worker."""
         cells = self.cells
         del self._by_key[self._keys.pop(row)]
         del self._by_serial[cells.serial[row]]
@@ -119,19 +124,23 @@ class SessionRows:
         self._free.append(row)
 
     def idle(self) -> Ints:
-        """Return the rows of sessions without a request in flight."""
+        """Return the rows of all sessions that have no request in flight, int64[rows]."""
         n = self.used
         rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.inflight[:n] == 0))
         return rows
 
     def at_home(self, slot: int) -> Ints:
-        """Return the rows of sessions whose cache a worker holds."""
+        """Return the rows of all sessions whose cache is at the worker in `slot`, int64[rows]."""
         n = self.used
         rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.home[:n] == slot))
         return rows
 
     def longest_idle(self) -> Ints:
-        """Return the rows of the few sessions that have been idle for longest, or none."""
+        """Return the rows of the sessions that should be forgotten first when the table is full.
+
+        These are the 1/256 of the idle sessions that have been idle for longest, at least one. The
+        result is empty if no session is idle.
+        """
         idle = self.idle()
         if not len(idle):
             return idle
@@ -143,8 +152,9 @@ class SessionRows:
 
 
 class RowCells:
-    """Single cells of the table as plain Python numbers, in the same memory.
+    """Gives access to single cells of the session table as plain Python numbers.
 
+    The cells share the memory of the table's numpy columns.
     Lifetime: process.
     """
 
@@ -171,9 +181,11 @@ _ENDING_TOKENS = 16  # such as what asks for an answer or opens a thought
 
 
 class SessionFinder:
-    """Finds the session of a request, by its id or by the prompt that it continues.
+    """Finds the session of a request, by its session id or by the prompt that it continues.
 
-    `owners` may name sessions that are forgotten. Lifetime: process.
+    `owners` records for each prompt block which session uses it, or that several sessions do. It
+    may name sessions that were forgotten.
+    Lifetime: process.
     """
 
     def __init__(self, rows: SessionRows, entries: int) -> None:
@@ -181,9 +193,9 @@ class SessionFinder:
         self.owners = PrefixOwners(entries)
 
     def row(self, fact: Arrival, chain: Hashes, owner: int) -> int:
-        """Return the session of a request, or -1 if it is not known.
+        """Return the row of a request's session, or -1 if the session is not known.
 
-        `owner` is the session that owns the deepest known block of the prompt.
+        owner: the serial number of the session that owns the last known block of the prompt.
         """
         rows = self._rows
         if fact.session is not None:
@@ -200,15 +212,16 @@ class SessionFinder:
         return -1 if fact.session is not None and isinstance(name, str) else row
 
     def name(self, row: int, fact: Arrival) -> None:
-        """Find a session by the id of its request from now on, if it had none before."""
+        """Give a session the id that its present request names, if the session had no id before."""
         if fact.session is not None and isinstance(self._rows.key(row)[2], int):
             self._rows.rename(row, (fact.tenant, fact.model, _short(fact.session)))
 
     def new(self, fact: Arrival, owner: int) -> int:
-        """Return a row for a new session; the table must not be full.
+        """Return a row for the new session of a request. The table must not be full.
 
-        If the owner of the prompt's blocks was forgotten, the new session takes over its serial.
-        Otherwise a session that comes back would share its past with itself.
+        owner: the serial number of the session that owns the prompt's last known block, or -1. If
+        that session was forgotten, the new session gets the same serial number, for it is probably
+        the same session. With another number, its prompt would seem to be shared by two sessions.
         """
         heir = owner if owner >= 0 and self._rows.row_of(owner) < 0 else -1
         session = None if fact.session is None else _short(fact.session)
@@ -232,7 +245,7 @@ class SessionFinder:
 
 
 def _short(session: str) -> str:
-    """Return a session id, or a hash of it if it is long, because the table keeps very many."""
+    """Return a session id, or a hash of the id if it is long, to save memory."""
     if len(session) <= _ID_CHARS:
         return session
     return hashlib.blake2b(session.encode("utf-8", "surrogatepass"), digest_size=24).hexdigest()

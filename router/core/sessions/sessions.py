@@ -1,4 +1,4 @@
-"""Sessions: their requests, the workers that hold their caches, and the times of return."""
+"""Tracks sessions: their requests, the workers that have their caches, and when they return."""
 
 from __future__ import annotations
 
@@ -21,8 +21,10 @@ _FORGET_S = 600.0  # in which a quickest step that is not seen again grows e-fol
 
 
 class Cycle:
-    """The smoothed pause and answer length of sessions.
+    """Estimates how long a session's cycle takes: a pause, then the decode of the next answer.
 
+    The pause lasts from the end of an answer to the session's next request. The pause and the
+    length of answers are averaged over all sessions.
     Lifetime: process.
     """
 
@@ -34,20 +36,23 @@ class Cycle:
         self._ticked_s: float | None = None
 
     def returned(self, away_s: float) -> None:
-        """Record that a session sent its next request `away_s` seconds after its last answer."""
+        """Record that a session sent a request `away_s` seconds after its last answer ended."""
         self._pause_s = _smooth(self._pause_s, away_s)
 
     def answered(self, output_tokens: int) -> None:
-        """Record the length of an answer in tokens."""
+        """Record that an answer had `output_tokens` tokens."""
         self._output_tokens = _smooth(self._output_tokens, float(output_tokens))
 
     @property
     def output_tokens(self) -> float:
-        """Mean number of tokens of an answer; 0 before the first answer."""
+        """The mean number of tokens of an answer, smoothed; 0 before the first answer has ended."""
         return self._output_tokens or 0.0
 
     def tick(self, now_s: float) -> None:
-        """Update each worker's quickest recent step time, as time passes."""
+        """Update each worker's shortest recent decode step time.
+
+        A minimum that is not seen again grows slowly, so that old values lose their effect.
+        """
         elapsed_s = 0.0 if self._ticked_s is None else max(now_s - self._ticked_s, 0.0)
         self._ticked_s = now_s
         self._quickest_s *= 1.0 + elapsed_s / _FORGET_S
@@ -55,15 +60,16 @@ class Cycle:
         self._quickest_s[self._columns.worker_id < 0] = np.inf  # nobody's step
 
     def worker_lost(self, slot: int) -> None:
-        """Forget the step times of a slot, which another worker may get."""
+        """Forget a slot's shortest decode step time, because the slot's worker lost its cache."""
         self._quickest_s[slot] = np.inf
 
     def seconds(self, slots: Ints) -> float:
-        """Return the pause plus the decode time of an answer, or 0 before any session has returned.
+        """Return the mean seconds of a session's cycle: its pause, then the decode of an answer.
 
-        The decode time uses calm step times, averaged over the workers in `slots`. The present step
-        time would be wrong: in a clogged pool it is long, so a turn looks long, and keeping caches
-        looks as if it did not pay.
+        The result is 0 before any session has returned. The decode time uses each worker's step
+        time while the worker is not overloaded, averaged over the workers in `slots`. The present
+        step time would mislead: an overloaded pool has long steps, so cycles would seem long, and
+        keeping caches for them would seem useless.
         """
         if self._pause_s is None or self._output_tokens is None:
             return 0.0
@@ -84,7 +90,7 @@ _ROWS_PER_S = 100_000.0
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """One request of a tracked session.
+    """The tokens and the session of one request, as the session tracking sees them.
 
     Lifetime: request.
     """
@@ -97,10 +103,11 @@ class TrackedRequest:
 
 
 class Sessions:
-    """The live sessions of this router, at most `limit`, with at most `entries` known blocks.
+    """Tracks the live sessions of this router, and the tokens that they want in workers' caches.
 
-    When one more session comes, at least one of them must have no request in flight. Lifetime:
-    process.
+    At most `limit` sessions and `entries` prompt blocks are remembered. If a new session exceeds
+    the limit, idle sessions are forgotten, so at least one session must be idle then.
+    Lifetime: process.
     """
 
     def __init__(self, columns: WorkerColumns, slots: int, limit: int, entries: int) -> None:
@@ -124,14 +131,17 @@ class Sessions:
         return len(self._rows)
 
     def count(self) -> tuple[int, int]:
-        """Return the numbers of sessions with a request in flight, and of idle sessions."""
+        """Return two numbers of sessions: those with a request in flight, and those without one."""
         idle = len(self._rows.idle())
         return len(self) - idle, idle
 
     # --- requests ---------------------------------------------------------------------------
 
     def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
-        """Find the session of a request, and how much of its prompt other sessions use, too."""
+        """Find or create the session of an arriving request, and count the request in the session.
+
+        The result also says how long the part of the prompt is that other sessions use, too.
+        """
         rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
         owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
@@ -151,7 +161,7 @@ class Sessions:
         return self._track(row, fact, chain, blocks, block_size)
 
     def look(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
-        """Return what `arrived` would return now, without remembering anything."""
+        """Return what `arrived` would return for a request now, but change nothing."""
         owner, known_blocks = self.owners.owner(chain)
         row = self._finder.row(fact, chain, owner)
         blocks = self.owners.shared(chain)
@@ -161,7 +171,7 @@ class Sessions:
         return self._track(row, fact, chain, blocks, block_size)
 
     def dispatched(self, tracked: TrackedRequest, slot: int) -> None:
-        """Record that a request was sent to `slot`, whose worker holds the session's cache now."""
+        """Record that a request was sent to a worker, which has the session's cache from now on."""
         cells, row = self._rows.cells, tracked.row
         self._go(row)
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 0)
@@ -174,11 +184,11 @@ class Sessions:
         self.sets.shift(slot, private, work)
 
     def cache_lost(self, tracked: TrackedRequest) -> None:
-        """Record that no worker holds the cache of a request's session any more."""
+        """Record that no worker has the cache of the request's session any more."""
         self._go(tracked.row)
 
     def ended(self, tracked: TrackedRequest, output_tokens: int | None, now_s: float) -> None:
-        """Record the end of a request; `output_tokens` is None if it had no complete answer."""
+        """Record the end of a request. `output_tokens` is None if the answer was not complete."""
         rows, cells, row = self._rows, self._rows.cells, tracked.row
         cells.inflight[row] -= 1
         home = cells.home[row]
@@ -197,7 +207,7 @@ class Sessions:
                 cells.bin[row] = -1
 
     def worker_lost(self, slot: int) -> None:
-        """Record that a worker's cache is gone, with the caches of all its sessions."""
+        """Record that the worker in `slot` lost its cache, with the caches of all its sessions."""
         rows = self._rows
         at_home = rows.at_home(slot)
         rows.home[at_home] = -1
@@ -209,7 +219,11 @@ class Sessions:
     # --- time -------------------------------------------------------------------------------
 
     def refresh(self, now_s: float) -> None:
-        """Compute the weight of every idle session anew, and forget sessions that are over."""
+        """Compute again how much each idle session counts, and forget those idle for too long.
+
+        A session counts by its chance to return in time to use its cache. The work is done at most
+        twice a second.
+        """
         if now_s - self._refreshed_s < max(_REFRESH_S, len(self._rows) / _ROWS_PER_S):
             return
         self._refreshed_s = now_s
@@ -236,10 +250,11 @@ class Sessions:
         weights.sum_up(rows.used, self.sets.private_tokens, self.sets.cold_work)
 
     def own(self, tracked: TrackedRequest) -> tuple[int, float, float]:
-        """Return the slot, tokens and work that a request's own session adds to the sums.
+        """Return how much a request's own session adds to the sums of the worker with its cache.
 
-        The slot is -1 if no worker holds the session's cache. The work is in tokens without
-        attention.
+        The result is the worker's slot (-1 if no worker has the cache), the session's cached
+        tokens, and the work to compute them again. Tokens and work are multiplied by the session's
+        chance to return. The unit of work is the time of one token without attention.
         """
         cells, row = self._rows.cells, tracked.row
         slot = cells.home[row] if row >= 0 else -1
@@ -252,7 +267,12 @@ class Sessions:
         return slot, tokens, weight * cells.cold_work[row]
 
     def return_chance(self, tracked: TrackedRequest, slots: Ints) -> float:
-        """Return the chance, 0..1, that a session returns soon enough for its cache to pay."""
+        """Return the chance, 0..1, that the request's session returns in time to use its cache.
+
+        In time means: within the seconds in which a worker computes as many such tokens as its KV
+        memory holds, at most 15 minutes; or within one minute if the size of the memory is unknown.
+        Speed and memory are means over the workers in `slots`.
+        """
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 1)
         columns = self._columns
         cold_work = columns.attention.work(private, tracked.trunk_tokens)
@@ -264,7 +284,10 @@ class Sessions:
         return self.hazard.soon(horizon_s)
 
     def has_trunk(self, tracked: TrackedRequest) -> bool:
-        """Return True if the session is counted with the same trunk as this prompt."""
+        """Return True if the session was last sent with the same shared prefix (trunk).
+
+        The prefix is compared with that of the present request.
+        """
         return self._rows.cells.trunk[tracked.row] == tracked.trunk
 
     # --- inside -----------------------------------------------------------------------------
@@ -281,7 +304,7 @@ class Sessions:
         )
 
     def _back(self, row: int, now_s: float) -> None:
-        """Record that an idle session sent a request."""
+        """Record that an idle session sent a request, and count its cached tokens in full again."""
         cells = self._rows.cells
         away_s = max(now_s - cells.idle_s[row], 0.0)
         self.hazard.returned(cells.bin[row], away_s)
@@ -293,7 +316,7 @@ class Sessions:
             cells.weight[row] = 1.0
 
     def _go(self, row: int) -> None:
-        """Record that no worker holds a session's cache."""
+        """Record that no worker has the cache of the session in `row`."""
         cells = self._rows.cells
         slot, weight = cells.home[row], cells.weight[row]
         if slot >= 0:

@@ -55,9 +55,11 @@ def _within(value: float, low: float, high: float) -> float:
 
 
 class PoolSpeed:
-    """The mean ratio of learned to described prefill rates, over all workers of the pool.
+    """Averages how much faster workers prefill than their descriptions say, over the whole pool.
 
-    Each worker counts by the number of its samples, up to a limit. Lifetime: process.
+    It averages the logarithms of learned rate / described rate. A worker with more samples weighs
+    more, up to a limit.
+    Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -66,13 +68,15 @@ class PoolSpeed:
 
     @property
     def log_ratio(self) -> float:
-        """Logarithm of the mean ratio of learned rates to described rates."""
+        """The mean logarithm of learned prefill rate / described prefill rate in the pool."""
         return self._sum / self._weight if self._weight else 0.0
 
     def learned(self, slot: int, samples: int, log_ratio: float) -> None:
-        """Set the ratio of a worker, by its number of samples.
+        """Set how much faster a worker prefills than its description says.
 
-        A worker that left counts until another worker gets its slot.
+        samples: the number of samples from which this was learned.
+        log_ratio: the logarithm of learned rate / described rate.
+        The value of a worker that left stays in the mean until another worker takes its slot.
         """
         old_weight, old = self._known.get(slot, (0.0, 0.0))
         weight = float(min(samples, _MEDIAN_SAMPLES))
@@ -82,8 +86,9 @@ class PoolSpeed:
 
 
 class SpeedEstimator:
-    """Updates `prefill_tokens_per_s`, `step_s` and `attention` of the worker columns.
+    """Learns each worker's prefill rate, decode step time and attention cost from its answers.
 
+    It writes them to the worker columns `prefill_tokens_per_s`, `step_s` and `attention`.
     Lifetime: process.
     """
 
@@ -96,7 +101,11 @@ class SpeedEstimator:
         self._apart = np.zeros(len(columns.worker_id))  # from the pool, as logarithms, by slot
 
     def first_token(self, charge: Charge, now_s: float) -> None:
-        """Learn from a prefill that ended, once all prefills of its period are known."""
+        """Learn a worker's prefill rate from a prefill that has ended.
+
+        A worker computes prompts together, so the rate is that of all prompts since the worker was
+        idle. Nothing is learned while too many of them are still unfinished.
+        """
         period, cells = charge.period, self._cells
         if not period.shown or (
             cells.waiting[charge.slot] and period.work_tokens < _WORK_BESIDE_WAITING
@@ -112,10 +121,11 @@ class SpeedEstimator:
             self._prefilled(charge, work, now_s - began_s, single)
 
     def answered(self, charge: Charge, output_tokens: int, now_s: float) -> None:
-        """Learn from a complete answer.
+        """Learn a worker's speed from a complete answer.
 
-        If its first token was not seen, its time was prefill and a little decode. If no growth was
-        reported after the first token, the rest of its time was decode.
+        If the router did not see the first token, learn the prefill rate, provided that the
+        answer's decode took little of the time. If the router saw the first token but no progress
+        after it, learn the decode step time.
         """
         cells, slot, period = self._cells, charge.slot, charge.period
         if charge.output_tokens == 1 and output_tokens >= _GAP_TOKENS_MIN:
@@ -133,17 +143,18 @@ class SpeedEstimator:
             self._prefilled(charge, charge.work_tokens, elapsed_s - decode_s, True)
 
     def token_gap(self, slot: int, gap_s: float) -> None:
-        """Learn the step time from a running answer that took `gap_s` seconds per token.
+        """Learn a worker's decode step time from an answer that took `gap_s` seconds per token.
 
-        `gap_s` is above 0.
+        `gap_s` must be above 0.
         """
         step_s = self._cells.step_s
         step_s[slot] = _moved(step_s[slot], gap_s, _STEP_RANGE_S)
 
     def _prefilled(self, charge: Charge, work: float, elapsed_s: float, single: bool) -> None:
-        """Learn the prefill rate from `work` that took `elapsed_s` seconds.
+        """Learn a worker's prefill rate from prefills that took `elapsed_s` seconds in all.
 
-        `single` is True if all of the work was that of `charge`.
+        work: what the worker computed, in the time of one token without attention.
+        single: True if this was the prefill of `charge` alone.
         """
         cells, slot = self._cells, charge.slot
         known, step_s = cells.prefill_tokens_per_s[slot], cells.step_s[slot]
@@ -182,9 +193,10 @@ class SpeedEstimator:
             cells.prefill_tokens_per_s[slot] = _within(given * ratio, *_RATE_RANGE)
 
     def _own_after(self, slot: int, samples: int, sample: float) -> float:
-        """Return the logarithm of a worker's learned rate over its described rate.
+        """Add a sample of a worker's prefill rate, and return the worker's new estimate.
 
-        `sample` is one more sample of it, included in the result.
+        The sample and the estimate are logarithms of learned rate / described rate. `samples` is
+        the number of earlier samples.
         """
         if samples < _MEDIAN_SAMPLES:
             if not samples:
@@ -220,9 +232,9 @@ class LoadEstimator:
         self._first: dict[tuple[int, str], list[float]] = {}  # logarithms, of who has few
 
     def first_token(self, charge: Charge, now_s: float) -> None:
-        """Learn from a prefill that ended.
+        """Learn how fast a worker loads KV from host memory or disk, from a prefill that has ended.
 
-        This must be called before the speed estimator, which ends the prefill's period.
+        Call this method before `SpeedEstimator.first_token`, which resets the data that it reads.
         """
         period, loaded = charge.period, charge.loads.tokens
         if loaded < max(_LOADED_TOKENS_MIN, charge.uncached_tokens):

@@ -1,9 +1,9 @@
-"""The tokens that live sessions want in each worker's cache: private ones, and shared prefixes.
+"""Sums up the tokens that live sessions want in each worker's cache.
 
-A session counts at the worker that it was last sent to, by its weight: the chance that it returns
-soon enough for its memory to pay. A prefix that sessions share (a trunk) counts once per worker.
-The sums change with each request and are computed anew at each refresh, so that rounding errors do
-not add up.
+A session's private tokens count at the worker that the session was last sent to. They count times
+the chance that the session returns in time to use them. A prefix that several sessions share (a
+trunk) counts once per worker. Each request changes the sums. They are computed again at each
+refresh, so that rounding errors do not add up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHOWN_TRUNKS = 1024  # whose places are kept as an array, too
 
 
 class WorkingSets:
-    """Sums of wanted tokens by worker slot.
+    """Sums, for each worker slot, of the tokens that live sessions want in the worker's cache.
 
     Lifetime: process.
     """
@@ -38,16 +38,24 @@ class WorkingSets:
 
     @property
     def trunks(self) -> int:
-        """Number of trunks that some session holds at some worker."""
+        """The number of shared prefixes (trunks) that any worker has cached for its sessions."""
         return len(self._at)
 
     def shift(self, slot: int, private_tokens: float, cold_work: float) -> None:
-        """Add to a worker's sums; negative numbers subtract."""
+        """Add to a worker's sums of private tokens and of the work to compute them again.
+
+        Negative numbers subtract. The unit of `cold_work` is the time of one token without
+        attention.
+        """
         self._private_cells[slot] += private_tokens
         self._work_cells[slot] += cold_work
 
     def enter(self, slot: int, trunk: int, tokens: int) -> None:
-        """Count a session with a trunk of `tokens` tokens at a worker; trunk 0 means none."""
+        """Count one more session that uses the shared prefix `trunk` at a worker.
+
+        tokens: the length of the prefix. The prefix counts once, however many sessions use it.
+        trunk: its chain hash; 0 means that the session shares no prefix.
+        """
         if not trunk:
             return
         sessions = self._at.setdefault(trunk, {})
@@ -60,9 +68,9 @@ class WorkingSets:
                 self._shown[trunk][slot] = True
 
     def leave(self, slot: int, trunk: int) -> None:
-        """Count a session with a trunk no longer at a worker.
+        """Count one session fewer that uses the shared prefix `trunk` at a worker.
 
-        The worker's last session with the trunk takes the trunk's tokens with it.
+        After the last session, subtract the prefix's tokens from the worker's sum.
         """
         if not trunk:
             return
@@ -72,26 +80,32 @@ class WorkingSets:
             self._forget(trunk, slot)
 
     def clear(self, slot: int) -> None:
-        """Reset all sums of a worker that lost its cache."""
+        """Set all sums of a worker to 0, because the worker lost its cache."""
         self._private_cells[slot] = self._work_cells[slot] = 0.0
         for trunk in [trunk for trunk, sessions in self._at.items() if slot in sessions]:
             self._forget(trunk, slot)
 
     def tokens_at(self, slot: int) -> float:
-        """Return the tokens that sessions want at a worker: private ones, and each trunk once."""
+        """Return the tokens that live sessions want in a worker's cache.
+
+        These are the sessions' private tokens, and each shared prefix (trunk) once.
+        """
         # Rounding may leave a sum a hair below nothing until it is made anew.
         return max(float(self.private_tokens[slot] + self.trunk_tokens[slot]), 0.0)
 
     def sessions_with(self, trunk: int, slot: int) -> int:
-        """Return the number of sessions with this trunk at a worker."""
+        """Return how many sessions use the shared prefix `trunk` at the worker in `slot`."""
         return self._at[trunk].get(slot, 0) if trunk in self._at else 0
 
     def tokens_of(self, trunk: int) -> int:
-        """Return the tokens of a trunk, or 0 if no worker has it."""
+        """Return the length of the shared prefix `trunk` in tokens, or 0 if no worker has it."""
         return self._tokens.get(trunk, 0)
 
     def holding(self, trunk: int) -> Bools:
-        """Return True for each slot with a session that has this trunk, bool[slots], read-only."""
+        """Return which worker slots have a session with the shared prefix `trunk`, bool[slots].
+
+        The array is read-only.
+        """
         if trunk not in self._at:
             return self._nowhere
         held = self._shown.get(trunk)

@@ -1,9 +1,9 @@
-"""Finds the block size that a worker's KV events agree on, whatever the worker reports itself.
+"""Finds the block size that a worker's KV events use, which the worker may report wrongly.
 
-Engines choose another size than they were told, or than they report: the attention block size in
-hybrid models is raised to 768 and more. Events show it as the number of tokens per block name. An
-event of one block that is smaller than the size in use may be the unfinished end of a prompt. It
-counts only if there are no other events.
+Some engines use another block size than they were configured with or than they report. For example,
+hybrid models have attention blocks of 768 tokens and more. The events show the true size as the
+number of tokens per block hash. An event with a single smaller block proves little, because it may
+be the unfinished last block of a prompt. Such events count only if there are no others.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ class BlockSizes:
         self._partial: Counter[int] = Counter()
 
     def note(self, own: int, others: Iterable[tuple[int, int, int]]) -> None:
-        """Count `own` events of the size in use, and (size, whole, unfinished) events of others."""
+        """Count the block sizes of a worker's latest KV events.
+
+        own: the number of events with the block size in use.
+        others: for each other block size, the size in tokens, the number of events that prove it,
+        and the number of events whose block may be unfinished.
+        """
         self._whole[self.size] += min(own, _WINDOW)
         for size, whole, partial in others:
             self._whole[size] += min(whole, _WINDOW)
@@ -45,7 +50,10 @@ class BlockSizes:
 
     @property
     def agreed(self) -> int:
-        """The block size that the events agree on, or `size` if no other size has enough events."""
+        """The block size in tokens that nearly all recent KV events show.
+
+        It is the size in use (`size`) if no other size has enough events.
+        """
         if self._changes >= _CHANGES:
             return self.size
         whole = +self._whole
@@ -59,13 +67,13 @@ class BlockSizes:
         return best if sure and best else self.size
 
     def follow(self, size: int) -> None:
-        """Use blocks of this size from now on."""
+        """Make `size` the block size in use, and restart the counts."""
         self.size = size
         self._changes += 1
         self._forget()
 
     def begin_anew(self) -> None:
-        """Forget all counts, because another life of the engine may have other blocks."""
+        """Restart all counts, because the engine restarted and may use another block size."""
         self._changes = 0
         self._forget()
 

@@ -1,7 +1,8 @@
-"""Workers that report that they are busy (429, 529, 503 with a time) are spared for a while.
+"""Spares workers that report that they are busy: they get fewer new requests for a while.
 
-A refusal for lack of room is no failure, so no worker is ejected for it. But a worker that refuses
-at once looks idle, and would attract all the work of the workers that compute.
+A worker reports this by status 429 or 529, or by 503 with a time. Such a refusal is not a failure,
+so it does not eject the worker. But a worker that refuses at once looks idle. Without this pause it
+would attract the requests that other workers could compute.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ _DOUBLED_MAX = 16  # times: the longest spell is reached long before
 
 
 class BusyWorkers:
-    """Begins and ends the spells during which busy workers are spared.
+    """Decides how long each busy worker is spared: the worker's busy spell.
 
-    A spell lasts as long as the worker says. Each spell that follows another without an answer
-    between them lasts twice as long. `busy_max_s` bounds all spells; 0 spares no worker. Lifetime:
-    process.
+    A spell lasts as long as the worker asked for. If the worker refuses again before it has
+    answered a request, the next spell is twice as long. `busy_max_s` limits each spell; 0 switches
+    spells off.
+    Lifetime: process.
     """
 
     def __init__(self, settings: CoreSettings, workers: WorkerTable) -> None:
@@ -30,9 +32,10 @@ class BusyWorkers:
         self.next_s = inf  # when the next spell is over
 
     def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
-        """Record that a worker refused a request sent at `sent_s` because it is busy.
+        """Record that a worker refused a request because it is busy, and begin or extend its spell.
 
-        `told_s` are the seconds that the worker asked for; 0 means that it named no time.
+        sent_s: when the request was sent to the worker.
+        told_s: the seconds that the worker asked for; 0 if it named no time.
         """
         spell, most_s = worker.spell, self._settings.busy_max_s
         if most_s <= 0.0:
@@ -57,14 +60,14 @@ class BusyWorkers:
     def request_answered(self, worker: Worker, sent_s: float) -> None:
         """Record that a worker answered a request that was sent at `sent_s`.
 
-        If the request was sent after the previous spell, the next spell has the first length again.
-        The present spell does not change.
+        If the request was sent after the worker's last busy spell, the next spell starts with the
+        shortest length again. A spell that has begun does not change.
         """
         if sent_s >= worker.spell.asked_s:
             worker.spell.times = 0
 
     def expire(self, now_s: float) -> None:
-        """End the busy spells whose time is over."""
+        """End each busy spell whose time is over, so that its worker gets requests again."""
         self.next_s = inf
         for worker_id in self._since_s:
             worker = self._workers.get(worker_id)
@@ -77,7 +80,11 @@ class BusyWorkers:
                 self.next_s = min(self.next_s, worker.spell.until_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """End spells that are over, and report workers that have not been busy for long."""
+        """End busy spells whose time is over.
+
+        Return an action for each worker that has not been busy for `busy_max_s` seconds, so that
+        the operator learns that the worker has recovered.
+        """
         if not self._since_s:
             return []
         self.expire(now_s)

@@ -1,6 +1,6 @@
-"""The numbers of all workers as numpy columns, one row for each worker slot.
+"""Numbers about all workers, as numpy columns with one row for each worker slot.
 
-The ledger, the load reports and the KV state write single cells; a decision reads whole columns. So
+Code that handles one request or report writes single cells, and a decision reads whole columns. So
 the cost of a decision in Python hardly grows with the number of workers.
 """
 
@@ -28,9 +28,10 @@ _SAMPLE_MAX = 100.0  # times longer per token than expected: not a prefill's doi
 
 
 class PairCost:
-    """The work of attention between two tokens, learned from the times of prefills.
+    """Learns how much work the attention between two tokens is, from the times of prefills.
 
-    It is learned from all workers together, after their speeds are divided out. Lifetime: process.
+    The value holds for all workers: each prefill's time is first divided by its worker's speed.
+    Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -41,13 +42,16 @@ class PairCost:
         self.pair_tokens = 0.0
 
     def work(self, tokens: float, cached: float) -> float:
-        """Return the work of `tokens` computed after `cached` ones, in tokens without attention."""
+        """Return the work to prefill `tokens` tokens after `cached` tokens, including attention.
+
+        The unit is the work of one token without attention.
+        """
         return tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
 
     def prefill(self, tokens: int, cached: int, linear_tokens: float) -> None:
-        """Learn from a prefill of `tokens` after `cached` tokens.
+        """Learn from a prefill that computed `tokens` tokens after `cached` tokens.
 
-        `linear_tokens` is the number of tokens without attention that take the same time.
+        linear_tokens: how many tokens without attention the worker computes in the same time.
         """
         y = linear_tokens / tokens
         if not 1.0 / _SAMPLE_MAX < y < _SAMPLE_MAX:
@@ -78,11 +82,11 @@ class PairCost:
 
 
 class WorkerColumns:
-    """The columns of all worker slots.
+    """Numbers about each worker, such as load, speed and capacity; one row for each worker slot.
 
-    Queued prefill is kept as two running totals: the work ever charged and the work presumed done.
-    Their difference is the queue, so one vector operation drains all queues. Lifetime: process; a
-    row lives as long as its worker.
+    A worker's prefill queue is the difference of two totals: the work ever sent to the worker, and
+    the work that it should have done by now. So one vector operation advances all queues.
+    Lifetime: process; a row belongs to one worker until the worker leaves.
     """
 
     def __init__(self, slots: int) -> None:
@@ -130,17 +134,23 @@ class WorkerColumns:
         self.hit_confidence = floats(1.0)  # share of the hits by its events that counts
 
     def open(self, slot: int, worker_id: int) -> None:
-        """Reset a row for a worker that joins."""
+        """Reset all columns in a slot, and assign the slot to the worker `worker_id`.
+
+        -1 as `worker_id` frees the slot.
+        """
         for name, column in self.named():
             column[slot] = _FRESH.get(name, 0)
         self.worker_id[slot] = worker_id
 
     def named(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Return each column with its name."""
+        """Yield the name and the array of each column."""
         return ((n, column) for n, column in vars(self).items() if isinstance(column, np.ndarray))
 
     def describe(self, slot: int, facts: WorkerFacts, calibrate: bool) -> None:
-        """Write a worker's description; `calibrate` also resets its speeds."""
+        """Write the limits of a worker's description to its row.
+
+        calibrate: also forget the learned speeds, and start from the described ones.
+        """
         self.kv_capacity_tokens[slot] = facts.kv_capacity_tokens
         self.max_requests[slot] = facts.max_requests
         self.max_queued_tokens[slot] = facts.max_queued_tokens
@@ -153,11 +163,11 @@ class WorkerColumns:
             self.host_tokens_per_s[slot] = self.disk_tokens_per_s[slot] = np.nan
 
     def drain(self, elapsed_s: float) -> None:
-        """Take the work that each worker should have done in `elapsed_s` seconds off its queue.
+        """Subtract from each prefill queue what its worker should compute in `elapsed_s` seconds.
 
-        `elapsed_s` is above 0. No queue drains beyond the oldest prompt that waits for its first
-        token. A worker without free KV computes nothing for any time, and its queue must not look
-        empty.
+        `elapsed_s` must be above 0. No queue falls below the end of the oldest prompt whose first
+        token has not arrived. For a worker without free KV computes nothing for a while, and its
+        queue must not seem empty then.
         """
         drain_queues(
             self.drained_work,
@@ -168,21 +178,25 @@ class WorkerColumns:
         )
 
     def queued_tokens(self, slots: slice | Ints) -> Floats:
-        """Return the prefill tokens that were sent and are not computed yet, float64[slots]."""
+        """Return the prefill tokens that each worker got and has not computed, float64[slots].
+
+        The values are estimates.
+        """
         queued: Floats = self.charged_work[slots] - self.drained_work[slots]
         return queued if self.attention.pair_tokens == 0.0 else queued / self.token_work[slots]
 
     def kv_used_tokens(self, slots: slice | Ints) -> Floats:
-        """Return the KV tokens in use, float64[slots]; NaN if none were reported.
+        """Return the tokens of KV memory in use at each worker, float64[slots].
 
-        These are the tokens in the latest load report, plus those that this router sent since.
+        This is the number in the worker's latest load report, plus the tokens of requests that this
+        router has sent since. NaN means that the worker has reported no number.
         """
         own = self.context_tokens[slots] + self.queued_tokens(slots)
         since_report = np.maximum(own - self.own_tokens_at_report[slots], 0.0)
         return self.kv_reported_tokens[slots] + since_report
 
     def read_only(self) -> WorkerColumns:
-        """Return the same columns as read-only views, without copies."""
+        """Return this object with read-only views of the same columns, without copying them."""
         shown = copy(self)
         for name, column in self.named():
             view = column.view()
@@ -191,7 +205,7 @@ class WorkerColumns:
         return shown
 
     def own_tokens(self, slot: int) -> float:
-        """Return the tokens of this router's requests at a worker, computed or queued."""
+        """Return the tokens of this router's requests at a worker, whether computed or queued."""
         return float(self.context_tokens[slot] + self.queued_tokens(slice(slot, slot + 1))[0])
 
 
@@ -217,10 +231,11 @@ _FRESH = {
 
 
 class Cells:
-    """Single cells of the columns that every request writes, as plain Python numbers.
+    """Gives access to single cells of the columns that each request writes, as Python numbers.
 
-    The cells share the columns' memory. numpy takes three times as long to read or write a single
-    cell. Lifetime: process.
+    The cells share the memory of the columns. Reading or writing a single cell takes numpy three
+    times as long.
+    Lifetime: process.
     """
 
     def __init__(self, columns: WorkerColumns) -> None:
@@ -240,10 +255,10 @@ class Cells:
 
 
 def float_cells(column: Floats) -> memoryview[float]:
-    """Return the cells of a float64 column as Python numbers."""
+    """Return a view of a float64 column that gives Python floats, for fast single access."""
     return column.data.cast("B").cast("d")
 
 
 def int_cells(column: Ints) -> memoryview[int]:
-    """Return the cells of an int64 column as Python numbers."""
+    """Return a view of an int64 column that gives Python ints, for fast single access."""
     return column.data.cast("B").cast("q")
