@@ -32,7 +32,7 @@ def median(values: Floats) -> float:
 def between(values: Floats, most: float) -> Floats:
     """Return `values` limited to the range 0..`most`, float64[rows].
 
-    The result equals that of `np.clip`, in a fraction of the time.
+    The result equals that of `np.clip`, and takes a fraction of the time.
     """
     limited: Floats = np.minimum(np.maximum(values, 0.0), most)
     return limited

@@ -1,4 +1,4 @@
-"""The interface of policies: the request and workers that they read, and the costs they return."""
+"""The interface of policies: the request and worker data they read, and the costs they return."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Policy(Protocol):
     """
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """Return the cost of `request` on each worker of `fleet`, float64[rows]. The lowest wins.
+        """Return the cost of `request` on each worker of `fleet`, float64[rows].
 
-        +inf excludes a worker. If all costs are +inf, the router holds the request. The docstring
-        of each policy says in which unit its costs are.
+        The worker with the lowest cost gets the request. A cost of +inf excludes a worker. If all
+        costs are +inf, the router holds the request. The docstring of each policy says in which
+        unit its costs are.
         """
 
 
@@ -47,7 +48,8 @@ class Wrapper(Protocol):
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         """Return the changed costs, float64[rows].
 
-        `costs` are those of the policy inside: each is finite or +inf, and the array is read-only.
+        `costs` are the costs of the wrapped policy: each is finite or +inf, and the array is
+        read-only.
         """
 
 
@@ -56,7 +58,7 @@ Standing = Literal["new", "cold", "warm"]
 
 @record
 class RequestView:
-    """One request as a policy sees it.
+    """The data of one request that a policy may read.
 
     Lifetime: request.
     """
@@ -87,7 +89,10 @@ class RequestView:
 
     @property
     def private_tokens(self) -> int:
-        """Number of prompt tokens that no other session uses: all but the `trunk_tokens`."""
+        """Number of prompt tokens that no other session uses.
+
+        These are all prompt tokens after the shared prefix, which has `trunk_tokens` tokens.
+        """
         return self.prompt_tokens - self.trunk_tokens
 
     @property
@@ -130,10 +135,10 @@ class FleetView(ABC):
         """Number of leading prompt tokens whose KV is on the worker's GPU, or will be soon.
 
         Source: the worker's KV events, and the prompts that this router sent to the worker. Without
-        KV events, the GPU's content is estimated from these prompts. Age: `event_age_s`; this
-        router's own dispatches count at once.
+            KV events, the GPU's content is estimated from these prompts. Age: `event_age_s`; a
+            dispatch of this router counts at once.
 
-        The number is at most the length of the prompt less one. The last token is always computed,
+        The number is at most the prompt's length minus one. The last token is always computed,
         because its logits give the next token.
         """
 
@@ -148,9 +153,10 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def hit_tokens_disk(self) -> Ints:
-        """Number of prompt tokens beyond the hits on GPU and in host memory whose KV is on disk.
+        """Number of prompt tokens whose KV is on the worker's disk, but not in GPU or host memory.
 
-        Source: the worker's KV events. Age: `event_age_s`.
+        These tokens follow those of `hit_tokens` and `hit_tokens_host`. Source: the worker's KV
+        events. Age: `event_age_s`.
         """
 
     @property
@@ -165,20 +171,20 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def queued_prefill_tokens(self) -> Floats:
-        """Number of uncached prompt tokens, sent by this router, that are not computed yet.
+        """Number of uncached prompt tokens from this router that the worker has yet to compute.
 
         Source: this router's dispatches, current. The router estimates how many of the tokens are
-        computed: the queue drains at the worker's calibrated prefill rate, and each first token
-        corrects the estimate.
+            computed: the queue drains at the worker's calibrated prefill rate, and each first token
+            corrects the estimate.
         """
 
     @property
     @abstractmethod
     def token_work(self) -> Floats:
-        """Mean work of a queued prompt token: 1 for the token, plus the work of its attention.
+        """Mean work to prefill one queued prompt token, attention included.
 
-        The unit is the work of one token without attention. Source: this router's dispatches and
-        `pair_tokens`, current.
+        The unit is the work of one token without attention, so the value is at least 1. Source:
+        this router's dispatches and `pair_tokens`, current.
         """
 
     @property
@@ -202,20 +208,20 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def context_tokens(self) -> Floats:
-        """Number of KV tokens that one decode step of the worker reads.
+        """Number of KV tokens that the worker reads in each decode step.
 
-        These are the prompts and answers of this router's requests past their first token, and the
-        prompts for which this router reserved decode capacity. Source: this router's dispatches,
+        These are the prompts and answers of this router's requests after their first token. Prompts
+        for which this router reserved decode capacity count, too. Source: this router's dispatches,
         current.
         """
 
     @property
     @abstractmethod
     def kv_used_tokens(self) -> Floats:
-        """Number of KV tokens that unfinished requests occupy on the GPU; NaN if never reported.
+        """Number of KV tokens of unfinished requests on the worker's GPU; NaN if never reported.
 
         Source: the worker's latest load report (age: `load_age_s`), plus the tokens that this
-        router's requests have added since.
+            router's requests have added since the report.
         """
 
     @property
@@ -223,15 +229,14 @@ class FleetView(ABC):
     def kv_capacity_tokens(self) -> Floats:
         """Number of KV tokens that fit on the worker's GPU; NaN while unknown.
 
-        Source: the worker's own description. If it names no capacity, the router learns a lower
-        bound: from evictions in KV events, or from cached tokens in answers. A capacity does not
-        age.
+        Source: the worker's own description. If the description has no capacity, the router learns
+            a lower bound from evictions in KV events, or from cached tokens in answers.
         """
 
     @property
     @abstractmethod
     def cached_tokens(self) -> Floats:
-        """Number of KV tokens on the worker's GPU, in use or not; NaN without KV events.
+        """Number of KV tokens on the worker's GPU, in use or only cached; NaN without KV events.
 
         Source: the worker's KV events. Age: `event_age_s`.
         """
@@ -273,11 +278,11 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def prefill_tokens_per_s(self) -> Floats:
-        """Speed of the worker's prefill without attention, in tokens per second.
+        """Speed of the worker's prefill in tokens per second, for tokens without attention work.
 
         Source: the worker's description at first, then the measured times of its prefills and of
-        other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates the
-        speed.
+            other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates
+            the speed.
         """
 
     @property
@@ -292,27 +297,28 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def working_set_tokens(self) -> Floats:
-        """Number of KV tokens in the worker's cache that live sessions will probably want again.
+        """Number of KV tokens in the worker's cache that live sessions will probably use again.
 
-        The sessions are those that were last sent to this worker, without the session of this
-        request. Their private tokens count times the chance that the session returns soon. A prefix
-        that sessions share counts once. Source: this router's dispatches, current, and cached
-        blocks whose session is unknown. Chances are computed anew every half second or more
-        (`router.core.sessions`).
+        The live sessions are those whose latest request was sent to this worker; the session of
+        this request is left out. The private tokens of a session are multiplied by the probability
+        that the session returns soon. A prefix that several sessions share counts once. Source:
+        this router's dispatches, current, and cached blocks whose session is unknown. The
+        probabilities are updated every half second or less often (`router.core.sessions`).
         """
 
     @property
     @abstractmethod
     def working_set_s(self) -> Floats:
-        """Seconds that the worker needs to recompute the private part of `working_set_tokens`.
+        """Seconds that the worker needs to recompute the private tokens of `working_set_tokens`.
 
-        The source and the age are those of `working_set_tokens`.
+        Private tokens are those that only one session uses. Source and age: as for
+        `working_set_tokens`.
         """
 
     @property
     @abstractmethod
     def holds_trunk(self) -> Bools:
-        """True for a worker with the cache of another session that has the same shared prefix.
+        """True for a worker that caches another session with the same shared prefix.
 
         The shared prefix is the first `RequestView.trunk_tokens` of the prompt. Source: this
         router's dispatches, current.
@@ -337,7 +343,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def max_kv_fraction(self) -> Floats:
-        """Share of KV in use, 0..1, at which the worker counts as full; NaN without limit.
+        """Share of KV memory in use, 0..1, at which the worker counts as full; NaN without limit.
 
         Source: the worker's own options, in force at once after a change.
         """
@@ -355,7 +361,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def arrival_rate_per_s(self) -> float:
-        """Number of requests per second that arrive at this router, for all pools together.
+        """Number of requests per second that arrive at this router, for all models together.
 
         Source: this router's arrivals, current, smoothed exponentially over 10 seconds.
         """
@@ -386,19 +392,20 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def pair_tokens(self) -> float:
-        """Work of attention between one token and one earlier token; 0 before the first sample.
+        """Attention work between one prompt token and one earlier token; 0 before the first sample.
 
-        The unit is the work of one token without attention. Source: the measured prefill times of
-        all workers together. Each measured prefill updates the value.
+        The unit is the prefill work of one token without attention. Source: the measured prefill
+        times of all workers together. Each measured prefill updates the value.
         """
 
     @property
     @abstractmethod
     def cycle_s(self) -> float:
-        """Mean seconds between two requests of a session whose cache is warm; 0 while unknown.
+        """Mean seconds from one request of a session to the next, while its cache is warm.
 
-        This is the session's pause plus the decode time of an answer. Source: recent requests of
-        all sessions at this router. The value is unknown until a session has returned.
+        This is the decode time of an answer plus the pause before the session's next request. The
+        value is 0 until a session has returned. Source: recent requests of all sessions at this
+        router.
         """
 
     @property
@@ -413,7 +420,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def copies_missing(self) -> int:
-        """Number of further workers that should hold the hot trunk; 0 or less if enough do.
+        """Number of additional workers that should cache the hot trunk; 0 or less if enough do.
 
         The hot trunk is the leading part of this prompt that many recent prompts share. Source:
         this router's arrivals, current, and `hit_tokens`.
@@ -440,10 +447,10 @@ class FleetView(ABC):
         return seconds
 
     def prefill_s(self, tokens: Floats | Ints | float, cached: Floats | Ints | float) -> Floats:
-        """Return the seconds that each worker needs to compute `tokens` after `cached` tokens.
+        """Return the seconds that each worker needs to prefill `tokens` after `cached` tokens.
 
-        The shape is float64[rows]. With attention, n tokens after h cached tokens cost as much as n
-        + pair_tokens * n * (h + n / 2) tokens without attention.
+        The shape is float64[rows]. Because of attention, n tokens after h cached tokens take as
+        long as n + pair_tokens * n * (h + n / 2) tokens would take without attention.
         """
         work = tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
         seconds: Floats = work / self.prefill_tokens_per_s
@@ -468,11 +475,11 @@ class FleetView(ABC):
         return counted
 
     def kept_tokens(self, prompt_tokens: int) -> Floats:
-        """Return the number of KV tokens that each worker's caches can save from recomputation.
+        """Return the number of KV tokens that each worker's caches can hold, float64[rows].
 
-        The shape is float64[rows]. The number is the assumed capacity of the GPU plus the tokens
-        that host memory and disk hold now. A token in host memory or on disk counts by the share of
-        prefill time that loading saves for a prompt of `prompt_tokens` tokens.
+        The number is the assumed capacity of the GPU plus the tokens that host memory and disk hold
+        now. A token in host memory or on disk counts as less than one: it counts by the share of
+        prefill time that loading its KV saves, for a prompt of `prompt_tokens` tokens.
         """
         prompt_s = self.prefill_s(prompt_tokens, 0)
         host = saved_share(prompt_tokens, self.host_tokens_per_s, prompt_s, HOST_SPEED)
@@ -483,17 +490,18 @@ class FleetView(ABC):
 
     @property
     def hit_confidence(self) -> Floats:
-        """Share, 0..1, of the cached tokens reported by KV events that `hit_tokens` counts.
+        """Factor, 0..1, that turns the cached tokens reported by KV events into `hit_tokens`.
 
-        The share is 1 unless the worker's answers keep reporting fewer cached tokens than its KV
-        events.
+        The factor is 1, unless the worker's answers repeatedly report fewer cached tokens than its
+        KV events.
         """
         return np.ones(len(self))
 
     def lacking_trunk(self) -> Bools:
         """Return True for each worker whose GPU lacks a part of the prompt's hot trunk, bool[rows].
 
-        The result is False for all workers if the prompt has no hot trunk (`hot_trunk_tokens`).
+        The hot trunk is the leading part of the prompt that many recent prompts share. Without a
+        hot trunk, the result is False for all workers.
         """
         lacking: Bools = self.hit_tokens < self.hot_trunk_tokens
         return lacking
@@ -502,9 +510,9 @@ class FleetView(ABC):
     def step_tokens(self) -> float:
         """Number of prefill tokens that the pool's median worker computes in one decode step.
 
-        The number is 0 if there are no workers. A worker's own step would be wrong here, because
-        the step grows with each prefill that shares it. Queued tokens count such a prefill already.
-        Load that is counted twice makes requests swing between workers.
+        The number is 0 if there are no workers. All workers get the same number, because a worker's
+        own decode step takes longer while a prefill runs. That prefill counts already, in the
+        queued tokens. If it counted twice, requests would swing between workers.
         """
         return median(self.step_s * self.prefill_tokens_per_s)
 
@@ -517,15 +525,16 @@ class FleetView(ABC):
         return load
 
     def missing_tokens(self, prompt_tokens: int) -> Floats:
-        """Return the priced number of prompt tokens that each worker lacks, float64[rows].
+        """Return the price of the prompt tokens that each worker lacks, float64[rows].
 
-        A token costs less if several workers hold it; `policies.pricing` gives the formula.
+        The unit is a token that no worker holds. A token costs less if several workers hold it;
+        `policies.pricing` gives the formula.
         """
         return missing_tokens(self.spared_tokens, prompt_tokens)
 
     @property
     def has_thresholds(self) -> bool:
-        """Return True if the options of at least one worker set a threshold."""
+        """Return True if the options of at least one worker set a load threshold for it."""
         own = (self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
         return any(bool(np.count_nonzero(column == column)) for column in own)
 
@@ -536,10 +545,10 @@ class FleetView(ABC):
 
     @property
     def assumed_capacity_tokens(self) -> Floats:
-        """KV capacity of each worker in tokens, float64[rows], without NaN.
+        """KV capacity of each worker in tokens, float64[rows]; an unknown one is assumed.
 
-        A worker whose capacity is unknown gets the median of the known capacities, so that it does
-        not look as if everything fitted in. If no capacity is known, each worker gets 1e18.
+        The assumed capacity is the median of the known ones, so that a worker with unknown capacity
+        does not seem unlimited. If no capacity is known, each worker gets 1e18.
         """
         capacity, unknown = self.kv_capacity_tokens, np.isnan(self.kv_capacity_tokens)
         if not np.count_nonzero(unknown):

@@ -1,4 +1,4 @@
-"""Facts about requests, workers and caches, for the core and for policies with a memory."""
+"""Facts about requests, workers and caches, which the core and policies with a memory receive."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same nu
 
 @record
 class Stored:
-    """Blocks were stored in a worker's cache; `hashes` are the engine's own names of them.
+    """Blocks were stored in a worker's cache, under the engine's own names `hashes`.
 
-    `chain` are this router's chain hashes of the blocks, if the source knows them (replays and
-    recordings). Then `tokens`, `seed` and `extras` are not read and may be empty. Names may be
-    equal to chain hashes, and an array of names may be the array `chain` itself. Without tokens and
-    chain, the blocks are known already and were stored in another tier.
+    `chain` has this router's chain hashes of the blocks, if the source of the fact knows them, as a
+    recording does. Then `tokens`, `seed` and `extras` are not read and may be empty. `hashes` may
+    have the same values as `chain`, or be the same array. If both `tokens` and `chain` are missing,
+    the router knows the blocks already, and they were stored in one more tier.
 
-    A hybrid model reports the blocks of each of its cache groups, of which one group counts: the
-    first that is reported to have full attention, and until then group 0. None means that there is
-    only one.
+    `group` is the cache group of a model with several attention types; None means that there is
+    only one group. Only one group counts: the first that is reported to have full attention, and
+    until then group 0.
     """
 
     hashes: BlockNames
@@ -62,7 +62,7 @@ KvEvent = Stored | Removed | Cleared
 
 @dataclass(frozen=True, slots=True)
 class CacheSnapshot:
-    """A router's knowledge of a worker's cache, before batch `next_seq` of its KV events."""
+    """The blocks of a worker's cache, as known to a router before batch `next_seq` of KV events."""
 
     next_seq: int
     live_seq: int  # the highest number of this life of the publisher that came live; -1: none
@@ -83,10 +83,11 @@ class KvCopied:
 
 @dataclass(frozen=True, slots=True)
 class KvHeard:
-    """A worker's KV events, read by a peer router, reach this router, or no longer do.
+    """A peer router's copies of a worker's KV events begin or stop to reach this router.
 
-    `severed` is True if the connection is back, but nobody knows which events were published
-    meanwhile, or whether the engine is still the same.
+    `heard` is True if the peer router reads the worker's KV events and passes them on. `severed` is
+    True if the connection to the worker was lost and is back, but nobody knows which events were
+    missed, or if the engine was restarted.
     """
 
     now_s: float
@@ -100,9 +101,9 @@ Role = Literal["both", "prefill", "decode"]
 
 @record
 class Arrival:
-    """A request came in.
+    """A request arrived at the router.
 
-    `chains` holds one chain for each block size of its pool.
+    `chains` has the chain hashes of the prompt once for each block size in the model's pool.
     """
 
     now_s: float
@@ -128,11 +129,11 @@ class Arrival:
 
 @record
 class Dispatched:
-    """The dispatch of a request, or of its prefill or decode leg, as policies with a memory see it.
+    """A request, or its prefill or decode leg, was sent to a worker; for policies with a memory.
 
-    If the two legs follow each other, a `Finish` ends the prefill leg before the decode leg is
-    dispatched. If they start together, a `Prefilled` fact ends the prefill leg, or a `Failure`
-    whose `leg` is "prefill".
+    If the decode leg follows the prefill leg, a `Finish` ends the prefill leg before the decode leg
+    is dispatched. If both legs start together, a `Prefilled` fact ends the prefill leg, or a
+    `Failure` whose `leg` is "prefill".
     """
 
     now_s: float
@@ -148,7 +149,7 @@ class Dispatched:
 
 @record
 class FirstToken:
-    """The first byte of an answer's body arrived, so the prefill of its request is over."""
+    """The first byte of an answer's body arrived, so the request's prefill is over."""
 
     now_s: float
     request_id: int
@@ -158,8 +159,9 @@ class FirstToken:
 class Prefilled:
     """A worker has finished the prefill leg of a request.
 
-    If both legs started together, the decode worker has the KV, or will have it. `cached_tokens` is
-    the number of prompt tokens that were cached; None if the worker did not report it.
+    If both legs started together, the decode worker has the KV or will soon have it.
+    `cached_tokens` is the number of prompt tokens that were cached; None if the worker did not
+    report it.
     """
 
     now_s: float
@@ -180,7 +182,7 @@ class Progress:
 class Finish:
     """An answer is complete.
 
-    Token counts are those that the worker reported, or None.
+    The token counts are those that the worker reported, or None.
     """
 
     now_s: float
@@ -193,24 +195,25 @@ class Finish:
 
 @record
 class Failure:
-    """A dispatch ended without an answer.
+    """A dispatch ended without a complete answer.
 
     `blame` is "client" (the client left, or its request was refused), "worker" (connect error,
-    early close, 5xx, garbage), or "busy" (no connection to the worker was free, or its queue was
-    full, which says nothing about its health). `busy_s` is a number if the worker refused the
-    request because it is overloaded: the seconds for which it asked for no more requests, or 0 if
-    it named no time.
+    early close, 5xx, invalid answer), or "busy" (no connection to the worker was free, or its queue
+    was full). "busy" does not count against the worker's health. `busy_s` is a number if the worker
+    refused the request as overloaded: the seconds for which it wants no more requests, or 0 if it
+    named no time.
 
-    `retry` asks the core for another worker: before the first byte reached the client, or if
-    another worker can continue the answer. `rest` is then the request that remains, under the same
-    number; its prompt includes what was answered already.
+    `retry` asks the core to send the request to another worker. It is set if the client has
+    received nothing yet, or if another worker can continue the answer. `rest` is then the request
+    that remains, under the same number; its prompt includes the part of the answer that was sent
+    already.
 
-    If both legs of a request started together, `leg` names the worker at fault: the one that
-    answers, the one that prefills, or the pair if nobody can tell. Both legs are over then. The
-    exception is a "prefill" failure without `retry`: the answer has begun and continues.
+    If both legs of a request started together, `leg` names the leg that failed: the one that
+    answers, the prefill, or the pair if the failed one is unknown. Both legs are then over, with
+    one exception: after a "prefill" failure without `retry`, the answer has begun and continues.
 
     `runs_on` is True if the client left and the worker may still compute. The request stays charged
-    until the computation should be over.
+    to the worker until the computation should be over.
     """
 
     now_s: float
@@ -226,7 +229,7 @@ class Failure:
 
 @record
 class LoadReport:
-    """A worker's own report of its load, as scraped."""
+    """A worker's own report of its load, read from its metrics."""
 
     now_s: float
     worker_id: int
@@ -243,11 +246,12 @@ class LoadReport:
 class KvEvents:
     """One numbered batch of a worker's KV events.
 
-    `source` is "live" as published, "replay" if asked for after a gap, or "snapshot": the worker's
-    whole cache as of `seq`, which replaces what was known. `events` is a tuple, or a sequence that
-    creates its events when it is read. `digest` is the XXH3-64 of the payload as published, or 0 if
-    unknown; it distinguishes batches of equal numbers from different publishers. `unreadable` is
-    True if the batch could be read neither live nor in a replay; then `events` is empty.
+    `source` is "live" for a batch as it was published, "replay" for a batch that the router asked
+    for after a gap, or "snapshot". A snapshot is the worker's whole cache as of batch `seq`, and
+    replaces all that the router knew. `events` is a tuple, or a sequence that creates its events
+    when it is read. `digest` is the XXH3-64 hash of the published payload, or 0 if unknown; it
+    distinguishes batches with the same number from different publishers. `unreadable` is True if
+    the batch could be read neither live nor in a replay; then `events` is empty.
     """
 
     now_s: float
@@ -261,10 +265,11 @@ class KvEvents:
 
 @dataclass(frozen=True, slots=True)
 class ReplayEnd:
-    """A replay, or a snapshot if the worker has one, is complete.
+    """The replay or the snapshot that the router asked for is complete.
 
-    `answered` is True if the publisher served it, and False after a timeout. `began_anew` is True
-    if the publisher had nothing left of what it had published, so that it is another one.
+    `answered` is True if the publisher of KV events served the replay, and False after a timeout.
+    `began_anew` is True if the publisher no longer has any batch that it published before, so that
+    it must have been restarted.
     """
 
     now_s: float
@@ -280,11 +285,11 @@ Suspension = Literal["asleep", "paused"]
 class WorkerChange:
     """A worker joined, changed, or left.
 
-    `state` is "ready" if the worker takes requests, "draining" if it only finishes its own, "down"
-    if it failed its health check or was ejected, and "gone" if it was removed for good. A worker
-    that is down may be `suspended`: its engine and its events continue. "asleep" means that its
-    cache is empty. "paused" means that it may be empty, which vLLM reports only with the engine's
-    next step.
+    `state` is "ready" if the worker takes requests, "draining" if it only finishes its requests,
+    "down" if it failed its health check or was ejected, and "gone" if it was removed for good.
+    `suspended` is set for a worker that is down while its engine and its KV events continue.
+    "asleep" means that its cache is empty. "paused" means that its cache may be empty, which vLLM
+    reports only with the engine's next step.
     """
 
     now_s: float
@@ -299,7 +304,7 @@ class WorkerChange:
 class WorkerFacts:
     """The description of a worker, without its load.
 
-    Rates are the starting values of calibration.
+    The prefill rate and the step time are starting values, which measurements replace.
     """
 
     name: str  # shown to people; the URL for HTTP workers
@@ -327,7 +332,7 @@ class WorkerFacts:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """A worker answered a probe that the core asked for (`Probe`), or failed to."""
+    """A worker answered, or failed to answer, a probe that the core asked for with `Probe`."""
 
     now_s: float
     worker_id: int
@@ -336,10 +341,10 @@ class Probed:
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """A worker left `probes` of the router's own probes in a row unanswered; 0: it answers again.
+    """A worker has left `probes` successive probes of the router unanswered; 0 if it answers again.
 
-    The worker may be slow, stopped or dead. If it is silent alone, its requests without a first
-    byte move to other workers after `allowed` unanswered probes.
+    The worker may be slow, stopped or dead. If no other worker is silent, its requests without a
+    first byte move to other workers after `allowed` unanswered probes.
     """
 
     now_s: float
@@ -350,10 +355,10 @@ class Silence:
 
 @record
 class PeerDispatched:
-    """A peer, which is another router of the same workers, charged a request to a worker.
+    """A peer router, which shares workers with this router, charged a request to a worker.
 
-    `arrival` is the request as the peer had it, with a negative number and the time of this
-    router's clock. It has no chains if nothing can be learned from them.
+    `arrival` describes the request as the peer router received it, but with a negative request id
+    and a time on this router's clock. Its `chains` are empty if the cache learns nothing from them.
     """
 
     now_s: float
@@ -383,7 +388,7 @@ class PeerProgress:
 
 @record
 class PeerEnded:
-    """A peer's request left its worker; `finish` is set if the request was answered."""
+    """A peer router's request left its worker; `finish` is set if the request was answered."""
 
     now_s: float
     request_id: int
@@ -391,10 +396,10 @@ class PeerEnded:
 
 
 def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
-    """Return the legs of a request that this fact ends.
+    """Return the legs of a request that a fact ends: "both", "prefill" or "decode".
 
-    Some of these legs may never have been dispatched. Policies that remember dispatches by request
-    and leg use the result to forget them.
+    The result may name legs that were never dispatched. Policies that remember the dispatch of each
+    leg use the result to forget it.
     """
     if type(fact) is Prefilled or (
         type(fact) is Failure and fact.leg == "prefill" and not fact.retry
@@ -405,7 +410,7 @@ def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time passed, so that expiries and held requests must be checked."""
+    """Time has passed, so the core checks for expired state and places held requests again."""
 
     now_s: float
 

@@ -17,15 +17,17 @@ class Hybrid:
 
         cost = (missing + load_factor * (queued + requests * step_tokens)) / own prefill rate
 
-    All terms are in prefill tokens, so the cost is in seconds at the worker's own speed. Missing
-    plus queued tokens is Llumnix's cache-aware dispatch, which ignores decode. So each unfinished
-    request adds the tokens that could be computed in one decode step: this is how much it and the
-    new request delay each other. A missing token costs less if several workers hold it
-    (`policies.pricing`). Hits count as they are where KV events are missing. A hit in host memory
-    or on disk counts by the share of its prefill that loading saves.
+    `missing` are the prompt tokens that the worker must compute, `queued` the prefill tokens that
+    wait there, and `requests` its unfinished requests. All terms are in prefill tokens; the
+    worker's own rate turns them into seconds. Missing plus queued tokens is Llumnix's cache-aware
+    dispatch, which ignores decode. Here each unfinished request also adds the tokens that could be
+    computed in one decode step, because that is how much it and the new request delay each other. A
+    missing token costs less if several workers hold it (`policies.pricing`). If KV events are
+    missing, the known hits are used. A hit in host memory or on disk counts by the share of its
+    prefill time that loading saves.
 
-    Spill depth: let m workers without a queue hold a prefix of H tokens. Before an idle worker gets
-    a request, each of them gets up to
+    Spill depth, the number of requests that a cached prefix attracts before an idle worker gets
+    one: let m workers without a queue hold a prefix of H tokens. Each of them gets up to
 
         H / (m * step_tokens * load_factor) requests.
 

@@ -1,4 +1,4 @@
-"""KV load: the worker with the least KV memory in use wins, whatever it has cached."""
+"""KV load: chooses the worker with the least KV memory in use, whatever it has cached."""
 
 from __future__ import annotations
 

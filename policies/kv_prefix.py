@@ -1,6 +1,6 @@
-"""KV prefix: the worker with the longest cached prefix wins, whatever its load.
+"""KV prefix: chooses the worker with the longest cached prefix, whatever its load.
 
-The policy shows the hot spot that others avoid.
+The policy is a baseline: it shows the overloaded worker that other policies avoid.
 """
 
 from __future__ import annotations

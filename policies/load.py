@@ -1,4 +1,4 @@
-"""Loads a policy by its specification, with its parameters and wrappers, and checks its results."""
+"""Loads a policy with its parameters and wrappers from a text, and checks the costs it returns."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CONVERTIBLE = (float, int, bool, str)
 
 
 class PolicyError(ValueError):
-    """A policy's name, parameter or result is wrong; the message says what would be right."""
+    """An error in a policy's name, parameter or result; the message says what would be valid."""
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of a policy or wrapper: its type and its default.
+    """The name, type and default value of one parameter of a policy or wrapper.
 
     Lifetime: process.
     """
@@ -46,9 +46,9 @@ class Parameter:
         return f"{self.name} ({kind}, default {text_of(self.default)})"
 
     def coerce(self, text: str) -> Value:
-        """Return the value that `text` stands for.
+        """Return `text` converted to the parameter's type.
 
-        Raises ValueError if the text is no value of this type.
+        Raises ValueError if the conversion is not possible.
         """
         if self.optional and text.lower() == "none":
             return None
@@ -61,10 +61,11 @@ class Parameter:
 
 
 def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
-    """Return the parameters of a class (all of its constructor's) or function (keyword-only).
+    """Return the parameters of a policy or wrapper, by name.
 
-    `who` is used in messages, such as "policy hybrid" or "wrapper thresholds". Raises PolicyError
-    for a parameter without a default, or of a type that text cannot express.
+    For a class, these are the parameters of its constructor; for a function, its keyword-only
+    parameters. `who` is used in messages, such as "policy hybrid" or "wrapper thresholds". Raises
+    PolicyError for a parameter without a default, or of a type that text cannot express.
     """
     hints = get_type_hints(attr.__init__ if inspect.isclass(attr) else attr)
     found = {}
@@ -86,9 +87,10 @@ def parameters_of(who: str, attr: Callable[..., Any]) -> dict[str, Parameter]:
 def coerce_all(
     who: str, valid: Mapping[str, Parameter], given: Mapping[str, str]
 ) -> dict[str, Value]:
-    """Return every parameter's value: `given` text converted, and defaults for the rest.
+    """Return the values of all `valid` parameters: converted from `given`, or else the defaults.
 
-    Raises PolicyError, which names `who`, the parameter and the valid parameters.
+    Raises PolicyError for an unknown parameter or an invalid value. The message has `who`, the name
+    of the policy or wrapper, and the valid parameters.
     """
     names = ", ".join(str(p) for p in valid.values()) or "none"
     values = {p.name: p.default for p in valid.values()}
@@ -103,7 +105,7 @@ def coerce_all(
 
 
 def text_of(value: Value) -> str:
-    """Return a value as it is written in a specification."""
+    """Return a parameter's value as text, as it is written in the specification of a policy."""
     if value is None:
         return "none"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -121,7 +123,7 @@ RAISABLE = (Exception, SystemExit)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of named object: policies, or wrappers of policies.
+    """One of the two kinds of objects that are loaded by name: policies or wrappers.
 
     Lifetime: process.
     """
@@ -133,15 +135,15 @@ class Kind:
     arguments: tuple[str, ...]  # of either, without self and what is keyword-only
 
     def names(self) -> list[str]:
-        """Return the names that `find` knows: the built-ins, then the installed entry points."""
+        """Return the names that `find` accepts: built-in ones, then from installed packages."""
         others = {entry.name for entry in entry_points(group=self.entry_points)}
         return [*self.built_in, *sorted(others - self.built_in.keys())]
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Return the class or function behind a name; an entry point cannot hide a built-in.
+        """Return the class or function with a name; a built-in one takes precedence.
 
-        Raises PolicyError for an unknown name, with the valid ones, and for an object of another
-        kind.
+        Raises PolicyError for an unknown name, and lists the valid names. Also raises PolicyError
+        if the object is not of this kind, for example a wrapper in place of a policy.
         """
         who = f"{self.word} {name}"
         attr = _import(who, self.built_in.get(name) or self._target(name))
@@ -201,9 +203,10 @@ def _import(who: str, target: str) -> Any:
 
 
 def _find(package: str) -> str:
-    """Make a module of the current folder importable, after all that is installed.
+    """Make a module of the current folder importable, unless an installed module has its name.
 
-    Return a text to add to an error if the module is hidden by an installed one, or "".
+    Return a text to add to an error message if an installed module hides the one in the folder, and
+    otherwise "".
     """
     here = Path.cwd()
     own = next((p for p in (here / package, here / f"{package}.py") if p.exists()), None)
@@ -238,10 +241,10 @@ class WrapperFailedError(PolicyError):
 
 
 def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
-    """Return `costs` if they are float64[rows].
+    """Return `costs` unchanged if they are float64[rows].
 
-    `kind` and `name` are used in messages, as in "policy", "hybrid". Raises PolicyError for another
-    type or shape. `pick` checks later that the costs are numbers.
+    Raises PolicyError for another type or shape; its message has `kind` and `name`, such as
+    "policy" and "hybrid". NaN is not checked here; `pick` does so.
     """
     if not isinstance(costs, np.ndarray) or costs.dtype.char != "d":
         told = costs.dtype if isinstance(costs, np.ndarray) else type(costs).__name__
@@ -255,9 +258,10 @@ def checked(kind: str, name: str, costs: Any, rows: int) -> Floats:
 
 
 def checked_numbers(kind: str, name: str, costs: Any, rows: int) -> Floats:
-    """Return `costs` if they are float64[rows] and numbers.
+    """Return `costs` unchanged if they are float64[rows] without NaN and -inf.
 
-    Raises PolicyError as `checked` does, and NotACostError for NaN or -inf.
+    Raises PolicyError for another type or shape, and NotACostError for NaN or -inf. Messages have
+    `kind` and `name`, such as "policy" and "hybrid".
     """
     numbers = checked(kind, name, costs, rows)
     try:
@@ -274,9 +278,9 @@ Params = Mapping[str, Value]
 
 @dataclass(frozen=True, slots=True)
 class LoadedWrapper:
-    """A wrapper with its parameters, whose results are checked. It keeps no state.
+    """A wrapper with its parameters, which checks the costs that the wrapper returns.
 
-    Lifetime: process.
+    The object keeps no state between calls. Lifetime: process.
     """
 
     name: str  # as it was asked for
@@ -284,9 +288,9 @@ class LoadedWrapper:
     wrapper: Wrapper
 
     def adjust(self, costs: Floats, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """Return the costs changed by the wrapper.
+        """Return the costs as changed by the wrapper, float64[rows].
 
-        Raises PolicyError, which names the wrapper, for any failure.
+        Raises PolicyError, with the wrapper's name, if the wrapper fails or returns invalid costs.
         """
         shown = costs.view()
         shown.flags.writeable = False  # they may be a column, or the inner policy's own
@@ -300,7 +304,10 @@ class LoadedWrapper:
     def terms(
         self, costs: Floats, adjusted: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> dict[str, Floats]:
-        """Return what the wrapper added to each row (+inf: row excluded), and its own terms."""
+        """Return what the wrapper added to each worker's cost, and the wrapper's own terms.
+
+        Each value is float64[rows]. An added +inf means that the wrapper excluded the worker.
+        """
         added = np.zeros(len(fleet))
         np.subtract(adjusted, costs, out=added, where=~(np.isinf(costs) & np.isinf(adjusted)))
         of = getattr(self.wrapper, "terms", None)
@@ -310,9 +317,9 @@ class LoadedWrapper:
 
 @dataclass(frozen=True, slots=True)
 class LoadedPolicy:
-    """A policy with its wrappers, whose results are checked. It keeps no state.
+    """A policy with its wrappers, which checks the costs that they return.
 
-    Lifetime: process.
+    The object keeps no state between calls. Lifetime: process.
     """
 
     name: str  # as it was asked for, parameters left out: "hybrid", "hybrid|bounded_load"
@@ -323,13 +330,13 @@ class LoadedPolicy:
 
     @property
     def spec(self) -> str:
-        """A specification that loads the same policy again, with every parameter."""
+        """Text that loads the same policy again, with all parameters and wrappers."""
         own = {name: value for name, value in self.params.items() if "." not in name}
         inner = _spec(self.name.partition("|")[0], {**own, "temperature": self.temperature})
         return "|".join([inner, *(_spec(quoted(w.name), w.params) for w in self.wrappers)])
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
-        """Return the costs, float64[rows].
+        """Return the costs of the policy after all wrappers, float64[rows].
 
         Raises PolicyError if the policy or a wrapper returns anything else.
         """
@@ -342,10 +349,11 @@ class LoadedPolicy:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return the terms of the costs, float64[rows] each, for explanations.
+        """Return the terms of the costs by name, float64[rows] each, to explain a decision.
 
-        These are the policy's own terms, and what each wrapper added. With wrappers, a policy
-        without terms is shown by its cost, under its name.
+        These are the terms of the policy itself, and what each wrapper added to the costs. If there
+        are wrappers and the policy has no terms, its cost is shown as one term under the policy's
+        name.
         """
         inner = state[0] if self.wrappers else state
         of = getattr(self.policy, "terms", None)
@@ -366,26 +374,29 @@ class LoadedPolicy:
 
     @property
     def needs_sessions(self) -> bool:
-        """True if the policy or a wrapper needs tracked sessions."""
+        """True if the policy or one of its wrappers reads data about sessions."""
         asked = (self.policy, *(w.wrapper for w in self.wrappers))
         return any(getattr(one, "needs_sessions", False) for one in asked)
 
     def initial_state(self) -> Any:
-        """Return the state before the first fact: None for a policy without a memory.
+        """Return the policy's state before the first fact, or None for a policy without a memory.
 
-        With wrappers, the state is a tuple of the policy's state and of each wrapper's.
+        With wrappers, the result is a tuple: the policy's state, then the state of each wrapper.
         """
         first = _initial(self.policy)
         return (first, *(_initial(w.wrapper) for w in self.wrappers)) if self.wrappers else first
 
     @property
     def remembers(self) -> bool:
-        """True if the policy or a wrapper has a memory, and so must observe facts."""
+        """True if the policy or one of its wrappers has a memory, which facts must update."""
         parts = (self.policy, *(w.wrapper for w in self.wrappers))
         return any(hasattr(part, "observe") for part in parts)
 
     def observe(self, fact: Any, state: Any) -> Any:
-        """Return the state after `fact` (`policies.facts`), or the same state without a memory."""
+        """Return the policy's state after `fact`; without a memory, the state stays the same.
+
+        The kinds of facts are in `policies.facts`.
+        """
         if not self.wrappers:
             return _observed(self.policy, fact, state)
         seen = [_observed(self.policy, fact, state[0])]
@@ -400,7 +411,7 @@ class LoadedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FunctionPolicy:
-    """A policy made of a plain function `costs(request, fleet, state, *, ...)`.
+    """Makes a policy of a plain function `costs(request, fleet, state, *, ...)`.
 
     Lifetime: process.
     """
@@ -414,7 +425,7 @@ class FunctionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FunctionWrapper:
-    """A wrapper made of a plain function `adjust(costs, request, fleet, state, *, ...)`."""
+    """Makes a wrapper of a plain function `adjust(costs, request, fleet, state, *, ...)`."""
 
     function: Callable[..., Floats]
     params: Params
@@ -424,10 +435,11 @@ class FunctionWrapper:
 
 
 def load(spec: str) -> LoadedPolicy:
-    """Return the policy that `spec` names, with its wrappers and validated parameters.
+    """Return the policy that `spec` describes, with its wrappers and checked parameters.
 
-    Raises PolicyError for an unknown name (with the valid ones), an object that is no policy or no
-    wrapper, a wrapper given twice, and an unknown, repeated or invalid parameter.
+    Raises PolicyError for an unknown name (the message lists the valid ones), for an object that is
+    neither a policy nor a wrapper, for a wrapper that is given twice, and for an unknown, repeated
+    or invalid parameter.
     """
     first, *others = spec.split("|")
     name, values, policy = _load(POLICY, first, FunctionPolicy, {TEMPERATURE.name: TEMPERATURE})
@@ -445,22 +457,25 @@ def load(spec: str) -> LoadedPolicy:
 
 
 def names() -> list[str]:
-    """Return the names of policies that `load` knows: the built-ins, then the entry points."""
+    """Return the policy names that `load` accepts: built-in ones, then from installed packages."""
     return POLICY.names()
 
 
 def wrapper_names() -> list[str]:
-    """Return the names of wrappers that `load` knows: the built-ins, then the entry points."""
+    """Return the wrapper names that `load` accepts: built-in ones, then from installed packages."""
     return WRAPPER.names()
 
 
 def name_of(spec: str) -> str:
-    """Return a specification without its parameters, such as "hybrid|bounded_load", unchecked."""
+    """Return a policy's specification without parameters, such as "hybrid|bounded_load".
+
+    The names are not checked.
+    """
     return "|".join(part.partition("?")[0] for part in spec.split("|"))
 
 
 def quoted(name: str) -> str:
-    """Return a name as it is written in a specification."""
+    """Return a policy's name with special characters escaped, as in a specification."""
     return quote(name, safe=":-")
 
 

@@ -1,4 +1,7 @@
-"""Turns costs into one row, with ties, temperature and hold. Only this module draws among ties."""
+"""Chooses one worker by the costs of a policy, with random choice among equal costs.
+
+Only this module draws among equal costs. If all costs are +inf, it chooses no worker.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +18,13 @@ TIE = 1e-9  # costs this close, relative to the best or absolute, are equal
 
 
 def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
-    """Return the row to dispatch to, or -1 (`HOLD`) if every cost is +inf or there is no row.
+    """Return the row of the worker to dispatch to, or -1 (`HOLD`) if no worker has a finite cost.
 
-    `costs` are float64[rows]; the lowest wins, and +inf excludes a row. `draw` is uniform in [0,
-    1). `temperature` 0 takes the lowest cost and draws among ties. Above 0, the draw is from the
-    softmax of -cost / temperature, after the finite costs were scaled to the range 0..1. So a
-    temperature means the same in any unit of costs (as in NVIDIA Dynamo's KV router, 2025).
+    `costs` are float64[rows]: the lowest cost wins, and +inf excludes a worker. `draw` is a random
+    number, uniform in [0, 1). With `temperature` 0, `draw` decides only among workers with the
+    lowest cost. Above 0, the row is drawn with probabilities from the softmax of -cost /
+    temperature, after the finite costs are scaled to 0..1. So a temperature means the same in any
+    unit of costs (as in NVIDIA Dynamo's KV router, 2025).
 
     Raises ValueError for NaN or -inf (naming the row), for a draw outside [0, 1), and for a
     negative or NaN temperature.
@@ -41,9 +45,10 @@ def pick(costs: Floats, draw: float, temperature: float = 0.0) -> int:
 
 
 def ranked(costs: Floats, k: int) -> Ints:
-    """Return at most `k` rows of the lowest finite costs, best first; equal costs in row order.
+    """Return the rows of the `k` lowest finite costs, lowest first, to explain a decision.
 
-    The result is for explanations. Raises ValueError for NaN or -inf, as `pick` does.
+    The result is shorter if there are fewer finite costs. Equal costs are in row order. Raises
+    ValueError for NaN or -inf, as `pick` does.
     """
     lowest(costs)
     order = np.argsort(costs, kind="stable")
@@ -52,10 +57,10 @@ def ranked(costs: Floats, k: int) -> Ints:
 
 
 def _softmax_index(finite: list[float], draw: float, temperature: float) -> int:
-    """Return the index that a draw takes from the softmax of finite costs.
+    """Return an index drawn from the softmax of -cost / temperature over finite costs.
 
-    It is computed in plain Python, because numpy's `exp` differs in the last bit between
-    processors.
+    `draw` is the random number in [0, 1) that decides. The softmax is computed in plain Python,
+    because numpy's `exp` differs in the last bit between processors.
     """
     low, high = min(finite), max(finite)
     if high - low <= TIE * max(1.0, abs(low)):
@@ -68,10 +73,9 @@ def _softmax_index(finite: list[float], draw: float, temperature: float) -> int:
 
 
 def lowest(costs: Floats) -> float:
-    """Return the lowest cost, or +inf without rows.
+    """Return the lowest cost, or +inf if there are no costs.
 
-    Raises ValueError for NaN or -inf, naming the row. NaN counts as lowest, so one comparison finds
-    all faults.
+    Raises ValueError for NaN or -inf, naming the row.
     """
     if len(costs) == 0:
         return math.inf

@@ -1,4 +1,4 @@
-"""Prices of prompt tokens that a worker must compute, or load from host memory or disk."""
+"""The cost of prompt tokens that a worker must compute, or load from host memory or disk."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ DISK_SPEED = 1.5
 
 
 def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
-    """Return the priced number of prompt tokens that each worker lacks, float64[rows]; at least 1.
+    """Return the price of the prompt tokens that each worker lacks, float64[rows]; at least 1.
 
-    A token that m workers hold costs 1 / m on each worker that lacks it. A token that no worker
-    holds costs 1.
+    The unit is a token that no worker holds. A token that m workers hold costs 1 / m on each worker
+    that lacks it.
 
-    At full price no worker would ever get a copy of a popular prefix. A hit is cheaper for each
-    single request, so a few holders would serve all requests while other workers stay idle. But a
-    copy also serves later requests, and the number of holders shows how much a prefix is in demand.
-    Tokens that one worker alone holds, such as a conversation, keep their full price.
+    At full price, no worker would ever get a copy of a popular prefix: each request would be
+    cheapest on the few workers that hold the prefix, while others stay idle. But a copy also serves
+    later requests, and the number of workers that hold the prefix shows how popular it is. Tokens
+    that only one worker holds, such as a conversation, keep their full price.
     """
     if len(hit_tokens) == 0:
         return np.zeros(0)
@@ -45,11 +45,12 @@ def missing_tokens(hit_tokens: Ints, prompt_tokens: int) -> Floats:
 def saved_share(
     tokens: Ints | int, tokens_per_s: Floats, prefill_s: Floats, assumed_speed: float
 ) -> Floats:
-    """Return the share, 0..1, of the prefill time of `tokens` that loading their KV saves.
+    """Return the share of prefill time, 0..1, that each worker saves by loading the KV of `tokens`.
 
-    The shape is float64[rows]. `tokens_per_s` is the speed of loading; where it is NaN, loading is
-    assumed to be `assumed_speed` times as fast as computing. `prefill_s` is the time to compute the
-    tokens in seconds, attention included.
+    The shape is float64[rows].
+    tokens_per_s: the speed of loading; where it is NaN, loading is assumed to be `assumed_speed`
+        times as fast as computing.
+    prefill_s: the seconds to compute the tokens, attention included.
     """
     share = (tokens / tokens_per_s) / np.maximum(prefill_s, 1e-9)
     saved: Floats = 1.0 - np.fmin(np.where(np.isnan(tokens_per_s), 1.0 / assumed_speed, share), 1.0)

@@ -1,4 +1,4 @@
-"""A decorator for small value classes whose objects are built for every request."""
+"""A decorator that makes small value classes whose objects are quick to build."""
 
 from __future__ import annotations
 

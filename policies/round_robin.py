@@ -1,4 +1,4 @@
-"""Round robin: each arrival is sent to the next worker, whatever its load or cache."""
+"""Round robin: sends each arrival to the next worker, whatever its load or cache."""
 
 from __future__ import annotations
 

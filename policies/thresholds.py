@@ -1,4 +1,4 @@
-"""Thresholds of each worker, which exclude full workers while others have room."""
+"""Excludes workers whose load has reached a threshold, while other workers are below theirs."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ def reached_thresholds(
     max_queued_tokens: float | None,
     max_kv_fraction: float | None,
 ) -> Bools | None:
-    """Return True for each row that has reached a threshold, bool[rows], or None to exclude no row.
+    """Return True for each worker that has reached a load threshold, bool[rows].
 
-    A worker's own threshold (its column, unless NaN) is used instead of the policy's parameter;
-    None means no threshold. A worker at a threshold is excluded while another is below its own. If
-    all are at a threshold, the thresholds do not show which worker suffers least, so no row is
-    excluded and the cost decides. An unknown KV fraction reaches no threshold.
+    Return None if no worker is excluded. A threshold of the worker itself (its column, unless NaN)
+    replaces the policy's parameter; None means no threshold. If all workers have reached a
+    threshold, the thresholds do not show which worker has most room. So no worker is excluded then,
+    and the cost decides. An unknown share of KV memory in use reaches no threshold.
     """
     reached = at_thresholds(fleet, max_requests, max_queued_tokens, max_kv_fraction)
     if reached is None:
@@ -32,9 +32,9 @@ def at_thresholds(
     max_queued_tokens: float | None,
     max_kv_fraction: float | None,
 ) -> Bools | None:
-    """Return True for each row at a threshold, even if all are, or None without thresholds.
+    """Return True for each worker that has reached a load threshold, even if all have, bool[rows].
 
-    The shape is bool[rows].
+    Return None if there are no thresholds. `reached_thresholds` describes the parameters.
     """
     if not (max_requests or max_queued_tokens or max_kv_fraction or fleet.has_thresholds):
         return None
@@ -58,7 +58,11 @@ def check_thresholds(
 
 
 def _reaches(signal: Floats | Ints, own: Floats, default: float | None) -> Bools:
-    """Return True for each row whose signal has reached its limit, bool[rows]; NaN: no limit."""
+    """Return True for each worker whose `signal` has reached its limit, bool[rows].
+
+    The limit is the worker's `own`, or `default` where that is NaN. If both are unknown, no limit
+    is reached.
+    """
     limit = own if default is None else np.where(np.isnan(own), default, own)
     reached: Bools = signal >= limit
     return reached

@@ -1,4 +1,4 @@
-"""Random: the draw decides among all workers. It is the baseline for other policies."""
+"""Random: all costs are equal, so the random draw decides. A baseline for other policies."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ IDLE_WAIT = 100.0
 
 @record
 class Memory:
-    """The KV memory of each worker, and the tokens that sessions want to keep there.
+    """The capacity of each worker's KV caches, and the tokens that sessions want to keep there.
 
     Lifetime: one decision.
     """
@@ -76,12 +76,14 @@ class Warmset:
 
     cost = queue + prefill + memory_wait + delay_to_others + running + pushed_out + place + evicted
 
-    A new or cold session costs +inf on a worker where its cache would not last (`_is_open`). If
-    this is so on all workers, the request waits at the router. Hits count in full even where KV
-    events are missing. An unknown KV capacity counts as the median of the known ones.
+    A new session, or a session that has lost its cache, costs +inf on a worker where its cache
+    would not last (`_is_open`). If this is so on all workers, the request waits at the router. Hits
+    count in full even if KV events are missing. An unknown KV capacity counts as the median of the
+    known ones.
 
-    Spill depth: let a worker hold H of the P seconds of a prompt's prefill, and let no worker have
-    a queue. This worker costs less than an idle one until it has
+    Spill depth, the number of requests that a cached prefix attracts before an idle worker gets
+    one: let a worker hold a prefix that saves H of the P seconds of a prompt's prefill, and let no
+    worker have a queue. This worker costs less than an idle one until it has
 
         H / (P - H + step / 2) / `running` unfinished requests.
 
@@ -109,9 +111,9 @@ class Warmset:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return the terms of the cost, in seconds, and `over_tokens`.
+        """Return the terms of the cost in seconds, and `over_tokens`, float64[rows] each.
 
-        The cost is +inf on each worker whose `over_tokens` is above 0.
+        The worker is excluded (cost +inf) if its `over_tokens` are above 0.
         """
         memory = _memory(request, fleet)
         own_s = own_prefill_s(request, fleet)
@@ -131,9 +133,9 @@ class Warmset:
         """Return the weighted seconds by which the request delays a worker's unfinished requests.
 
         The shape is float64[rows]. The unfinished requests get no token while the request's prefill
-        is computed. Later they share decode steps with the request, for which half a step (the
-        pool's median) is added. The half step also spreads fully cached prompts over several
-        workers.
+        is computed. Then they share decode steps with the request, which costs each of them half a
+        decode step more. That half step, of the pool's median worker, also spreads fully cached
+        prompts over several workers.
         """
         delay_s = own_s + 0.5 * median(fleet.step_s)
         seconds: Floats = self.running * fleet.requests * delay_s
@@ -142,10 +144,10 @@ class Warmset:
     def _place_warm(
         self, request: RequestView, fleet: FleetView, memory: Memory, seconds: dict[str, Floats]
     ) -> dict[str, Floats]:
-        """Return all terms for a warm session, with a higher cost on workers without its cache.
+        """Return the cost terms of a request whose session has a warm cache on a worker.
 
-        If caches last, the cost on these workers is multiplied by `stay` to the power of the
-        session's `return_chance`. No worker is excluded.
+        If caches last until sessions return, the cost on all other workers is multiplied by `stay`
+        to the power of the session's `return_chance`. No worker is excluded.
         """
         nothing = np.zeros(len(fleet))
         away = fleet.worker_id != request.home_id
@@ -160,7 +162,10 @@ class Warmset:
     def _place_new(
         self, request: RequestView, fleet: FleetView, memory: Memory, seconds: dict[str, Floats]
     ) -> dict[str, Floats]:
-        """Return all terms for a new or cold session, with the cost of memory for its cache."""
+        """Return the cost terms of a request whose session is new or has lost its cache.
+
+        The terms include the cost of KV memory for the session's cache.
+        """
         nothing = np.zeros(len(fleet))
         private = request.private_tokens
         again_s = fleet.prefill_s(private, request.trunk_tokens)
@@ -178,10 +183,10 @@ class Warmset:
     def _is_open(
         self, request: RequestView, fleet: FleetView, memory: Memory, again_s: Floats
     ) -> Bools | bool:
-        """Return True for each worker on which a new or cold session may start.
+        """Return True for each worker on which a new or cold session may start, bool[rows].
 
-        The result is bool[rows], or a single True for all workers. `again_s` is the time in seconds
-        to compute the session's private tokens again.
+        A cold session is one that has lost its cache. The result is a single True if all workers
+        qualify. `again_s` is the time in seconds to recompute the session's private tokens.
         """
         if not memory.holding_pays:
             return True
@@ -204,8 +209,9 @@ class Warmset:
         """Return True for the workers that may take a session after a long wait, bool[rows].
 
         These are the workers whose memory the session exceeds least. The result is False for all
-        workers, except in three cases: the pool as a whole has room, no worker could ever hold the
-        session, or the session is cold and has waited long.
+        workers, except in three cases: the pool as a whole has room; no worker could ever hold the
+        session; or the session has lost its cache and the request has waited long. `again_s` is the
+        time in seconds to recompute the session's private tokens.
         """
         own_tokens = memory.needed_tokens - memory.wanted_tokens
         never_fits = (own_tokens > self.gate * memory.size_tokens).all()
@@ -223,10 +229,11 @@ class Warmset:
 
 
 def _memory(request: RequestView, fleet: FleetView) -> Memory:
-    """Return the KV memory of each worker, the tokens wanted there, and if waiting for room pays.
+    """Return the capacity of each worker's KV caches, and the tokens that sessions want there.
 
-    Waiting for room in a cache pays (`holding_pays`) if a full cache saves at least as many seconds
-    of prefill as the turn of a session takes (`FleetView.cycle_s`).
+    The result also says if it pays to wait for room in a cache (`holding_pays`): if a full cache
+    saves at least as many seconds of prefill as pass between two requests of a session
+    (`FleetView.cycle_s`).
     """
     wanted, size = fleet.working_set_tokens, fleet.kept_tokens(request.prompt_tokens)
     trunk = request.trunk_tokens
@@ -252,8 +259,8 @@ def _memory(request: RequestView, fleet: FleetView) -> Memory:
 def _pushed_out_s(request: RequestView, memory: Memory) -> Floats:
     """Return the seconds to recompute what this request evicts from other sessions' caches.
 
-    The shape is float64[rows]. The request evicts at most as many tokens as it has private ones.
-    The result is 0 if caches do not last anyway.
+    The shape is float64[rows]. The request evicts at most as many tokens as it has private ones,
+    which no other session uses. The result is 0 if caches do not last until sessions return.
     """
     most = request.private_tokens * memory.caches_last
     tokens = between(memory.needed_tokens - FULL * memory.size_tokens, most)

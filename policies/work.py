@@ -1,7 +1,7 @@
-"""Seconds of work that a worker has queued, and seconds that a request would add.
+"""Seconds of work that are queued at a worker, and seconds that a request would add.
 
-`kernels/src/decision/warmset.cpp` has native twins of `trunk_share_s`, `memory_wait_s` and
-`delay_to_others_s`, under the same names.
+`kernels/src/decision/warmset.cpp` has `trunk_share_s`, `memory_wait_s` and `delay_to_others_s` in
+C++, under the same names.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ QUEUE_LASTS = 2.0
 def load_s(fleet: FleetView, step_tokens: float) -> Floats:
     """Return each worker's load in seconds, float64[rows].
 
-    The load is the queued prefill plus one decode step for each unfinished request, at the worker's
-    own prefill rate. So a slow worker is full with less.
+    The load is the queued prefill plus one decode step for each unfinished request. Both are
+    computed at the worker's own prefill rate, so fewer requests make a slow worker busy.
 
-    A request counts one step and not all steps that its answer has left. Requests that run together
-    share every step, so one more request delays each of them by about one token. Nor does the
-    router know how long an answer will be. `step_tokens` is `FleetView.step_tokens`, which is equal
-    for all rows, so that load differs by requests and not by the length of the present step.
+    A request counts as one step, not as all steps that its answer has left. Requests that run
+    together share every step, so one more request delays each of them by about one token. Also, the
+    router does not know how long an answer will be. `step_tokens` is `FleetView.step_tokens`, which
+    is equal for all workers, so that loads do not differ by the length of the current step.
     """
     steps_s = fleet.requests * (step_tokens / fleet.prefill_tokens_per_s)
     seconds: Floats = fleet.queued_prefill_s + steps_s
@@ -45,12 +45,12 @@ def own_prefill_s(request: RequestView, fleet: FleetView) -> Floats:
 def delay_to_others_s(fleet: FleetView, own_s: Floats) -> Floats:
     """Return the seconds by which a prefill of `own_s` seconds delays later requests.
 
-    The shape is float64[rows]. The formula is the value function of an M/G/1 queue, first come
-    first served (Hyytiä, Penttinen and Aalto, 2012). A request that arrives while older work is
-    computed waits for all of the prefill. A request that arrives during the prefill waits for half
-    of it on average. The rate of arrivals at a worker follows from its unfinished requests
-    (Little's law). So a long prompt is sent to a worker with few requests, and other requests find
-    workers without a queue.
+    The shape is float64[rows]. The formula is the value function of a first-come-first-served M/G/1
+    queue (Hyytiä, Penttinen and Aalto, 2012). A request that arrives while older work is computed
+    waits for all of the prefill. A request that arrives during the prefill waits for half of it on
+    average. The arrival rate at a worker follows from its unfinished requests, by Little's law. So
+    a long prompt goes to a worker with few requests, and other requests find workers without a
+    queue.
     """
     arrivals_per_s = fleet.requests * fleet.turnover_per_s
     delayed_s = fleet.queued_prefill_s + 0.5 * own_s
@@ -59,12 +59,12 @@ def delay_to_others_s(fleet: FleetView, own_s: Floats) -> Floats:
 
 
 def trunk_share_s(fleet: FleetView, own_s: Floats) -> Floats:
-    """Return the part of a prefill of `own_s` seconds that makes a wanted copy of a hot trunk.
+    """Return the seconds of a request's prefill that are spent on a wanted copy of its hot trunk.
 
-    The shape is float64[rows]. A hot trunk is the leading part of the prompt that many prompts
-    share. The part is above 0 on a worker that lacks the trunk, while too few workers hold it
-    (`FleetView.copies_missing`). The copy serves all later requests, so this request does not pay
-    for it.
+    The shape is float64[rows]. `own_s` are the seconds of the whole prefill. A hot trunk is the
+    leading part of the prompt that many prompts share. The result is above 0 only on workers that
+    lack the trunk, and only while too few workers hold it (`FleetView.copies_missing`). The copy
+    serves all later requests, so this request does not pay for it.
     """
     if fleet.copies_missing <= 0:
         return np.zeros(len(fleet))
@@ -76,9 +76,9 @@ def trunk_share_s(fleet: FleetView, own_s: Floats) -> Floats:
 def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
     """Return the seconds until finished answers have freed the KV memory that the request lacks.
 
-    The shape is float64[rows]. Unfinished requests keep their KV in memory. By Little's law, a
-    share of `turnover_per_s` of this memory becomes free per second. The result is 0 on a worker
-    where the request fits, where the KV in use is unknown, and before the first arrival.
+    The shape is float64[rows]. By Little's law, unfinished requests free a share of
+    `turnover_per_s` of their KV memory per second. The result is 0 on a worker where the request
+    fits, where the KV memory in use is unknown, and before the router's first request.
     """
     used = np.fmax(fleet.kv_used_tokens, 0.0)  # unknown: 0
     lacking = used + request.prompt_tokens - fleet.spared_tokens - fleet.assumed_capacity_tokens
@@ -93,8 +93,8 @@ def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
 def busy_share(fleet: FleetView) -> float:
     """Return the share of workers that have prefill queued, 0..1.
 
-    The share estimates the fraction of time in which a worker computes prefill and so fills its
-    cache.
+    The share estimates the fraction of time in which a worker computes prefill, and so writes new
+    KV into its cache.
     """
     return np.count_nonzero(fleet.queued_prefill_tokens) / max(len(fleet), 1)
 
@@ -102,7 +102,7 @@ def busy_share(fleet: FleetView) -> float:
 def brought_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Floats:
     """Return the seconds that the request would add to each worker's `load_s`, float64[rows].
 
-    These are one decode step and the prefill of the tokens that the worker's caches do not spare.
+    These are one decode step and the prefill of the tokens that are not cached on the worker.
     """
     computed = np.maximum(request.prompt_tokens - fleet.spared_tokens, 1)
     cached = request.prompt_tokens - computed
@@ -111,7 +111,10 @@ def brought_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Flo
 
 
 def whole_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Floats:
-    """Return the seconds that the request would add to `load_s` without a cache, float64[rows]."""
+    """Return the seconds that the request would add to each worker's `load_s` without a cache.
+
+    The shape is float64[rows].
+    """
     tokens = max(request.prompt_tokens, 1)
     seconds: Floats = fleet.prefill_s(tokens, 0) + step_tokens / fleet.prefill_tokens_per_s
     return seconds

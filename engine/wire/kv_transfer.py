@@ -101,7 +101,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The answer to a `Hello`, sent by a worker that holds the KV and waits for a `ReadTokens`."""
+    """The reply to a `Hello`, sent by the worker that has the prompt's KV.
+
+    The sender then waits until the other worker asks for tokens with a `ReadTokens`.
+    """
 
     block_tokens: int
     lease_s: float

@@ -1,4 +1,4 @@
-"""Counts the blocks that unfinished requests use on each worker, shared blocks once."""
+"""Counts the prompt blocks of unfinished requests on each worker; a shared block counts once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ Sent = tuple[int, Role]  # a request and its leg
 
 
 class ActiveBlocks:
-    """The prompt blocks in use on each worker; answers do not count.
+    """Counts the prompt blocks of unfinished requests on each worker, without their answers.
 
-    A chain hash stands for its block and all before it, so a request that uses a piece of a chain
-    uses all earlier pieces. Lifetime: the policy's.
+    Blocks are compared in pieces of 16, by the chain hash of the last block of each piece. A chain
+    hash covers all earlier blocks, so requests that share a piece share all earlier pieces.
+    Lifetime: the policy's.
     """
 
     def __init__(self) -> None:
@@ -32,9 +33,9 @@ class ActiveBlocks:
         return len(self._sent)
 
     def observe(self, fact: Any) -> None:
-        """Update the counts by a fact, in O(pieces of the prompt).
+        """Update the counts by the dispatch or end of a request, or by the removal of a worker.
 
-        Facts of other kinds change nothing.
+        Facts of other kinds change nothing. The time is O(pieces of the prompt).
         """
         kind = type(fact)
         if kind is Dispatched:
@@ -47,14 +48,20 @@ class ActiveBlocks:
                 self._remove(key)
 
     def beyond(self, chain: Hashes, worker_ids: Ints) -> Floats:
-        """Return the blocks in use on each worker that are not blocks of `chain`, float64[rows]."""
+        """Return the number of blocks in use on each worker outside `chain`, float64[rows].
+
+        `chain` has the chain hashes of a new request's prompt.
+        """
         blocks, shared = self.blocks, self.shared(chain)
         return np.array(
             [blocks.get(w, 0) - shared.get(w, 0) for w in worker_ids.tolist()], dtype=np.float64
         )
 
     def shared(self, chain: Hashes) -> dict[int, int]:
-        """Return the number of leading blocks of `chain` in use, by worker id, without zeros."""
+        """Return how many leading blocks of `chain` are in use on each worker, by worker id.
+
+        Workers on which no block is in use are left out.
+        """
         levels = []
         for piece in _pieces(chain):
             users = self._users.get(piece)

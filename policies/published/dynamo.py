@@ -36,7 +36,10 @@ class Dynamo(DynamoPrefill):
     def terms(
         self, request: RequestView, fleet: FleetView, state: ActiveBlocks
     ) -> dict[str, Floats]:
-        """Return both parts of the cost; the charge per request is in the first part."""
+        """Return the two parts of the cost in blocks: prefill blocks and blocks in use.
+
+        The prefill blocks include the charge for each unfinished request.
+        """
         in_use = state.beyond(request.chain, fleet.worker_id)
         in_use += request.prompt_tokens / request.block_size
         prefill = self.prefill_tokens(request, fleet)

@@ -1,4 +1,4 @@
-"""The prefill term of Dynamo's rules: queued and new tokens, less credit for cached tokens."""
+"""The prefill term of Dynamo's rules: queued tokens plus prompt tokens, less a credit for hits."""
 
 from __future__ import annotations
 

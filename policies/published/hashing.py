@@ -1,4 +1,4 @@
-"""Hashes that order workers: highest random weight, and a ring read as distances."""
+"""Orders workers by a hash: by highest random weight, or by distance on a hash ring."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def distances(request: RequestView, fleet: FleetView, prefix_tokens: int, nodes:
 
 @lru_cache(maxsize=RINGS)
 def _nodes(worker_ids: bytes, nodes: int) -> npt.NDArray[np.uint32]:
-    """Return the positions of each worker's nodes on the ring, uint32[nodes, workers]."""
+    """Return the positions of each worker's nodes on the hash ring, uint32[nodes, workers]."""
     ids = np.frombuffer(worker_ids, dtype=np.int64).astype(np.uint64)
     numbers = np.arange(nodes, dtype=np.uint64)[:, None] + (ids << np.uint64(20))
     return (_mixed(numbers) >> np.uint64(32)).astype(np.uint32)

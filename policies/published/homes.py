@@ -1,4 +1,4 @@
-"""Memories of published policies: the worker of each session, and each worker's part of a tree."""
+"""Memories of published policies: each session's worker, and the tokens sent to each worker."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from policies.facts import Dispatched, Fact, WorkerChange
 
 
 class SessionHomes:
-    """The worker of each session's latest dispatch, by tenant, for at most `max_sessions` sessions.
+    """Remembers, for each session, the worker that got its latest request.
 
-    Lifetime: process.
+    Sessions with the same name of different tenants are different. Beyond `max_sessions` sessions,
+    the one without a request for longest is forgotten. Lifetime: process.
     """
 
     def __init__(self, max_sessions: int) -> None:
@@ -24,7 +25,7 @@ class SessionHomes:
         return len(self._home)
 
     def observe(self, fact: Fact) -> None:
-        """Remember the worker to which a request with a session was sent."""
+        """Remember the worker of a dispatched request's session; ignore other facts."""
         if type(fact) is not Dispatched or fact.session is None:
             return
         session = fact.tenant, fact.session
@@ -34,10 +35,10 @@ class SessionHomes:
             self._home.popitem(last=False)
 
     def rows(self, request: RequestView, fleet: FleetView) -> Bools | None:
-        """Return True for the worker of the request's session, or None if it has no row.
+        """Return True for the worker that got the session's latest request, bool[rows].
 
-        The shape is bool[rows]. A worker that is gone, or may not take the request, is not among
-        the rows. Its sessions are sent to another worker, and stay there.
+        Return None if the session is unknown, or if its worker is gone or may not take the request.
+        Then the session's requests go to another worker from now on.
         """
         if request.session is None:
             return None
@@ -55,13 +56,13 @@ def check_max_sessions(max_sessions: int) -> None:
 
 
 class InsertedTokens:
-    """The tokens that this router's dispatches added to each worker's part of a prompt tree.
+    """Counts the tokens that this router's dispatches added to the prompt tree of each worker.
 
-    Routers without KV events keep a tree of the prompts they sent, and take its size for the
-    content of a worker's cache. With an exact index the growth is known without the tree: the
-    uncached tokens of each dispatch. A worker has at most `max_tokens`, because such trees drop the
-    least recently used prompts beyond a size. There is one entry for each worker that got a request
-    and is not gone. Lifetime: process.
+    Published routers without KV events keep a tree of the prompts that they sent, and take its size
+    as the size of a worker's cache. Here no tree is needed: it grows by the uncached tokens of each
+    dispatch, which the cache index knows. A worker's count is at most `max_tokens`, because such
+    trees drop the least recently used prompts when they are full. Removed workers are forgotten.
+    Lifetime: process.
     """
 
     def __init__(self, max_tokens: float) -> None:
@@ -69,7 +70,7 @@ class InsertedTokens:
         self._tokens: dict[int, float] = {}
 
     def observe(self, fact: Fact) -> None:
-        """Count a dispatch, or forget a worker that is gone."""
+        """Add the uncached tokens of a dispatch to its worker, or forget a worker that is gone."""
         if type(fact) is Dispatched:
             tokens = self._tokens.get(fact.worker_id, 0.0) + fact.uncached_tokens
             self._tokens[fact.worker_id] = min(tokens, self._max_tokens)
@@ -77,6 +78,6 @@ class InsertedTokens:
             self._tokens.pop(fact.worker_id, None)
 
     def sizes(self, fleet: FleetView) -> Floats:
-        """Return the tokens in each worker's part, float64[rows]; 0 without requests."""
+        """Return the tokens added to each worker's prompt tree, float64[rows]; 0 if none."""
         known = self._tokens
         return np.array([known.get(worker, 0.0) for worker in fleet.worker_id.tolist()])

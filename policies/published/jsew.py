@@ -12,7 +12,7 @@ from policies.published.dynamo_prefill import DynamoPrefill
 
 
 class JsewMemory:
-    """The blocks in use, and the smoothed share of prompts that their workers had not cached.
+    """The memory of the policy JSEW: blocks in use, and the uncached share of recent prompts.
 
     Lifetime: the policy's.
     """
@@ -60,7 +60,10 @@ class Jsew(DynamoPrefill):
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: JsewMemory) -> dict[str, Floats]:
-        """Return both parts of the cost; the charge per request is in the first part."""
+        """Return the two parts of the cost in blocks: prefill blocks and work of the blocks in use.
+
+        The prefill blocks include the charge for each unfinished request.
+        """
         prefill = self.prefill_tokens(request, fleet)
         prefill /= request.block_size
         work: Floats = state.active.beyond(request.chain, fleet.worker_id)

@@ -1,4 +1,4 @@
-"""The memory of LBGR: the work sent to each worker, and how much longer its answers take."""
+"""The memory of LBGR: the work queued at each worker, and the extra time that its answers take."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ Sent = tuple[int, Role]  # a request and its leg
 
 @dataclass(slots=True)
 class Lane:
-    """One worker's queue, and the residual of its answer times, with variance."""
+    """One worker's estimated queue in milliseconds, and the residual time of its answers.
+
+    The residual is the time of an answer beyond its own work and the work queued before it.
+    `variance` is the uncertainty of the residual.
+    """
 
     queue_ms: float = 0.0
     at_s: float = 0.0
@@ -24,7 +28,7 @@ class Lane:
     variance: float = P0
 
     def queued_ms(self, now_s: float) -> float:
-        """Return the milliseconds of work left in the queue."""
+        """Return the milliseconds of work left in the queue at `now_s`."""
         return self.queue_ms * float(DECAY ** (max(now_s - self.at_s, 0.0) * DECAYS_PER_S))
 
     def add(self, ms: float, now_s: float) -> None:
@@ -33,7 +37,10 @@ class Lane:
         self.at_s = now_s
 
     def learn(self, residual_ms: float, forgetting: float) -> None:
-        """Update the residual, in milliseconds, by recursive least squares of a constant."""
+        """Update the residual by that of one answer, `residual_ms`, with recursive least squares.
+
+        `forgetting` is the factor, up to 1, by which older answers lose weight.
+        """
         gain = self.variance / (forgetting + self.variance)
         self.residual_ms += gain * (residual_ms - self.residual_ms)
         self.variance *= (1.0 - gain) / forgetting
@@ -41,18 +48,19 @@ class Lane:
 
 @dataclass(slots=True)
 class Lanes:
-    """The queue of each worker, and the requests in flight.
+    """The estimated queue of each worker, and the requests in flight.
 
-    A request in flight is (worker id, seconds when sent, its own ms, ms queued before it).
+    A request in flight is (worker id, seconds when sent, milliseconds of its own work, milliseconds
+    queued before it).
     """
 
     of: dict[int, Lane] = field(default_factory=dict)
     sent: dict[Sent, tuple[int, float, float, float]] = field(default_factory=dict)
 
     def send(self, sent: Sent, worker_id: int, own_ms: float, now_s: float) -> None:
-        """Add a request of `own_ms` milliseconds to a worker's queue.
+        """Add a request with `own_ms` milliseconds of work to a worker's queue.
 
-        If another worker had the request before, remove the request from that worker's queue.
+        If the request was at another worker before, remove it from that worker's queue.
         """
         self.release(sent, now_s)
         if len(self.sent) == MAX_INFLIGHT:
@@ -62,7 +70,7 @@ class Lanes:
         lane.add(own_ms, now_s)
 
     def answered(self, sent: Sent, now_s: float, forgetting: float) -> None:
-        """Update a worker's residual by the time that an answer took."""
+        """Update the residual time of the worker that answered a request at `now_s`."""
         worker_id, sent_s, own_ms, before_ms = self.sent.get(sent, (-1, 0.0, 0.0, 0.0))
         lane = self.of.get(worker_id)
         if lane is not None:
@@ -70,7 +78,7 @@ class Lanes:
             lane.learn(max(took_ms - own_ms - before_ms, 1.0), forgetting)
 
     def release(self, sent: Sent, now_s: float) -> None:
-        """Remove what is left of a request from its worker's queue."""
+        """Remove the work that is left of a request from its worker's queue."""
         worker_id, sent_s, own_ms, _ = self.sent.pop(sent, (-1, 0.0, 0.0, 0.0))
         lane = self.of.get(worker_id)
         if lane is not None:

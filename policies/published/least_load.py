@@ -45,7 +45,11 @@ class LeastLoad:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return both parts of the cost, in seconds."""
+        """Return the two parts of the cost in seconds: `drain_s` and `kv_s`.
+
+        `drain_s` is the time to compute the queued prefill, and `kv_s` the penalty for KV memory in
+        use.
+        """
         rate = fleet.prefill_tokens_per_s if self.tokens_per_s is None else self.tokens_per_s
         share = np.clip(np.nan_to_num(fleet.kv_fraction, nan=0.0), 0.0, FULL)
         return {

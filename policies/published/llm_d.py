@@ -44,7 +44,10 @@ class LlmD:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return the three weighted scores; a score below 0 favours a worker."""
+        """Return the weighted scores for cached prefix, queue length and free KV memory.
+
+        Each is float64[rows], at most 0; the lowest value favours a worker most.
+        """
         hits = fleet.hit_tokens.astype(np.float64)
         prefix = 1.0 - _scaled(hits) if self.min_max else hits / max(request.prompt_tokens, 1)
         kv = 1.0 - np.nan_to_num(fleet.kv_fraction, nan=0.0)
@@ -56,7 +59,10 @@ class LlmD:
 
 
 def _scaled(values: Floats) -> Floats:
-    """Return the values scaled to 0..1: 1 for the smallest, 0 for the largest. All 1 if equal."""
+    """Return the values scaled to 0..1, where the smallest value gets 1 and the largest gets 0.
+
+    If all values are equal, all get 1.
+    """
     if len(values) == 0:
         return values
     low, high = values.min(), values.max()

@@ -57,16 +57,20 @@ class LMetric:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: HotClasses) -> dict[str, Floats]:
-        """Return both factors of the cost; a holder may be excluded in spite of them."""
+        """Return the two factors of the cost: tokens and requests.
+
+        A worker with a low product may still be excluded, if it holds a prefix that is too popular.
+        """
         tokens = float(request.prompt_tokens) - fleet.hit_tokens
         if self.queued:
             tokens += fleet.queued_prefill_tokens
         return {"tokens": np.maximum(tokens, 1.0), "batch_requests": fleet.requests + 1.0}
 
     def _too_hot(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Bools | None:
-        """Return True for the holders that must not get this request, or None for no holder.
+        """Return True for each worker that must not get this request because it holds its prefix.
 
-        The shape is bool[rows].
+        The shape is bool[rows]. The prefix is then so popular that another worker should get a
+        copy. Return None if no worker is excluded.
         """
         key = class_of(request.chain, self.class_blocks)
         wins = state.wins.get(key, 0)

@@ -32,7 +32,7 @@ class Lpwl:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return the parts of the cost."""
+        """Return the parts of the cost in tokens: queued, missing, and a tie-breaker below 1."""
         requests = fleet.requests
         return {
             "queued_tokens": fleet.queued_prefill_tokens,

@@ -32,7 +32,7 @@ class Mooncake:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return both parts of the cost, in seconds."""
+        """Return the two parts of the cost in seconds: queued prefill and the request's prefill."""
         # The last token is computed even where all are resident.
         cached = np.minimum(fleet.hit_tokens, request.prompt_tokens - 1)
         prefill_s = fleet.prefill_s(request.prompt_tokens - cached, cached)

@@ -1,4 +1,4 @@
-"""Turns rules that prefer by one criterion first, and by others among equals, into one cost."""
+"""Combines several criteria into one cost: a later criterion only decides among equals."""
 
 from __future__ import annotations
 

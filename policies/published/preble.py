@@ -66,7 +66,11 @@ class Preble:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: PrebleWindow) -> Terms:
-        """Return the parts of the cost; a worker may be excluded in spite of them."""
+        """Return the parts of the cost in seconds: past prefills, decode, and the new prefill.
+
+        The past prefills are those sent to the worker in the last minutes. A worker with a low sum
+        may still be excluded.
+        """
         sums, none, pair_tokens = state.work.totals, (0.0, 0.0), fleet.pair_tokens
         found = [sums.get(worker_id, none) for worker_id in fleet.worker_id.tolist()]
         work_tokens = np.array([new + pair_tokens * pairs for new, pairs in found])
@@ -80,7 +84,11 @@ class Preble:
     def _grows(
         self, request: RequestView, loads: Floats, holders: Bools, state: PrebleWindow
     ) -> bool:
-        """Return True if the request's prefix should be copied to the least loaded worker."""
+        """Return True if the least loaded workers should get a copy of the request's prefix, too.
+
+        `loads` are the loads in seconds, and `holders` is True for workers with the prefix,
+        bool[rows].
+        """
         most = loads.max()
         early = state.dispatches < self.warmup_requests * len(loads)
         if early or most <= self.imbalance * loads.min() or not holders[loads >= most].any():

@@ -1,4 +1,4 @@
-"""The memory of Preble: the last minutes of each worker and of each large prefix."""
+"""The memory of Preble: work of each worker and times of each large prefix in the last minutes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ _ANSWERING: tuple[Role, ...] = ("both", "decode")  # legs that have a first toke
 
 
 class PrebleWindow:
-    """Sums over the last minutes by worker and by large prefix, from facts in the order of time.
+    """Sums the prefill work of each worker and the first-token times of each large prefix.
 
-    A node is a prefix after which prompts differ: the hit of some dispatch. A node is large if it
-    is more than twice as long as the node before it in a prompt. Lifetime: the policy's.
+    The sums cover the last minutes. Facts must come in the order of time. A node is a prefix after
+    which prompts differ: the cached part of some dispatch's prompt. A node is large if it is more
+    than twice as long as the next shorter node of the same prompt. Lifetime: the policy's.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -47,12 +48,16 @@ class PrebleWindow:
 
     @property
     def median_output_tokens(self) -> float:
-        """Median number of tokens of the latest answers; 0 before the first answer."""
+        """Median number of tokens in recent answers; 0 before the first answer."""
         count = len(self._in_order)
         return (self._in_order[count // 2] + self._in_order[(count - 1) // 2]) / 2 if count else 0.0
 
     def large_nodes(self, chain: Hashes) -> list[int]:
-        """Return the large nodes of a prompt, shortest first, in O(nodes)."""
+        """Return the large nodes of a prompt by chain hash, shortest first, in O(nodes).
+
+        A node is a prefix after which prompts differ. It is large if it is more than twice as long
+        as the next shorter node.
+        """
         depths = self._depths[: bisect_left(self._depths, len(chain) + 1)]
         ends = chain[[depth - 1 for depth in depths]].tolist() if depths else []
         above, large = 0, []
@@ -64,7 +69,7 @@ class PrebleWindow:
         return large
 
     def observe(self, fact: Any) -> None:
-        """Update the sums by a fact; facts of other kinds change nothing."""
+        """Update the sums by a fact; other kinds of facts change nothing."""
         kind = type(fact)
         if kind is Arrival:
             self.work.advance(fact.now_s)

@@ -44,7 +44,7 @@ class PrefixHash:
 
 
 def check_ring(prefix_tokens: int, load_factor: float, nodes: int) -> None:
-    """Raise ValueError if the parameters do not make a ring."""
+    """Raise ValueError if a parameter of the hash ring is outside its valid range."""
     if prefix_tokens < 1:
         raise ValueError(f"prefix_tokens is {prefix_tokens}; it must be 1 or more")
     if not 1.0 <= load_factor < float("inf"):

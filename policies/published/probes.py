@@ -14,7 +14,11 @@ Sent = tuple[int, Role]  # a request and its leg
 
 @dataclass(slots=True)
 class Probes:
-    """The results of the latest probes: (worker id, own requests in flight, time in seconds)."""
+    """Requests in flight at each worker, and a pool of the latest probe results.
+
+    A probe is a reading of the worker's requests in flight. A result is (worker id, this router's
+    requests in flight there, time in seconds).
+    """
 
     pool: deque[tuple[int, int, float]]  # bounded: the oldest goes
     worker_of: dict[Sent, int] = field(default_factory=dict)  # unfinished -> worker
@@ -40,7 +44,7 @@ class Probes:
             self.inflight[worker_id] -= 1
 
     def probe(self, count: int, now_s: float) -> None:
-        """Probe the next `count` workers in turn, and add the results to the pool."""
+        """Probe the next `count` workers in turn at `now_s`, and add the results to the pool."""
         for _ in range(min(count, len(self.workers))):
             worker = self.workers[self.turn % len(self.workers)]
             self.turn += 1

@@ -46,7 +46,10 @@ class Ramjet:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return both parts of the cost."""
+        """Return the two parts of the cost: load and cache affinity.
+
+        The affinity is lower for workers with more of the prompt cached.
+        """
         hits = fleet.hit_tokens
         load = fleet.requests + fleet.queued_prefill_tokens / self.request_tokens
         if self.relative:

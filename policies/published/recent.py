@@ -1,4 +1,4 @@
-"""Counts of the heads and classes of recent prompts, and of dispatches in a row to holders."""
+"""Counts recent requests by the beginning of their prompts, to find popular prefixes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,18 @@ from policies.facts import Dispatched
 
 @dataclass(slots=True)
 class HeadWindow:
-    """The heads of the latest requests, each at several depths."""
+    """Counts the prompt beginnings of the latest `size` requests.
+
+    A head is the hash of a prompt's beginning. Each request has several heads, of different
+    lengths.
+    """
 
     size: int  # requests, at most
     requests: deque[Sequence[int]] = field(default_factory=deque)
     counts: dict[int, int] = field(default_factory=dict)  # head -> requests that have it
 
     def add(self, heads: Sequence[int]) -> None:
-        """Add one request's heads, and remove the oldest request if the window is full."""
+        """Add one request's heads; if the window is full, first remove the oldest request."""
         counts = self.counts
         if len(self.requests) == self.size:
             for head in self.requests.popleft():
@@ -31,7 +35,10 @@ class HeadWindow:
         self.requests.append(heads)
 
     def coolest(self, heads: Sequence[int], hot_share: float) -> int:
-        """Return the first of `heads` whose share is not above `hot_share`, or else the last."""
+        """Return the first head that at most a `hot_share` of recent requests have.
+
+        If all heads are more frequent, return the last one.
+        """
         hot = hot_share * len(self.requests)
         return next((head for head in heads if self.counts.get(head, 0) <= hot), heads[-1])
 
@@ -40,7 +47,10 @@ NO_CLASS = -1  # of a prompt that is shorter than a block; chain hashes are not 
 
 
 def class_of(chain: Hashes, blocks: int) -> int:
-    """Return the class of a prompt: the chain hash of its first `blocks` blocks, or of all."""
+    """Return the class of a prompt: the chain hash of its first `blocks` blocks.
+
+    A shorter prompt's class is the chain hash of all its blocks.
+    """
     return int(chain[min(blocks, len(chain)) - 1]) if len(chain) else NO_CLASS
 
 
@@ -55,9 +65,10 @@ def hit_blocks(fact: Dispatched) -> int:
 
 
 class HotClasses:
-    """Counts of the last `window` dispatches by class, in the order of dispatch.
+    """Counts the last `window` dispatches by the class of their prompts.
 
-    There are at most `window` classes. Lifetime: the policy's.
+    Prompts with the same first blocks have the same class. `wins` counts, for each class, the
+    latest dispatches in a row to workers that had these blocks cached. Lifetime: the policy's.
     """
 
     def __init__(self, window: int, class_blocks: int) -> None:

@@ -44,7 +44,11 @@ class TrtLlm:
         return costs
 
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
-        """Return both parts of the cost, before ties are broken."""
+        """Return the two parts of the cost: load and match.
+
+        Load is the number of unfinished requests per place in the batch. Match is minus the share
+        of the prompt that is cached. Ties are broken later.
+        """
         size = request.block_size
         padded = max(-(-(request.prompt_tokens - 1) // size) * size, 1)
         return {"load": fleet.requests / self.max_batch_size, "match": fleet.hit_tokens / -padded}

@@ -61,9 +61,10 @@ class TrtLlmConversation:
         return tokens if first is None else places(~first, tokens)
 
     def _matching(self, request: RequestView, fleet: FleetView) -> Bools | None:
-        """Return True for the workers with the longest match, or None if the match is too short.
+        """Return True for the workers with the longest cached prefix, bool[rows].
 
-        The shape is bool[rows].
+        Return None if the prefix is shorter than `match_threshold` of the prompt. The first
+        `skip_tokens` tokens of both do not count.
         """
         beyond = request.prompt_tokens - self.skip_tokens
         longest = int(fleet.hit_tokens.max(initial=0))

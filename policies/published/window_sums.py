@@ -1,4 +1,4 @@
-"""Sums by key over the last minutes, in a bounded number of time slices."""
+"""Sums by key over the last minutes; old values are dropped in slices of time."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MAX_KEYS = 2_048  # of a slice; further ones are left out of it
 
 
 class WindowSums:
-    """Two sums for each key over the last `window_s` seconds.
+    """Keeps two sums for each key, such as seconds and requests, over the last `window_s` seconds.
 
-    The oldest slice is dropped when a new one begins, so the sums cover between 5/6 of the window
-    and all of it. Lifetime: the policy's.
+    The window is divided into six equal slices of time. The oldest slice is dropped when a new
+    slice begins, so the sums cover 5/6 of the window or more. Lifetime: the policy's.
     """
 
     def __init__(self, window_s: float) -> None:
@@ -23,7 +23,7 @@ class WindowSums:
         self._slices: deque[dict[int, list[float]]] = deque(({} for _ in range(SLICES)), SLICES)
 
     def advance(self, now_s: float) -> None:
-        """Forget what is older than the window, in O(1) except at the beginning of a slice."""
+        """Drop all values older than the window; this takes O(1) unless a new time slice begins."""
         now = math.floor(now_s / self._slice_s)
         if now <= self._newest:
             return
@@ -44,7 +44,10 @@ class WindowSums:
             _add(self.totals, key, first, second)
 
     def halves(self, key: int) -> tuple[float, float]:
-        """Return the first sum over the second, in the older and newer half; NaN without data."""
+        """Return a key's first sum divided by its second, for the older and the newer half window.
+
+        A half without data gives NaN.
+        """
         parts = list(self._slices)
         return _mean(parts[SLICES // 2 :], key), _mean(parts[: SLICES // 2], key)
 

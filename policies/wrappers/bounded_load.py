@@ -1,4 +1,4 @@
-"""Bounded load: no worker gets a request that would lift its load far above the mean."""
+"""Bounded load: excludes a worker if the request would raise its load far above the mean."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Late binding: hold a request for the worker with its cache, if cheaper than recomputing."""
+"""Late binding: holds a request for the worker with its cache, if waiting beats recomputing."""
 
 from __future__ import annotations
 
@@ -17,33 +17,35 @@ _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may h
 
 @dataclass(frozen=True, slots=True)
 class LateBinding:
-    """Holds a request while it is cheaper to wait for the worker with most of its prompt.
+    """Holds a request for the worker with most of its prompt, if that beats recomputing.
 
-    Let h be the worker that holds most of the prompt. If the policy's best workers hold less of it,
-    the request is held while h has more than one decode step of prefill queued and, in seconds,
+    Let h be the worker that holds most of the prompt. If the workers with the policy's lowest cost
+    hold less of it, the request is held while h has more than one decode step of prefill queued
+    and, in seconds,
 
         held + load[h] < (best of load + missing - missing[h]) * (1 - held / max_wait_s)
 
     `held` is the wait until now, `load` is `policies.work.load_s`, and `missing` is the time to
-    compute the priced missing tokens (`policies.pricing`). The left side is the total wait for h.
-    The right side is the most that waiting can gain: the time on the policy's best worker, less the
-    time that h needs for its own missing tokens. The gain shrinks during the wait and is 0 at
-    `max_wait_s`.
+    compute the missing tokens at their price (`policies.pricing`). The left side is the total wait
+    for h. The right side is the most that waiting can gain: the time on the policy's best worker,
+    less the time that h needs for its own missing tokens. The gain shrinks during the wait and is 0
+    at `max_wait_s`.
 
-    The core calls the policy again on every finish and tick. Once h has at most one step queued, a
-    held request is sent to h if the policy gives h a finite cost, and else to the policy's choice.
-    The rule is selective pushing (SkyWalker, EuroSys 2026), towards h instead of any free worker.
+    The core calls the policy again after every finished request and on every tick. Once h has at
+    most one step queued, a held request is sent to h if the policy gives h a finite cost, and else
+    to the policy's choice. The rule is selective pushing (SkyWalker, EuroSys 2026), towards h
+    instead of any free worker.
 
     The request is never held in these cases: no worker has any of the prompt; a best worker has as
     much of it as h; KV events of h or of a best worker are missing; h sent neither a load report
     nor KV events for 5 s, so it may hang; or the wait has lasted `max_wait_s`, which is finite and
     above 0.
 
-    The wrapper is for policies that count requests, and for `max_queued_tokens`. Policies whose
-    costs are in seconds, such as `hybrid`, and the wrapper `bounded_load` have already sent such a
-    request to the queue of h. Spill depth, which is the load that h may have before an idle worker
-    gets the request: that of the policy inside, or the seconds that the hit saves if these are
-    more.
+    The wrapper is made for policies that count requests, and for `max_queued_tokens`. Policies
+    whose costs are in seconds, such as `hybrid`, and the wrapper `bounded_load` have already sent
+    such a request to the queue of h. Spill depth, which is the load that h may have before an idle
+    worker gets the request: the spill depth of the wrapped policy, or the seconds that the cached
+    prefix saves if these are more.
     """
 
     max_wait_s: float = 1.0
@@ -72,7 +74,7 @@ class LateBinding:
         }
 
     def _worth_a_wait(self, costs: Floats, request: RequestView, fleet: FleetView) -> int:
-        """Return the row of the worker to wait for, or -1 if waiting does not pay."""
+        """Return the row of the worker to wait for, or -1 if the request should not wait."""
         hits = fleet.hit_tokens
         left = 1.0 - request.held_s / self.max_wait_s
         if left <= 0.0 or len(hits) < 2 or not (most := int(hits.max())):

@@ -15,7 +15,7 @@ _REQUESTS = 64  # over so many dispatches what they bring and how often they com
 
 
 class State(NamedTuple):
-    """Smoothed numbers of the latest dispatches."""
+    """Averages over the latest dispatches: uncached tokens, and seconds between two dispatches."""
 
     seen: int  # up to _REQUESTS
     uncached_tokens: float
@@ -31,20 +31,22 @@ class Progressive:
     weight   = load_factor * clip((u - low) / (high - low), 0, 1)
     u        = requests per s * (mean uncached tokens + a decode step's) / the rows' tokens per s
 
-    `u` is the share of the pool's prefill capacity in use, by the last 64 dispatches and the tokens
-    that they really lacked. So the more of the prompts is cached, the longer the policy's own costs
-    decide. `load` is `policies.work.load_s` less that of the least loaded worker, in seconds.
+    `u` is the share of the pool's prefill capacity in use, by the last 64 dispatches and the
+    uncached tokens that they had. So the more of the prompts is cached, the longer the policy's own
+    costs decide. `load` is the worker's `policies.work.load_s` less that of the least loaded
+    worker, in seconds.
 
-    `unit` converts seconds of load to the unit of the policy's costs. It is the span of the costs
-    divided by the span of the seconds of missing prefill (`policies.pricing`). So it is 1 for costs
-    in seconds of missing prefill, and tokens per second for `kv_prefix`. If all workers lack the
-    same, the span of the loads is used instead. If all costs are equal, `unit` is 1.
-    `hybrid?load_factor=0|progressive` equals `hybrid` at weight 1.
+    `unit` converts seconds of load to the unit of the policy's costs. It is the range of the costs
+    divided by the range of the seconds of missing prefill (`policies.pricing`). So for costs in
+    seconds of missing prefill it is 1, and for `kv_prefix` it is tokens per second. If all workers
+    lack the same tokens, the range of the loads is the divisor instead. If all costs are equal,
+    `unit` is 1. `hybrid?load_factor=0|progressive` equals `hybrid` at weight 1.
 
-    Spill depth: let m workers without a queue hold a prefix of H tokens. Each of them gets up to H
-    / (m * step_tokens * weight) requests before an idle worker gets one. With a `low` above 0, one
-    prefix may fill one worker. Hits count as they are where KV events are missing. The rate of
-    requests is that of the whole router, so each of several pools seems fuller than it is.
+    Spill depth, the number of requests that a cached prefix attracts before an idle worker gets
+    one: let m workers without a queue hold a prefix of H tokens. Each of them gets up to H / (m *
+    step_tokens * weight) requests. With a `low` above 0, one prefix may fill one worker. If KV
+    events are missing, the known hits are used. The rate of requests is that of the whole router,
+    so each of several pools seems fuller than it is.
 
     low: value of `u` up to which the weight is 0; 0 or more.
     high: value of `u` from which the weight is `load_factor`; above `low`.
@@ -91,7 +93,11 @@ class Progressive:
         return adjusted
 
     def weight(self, now_s: float, fleet: FleetView, step: float, state: State) -> float:
-        """Return the seconds of missing prefill that a second of load is worth, 0..load_factor."""
+        """Return the weight of the load, 0..load_factor, which grows as the pool fills.
+
+        The weight is the number of seconds of missing prefill that one second of load is worth.
+        `step` is the number of prefill tokens in one decode step.
+        """
         if state.seen < 2 or not len(fleet):
             return 0.0
         # Since the last one, too: after a pause there is room, whatever came before it.
@@ -101,6 +107,6 @@ class Progressive:
 
 
 def _span(values: Floats, is_open: Bools) -> tuple[float, float]:
-    """Return the least value of the open rows, and how far the greatest is above it."""
+    """Return the least of the values where `is_open` is True, and the greatest less the least."""
     least = float(values.min(where=is_open, initial=np.inf))
     return least, float(values.max(where=is_open, initial=-np.inf)) - least

@@ -1,4 +1,4 @@
-"""Thresholds: exclude a worker whose load is too high, by fixed limits or against other workers."""
+"""Thresholds: excludes workers above a fixed load limit, or with more load than other workers."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ class Thresholds:
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """Return `above_s`, the seconds by which each worker's load exceeds the fleet's threshold.
+        """Return `above_s`, the seconds by which each worker's load exceeds the threshold.
 
-        A worker at 0 or less is below the threshold.
+        The threshold follows from the loads of all workers. A value of 0 or less means below it.
         """
         is_open = np.isfinite(costs)
         if self.spread is None or not is_open.any():

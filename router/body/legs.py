@@ -107,7 +107,7 @@ class BootstrapAddress:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttempt:
-    """The data of one attempt that both the prefill leg and the decode leg need."""
+    """The data of one attempt to serve a request by two workers, which both legs need."""
 
     number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
     path: str  # of the client's request
@@ -129,10 +129,10 @@ class Handover:
 
 
 class Transfer(Protocol):
-    """Defines how KV passes from a prefill worker to a decode worker, for one kind of engine.
+    """Defines how KV is passed from a prefill worker to a decode worker, for one kind of engine.
 
-    The methods make the bodies of both legs from the client's body, which is a JSON object. One
-    object serves all requests and edits long bodies on other threads, so the object stores nothing
+    The methods make the request bodies of both legs from the client's body, which is a JSON object.
+    One object serves all requests and edits long bodies on other threads, so it stores nothing
     about a request. `TransferAttempt` and `Handover.told` carry data from the prefill leg to the
     decode leg.
     """
@@ -147,7 +147,7 @@ class Transfer(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Return True if both legs begin at once.
+        """True if the prefill leg and the decode leg start at the same time.
 
         Then `read` is not called, `told` is None, and each prefill worker has a `BootstrapAddress`.
         """

@@ -81,34 +81,37 @@ _NOT_PASSED = Rejection(
 
 
 class RequestListener:
-    """Receives every charge, which is a request's load at a worker, from beginning to end.
+    """Is told about every charge, which is a request's load at a worker, to inform peer routers.
 
-    The calls come in the order of time. The methods must neither raise nor wait. This class ignores
-    all calls: the core uses it while there are no peer routers. Lifetime: process.
+    The calls come in the order of time. The methods must neither raise nor wait. This base class
+    ignores all calls; the core uses it if there are no peer routers. Lifetime: process.
     """
 
     def dispatched(self, pending: Pending, charge: Charge, worker: Worker) -> None:
-        """Handle the charge of a request, or of one leg of it, to a worker."""
+        """Handle the charge of a request, or of its prefill or decode leg, to a worker."""
 
     def first_token(self, charge: Charge) -> None:
-        """Handle the end of a charge's prefill."""
+        """Handle the first token of a charged request, which ends its prefill."""
 
     def progress(self, charge: Charge, output_tokens: int) -> None:
-        """Handle the growth of an answer to `output_tokens` tokens."""
+        """Handle the growth of a charged request's answer to `output_tokens` tokens."""
 
     def ended(self, charge: Charge, finish: Finish | None) -> None:
         """Handle the release of a charge.
 
-        `finish` is the end of the request if the worker did its part, and None otherwise.
+        `finish` describes the end of the request if the worker completed its part, and is None
+        otherwise.
         """
 
 
 class RouterCore:
     """The decision core, which takes facts and returns actions, without any I/O.
 
-    The core is not thread-safe: one thread passes it facts, in the order of time. `report` is
-    called when the policy fails, and raises by default. If `report` returns, the fallback policy
-    decides (`guard`). `clock` measures how long the policy takes; the default measures no time.
+    The core is not thread-safe: one thread passes it facts, in the order of time.
+    report: called when the policy fails; by default it raises. If it returns, the fallback policy
+        decides (`guard`).
+    clock: measures how long each call of the policy takes; by default no time is measured.
+
     Lifetime: process.
     """
 
@@ -213,7 +216,7 @@ class RouterCore:
         return [*actions, *self._place(pending, fact.now_s, "policy")]
 
     def on_first_token(self, fact: FirstToken) -> list[Action]:
-        """Mark the prefill of a request as finished when the first token of its answer arrives."""
+        """Mark a request's prefill as finished, because the first token of its answer arrived."""
         self._observe(fact)
         now_s = fact.now_s
         pending = self._pending.get(fact.request_id)
@@ -232,10 +235,10 @@ class RouterCore:
         return [*actions, *self._prefill_leg_served(pending, now_s, None)]
 
     def on_prefilled(self, fact: Prefilled) -> list[Action]:
-        """Send a request whose prefill leg is over to its decode worker.
+        """Dispatch the decode leg of a request whose prefill leg is over.
 
-        If both legs started together, release the charge of the prefill leg instead. If no worker
-        of the group can decode the request now, place the request anew.
+        If no worker of the group can decode the request now, place the request anew. If both legs
+        started together, only release the charge of the prefill leg.
         """
         pending = self._pending.get(fact.request_id)
         if pending is None:
@@ -268,12 +271,12 @@ class RouterCore:
         return [*actions, *self._ask_held(now_s)] if self.held.size else actions
 
     def _learn_speed(self, charge: Charge, now_s: float) -> None:
-        """Update a worker's estimated speeds of KV loading and of prefill after a prefill."""
+        """Update a worker's estimated speeds of KV loading and prefill after a prefill."""
         self._loads.first_token(charge, now_s)
         self._speed.first_token(charge, now_s)
 
     def on_progress(self, fact: Progress) -> list[Action]:
-        """Count the new tokens of a running answer."""
+        """Update the token count of a running answer."""
         self._observe(fact)
         pending = self._pending.get(fact.request_id)
         charge = None if pending is None else pending.charge
@@ -286,7 +289,7 @@ class RouterCore:
         return []
 
     def on_finish(self, fact: Finish) -> list[Action]:
-        """Release the load of a completed request, and try the held requests again."""
+        """Release a completed request's load at its worker, and place held requests again."""
         self._observe(fact)
         pending = self._pending.pop(fact.request_id, None)
         if pending is None:
@@ -308,7 +311,7 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def on_failure(self, fact: Failure) -> list[Action]:
-        """Release the load of a dispatch that failed, and send its request again if asked to."""
+        """Release the load of a failed dispatch, and retry its request if `fact` asks for it."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and fact.leg == "prefill" and not fact.retry:
             return self._prefill_leg_failed(pending, fact)
@@ -347,9 +350,9 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def _spares(self, pending: Pending, fact: Failure) -> bool:
-        """Return True if another worker may serve a request that one worker refused.
+        """Return True if another worker may serve a request that its worker refused.
 
-        The worker refused it because it was busy or did not have the model.
+        This is so if the worker was busy or did not have the model, unlike another worker.
         """
         leg: Role = "prefill" if fact.leg == "prefill" else pending.leg
         if fact.reason == NO_MODEL:
@@ -357,12 +360,12 @@ class RouterCore:
         return fact.busy_s is not None and self.chooser.has_room(pending, leg)
 
     def on_peer(self, fact: PeerFact) -> list[Action]:
-        """Count what a peer router did with its own request at a shared worker."""
+        """Count a dispatch, first token, progress or end of a peer router's request at a worker."""
         self.peer_requests.take(fact)
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
     def tell_open(self, listener: RequestListener) -> None:
-        """Report all open charges to a listener that was added while requests were in flight."""
+        """Report all charges that are open now to a listener that was added late."""
         answers = [(pending, pending.charge) for pending in self._pending.values()]
         prefills = [
             (pending, pending.prefill_leg.charge)
@@ -381,7 +384,7 @@ class RouterCore:
     # --- workers ----------------------------------------------------------------------------
 
     def on_worker(self, fact: WorkerChange) -> list[Action]:
-        """Add, change or remove a worker, and release the charges of a removed worker."""
+        """Add, change or remove a worker. Release all charges at a removed worker."""
         self._observe(fact)
         actions: list[Action] = []
         if fact.state in ("gone", "down") and fact.suspended is None:
@@ -412,12 +415,12 @@ class RouterCore:
         return [*self.health.probed(fact), *self._ask_held(fact.now_s)]
 
     def on_silence(self, fact: Silence) -> list[Action]:
-        """Update a worker that stops or resumes answering the router's own probes."""
+        """Record that a worker stops answering the router's probes, or answers them again."""
         self._observe(fact)
         return [*self.health.silence(fact), *self._ask_held(fact.now_s)]
 
     def on_tick(self, fact: Tick) -> list[Action]:
-        """Expire old state, drain the estimated queues, and try the held requests again."""
+        """Drop expired state, advance the estimated prefill queues, and try held requests again."""
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         self.caches.expire(fact.now_s)
@@ -430,7 +433,10 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)]
 
     def on_load_report(self, fact: LoadReport) -> list[Action]:
-        """Record a worker's load report; load beyond this router's own is that of other clients."""
+        """Record a worker's load report.
+
+        Reported load beyond that of this router's requests counts as the load of other clients.
+        """
         self._observe(fact)
         self.ledger.advance(fact.now_s)
         over = self.leftovers.reported_over(fact)
@@ -441,43 +447,49 @@ class RouterCore:
         return [*news, *self._ask_held(fact.now_s)] if over and self.held.size else news
 
     def on_kv_events(self, fact: KvEvents) -> list[Action]:
-        """Apply changes of a worker's cache, and ask for a replay if some changes are missing."""
+        """Apply a batch of a worker's KV events, and ask for a replay if batches are missing."""
         self._observe(fact)
         from_seq = self.caches.kv_events(fact)
         news = self.caches.news()
         return news if from_seq is None else [Resync(fact.worker_id, from_seq), *news]
 
     def on_replay_end(self, fact: ReplayEnd) -> list[Action]:
-        """End a replay of a worker's KV events, and ask once more for events that it left out."""
+        """End a replay of a worker's KV events, and ask for another one if events are missing."""
         self._observe(fact)
         from_seq = self.caches.replay_end(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_copied(self, fact: KvCopied) -> list[Action]:
-        """Apply a peer's copy of what the peer knows about a worker's cache."""
+        """Replace the known content of a worker's cache by a copy from a peer router."""
         from_seq = self.caches.kv_copied(fact)
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_heard(self, fact: KvHeard) -> list[Action]:
-        """Record that a worker's KV events reach this router through a peer, or no longer do."""
+        """Record that a worker's KV events reach this router through a peer, or no longer do.
+
+        A peer is another router that shares workers with this router.
+        """
         self.caches.kv_heard(fact)
         return []
 
     # --- dry runs ---------------------------------------------------------------------------
 
     def explain(self, fact: Arrival) -> Choice | Withheld | Reject:
-        """Return the decision for this request as a dry run, without changing any state.
+        """Return the decision for an arriving request as a dry run, without changing any state.
 
-        The decision uses the loads as of the last fact. Not even the queues drain: one more step
-        would change the last digits, and a replay of the recorded facts would not repeat the
-        decisions.
+        The decision uses the loads at the time of the last fact. The estimated queues are not
+        advanced to the present: that would change later decisions in the last digits, and a replay
+        of the recorded facts would not repeat them.
         """
         pending = Pending(fact, self._serial, draw_of(self._seed, self._serial))
         self.session_tracking.look(pending)
         return self.disaggregation.explain(pending, fact.now_s, "policy")
 
     def explain_held(self, request_id: int, now_s: float) -> Choice | Withheld | Reject | None:
-        """Return the decision for a held request as of now, or None if the request is not held."""
+        """Return the decision for a held request if made now, or None if the request is not held.
+
+        This is a dry run, which changes no state.
+        """
         pending = self._pending.get(request_id)
         if pending is None or not pending.held:
             return None
@@ -488,7 +500,7 @@ class RouterCore:
     def _place(self, pending: Pending, now_s: float, reason: str) -> list[Action]:
         """Choose workers for a request, then dispatch, hold or reject it. Return the actions.
 
-        If the hold queue is full, a request that waits there may be rejected to make room.
+        If the hold queue is full, another held request may be rejected to make room for this one.
         """
         self.ledger.advance(now_s)
         if now_s >= self.health.busy.next_s:
@@ -511,8 +523,8 @@ class RouterCore:
     def _dispatch(self, pending: Pending, placement: Placement, now_s: float) -> Dispatch:
         """Charge a request to the workers chosen for it, and return the `Dispatch` action.
 
-        If two workers serve the request, either both legs start now, or only the prefill leg starts
-        and the decode worker's capacity is reserved.
+        If two workers serve the request, there are two ways. Either both legs start now, or only
+        the prefill leg starts and capacity at the decode worker is reserved.
         """
         decode, prefill = placement
         computing = prefill or decode  # the worker that computes the prompt
@@ -536,7 +548,7 @@ class RouterCore:
         return Dispatch(pending.arrival.request_id, stages, answering.decision, after_s, about)
 
     def _dispatch_decode(self, pending: Pending, decode: Choice, now_s: float) -> Dispatch:
-        """Charge a request to its decode worker after its prefill, and return the `Dispatch`."""
+        """Charge the decode leg of a prefilled request to its worker, and return the `Dispatch`."""
         self.model_limits.sent(pending)
         stages = (self._charge(pending, "decode", decode, now_s),)
         after_s = max(pending.not_before_s - now_s, 0.0)
@@ -545,9 +557,9 @@ class RouterCore:
     def _charge(
         self, pending: Pending, leg: Role, choice: Choice, now_s: float, at_once: bool = False
     ) -> Stage:
-        """Charge a leg of a request to its worker, and return the leg's stage for `Dispatch`.
+        """Charge a request, or a leg of it, to its worker, and return its stage for `Dispatch`.
 
-        `at_once` is True if both legs of the request start together.
+        `at_once` is True if the prefill leg and the decode leg start together.
         """
         arrival, worker, decision = pending.arrival, choice.worker, choice.decision
         prompt, uncached = arrival.prompt_tokens, choice.uncached_tokens
@@ -584,7 +596,7 @@ class RouterCore:
     def _dispatched(
         arrival: Arrival, charge: Charge, worker: Worker, decision: Decision
     ) -> Dispatched:
-        """Return the `Dispatched` fact about a charged leg, for policies with a memory."""
+        """Return the fact that a request or leg was dispatched, for policies with a memory."""
         return Dispatched(
             charge.dispatched_s,
             arrival.request_id,
@@ -621,7 +633,7 @@ class RouterCore:
         return [action for action in actions if not isinstance(action, Hold)]
 
     def _ask_last(self, pending: Pending, now_s: float) -> list[Action]:
-        """Dispatch a request whose waiting time at the router is over, or reject it."""
+        """Try once more to dispatch a held request whose time limit is reached, or reject it."""
         deadline_s = pending.arrival.deadline_s
         if deadline_s is None or now_s < deadline_s:  # beyond it nobody wants the answer
             actions = self._place(pending, now_s, "held")
@@ -634,10 +646,10 @@ class RouterCore:
     def _release(
         self, pending: Pending, now_s: float, finish: Finish | None = None
     ) -> Worker | None:
-        """Release every charge of a request.
+        """Release all charges of a request, and its reserved capacity at a decode worker.
 
-        Return the worker that answers the request or prefills it first, or None if that worker is
-        gone or had no charge.
+        Return the worker of the request's main charge, or None if that worker is gone or there was
+        no charge. `finish` is set if the request succeeded.
         """
         if pending.decode is not None:
             self.disaggregation.free_decode_place(pending)
@@ -651,7 +663,7 @@ class RouterCore:
         return worker
 
     def _end_charge(self, sent: AtWorker, charge: Charge, finish: Finish | None) -> Worker | None:
-        """Release the charge of a leg, and return its worker, or None if the worker is gone."""
+        """Release one charge, and return its worker, or None if the worker is gone."""
         sent.charge = None
         self.caches.ended(sent, charge, finish)
         self.ledger.release(charge)
@@ -660,9 +672,9 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
-        """Keep the charge of a request whose worker still computes it after its client left.
+        """Keep a request charged whose client has left while its worker may still compute it.
 
-        Return False if the request has no charge.
+        Return True, or False if the request has no charge.
         """
         charge = pending.charge
         if charge is None:
@@ -678,9 +690,10 @@ class RouterCore:
     def _prefill_leg_served(
         self, pending: Pending, now_s: float, cached_tokens: int | None
     ) -> list[Action]:
-        """Release the charge of a finished prefill leg, and count its success for its worker.
+        """Release the charge of a finished prefill leg, and count a success for its worker.
 
-        Do nothing if the charge was released before.
+        Do nothing if the charge was released before. `cached_tokens` is the number of prompt tokens
+        that the worker found in its cache, or None.
         """
         leg = pending.prefill_leg
         if leg is None or leg.charge is None:
@@ -692,9 +705,9 @@ class RouterCore:
         return [*self.health.answered(worker, leg, finish), *self.caches.news()]
 
     def _prefill_leg_failed(self, pending: Pending, fact: Failure) -> list[Action]:
-        """Release the charge of a failed prefill leg, and count its failure against its worker.
+        """Release the charge of a failed prefill leg, and count a failure against its worker.
 
-        The decode leg of the request has begun to answer and continues.
+        The decode leg of the request has already begun to answer, and continues.
         """
         leg = pending.prefill_leg
         worker = None if leg is None else self.workers.get(leg.worker_id)
@@ -705,9 +718,9 @@ class RouterCore:
         return [*actions, *self._ask_held(fact.now_s)] if self.held.size else actions
 
     def _cancel_other(self, pending: Pending, fact: Failure) -> list[Action]:
-        """Return the action that cancels one leg of a request after the other leg failed.
+        """Return the action that cancels one leg of a request because the other leg failed.
 
-        The list is empty if the leg is over already, or if the client left.
+        The list is empty if the leg to cancel is over already, or if the client left.
         """
         prefill, charge = pending.prefill_leg, pending.charge
         if prefill is None or fact.blame == "client":
@@ -721,10 +734,10 @@ class RouterCore:
     def _pair_failed(
         self, pending: Pending, decode: Worker | None, prefill: Worker | None, fact: Failure
     ) -> list[Action]:
-        """Exclude both workers of a failed KV transfer from the next attempt of the request.
+        """Exclude both workers of a failed KV transfer from the request's next attempt.
 
-        A worker is excluded only if another worker can replace it. The failure counts against the
-        health of the worker that caused it, if `PairFaults` can tell which worker that is.
+        A worker is excluded only if another worker can replace it. The failure counts against a
+        worker's health if `PairFaults` blames that worker.
         """
         if decode is None or prefill is None:
             return []
@@ -742,8 +755,8 @@ class RouterCore:
     ) -> Worker | None:
         """Release the charge of a prefill leg that started together with its decode leg.
 
-        Return the leg's worker, or None if the charge was released before or the worker is gone.
-        `finish` is None unless the prefill succeeded.
+        Return the worker of the leg, or None if the charge was released before or the worker is
+        gone. `finish` is None unless the prefill succeeded.
         """
         leg = pending.prefill_leg
         if leg is None or leg.charge is None:
@@ -795,7 +808,7 @@ _HANDLERS: Mapping[type, Callable[[RouterCore, Any], list[Action]]] = MappingPro
 
 
 def take(core: RouterCore, fact: Fact) -> list[Action]:
-    """Return the core's actions for a fact of any kind.
+    """Pass a fact of any kind to the core's method for it, and return the actions.
 
     Raises TypeError for a fact that only the core itself makes.
     """

@@ -1,4 +1,4 @@
-"""The actions that the core returns to its caller, and the record of each decision."""
+"""The actions that the core returns to its caller, and the records of its decisions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _COLUMNS = (*(f.name for f in fields(TableFleet) if f.name != "worker_id"), *_DE
 
 
 class Rejection(NamedTuple):
-    """The status, code and message with which a request is refused."""
+    """The HTTP status, error code and message with which a request is refused."""
 
     status: int
     code: str
@@ -35,7 +35,7 @@ class Rejection(NamedTuple):
 
 @record
 class SeenWorker:
-    """One worker as the policy saw it; an unknown number is NaN."""
+    """The data of one worker that a decision read; an unknown number is NaN."""
 
     worker_id: int
     cost: float  # +inf: not this one
@@ -45,10 +45,10 @@ class SeenWorker:
 
 @record
 class Details:
-    """The numbers that one decision saw: the request, the pool, and the best eight workers.
+    """The numbers that one decision read: the request, the pool, and the best eight workers.
 
     The chosen worker is first; the others are in the order of cost. Workers with cost +inf are
-    last, in the order of their hit tokens.
+    last, most hit tokens first.
     """
 
     request: Mapping[str, Any]
@@ -64,7 +64,7 @@ class TermsError(ValueError):
 def details_of(
     request: RequestView, fleet: FleetView, costs: Floats, chosen: int, terms: Mapping[str, Floats]
 ) -> Details:
-    """Return the details of a decision.
+    """Return the details of a decision: the data of the request, the pool and the best workers.
 
     `costs` and `terms` have one number for each row of `fleet`. `chosen` is the chosen row, or -1.
     """
@@ -96,7 +96,7 @@ def details_of(
 
 
 def checked_terms(terms: Any, rows: int) -> dict[str, Floats]:
-    """Return the `terms` of a policy as float64[rows] each.
+    """Return the terms of a policy's costs as float64[rows] each.
 
     Raises TermsError unless each term has one number for each row.
     """
@@ -151,7 +151,7 @@ class Candidate:
 class Ranking:
     """The costs of all workers in a decision, from which the best workers can be found later.
 
-    Lifetime: until the best workers are asked for.
+    Lifetime: until the best workers are looked up.
     """
 
     worker_ids: Sequence[int]
@@ -160,7 +160,7 @@ class Ranking:
     chosen: int  # row
 
     def best(self) -> tuple[Candidate, ...]:
-        """Return the best three workers: the chosen one first, then by cost."""
+        """Return the best three workers: the chosen one first, then the others by cost."""
         rows = [self.chosen]
         rows += [r for r in ranked(self.costs, _EXPLAINED).tolist() if r != self.chosen]
         return tuple(
@@ -170,11 +170,11 @@ class Ranking:
 
 
 class Decision:
-    """The reason why a request is sent to a worker.
+    """The record of the reason why a request is sent to a worker.
 
-    A decision does not change, and is equal to another one with the same values. `unit`, `details`
-    and `loaded_tokens` are neither compared nor recorded. The candidates are found at the first
-    reading, because few decisions are ever read.
+    A decision never changes after its creation, and two decisions with the same values are equal;
+    `unit`, `details` and `loaded_tokens` are neither compared nor recorded. The best workers are
+    looked up only when they are first read, because few decisions are ever read.
     """
 
     __slots__ = (
@@ -210,7 +210,10 @@ class Decision:
         return self._candidates
 
     def trim(self, workers: int) -> None:
-        """Find the best three workers now, if there are more than `workers`, to free memory."""
+        """Look up the best three workers now, to free the costs of all others.
+
+        Do nothing if the decision considered at most `workers` workers.
+        """
         if isinstance(self._candidates, Ranking) and len(self._candidates.worker_ids) > workers:
             self._candidates = self._candidates.best()
 
@@ -230,9 +233,9 @@ class Decision:
 
 @record
 class Dispatch:
-    """Send the request to its worker or workers, which are charged already.
+    """Send the request to its worker or workers, to which the core has already charged it.
 
-    Two stages, a prefill and a decode, start together.
+    If there are two stages, a prefill and a decode, both start at the same time.
     """
 
     request_id: int
@@ -259,7 +262,7 @@ class Hold:
 class Reject:
     """Answer the client with an error.
 
-    `retry_after_s` is None if trying again is pointless.
+    `retry_after_s` is the number of seconds to wait before a retry, or None if a retry cannot help.
     """
 
     request_id: int
@@ -271,7 +274,7 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Resync:
-    """Ask for a replay of a worker's KV events from `from_seq`, because some were missed."""
+    """Ask for a replay of a worker's KV events from number `from_seq`, because some were missed."""
 
     worker_id: int
     from_seq: int
@@ -304,7 +307,7 @@ class Reinstated:
 
 @dataclass(frozen=True, slots=True)
 class Busied:
-    """Tell people that a worker is busy, and that other workers are preferred for a while."""
+    """Report that a worker is busy, so that other workers are preferred for `busy_s` seconds."""
 
     worker_id: int
     busy_s: float
@@ -312,7 +315,7 @@ class Busied:
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """Tell people that a worker has not reported to be busy for a while."""
+    """Report that a worker is no longer busy, because it has not said so for a while."""
 
     worker_id: int
     lasted_s: float  # from the first time that it said so to the end of the last spell
@@ -320,16 +323,16 @@ class Relieved:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Send the requests that wait for a first byte at a silent worker to other workers."""
+    """Send requests at a silent worker to other workers, unless an answer has begun."""
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Panic:
-    """Tell people that most workers of a base model are silent together, or no longer.
+    """Report that most workers of a base model are silent at the same time, or no longer are.
 
-    While this is so, no request of the model moves to another worker.
+    While they are, no request of the model moves to another worker.
     """
 
     model: str
@@ -340,7 +343,7 @@ class Panic:
 
 @dataclass(frozen=True, slots=True)
 class Doubted:
-    """Tell people that a worker's KV events are wrong or useless."""
+    """Report that a worker's KV events are wrong or useless, and count less or not at all."""
 
     worker_id: int
     # More than it has room for; answers find less; nothing that can be used; no single block size.
@@ -350,9 +353,10 @@ class Doubted:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """Tell people which block size a worker's KV events have.
+    """Report the block size that the router reads from a worker's KV events.
 
-    The size differs from the one that the worker reports, or the events are usable again.
+    It differs from the size that the worker reports about itself, or the events were unusable
+    before.
     """
 
     worker_id: int
@@ -362,14 +366,14 @@ class Followed:
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """Tell people that answers confirm a worker's KV events again."""
+    """Report that a worker's KV events can be trusted again, because its answers confirm them."""
 
     worker_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Others:
-    """Tell people that other clients send requests to the workers, too, or no longer do."""
+    """Report that other clients send many requests to the workers, too, or no longer do."""
 
     share: float  # of all that workers reported, 0..1
     many: bool
@@ -377,7 +381,7 @@ class Others:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Probe a worker at once, and return the result to the core as `Probed`."""
+    """Probe a worker at once, and pass the result to the core as a `Probed` fact."""
 
     worker_id: int
     within_s: float | None = None  # how long it may take; None: as long as any probe
@@ -407,15 +411,16 @@ SECONDS = "s"  # the unit of policies whose costs are the seconds until the firs
 
 
 def runner_up(decision: Decision) -> Candidate | None:
-    """Return the cheapest worker that was not chosen, or None if there is none."""
+    """Return the cheapest of the workers that were not chosen, or None if there are none."""
     return decision.candidates[1] if len(decision.candidates) > 1 else None
 
 
 def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
-    """Return the seconds until the first token beyond the runner-up's cost, or None if unknown.
+    """Return the seconds by which the first token came later than the runner-up's cost predicts.
 
-    Above 0, the runner-up would have been faster, by the decision's own estimate, than the chosen
-    worker really was. The result is None if the policy's unit is not seconds.
+    The runner-up is the best worker that was not chosen. Above 0, it would have been faster, by the
+    decision's own estimate. Return None if the first token's time is unknown, if there was no
+    runner-up, or if the policy's costs are not in seconds.
     """
     other = runner_up(decision)
     if decision.unit != SECONDS or other is None or first_token_s is None:
@@ -424,10 +429,11 @@ def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
 
 
 def regret_hit_tokens(decision: Decision, cached_tokens: int | None) -> int | None:
-    """Return the tokens that the runner-up should hold beyond those really cached; 0 or more.
+    """Return the prompt tokens that the runner-up had cached beyond the chosen worker; 0 or more.
 
-    The result is None if either number is unknown, or if the prompt was read as text: then the
-    worker counts other tokens.
+    The runner-up's tokens are those that the decision expected; the chosen worker's are those that
+    it reported. Return None if a number is unknown. Also return None if the prompt was hashed as
+    text, because then its token counts are not comparable to the worker's.
     """
     other = runner_up(decision)
     if other is None or cached_tokens is None or decision.approximate:

@@ -1,4 +1,4 @@
-"""The counters of the core, in total and over the last seconds."""
+"""Counters of the decision core: totals since the start, and counts over the last seconds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEVER = -1 << 62  # the number of no step
 
 
 class Window:
-    """Counts two kinds of event over the last `span_s` seconds.
+    """Counts two kinds of events, such as successes and failures, over the last `span_s` seconds.
 
     Lifetime: that of the object which owns the window.
     """
@@ -30,7 +30,7 @@ class Window:
         self._first, self._second = 0, 0  # the sums of all
 
     def add(self, now_s: float, first: int, second: int) -> None:
-        """Add `first` and `second` to the two counts at the time `now_s`.
+        """Add `first` events of the first kind and `second` of the second kind at the time `now_s`.
 
         Times must not decrease from call to call.
         """
@@ -47,7 +47,7 @@ class Window:
             self._second += second
 
     def take_back(self, then_s: float) -> None:
-        """Subtract one event of the first kind, counted at `then_s`, if it is still counted."""
+        """Subtract one event of the first kind, counted at `then_s`, if the window still has it."""
         number = int(then_s // self._step_s)
         for step in self._steps:
             if step[0] == number and step[1]:
@@ -55,7 +55,7 @@ class Window:
                 self._first -= 1
 
     def sums(self, now_s: float) -> tuple[int, int]:
-        """Return both counts over the present step and the nine steps before."""
+        """Return both counts over the last `span_s` seconds, in steps of a tenth of it."""
         self._forget(int(now_s // self._step_s))
         return self._first, self._second
 
@@ -78,8 +78,9 @@ HELD_SECONDS = (0.05, 0.25, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.
 
 @dataclass(slots=True)
 class HeldTimes:
-    """A histogram of the times that requests of one standing waited at the router.
+    """A histogram of the seconds that requests waited at the router.
 
+    There is one for each standing, which says if the request's session is new, warm or cold.
     Lifetime: process.
     """
 
@@ -88,13 +89,16 @@ class HeldTimes:
     counts: list[int] = field(default_factory=lambda: [0] * (len(HELD_SECONDS) + 1))
 
     def add(self, wait_s: float) -> None:
-        """Add one finished wait."""
+        """Add one finished wait of `wait_s` seconds."""
         wait_s = max(wait_s, 0.0)
         self.sum_s += wait_s
         self.counts[bisect_left(HELD_SECONDS, wait_s)] += 1
 
     def buckets(self) -> list[tuple[str, int]]:
-        """Return (upper bound, waits up to it) for each bucket, as Prometheus has them."""
+        """Return (upper bound in seconds, number of waits up to it) for each bucket.
+
+        The format is that of Prometheus: each number includes the waits of all lower buckets.
+        """
         names = (*(f"{bound:g}" for bound in HELD_SECONDS), "+Inf")
         return list(zip(names, accumulate(self.counts), strict=True))
 
@@ -118,7 +122,7 @@ class CoreCounters:
     )
 
     def dispatched(self, decision: Decision, leg: Role) -> None:
-        """Count a request, or a leg of it, as dispatched."""
+        """Count the dispatch of a request, or of its prefill or decode leg."""
         self.decisions[decision.policy, decision.reason] += 1
         self.legs[leg] += 1
         if leg == "decode":  # its prompt counted with the other leg
@@ -127,5 +131,5 @@ class CoreCounters:
         self.prompt_tokens += decision.prompt_tokens
 
     def rejected(self, code: str) -> None:
-        """Count a rejected request."""
+        """Count a rejected request under its error code."""
         self.rejections[code] += 1
