@@ -41,9 +41,9 @@ class _Pool:
 
 
 class Drain(Generic[K]):
-    """Counts the queued tokens of each pool, and measures the rate at which the pool computes them.
+    """Counts the queued prompt tokens of each pool, and measures how fast the pool computes them.
 
-    Pools are models, or finer. Lifetime: process.
+    A pool is named by a key `K`: a model, or a model and a kind of its requests. Lifetime: process.
     """
 
     def __init__(self, memory_s: float = _MEMORY_S) -> None:
@@ -52,7 +52,7 @@ class Drain(Generic[K]):
         self.queued_tokens = 0  # dispatched, to be computed; of all models
 
     def sent(self, of: K, tokens: int, now_s: float) -> None:
-        """Add tokens that a pool must compute."""
+        """Add `tokens` that the pool `of` must compute to its queue."""
         pool = self._pools.get(of)
         if pool is None:
             if len(self._pools) >= _MODELS_MAX:
@@ -63,7 +63,10 @@ class Drain(Generic[K]):
         self.queued_tokens += tokens
 
     def over(self, of: K, tokens: int, computed: bool, now_s: float) -> None:
-        """Remove tokens from a pool's queue, because they are `computed` or no longer wanted."""
+        """Remove `tokens` from the queue of the pool `of`.
+
+        `computed` is True if the pool computed the tokens, and False if they are no longer wanted.
+        """
         pool = self._pools[of]
         pool.advance(now_s, self._memory_s)
         pool.queued_tokens -= tokens
@@ -72,12 +75,12 @@ class Drain(Generic[K]):
             pool.computed_tokens += tokens
 
     def queued_of(self, of: K) -> int:
-        """Return the number of tokens that a pool has yet to compute."""
+        """Return the number of tokens that the pool `of` has yet to compute."""
         pool = self._pools.get(of)
         return 0 if pool is None else pool.queued_tokens
 
     def rate(self, of: K, now_s: float) -> float | None:
-        """Return the tokens per second that a busy pool computes, or None if unknown."""
+        """Return the tokens per second that the pool `of` computes while busy; None if unknown."""
         pool = self._pools.get(of)
         if pool is None:
             return None
@@ -89,9 +92,9 @@ class Drain(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class ModelLimit:
-    """The limits of a model's requests at all of its workers together.
+    """The limits of a model: unfinished requests and queued prompt tokens at all workers together.
 
-    Lifetime: until a reload.
+    Lifetime: until the configuration is reloaded.
     """
 
     max_requests: float = inf  # unfinished
@@ -99,7 +102,7 @@ class ModelLimit:
 
 
 class ModelLimits:
-    """Checks the limits of models against what this router sent to their workers.
+    """Compares the requests that this router sent for each model with the model's limits.
 
     Lifetime: process.
     """
@@ -110,17 +113,20 @@ class ModelLimits:
         self._requests: Counter[str] = Counter()
 
     def requests(self, model: str) -> int:
-        """Return the number of a model's requests at its workers."""
+        """Return the number of a model's unfinished requests that are at a worker."""
         return self._requests[model]
 
     def sent(self, pending: Pending) -> None:
-        """Count a request against its model's limit; a second leg of the request does not count."""
+        """Count a request against its model's limit, only once if two legs of it are sent."""
         if pending.counted is None:
             pending.counted = pending.arrival.model
             self._requests[pending.counted] += 1
 
     def over(self, pending: Pending) -> None:
-        """Stop counting a request that no worker has any more; a second call changes nothing."""
+        """Stop counting a request against its model's limit, because no worker has it any more.
+
+        Do nothing if the request is not counted.
+        """
         model, pending.counted = pending.counted, None
         if model is not None:
             self._requests[model] -= 1
@@ -128,7 +134,7 @@ class ModelLimits:
                 del self._requests[model]
 
     def reached(self, pending: Pending) -> str:
-        """Return a text about the model's limit that keeps a request from being sent, or ""."""
+        """Return a text that names the model's limit that blocks a request, or "" if none does."""
         model = pending.arrival.model
         limit = self.limits.get(model) if self.limits else None
         if limit is None or pending.counted is not None:
@@ -149,7 +155,7 @@ DISPLACED = Rejection(503, "displaced", "others that go first need the place of 
 
 
 class Admission:
-    """Admits, holds or refuses requests, and owns the hold queue.
+    """Decides if a request is admitted, held or refused, and owns the hold queue.
 
     `modelled_rate` returns the tokens per second that a model's workers should prefill. It is used
     until their real rate is measured. Lifetime: process.
@@ -174,9 +180,10 @@ class Admission:
     def admit(
         self, arrival: Arrival, inflight_requests: int
     ) -> tuple[Rejection | None, Pending | None]:
-        """Return a rejection of the request, or a held request that must leave to make room for it.
+        """Decide if an arriving request may come in; it may if both results are None.
 
-        Both are None if the request may come in at once.
+        The first result is the rejection of the arriving request. The second result is a held
+        request of lower priority that must be rejected to make room.
         """
         settings = self._settings
         if inflight_requests >= settings.inflight_requests:
@@ -195,11 +202,11 @@ class Admission:
     def hold(
         self, pending: Pending, missing_tokens: int, now_s: float
     ) -> tuple[Rejection | None, Pending | None]:
-        """Add a request to the hold queue, or return why this is impossible.
+        """Add a request to the hold queue if there is room; then both results are None.
 
-        If the queue is full, return a rejection, or a held request that must leave first.
-        `missing_tokens` is the number of prompt tokens that even the best worker would have to
-        compute.
+        If the queue is full, the first result is the rejection of the request, or the second result
+        is a held request that must be rejected first. `missing_tokens` is the number of prompt
+        tokens that even the best worker would have to compute.
         """
         pending.work_tokens = missing_tokens + self._answer_tokens(pending.arrival)
         pending.waiting_tokens = max(round(pending.work_tokens), 1)
@@ -216,7 +223,10 @@ class Admission:
         return None, None
 
     def waited_too_long(self, pending: Pending, now_s: float, why: str = "") -> Rejection:
-        """Return the rejection of a request that waited too long; `why` is the limit in its way."""
+        """Return the rejection of a request that waited too long at the router.
+
+        `why` is a text about the limit that kept the request from being sent, or "".
+        """
         deadline_s = pending.arrival.deadline_s
         if deadline_s is not None and now_s >= deadline_s:
             return Rejection(
@@ -227,7 +237,7 @@ class Admission:
         return Rejection(503, "hold_timeout", f"no worker could take the request {within}{because}")
 
     def sent(self, pending: Pending, uncached_tokens: int, now_s: float) -> None:
-        """Count a request that is sent to a worker, which must compute `uncached_tokens` of it."""
+        """Count a request as sent to a worker that must compute `uncached_tokens` of the prompt."""
         if self.held.size:  # else nobody waits
             pending.work_tokens = uncached_tokens + self._answer_tokens(pending.arrival)
             self.held.served(pending)
@@ -236,23 +246,29 @@ class Admission:
         self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
 
     def prefill_over(self, pending: Pending, computed: bool, now_s: float) -> None:
-        """Count a request's prompt as `computed` or given up; a second call changes nothing."""
+        """Remove a request's prompt from the queued tokens, as computed or given up.
+
+        Do nothing if the prompt was removed before.
+        """
         if pending.queued_tokens and not pending.held:
             self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)
             pending.queued_tokens = 0
 
     @property
     def output_tokens(self) -> float:
-        """Mean number of tokens of recent answers."""
+        """Moving average of the number of tokens in an answer."""
         return self._output_tokens
 
     def answered(self, output_tokens: int | None) -> None:
-        """Update the mean length of answers by an answer of `output_tokens` tokens."""
+        """Update the average answer length by an answer of `output_tokens` tokens, if known."""
         if output_tokens is not None:
             self._output_tokens += _SMOOTHING * (output_tokens - self._output_tokens)
 
     def wait_over(self, pending: Pending, now_s: float, let_in: bool = False) -> None:
-        """Remove a request from the hold queue, if it is held; `let_in` is True if it is sent."""
+        """Remove a request from the hold queue if it is held.
+
+        `let_in` is True if the request is sent to a worker, and False if it is given up.
+        """
         if pending.held:
             self._let_in.over(_kind(pending), pending.waiting_tokens, let_in, now_s)
             self.held.remove(pending)
@@ -262,12 +278,13 @@ class Admission:
     def wait_s(
         self, arrival: Arrival, now_s: float, begun: bool = False, own_tokens: float = 0.0
     ) -> float:
-        """Return the seconds that `arrival` would wait as the last of the waiting requests.
+        """Return the seconds that a request would wait in the hold queue as the last of its tenant.
 
-        `begun` is True if its session has begun. By Little's law, the wait is the work before the
-        request, and its own, over the rate at which such work leaves the queue. While this rate is
-        unknown, the wait is the time until a worker would compute the request: all dispatched and
-        waiting work of its model over the rate at which the pool computes prompts.
+        `begun` is True if its session has sent a request before. By Little's law, the wait is the
+        work ahead of the request plus `own_tokens`, divided by the rate at which work leaves the
+        hold queue. While this rate is unknown, the wait is the time until a worker would compute
+        the request: all sent and held work of the model, divided by the rate at which the pool
+        computes prompts.
         """
         before = self.held.work_before(arrival, begun)
         let_in = self._let_in.rate((arrival.model, begun), now_s)
@@ -284,7 +301,7 @@ class Admission:
         rejection: Rejection,
         pending: Pending | None = None,
     ) -> Reject:
-        """Return the rejection of a request, with the seconds after which a retry is sensible.
+        """Return the `Reject` action for a request, with the seconds to wait before a retry.
 
         `pending` is the request if it was admitted before.
         """
@@ -307,5 +324,8 @@ class Admission:
 
 
 def _kind(pending: Pending) -> tuple[str, bool]:
-    """Return a request's model, and True if its session has begun; each kind waits separately."""
+    """Return a request's model, and True if its session has begun.
+
+    The throughput of the hold queue is measured for each such pair.
+    """
     return pending.arrival.model, not pending.turn[0]

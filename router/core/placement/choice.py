@@ -30,14 +30,17 @@ class Placement(NamedTuple):
 
 @record
 class Held:
-    """The result of a decision that found no worker now, so that the request must wait."""
+    """The result of a decision that found no worker, so that the request must wait.
+
+    `leg` is the leg that has no worker, or "both" for the whole request.
+    """
 
     leg: Role
 
 
 @record
 class Withheld:
-    """The result of a dry run that found no worker now, with the numbers that the policy saw."""
+    """The result of a dry run that found no worker, with the numbers that the policy read."""
 
     policy: str  # the policy that was asked
     details: Details  # what it saw

@@ -1,4 +1,4 @@
-"""One decision: find the eligible workers, get their costs from the policy, choose a worker."""
+"""Makes one decision: finds the eligible workers, gets their costs, and chooses a worker."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def tier_hits(
 class WorkerLimits:
     """Finds the workers that are below the limits of requests, queued tokens and KV memory.
 
-    Each limit applies to each worker alone. Lifetime: process.
+    The limits are settings of the router, the same for each worker. Lifetime: process.
     """
 
     def __init__(self, settings: CoreSettings, columns: WorkerColumns) -> None:
@@ -73,9 +73,9 @@ class WorkerLimits:
         self._latest: tuple[Rows, bytes, Rows | None] | None = None  # asked for, full, answered
 
     def rows(self, rows: Rows, kv_tokens: int = 0) -> Rows | None:
-        """Return the workers of `rows` that are below the limits, or None if there are none.
+        """Return the workers of `rows` that are below all limits, or None if there are none.
 
-        If `kv_tokens` is above 0, a worker must also have room for this number of KV tokens.
+        If `kv_tokens` is above 0, a busy worker must also have room for this number of KV tokens.
         """
         if not (self._any or kv_tokens):
             return rows
@@ -101,7 +101,7 @@ _HELD: Mapping[Role, Held] = MappingProxyType({leg: Held(leg) for leg in get_arg
 
 
 class Considered(NamedTuple):
-    """The workers that a decision considered, and the policy's verdict on them."""
+    """The workers that a decision considered, their data, and the policy's choice among them."""
 
     rows: Rows
     request: RequestView
@@ -112,7 +112,7 @@ class Considered(NamedTuple):
 
 
 class Chooser:
-    """Chooses a worker for a request by the costs of the policy, among the eligible workers.
+    """Chooses a worker for a request: the eligible worker that the policy prefers.
 
     If the policy fails, the fallback policy decides (`guard`). Lifetime: process.
     """
@@ -129,10 +129,10 @@ class Chooser:
         model_limits: ModelLimits,
         explains_all: bool,
     ) -> None:
-        """Keep references to the parts of the core that a decision reads.
+        """Store the parts of the core that a decision reads.
 
-        `explains_all`: record the details of every decision, not only of the requests in
-        `explained`.
+        If `explains_all` is True, the details of every decision are recorded; otherwise only those
+        of the requests in `explained`.
         """
         self._guard = guard
         self._settings = settings
@@ -153,9 +153,9 @@ class Chooser:
     ) -> Choice | Reject | Held:
         """Choose the worker for a request, or for its prefill or decode leg.
 
-        Return `Reject` or `Held` if there is no worker. `group` is the group of the other leg's
-        worker, or None if that worker is not chosen yet. Raises FallbackError if the fallback
-        policy fails, too.
+        Return `Reject` if the request must be refused, or `Held` if it must wait. `group` is the
+        group of the other leg's worker, or None if that worker is not chosen yet. Raises
+        FallbackError if both the policy and the fallback policy fail.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.decide)
         if not isinstance(seen, Considered):
@@ -178,8 +178,8 @@ class Chooser:
     ) -> Choice | Reject | Withheld:
         """Return the decision for a request with its details, as a dry run.
 
-        A fault of the policy in a dry run does not suspend the policy. Raises FallbackError if the
-        fallback policy fails, too.
+        A fault of the policy in a dry run does not suspend the policy. Raises FallbackError if both
+        the policy and the fallback policy fail.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.consult, explains=True)
         if isinstance(seen, Reject):
@@ -203,11 +203,11 @@ class Chooser:
         ask: Callable[[RequestView, FleetView], Verdict],
         explains: bool = False,
     ) -> Considered | Reject | None:
-        """Find the workers that may take the leg, and call `ask` for the policy's verdict on them.
+        """Find the workers that may take the leg, and call `ask` for the policy's choice of one.
 
-        If an obstacle keeps the request from all workers, the policy is not called, unless
-        `explains` is True. The result is None if the obstacle appears before the workers' columns
-        are read.
+        An obstacle, such as a limit of the model, may keep the request from all workers. Then the
+        policy is called only if `explains` is True. Return None if the obstacle appears before the
+        workers' data are read.
         """
         rows = self._eligibility.rows(pending, leg, group)
         if isinstance(rows, Reject):
@@ -244,11 +244,11 @@ class Chooser:
         return Considered(rows, request, fleet, ask(request, fleet), obstacle)
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that is not busy may take this leg of the request."""
+        """Return True if a worker that is not busy may take the request or its leg `leg`."""
         return self._eligibility.has_room(pending, leg)
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that did not report the model as missing may take this leg."""
+        """Return True if a worker that has not denied having the model may take this leg."""
         return self._eligibility.may_have_model(pending, leg)
 
     def missing_tokens(self, pending: Pending, leg: Role) -> int:
@@ -269,7 +269,10 @@ class Chooser:
     def _without_slow_starters(
         self, pending: Pending, rows: Rows, fleet: FleetView, now_s: float
     ) -> Rows:
-        """Return `rows` without the workers in slow start that have had their share of requests."""
+        """Return `rows` without the new workers that may not get this request yet.
+
+        A new worker in slow start gets a share of requests that grows with time.
+        """
         slow_start = self._caches.slow_start
         return (
             slow_start.rows(pending.serial, rows, fleet.hit_tokens, now_s) if slow_start else rows
@@ -355,9 +358,10 @@ class Chooser:
     def _below_gpu(
         self, arrival: Arrival, rows: Rows, hits: Ints
     ) -> Callable[[], tuple[Ints, Ints]] | None:
-        """Return a function that looks up hits on host and disk, or None without these tiers.
+        """Return a function that looks up hits in host memory and on disk.
 
-        The function looks the hits up at its first call and remembers them.
+        The function looks the hits up when it is first called, and remembers them. Return None if
+        no worker has such tiers.
         """
         index = self._caches.index
         if index.tiers == 1:

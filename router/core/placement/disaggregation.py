@@ -1,14 +1,14 @@
-"""Chooses where to prefill and decode a request: at a pair of workers, or both at one worker.
+"""Decides if a request is prefilled and decoded by a pair of workers, or by one worker alone.
 
 A decision calls the policy twice: for the workers that decode and for the workers that prefill,
 each with its own hits. Then it compares the pair with the decode worker alone, in seconds. The
-decode worker alone does all of the request if its first token comes no later. The delay that its
-prefill causes to its running answers is included. This is conditional disaggregation, as in Dynamo
-1.6 and TensorRT-LLM, whose thresholds are in tokens.
+decode worker gets the whole request if its first token comes no later than that of the pair. The
+delay that its prefill causes to its running answers is included. This is conditional
+disaggregation, as in Dynamo 1.6 and TensorRT-LLM, whose thresholds are in tokens.
 
-The decode leg usually follows the prefill leg, and capacity at the decode worker is reserved
-meanwhile. If the two workers find each other by themselves, both legs start and are charged at
-once.
+The decode leg usually follows the prefill leg, and capacity at the decode worker is reserved until
+then. With engines whose workers contact each other directly, both legs start and are charged at the
+same time.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _PATIENCE_S = 2.0  # a transfer that failed sooner did not make its request wait
 def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
     """Return True if a request failed after a long wait for its KV, and must not be split again.
 
-    Workers mostly wait minutes for KV, and the request must not wait that long for another pair.
+    Workers may wait minutes for KV, and the request must not wait that long for another pair.
     `serves_alone` is True if the decode worker could do all of the request. If it could not, an
-    error of the worker itself (status 5xx) does not count, because another pair may succeed.
+    error of the worker itself (status 5xx) does not count as such a wait, because another pair may
+    succeed.
     """
     if pending.leg != "decode" or fact.blame != "worker" or fact.rest is not None:
         return False
@@ -49,10 +50,10 @@ def was_waited_for(pending: Pending, fact: Failure, serves_alone: bool) -> bool:
 
 
 class PairFaults:
-    """Finds the worker at fault when KV transfers between two workers fail.
+    """Finds the worker that is at fault when KV transfers between two workers fail.
 
-    A worker is at fault if transfers with several other workers fail, or if its partner has since
-    succeeded with another worker. Lifetime: process.
+    A worker is at fault if its transfers with several other workers fail, or if its partner has
+    since succeeded with another worker. Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -66,10 +67,9 @@ class PairFaults:
         self._served[decode_id] = now_s, prefill_id
 
     def failed(self, prefill_id: int, decode_id: int, now_s: float) -> list[int]:
-        """Record a failed KV transfer between two workers, and return the workers at fault.
+        """Record a failed KV transfer between two workers, and return the ids of workers at fault.
 
-        The result is a list of worker ids. The list is empty while either of the two workers could
-        be the cause.
+        The list is empty while either of the two workers could be the cause.
         """
         since_s = self._failed_s.setdefault((prefill_id, decode_id), now_s)
         both = prefill_id, decode_id
@@ -123,9 +123,10 @@ class Disaggregation:
         mode: DisaggregationMode,
         tpot_s: float = 0.0,
     ) -> None:
-        """Set up the placement, with an assumed speed of KV transfers.
+        """Store the parts of the core that a placement needs.
 
-        `tpot_s` is the time per output token that clients accept, in seconds; 0 means unknown.
+        The speed of KV transfers starts with an assumed value. `tpot_s` is the time per output
+        token that clients accept, in seconds; 0 means unknown.
         """
         self._mode = mode
         self._tpot_s = tpot_s
@@ -141,9 +142,10 @@ class Disaggregation:
         self.tokens_per_s = _TOKENS_PER_S  # of KV that one worker gets from another, as learned
 
     def place(self, pending: Pending, now_s: float, reason: str) -> Placement | Reject | Held:
-        """Choose one worker or two workers for a request, or return why it gets none.
+        """Choose one worker or two workers for a request.
 
-        Raises FallbackError if the policy and the fallback policy fail.
+        Return `Reject` if the request must be refused, or `Held` if it must wait. Raises
+        FallbackError if both the policy and the fallback policy fail.
         """
         placement = self._place(pending, self._chooser.choose, now_s, reason)
         if self._tpot_s and isinstance(placement, Placement) and placement.prefill is None:
@@ -153,9 +155,9 @@ class Disaggregation:
         return placement
 
     def explain(self, pending: Pending, now_s: float, reason: str) -> Choice | Withheld | Reject:
-        """Return the choice of the worker that would compute the prompt, as a dry run.
+        """Return the choice of the worker that would compute a request's prompt, as a dry run.
 
-        Raises FallbackError if the policy and the fallback policy fail.
+        Raises FallbackError if both the policy and the fallback policy fail.
         """
         placement = self._place(pending, self._chooser.explain, now_s, reason)
         return (
@@ -166,8 +168,8 @@ class Disaggregation:
         """Choose the decode worker of a request whose prefill is over.
 
         This is the worker whose capacity was reserved, if it still takes requests. Otherwise it is
-        another worker of the same group. Raises FallbackError if the policy and the fallback policy
-        fail.
+        another worker of the same group. Raises FallbackError if both the policy and the fallback
+        policy fail.
         """
         chosen = pending.decode
         assert chosen is not None, "it has a decode place"
@@ -179,7 +181,7 @@ class Disaggregation:
         return self._chooser.choose(pending, "decode", chosen.worker.facts.group, now_s, "retry")
 
     def keep_decode_place(self, pending: Pending, decode: Choice) -> None:
-        """Reserve capacity at a request's decode worker until another worker has prefilled it."""
+        """Reserve KV capacity at the decode worker while another worker prefills the request."""
         arrival = pending.arrival
         self._ledger.keep_decode_place(
             arrival.request_id, decode.worker.slot, arrival.prompt_tokens
@@ -187,7 +189,7 @@ class Disaggregation:
         pending.decode = decode
 
     def free_decode_place(self, pending: Pending) -> None:
-        """Release the capacity reserved at a request's decode worker, if any was reserved."""
+        """Release the KV capacity reserved at a request's decode worker, if any is reserved."""
         if pending.decode is not None:
             self._ledger.free_decode_place(pending.arrival.request_id)
             pending.decode = None
@@ -230,14 +232,20 @@ class Disaggregation:
             self.tokens_per_s *= ratio**_WEIGHT
 
     def gone(self, worker: Worker) -> None:
-        """Release all capacity reserved at a removed worker, whose slot another worker may get."""
+        """Release all capacity reserved at a removed worker, and forget its transfers.
+
+        The worker's slot may be given to another worker afterwards.
+        """
         for request_id in self._ledger.decode_places_at(worker.slot):
             self._ledger.free_decode_place(request_id)
         self.faults.gone(worker.worker_id)
         self._borne.pop(worker.worker_id, None)
 
     def replaceable(self, pending: Pending, worker: Worker, leg: Role) -> bool:
-        """Return True if another worker, which has not failed the request, could do this leg."""
+        """Return True if another worker could do this leg of the request in place of `worker`.
+
+        Workers that have failed the request already do not count.
+        """
         tried, group = pending.tried, worker.facts.group
         return any(
             one is not worker and one.takes_requests and one.worker_id not in tried
@@ -248,10 +256,12 @@ class Disaggregation:
     def _alone_is_better(
         self, pending: Pending, prefill: Choice, decode: Choice, now_s: float
     ) -> bool:
-        """Return True if the decode worker should prefill the request, too.
+        """Return True if the decode worker should do the prefill, too.
 
-        This is so if its first token comes no later than that of the pair. The delay to its running
-        answers counts as time, or must stay within the accepted time per token if that is known.
+        This is so if the decode worker alone gives the first token no later than the pair would.
+        The prefill also delays the answers that run on the decode worker. If the accepted time per
+        token is known, this delay must not exceed it; otherwise the delay is added to the time of
+        the decode worker.
         """
         if prefill.worker is decode.worker:
             return True
@@ -278,10 +288,10 @@ class Disaggregation:
         return alone_s <= split_s
 
     def _bears_s(self, worker: Worker, now_s: float) -> float:
-        """Return the seconds of prefill that a worker's running answers can tolerate now.
+        """Return the seconds of prefill by which a worker's running answers may be delayed now.
 
-        Each decode step leaves a part of the accepted time per token unused. The unused time adds
-        up to a limit, and earlier prefills have used some of it.
+        A decode step that is shorter than the accepted time per token leaves time unused. The
+        unused time adds up, to a limit, and earlier prefills have used some of it.
         """
         left_s = max(self._tpot_s - self._cells.step_s[worker.slot], 0.0)  # of each token
         most_s = _AT_ONCE * max(self._admission.output_tokens, 1.0) * left_s
@@ -300,5 +310,5 @@ class Disaggregation:
 
 
 def _alone(choice: Choice | T) -> Placement | T:
-    """Return a `Choice` as the placement of a whole request, and any other result unchanged."""
+    """Return a `Choice` as the `Placement` of a whole request, and anything else unchanged."""
     return Placement(choice) if isinstance(choice, Choice) else choice

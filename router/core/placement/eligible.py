@@ -1,4 +1,4 @@
-"""Finds the workers that may take a request, or the reason why none may."""
+"""Finds the workers that may take a request, or the reason why there are none."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Rows:
 
     @staticmethod
     def of(workers: Iterable[Worker]) -> Rows:
-        """Return one row for each of these workers."""
+        """Return the rows of these workers, one row for each worker."""
         rows = tuple(workers)
         slots = [w.slot for w in rows]
         slot_ids = np.array(slots, np.int64)
@@ -56,7 +56,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Unheard:
-    """The workers that could take a request, most of which are silent: they answer no probes.
+    """The workers that could take a request, if most of them are silent: they answer no probes.
 
     No other worker could take the request, so it waits until one of these workers answers.
     """
@@ -92,7 +92,7 @@ class _Open:
         )
 
     def to(self, pending: Pending) -> bool:
-        """Return True if the request may be sent to every worker in `rows` now."""
+        """Return True if all workers in `rows` may take the request now."""
         arrival = pending.arrival
         return (
             self.all_in
@@ -106,9 +106,9 @@ class _Open:
 
 
 def does(worker: Worker, leg: Role, group: str | None) -> bool:
-    """Return True if a worker's role allows a leg of a request, or all of the request ("both").
+    """Return True if a worker's role allows a leg of a request, or the whole request ("both").
 
-    `group` is the group of the worker with the other leg; None allows any group.
+    `group` is the group of the worker that does the other leg; None allows any group.
     """
     facts = worker.facts
     if leg == "both":
@@ -119,11 +119,11 @@ def does(worker: Worker, leg: Role, group: str | None) -> bool:
 
 
 def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> list[Worker]:
-    """Return the `able` workers that can prefill alone or have a prefill worker in their group.
+    """Return the workers that can prefill alone or have a prefill worker in their group.
 
-    Only workers in `ready` count as prefill workers. A group may lack them during a rollout, when a
-    version has only decode workers. If no worker would be left, return all `able` workers. The
-    result is `able` itself unless `leg` is "decode".
+    `able` are the candidates for a decode leg; for any other leg, they are returned unchanged. Only
+    workers in `ready` count as prefill workers. A group may lack them during a rollout, when a new
+    version has only decode workers. If no worker would be left, all `able` workers are returned.
     """
     if leg != "decode" or all(w.facts.serves_alone for w in able):
         return able
@@ -132,19 +132,19 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Return the workers that did not report that they are busy, or all if every one did."""
+    """Return the workers that are not busy by their own report, or all if every worker is busy."""
     return [w for w in able if not w.busy] or able
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """Return the workers that did not report the model as missing, or all if every one did."""
+    """Return the workers that have not denied having the model, or all if every one denied it."""
     return [w for w in able if model not in w.facts.denied] or able
 
 
 class Eligibility:
     """Finds the workers that may take a request.
 
-    It remembers the result for each pool until a worker changes. Lifetime: process.
+    Results are remembered for each model and leg until a worker changes. Lifetime: process.
     """
 
     def __init__(self, workers: WorkerTable, panic_share: float = 0.5) -> None:
@@ -158,10 +158,11 @@ class Eligibility:
     def rows(
         self, pending: Pending, leg: Role = "both", group: str | None = None
     ) -> Rows | Reject | Unheard:
-        """Return the workers that may take a leg of a request, or the reason why there are none.
+        """Return the workers that may take a leg of a request, or a `Reject` if there are none.
 
-        `Unheard` means that the workers are silent and the request should wait. `group` is the
-        group of the other leg's worker, or None if that worker is not chosen yet.
+        Return `Unheard` if the workers that could take it are silent, so that the request should
+        wait. `group` is the group of the other leg's worker, or None if that worker is not chosen
+        yet.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -179,7 +180,7 @@ class Eligibility:
     def ask_each(
         self, pending: Pending, leg: Role = "both", group: str | None = None
     ) -> Rows | Reject | Unheard:
-        """Return the same as `rows` by examining every worker, without remembered results."""
+        """Return what `rows` returns, by checking every worker without remembered results."""
         arrival = pending.arrival
         pool = self._workers.serving(arrival.model)
         if not pool:
@@ -254,12 +255,12 @@ class Eligibility:
         return Rows.of(without_busy(with_model(fitting, arrival.model)))
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that is not busy may take this leg of the request."""
+        """Return True if a worker that is not busy may take the request or its leg `leg`."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that did not report the model as missing may take this leg."""
+        """Return True if a worker that has not denied having the model may take this leg."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 
@@ -273,7 +274,10 @@ class Eligibility:
 
 
 def _fits(arrival: Arrival, worker: Worker) -> bool:
-    """Return True if the prompt leaves room for an answer, or if its length is only guessed."""
+    """Return True if the prompt is shorter than the worker's maximum of tokens.
+
+    Also return True if the prompt's length is only estimated, or if the worker has no maximum.
+    """
     limit = worker.facts.max_model_tokens
     return limit is None or arrival.approximate or _longest(arrival) < limit
 
@@ -285,13 +289,13 @@ def _has_threshold(worker: Worker) -> bool:
 
 
 def _longest(arrival: Arrival) -> int:
-    """Return the tokens of a request's longest prompt, to which the model's limit applies."""
+    """Return the tokens of a request's longest prompt, to which the worker's maximum applies."""
     longest = arrival.longest_prompt_tokens
     return arrival.prompt_tokens if longest is None else longest
 
 
 def _one_role_only(model: str, ready: list[Worker]) -> str:
-    """Return a text that says why ready workers cannot serve a request."""
+    """Return a text that says why the roles of the ready workers cannot serve a request."""
     roles = {w.facts.role for w in ready}
     missing = "decodes" if roles == {"prefill"} else "prefills"
     if {"prefill", "decode"} <= roles and _meet(ready):

@@ -1,4 +1,4 @@
-"""Runs a policy, which may be foreign code, and suspends it while it keeps failing."""
+"""Calls a policy, which may be foreign code, and suspends it if it fails too often."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _RECENT_FAULTS = 10  # more of the recent ones are too many
 
 
 class Suspension:
-    """The record of one policy's faulty decisions, which decides when the policy is suspended.
+    """Counts the faulty decisions of one policy, and decides when the policy is suspended.
 
-    Five faulty decisions in a row, or more than half of the last twenty, suspend the policy. In the
-    trial that follows, one fault suspends it again for twice as long. Several faults between two
-    decisions count as one. Lifetime: until another policy is set.
+    Five faulty decisions in a row, or more than half of the last twenty, suspend the policy. After
+    a suspension there is a trial, in which one fault suspends the policy again for twice as long.
+    Several faults between two decisions count as one. Lifetime: until another policy is set.
     """
 
     def __init__(self) -> None:
@@ -40,7 +40,7 @@ class Suspension:
         self._trial = 0  # decisions left of it, and one more: it is over when that one comes
 
     def decided(self) -> None:
-        """Count a new decision, which is good unless `fault` is called."""
+        """Count a new decision as good; a later call of `fault` changes it to faulty."""
         self._recent = self._recent << 1 & _RECENT
         if self._trial:
             self._trial -= 1
@@ -62,7 +62,10 @@ class Suspension:
         return True
 
     def end(self, now_s: float) -> bool:
-        """End the suspension if its time is over, and return True if so; a trial begins."""
+        """End the suspension and begin a trial, if the time of the suspension is over.
+
+        Return True if the suspension ended.
+        """
         if now_s < self.until_s:
             return False
         self.active = False
@@ -75,7 +78,7 @@ FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 
 class Use(Protocol):
-    """The CPU time and the voluntary switches of a thread, as `resource.getrusage` returns them."""
+    """The CPU time of a thread and its voluntary context switches, as in `resource.getrusage`."""
 
     @property
     def ru_utime(self) -> float: ...  # CPU seconds
@@ -98,7 +101,7 @@ _TEXT_CHARS = 500  # of an error's own text
 
 
 class PolicyFaultError(PolicyError):
-    """A fault of a policy. `str` names the policy and says what was expected."""
+    """An error for a fault of a policy; its text names the policy and says what was expected."""
 
     def __init__(self, policy: str, kind: FaultKind, text: str) -> None:
         super().__init__(f"policy {policy} {text}")
@@ -108,31 +111,33 @@ class PolicyFaultError(PolicyError):
         self.suspended_s = 0.0  # the policy is put aside for so long because of this one
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Support pickling, because replays of a sweep end in other processes."""
+        """Return the parts for pickling, so that the error can be passed to another process."""
         return PolicyFaultError, (self.policy, self.kind, self._text)
 
 
 class FallbackError(RuntimeError):
-    """The built-in fallback policy failed as well, which is a defect of this router."""
+    """Raised if the built-in fallback policy fails, too, which is a defect of this router."""
 
 
 def raising(fault: PolicyFaultError) -> None:
-    """Raise the fault, so that a replay stops and does not continue with another policy."""
+    """Raise the policy's fault, so that a replay stops and does not continue with the fallback."""
     raise fault
 
 
 def no_time() -> float:
-    """Return 0.0, as a clock for which no policy is ever slow, for example on virtual time."""
+    """Return 0.0: a clock on which no policy is ever slow, for example in a simulation."""
     return 0.0
 
 
 class PolicyGuard:
-    """Calls the policy in use, and keeps its memory and its faults.
+    """Calls the policy in use, keeps its memory, and suspends it if it fails too often.
 
-    `report` is called with every fault; if it returns, the fallback decides. `clock` measures the
-    seconds of each call; a call longer than `slow_s` is a fault. `use` returns the CPU time of the
-    thread, which distinguishes a pause of the machine from a slow policy. If `use` is None, all of
-    a call's time counts. Lifetime: process.
+    report: called with every fault of the policy; if it returns, the fallback policy decides.
+    clock: measures the seconds of each call; a call longer than `slow_s` is a fault.
+    use: returns the CPU time of the thread, which shows if the policy is slow or the machine was
+        paused. If it is None, all of a call's time counts.
+
+    Lifetime: process.
     """
 
     def __init__(
@@ -158,13 +163,13 @@ class PolicyGuard:
         self.set_policy(policy)
 
     def measure(self, times: array[float]) -> None:
-        """Append the seconds of each call of the policy to `times`; from now on no call is slow."""
+        """Append the seconds of each later policy call to `times`, and treat no call as slow."""
         self._times, self._bears_s, self._slow_s = times, self._slow_s, 0.0
 
     def set_policy(self, policy: LoadedPolicy) -> None:
-        """Decide by `policy` from now on.
+        """Use `policy` for decisions from now on.
 
-        Raises PolicyError if the policy cannot start; then the policy in use stays.
+        Raises PolicyError if the policy fails to start; then the previous policy stays in use.
         """
         try:
             state: Any = policy.initial_state()
@@ -181,9 +186,9 @@ class PolicyGuard:
     # --- the policy's code --------------------------------------------------------------------
 
     def decide(self, request: RequestView, fleet: FleetView) -> Verdict:
-        """Return the policy's verdict, or the fallback's if the policy fails or is suspended.
+        """Return the policy's decision, or the fallback's if the policy fails or is suspended.
 
-        Raises FallbackError if the fallback fails, too.
+        Raises FallbackError if the fallback policy fails, too.
         """
         if self.suspension.active and not self._woken(request.now_s):
             return self._by_fallback(request, fleet)
@@ -192,10 +197,10 @@ class PolicyGuard:
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def consult(self, request: RequestView, fleet: FleetView) -> Verdict:
-        """Return the verdict of the policy, or of the fallback, for a dry run.
+        """Return the policy's decision for a dry run, or the fallback's if the policy fails.
 
         A fault of the policy is counted, but does not suspend the policy. Raises FallbackError if
-        the fallback fails, too.
+        the fallback policy fails, too.
         """
         verdict = None if self.suspension.active else self._ask(request, fleet, counts=False)
         return self._by_fallback(request, fleet) if verdict is None else verdict
@@ -216,10 +221,10 @@ class PolicyGuard:
             self.since_s = math.inf
 
     def terms(self, request: RequestView, fleet: FleetView) -> dict[str, Floats]:
-        """Return the policy's terms, float64[rows] each.
+        """Return the terms of the policy's costs, float64[rows] each, to explain a decision.
 
         The result is empty if the policy has no terms, fails, or is suspended. A failure is
-        reported, but does not count against the policy's decisions.
+        reported, but does not lead to a suspension.
         """
         if self.suspension.active:
             return {}
@@ -233,9 +238,9 @@ class PolicyGuard:
             self.since_s = math.inf
 
     def settle_slow(self, now_s: float, took_s: float) -> None:
-        """Count a call that took `took_s` seconds as a fault.
+        """Count a policy call that took `took_s` seconds as a fault.
 
-        This is a call of its own, so that a recording can repeat it.
+        This is a separate method, so that a recording can repeat the call.
         """
         self.overdue_s = 0.0
         limit_ms = self._slow_s * 1e3
@@ -278,10 +283,10 @@ class PolicyGuard:
     # --- its faults ---------------------------------------------------------------------------
 
     def _late(self, took_s: float, used: Use | None) -> None:
-        """Note a call that took too long.
+        """Record that a policy call took `took_s` seconds, more than the limit.
 
         Time in which other threads had the processor, or the machine was paused, does not count.
-        Time for which the policy itself waited does.
+        Time in which the policy itself waited does count.
         """
         if self._times is not None and took_s <= self._bears_s:
             self._times.append(took_s)
@@ -317,7 +322,10 @@ class PolicyGuard:
         self.faults[key] += 1
 
     def _woken(self, now_s: float) -> bool:
-        """Try a suspended policy again with a new memory, if its suspension is over."""
+        """Start a suspended policy again, with a new memory, if the time of its suspension is over.
+
+        Return True if the policy is in use again.
+        """
         if not self.suspension.end(now_s):
             return False
         try:
@@ -333,7 +341,7 @@ class PolicyGuard:
 def _row(costs: Floats, draw: float, temperature: float) -> int:
     """Return the row that `policies.pick.pick` returns, by faster native code if possible.
 
-    `pick` raises the error for costs that have no lowest.
+    `pick` itself is called if the costs are not valid, because it raises the right error.
     """
     if temperature == 0.0:
         try:

@@ -1,6 +1,6 @@
-"""The health of workers: ejects failing workers, reinstates them, and starts new ones slowly.
+"""Tracks the health of workers: ejects failing ones, reinstates them, and starts new ones slowly.
 
-It also spares workers that report that they are busy.
+Workers that report that they are busy get fewer requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from router.core.workers.table import Worker, WorkerTable
 
 
 class StallDetection:
-    """Finds workers whose running streams have all been silent for `stall_s` seconds.
+    """Finds workers that have had running streams, but sent nothing on any, for `stall_s` seconds.
 
     Lifetime: process.
     """
@@ -32,7 +32,7 @@ class StallDetection:
         self._probed_s: dict[int, float] = {}  # worker -> when it was probed, until it is heard
 
     def heard(self, worker_id: int, request_id: int, now_s: float) -> None:
-        """Record that a stream of a worker began or grew."""
+        """Record that a worker sent the first or a further part of a streamed answer."""
         streams = self._streams.get(worker_id)
         if streams is None:
             streams = self._streams[worker_id] = set()
@@ -41,7 +41,7 @@ class StallDetection:
         self._probed_s.pop(worker_id, None)
 
     def over(self, worker_id: int, request_id: int) -> None:
-        """Record that a request left a worker."""
+        """Record that a request is no longer at a worker."""
         streams = self._streams.get(worker_id)
         if streams is not None:
             streams.discard(request_id)
@@ -50,9 +50,9 @@ class StallDetection:
                 self._probed_s.pop(worker_id, None)
 
     def suspects(self, now_s: float) -> list[int]:
-        """Return the ids of workers to probe now.
+        """Return the ids of silent workers that should be probed now.
 
-        Each silent worker is returned once in `stall_s` seconds.
+        A worker that stays silent is returned again after every `stall_s` seconds.
         """
         limit_s = now_s - self._stall_s
         suspects = [worker_id for worker_id, at_s in self._heard_s.items() if at_s <= limit_s]
@@ -61,11 +61,11 @@ class StallDetection:
         return suspects
 
     def probe_answered(self, worker_id: int) -> None:
-        """Record that a worker answered a probe: it is alive, though its streams are silent."""
+        """Record that a worker answered a probe, so it is alive although its streams are silent."""
         self._probed_s.pop(worker_id, None)
 
     def still(self, worker_id: int) -> bool:
-        """Return True if a probed worker has neither answered nor sent a token since the probe."""
+        """Return True if a worker has neither answered its latest probe nor sent a token since."""
         return worker_id in self._probed_s
 
 
@@ -79,10 +79,10 @@ _MADE_GOOD = 1 / 12
 
 
 class OutlierDetection:
-    """Decides which workers get no requests for a while, by their failures.
+    """Ejects workers that fail requests too often: they get no requests for a while.
 
-    After an ejection, only requests that were sent later count. When a worker dies, requests sent
-    before fail by the dozen. Lifetime: process.
+    After an ejection, only requests that were sent later count. Otherwise the many requests that
+    fail when a worker dies would each count against it. Lifetime: process.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class OutlierDetection:
     def dispatched(self, worker: Worker, request_id: int) -> None:
         """Record that a request was sent to a worker.
 
-        A worker on trial gets no other request until this one ends.
+        A worker on trial, which is after its ejection, gets no other request until this one ends.
         """
         health = worker.health
         if health.state == "trial" and health.trial is None:
@@ -104,17 +104,17 @@ class OutlierDetection:
             self._workers.changed()
 
     def released(self, worker: Worker, request_id: int) -> None:
-        """Record that a request left a worker, so that a worker on trial may get another one."""
+        """Record that a request left a worker; a worker on trial may then get the next request."""
         worker.health.running.pop(request_id, None)
         if worker.health.trial == request_id:
             worker.health.trial = None
             self._workers.changed()
 
     def begun(self, worker: Worker, pending: Pending, now_s: float) -> list[Action]:
-        """Count a success of a worker that began to answer a request.
+        """Count a success of a worker that began an answer; if it was ejected, reinstate it.
 
-        The begin counts whatever happens to the rest of the answer. Long answers end late, so that
-        broken ones would otherwise be seen first.
+        The beginning counts as a success whatever happens to the rest of the answer. Long answers
+        end late, so if only their ends counted, failures would be seen first.
         """
         health = worker.health
         pending.begun_by, pending.begun_s = worker.worker_id, now_s
@@ -129,7 +129,7 @@ class OutlierDetection:
         return []
 
     def given_up(self, worker: Worker, pending: Pending) -> None:
-        """Count the begun answer of a request whose client left as a success of its worker."""
+        """Count a begun answer as a success of its worker, because the client left early."""
         if pending.begun_by == worker.worker_id:
             worker.health.well_at = max(worker.health.well_at, pending.begun_failed)
 
@@ -150,7 +150,10 @@ class OutlierDetection:
         return self._reinstate(worker, "it answers a new request", now_s)
 
     def failed(self, worker: Worker, pending: Pending, cause: str, now_s: float) -> list[Action]:
-        """Count a failure of a worker, and eject the worker if it fails too often."""
+        """Count a failure of a worker, and eject the worker if it fails too often.
+
+        `cause` is the reason for the failure, for counters.
+        """
         health, settings = worker.health, self._settings
         health.count_failure(cause)
         if worker.silent is not None:  # nothing new goes there, and it may be well
@@ -174,7 +177,7 @@ class OutlierDetection:
         return self._eject(worker, "too many requests fail", cause, now_s)
 
     def silent(self, worker: Worker, now_s: float) -> list[Action]:
-        """Eject a worker whose streams are all silent and which does not answer a probe."""
+        """Eject a worker whose streams are all silent and that did not answer a probe."""
         worker.health.count_failure(STALLED)
         if worker.health.state != "healthy":
             return []
@@ -183,15 +186,16 @@ class OutlierDetection:
         return ejected
 
     def answers(self, worker: Worker, now_s: float) -> list[Action]:
-        """Reinstate a worker that was ejected for silence and answers probes again."""
+        """Reinstate a worker that was ejected because it was silent and that now answers probes."""
         stalled = worker.health.stalled
         return self._reinstate(worker, "its stall ends", now_s) if stalled else []
 
     def due(self, now_s: float) -> list[Action]:
-        """Return probes of workers whose ejection is over, and reinstate workers that nobody tried.
+        """Return probes of workers whose ejection is over, and reinstate workers never tried again.
 
-        A policy may send every request to the worker where its prefix is cached. A worker that
-        answered its probe and gets no request to be tried with would stay on trial for ever.
+        A worker that answers its probe is on trial: its next request decides. But a policy may send
+        every request to workers with a cached prefix. A worker that gets no request for long is
+        reinstated, because it would stay on trial for ever.
         """
         actions: list[Action] = []
         for worker_id in sorted(self._ejected):
@@ -233,7 +237,7 @@ class OutlierDetection:
     def _eject(self, worker: Worker, event: str, cause: str, now_s: float) -> list[Action]:
         """Eject the worker for a while, unless too few healthy workers would remain.
 
-        `event` is the event in `HEALTH_STATES` that leads to the ejection.
+        `event` names the change of state in `HEALTH_STATES`, and `cause` is the failure.
         """
         health = worker.health
         if health.state == "healthy":
@@ -257,16 +261,16 @@ class OutlierDetection:
         return [Ejected(worker.worker_id, ejected_s, cause)]
 
     def _may_eject(self, worker: Worker) -> bool:
-        """Return True if enough workers of the pool take requests without this one."""
+        """Return True if enough workers of the model take requests without this one."""
         pool = [w for w in self._workers.serving(worker.facts.models[0]) if w.state == "ready"]
         away = sum(w.health.state != "healthy" for w in pool if w is not worker)
         most = max(int(self._settings.ejection_max_share * len(pool)), 1)
         return away + 1 <= most and away + 1 < len(pool)
 
     def _reinstate(self, worker: Worker, event: str, now_s: float) -> list[Action]:
-        """Mark the worker as healthy again, so that it gets requests.
+        """Mark the worker as healthy, so that it gets requests again.
 
-        `event` is the event in `HEALTH_STATES` that leads to the reinstatement.
+        `event` names the change of state in `HEALTH_STATES`.
         """
         health = worker.health
         health.move(event)
@@ -286,7 +290,7 @@ _KNOWN_MAX = 64
 
 
 class SlowStart:
-    """Gives a worker that joins a running pool a share of requests that grows slowly.
+    """Gives a new worker in a running pool few requests at first, and a share that grows with time.
 
     Lifetime: process.
     """
@@ -298,11 +302,14 @@ class SlowStart:
         self._known: dict[tuple[int, ...], Rows] = {}  # by those left out
 
     def __len__(self) -> int:
-        """Return the number of workers in slow start, or whose slow start has just ended."""
+        """Return the number of workers that are in slow start.
+
+        A worker whose slow start has just ended counts until the next decision.
+        """
         return len(self._since)
 
     def joined(self, worker: Worker, others: Iterable[Worker], now_s: float) -> None:
-        """Start a new worker slowly, if its pool has had a healthy worker for long enough."""
+        """Begin the slow start of a new worker, if another one of its model has run long enough."""
         models = set(worker.facts.models)
         settled_s = now_s - self._slow_start_s
         if self._slow_start_s > 0.0 and any(
@@ -312,21 +319,23 @@ class SlowStart:
             self._since[worker.worker_id] = now_s
 
     def left(self, worker_id: int) -> None:
-        """Forget a worker that left."""
+        """Forget a worker that was removed."""
         self._since.pop(worker_id, None)
 
     def share(self, worker_id: int, now_s: float) -> float:
-        """Return the share of new work that a worker may get, 0..1; 1 without slow start."""
+        """Return the share of new requests that a worker may get, 0..1; 1 after its slow start."""
         since_s = self._since.get(worker_id)
         return (
             1.0 if since_s is None else min(max((now_s - since_s) / self._slow_start_s, 0.0), 1.0)
         )
 
     def rows(self, serial: int, rows: Rows, hits: Ints, now_s: float) -> Rows:
-        """Return `rows` without the workers in slow start that may not get this request yet.
+        """Return `rows` without the workers in slow start that may not get this request.
 
-        `hits` are the request's hit tokens on each worker, int64[rows]. The result is `rows` itself
-        if no worker is left out, or if no worker would be left.
+        `serial` is the request's number, which decides if it belongs to a worker's share. `hits`
+        are the request's hit tokens on each worker, int64[rows]. A worker with more hits than all
+        others stays in the result. The result is `rows` itself if no worker is left out, or if none
+        would be left.
         """
         starting = [(row, w) for row, w in enumerate(rows.worker_ids) if w in self._since]
         if not starting or len(starting) == len(rows):
@@ -354,7 +363,7 @@ class SlowStart:
 
 
 class Health:
-    """Follows the requests at each worker, and decides which workers get requests.
+    """Tracks the requests at each worker, and decides which workers are healthy and get requests.
 
     The calls come in the order of time. Lifetime: process.
     """
@@ -375,7 +384,7 @@ class Health:
         self._outliers.dispatched(worker, pending.arrival.request_id)
 
     def begun(self, worker_id: int, pending: Pending, now_s: float) -> list[Action]:
-        """Record that a worker began to answer a request, so that the worker is alive."""
+        """Record that a worker began to answer a request, which shows that the worker is alive."""
         self.grew(worker_id, pending.arrival.request_id, now_s)
         worker = self._workers.get(worker_id)
         if worker is None:
@@ -385,23 +394,23 @@ class Health:
         return self._outliers.begun(worker, pending, now_s)
 
     def grew(self, worker_id: int, request_id: int, now_s: float) -> None:
-        """Record that a worker's answer to a request grew."""
+        """Record that a worker sent a further part of an answer."""
         self._stalls.heard(worker_id, request_id, now_s)
 
     def left(self, worker_id: int, request_id: int) -> None:
-        """Record that a request left its worker, for any reason."""
+        """Record that a request is no longer at its worker, for any reason."""
         self._stalls.over(worker_id, request_id)
         worker = self._workers.get(worker_id)
         if worker is not None:
             self._outliers.released(worker, request_id)
 
     def given_up(self, worker: Worker | None, pending: Pending) -> None:
-        """Record that the client of a request left."""
+        """Record that the client of a request left before the end of the answer."""
         if worker is not None:
             self._outliers.given_up(worker, pending)
 
     def answered(self, worker: Worker | None, pending: AtWorker, fact: Finish) -> list[Action]:
-        """Record that an answer is complete; `worker` is None if the worker has left since."""
+        """Record that an answer is complete; `worker` is None if the worker was removed since."""
         if worker is None or fact.refused:
             return []
         if worker.spell.times:
@@ -409,7 +418,10 @@ class Health:
         return self._outliers.succeeded(worker, pending, fact.now_s)
 
     def failed(self, worker: Worker, pending: Pending, fact: Failure) -> list[Action]:
-        """Record that a request failed because its worker failed or was busy, or otherwise."""
+        """Record a failed request, and count it against its worker if the worker is at fault.
+
+        If the worker refused the request as busy, record the worker as busy instead.
+        """
         if fact.busy_s is not None:
             return self.busy.said(worker, pending.sent_s, fact.busy_s, fact.now_s)
         if fact.blame != "worker":
@@ -417,7 +429,7 @@ class Health:
         return self._outliers.failed(worker, pending, fact.reason, fact.now_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """Return probes of workers, and news of busy and silent workers."""
+        """Return probes of silent or ejected workers, and news of busy and silent workers."""
         actions = [*self.silences.look(), *self.busy.tick(now_s), *self._outliers.due(now_s)]
         for worker_id in self._stalls.suspects(now_s):
             worker = self._workers.get(worker_id)
@@ -426,7 +438,7 @@ class Health:
         return actions
 
     def silence(self, fact: Silence) -> list[Action]:
-        """Record that a worker stops or resumes answering probes."""
+        """Record that a worker stops answering the router's probes, or answers them again."""
         worker = self._workers.get(fact.worker_id)
         actions = self.silences.told(fact)
         if worker is not None and not fact.probes:
@@ -435,7 +447,7 @@ class Health:
         return actions
 
     def probed(self, fact: Probed) -> list[Action]:
-        """Handle the answer to a probe of a worker."""
+        """Handle the result of a probe of a worker."""
         worker = self._workers.get(fact.worker_id)
         if worker is None or worker.state != "ready":
             return []

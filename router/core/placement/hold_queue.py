@@ -17,18 +17,18 @@ _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
 
 class QueueMember(Protocol):
-    """A waiting item of a fair queue.
+    """An item that waits in a fair queue.
 
-    Its `turn` is unique among all members of the queue.
+    Its `turn` differs from that of every other item in the queue.
     """
 
     @property
     def turn(self) -> tuple[bool, int]:
-        """Position of the member among the members of its tenant."""
+        """Sort key of the item among its tenant's items; the lowest is served first."""
 
     @property
     def fair_work(self) -> float:
-        """The member's predicted work divided by its tenant's weight, above 0."""
+        """The item's predicted work divided by its tenant's weight; above 0."""
 
 
 M = TypeVar("M", bound=QueueMember)
@@ -36,9 +36,10 @@ M = TypeVar("M", bound=QueueMember)
 
 @dataclass(slots=True, eq=False)
 class Flow(Generic[M]):
-    """The waiting members of one tenant; there is at least one.
+    """The waiting items of one tenant, at least one, and the tenant's position in the fair queue.
 
-    Lifetime: as long as one of them waits.
+    `start` is the start tag of start-time fair queueing: the tenant with the lowest is served next.
+    Lifetime: as long as an item of the tenant waits.
     """
 
     start: float
@@ -48,7 +49,7 @@ class Flow(Generic[M]):
 class FairQueue(Generic[M]):
     """A queue that serves tenants in proportion to their weights (start-time fair queueing).
 
-    Lifetime: as long as any member waits.
+    Lifetime: as long as an item waits.
     """
 
     def __init__(self) -> None:
@@ -64,15 +65,15 @@ class FairQueue(Generic[M]):
             yield from flow.members
 
     def flow(self, tenant: str | None) -> Flow[M] | None:
-        """Return the waiting members of a tenant, or None if there are none."""
+        """Return the waiting items of a tenant, or None if there are none."""
         return self._flows.get(tenant)
 
     def flows(self) -> Iterator[Flow[M]]:
-        """Return the waiting members of every tenant."""
+        """Return the waiting items of each tenant, as one `Flow` for each tenant."""
         return iter(self._flows.values())
 
     def add(self, tenant: str | None, member: M) -> None:
-        """Add a member of a tenant."""
+        """Add an item to the waiting items of a tenant."""
         flow = self._flows.get(tenant)
         if flow is None:
             start = max(self._now, self._owed.pop(tenant, 0.0))
@@ -80,7 +81,7 @@ class FairQueue(Generic[M]):
         insort(flow.members, member, key=_turn)
 
     def remove(self, tenant: str | None, member: M) -> None:
-        """Remove a member that waits no more, for any reason."""
+        """Remove a waiting item of a tenant, because it is served or given up."""
         flow = self._flows[tenant]
         place = bisect_left(flow.members, member.turn, key=_turn)
         assert flow.members[place] is member, "not where its turn says"
@@ -90,9 +91,10 @@ class FairQueue(Generic[M]):
             self._owe(tenant, flow.start)
 
     def served(self, tenant: str | None, fair_work: float, waited: bool) -> None:
-        """Charge a tenant for a served request.
+        """Charge a tenant `fair_work` for a served request, so that others are served before it.
 
-        A member that waited must be removed only after this call.
+        `waited` is True if the request waited in the queue; it must be removed only after this
+        call.
         """
         flow = self._flows.get(tenant)
         if flow is None:
@@ -103,9 +105,10 @@ class FairQueue(Generic[M]):
         flow.start += fair_work
 
     def in_turn(self, gone: Callable[[M], bool]) -> Iterator[M]:
-        """Return all members in the order of their turns, as if each of them were served.
+        """Return all waiting items in the order in which they would be served.
 
-        Members for which `gone` returns True at their turn are left out.
+        The order assumes that each returned item is served. Items for which `gone` returns True
+        when they are next are left out.
         """
         heap = [(flow.start, flow.members[0].turn, _Line(flow)) for flow in self._flows.values()]
         heapify(heap)
@@ -132,9 +135,9 @@ class FairQueue(Generic[M]):
 
 
 class _Line(Generic[M]):
-    """The waiting members of one tenant during one pass through the queue.
+    """The waiting items of one tenant while `FairQueue.in_turn` goes through the queue.
 
-    Lifetime: one pass.
+    Lifetime: one call of `in_turn`.
     """
 
     def __init__(self, flow: Flow[M]) -> None:
@@ -153,16 +156,19 @@ PASSED_S = 20.0  # one that has waited for longer is not passed by younger ones 
 
 
 class Watcher(Protocol):
-    """Observes which requests wait and which requests pass them (`reservations.Reservations`)."""
+    """Is told which requests wait at the router and which are sent to workers.
+
+    `reservations.Reservations` implements this interface.
+    """
 
     def waits(self, pending: Pending) -> None:
-        """Observe that a request begins to wait."""
+        """Handle the beginning of a request's wait."""
 
     def waits_no_more(self, pending: Pending) -> None:
-        """Observe that a request waits no more, for any reason."""
+        """Handle the end of a request's wait, for any reason."""
 
     def sent(self, pending: Pending) -> None:
-        """Observe that a request is sent, whether it waited or not."""
+        """Handle the dispatch of a request, whether it waited or not."""
 
 
 class HoldQueue:
@@ -183,17 +189,17 @@ class HoldQueue:
         return self.size
 
     def __iter__(self) -> Iterator[Pending]:
-        """Return the waiting requests in the order of service if nothing changes."""
+        """Return the waiting requests in the order in which they would be served now."""
         for priority in sorted(self._classes):
             yield from self._classes[priority].in_turn(lambda pending: False)
 
     def sweep(self, now_s: float, refused_max: int = REFUSED_MAX) -> Iterator[Pending]:
-        """Return the requests to place again, the most urgent first.
+        """Return the held requests that the caller should try to place again, most urgent first.
 
-        A request that is still held when the next one is read counts as refused. After
-        `refused_max` refusals, no more requests of the same model are returned. A refused request
-        that has waited for long ends its model's requests at once, so that none passes it. Requests
-        of other models continue, because their workers may have room.
+        A request that is still held when the next one is read has found no worker. After
+        `refused_max` such requests of a model, no more requests of the model are returned. If such
+        a request has waited for long, this happens at once, so that no later request passes it.
+        Requests of other models continue, because their workers may have room.
         """
         refused: Counter[str] = Counter()
         done = 0  # models of which nobody is asked any more
@@ -216,16 +222,20 @@ class HoldQueue:
                     return
 
     def requests(self) -> list[int]:
-        """Return the ids of the waiting requests, in the order of their turns."""
+        """Return the ids of the waiting requests, in the order in which they would be served."""
         return [pending.arrival.request_id for pending in self]
 
     def standings(self) -> Counter[Standing]:
-        """Return the number of waiting requests by the standing of their session."""
+        """Return the number of waiting requests for each standing: new, cold or warm.
+
+        The standing says if a request begins a session, or if its session has lost or still has a
+        cache.
+        """
         return Counter(pending.standing for pending in self)
 
     @property
     def full(self) -> bool:
-        """True if the limit is reached."""
+        """True if the queue has as many requests as it may have."""
         return self.size >= self._limit
 
     def add(self, pending: Pending) -> None:
@@ -261,7 +271,7 @@ class HoldQueue:
             self._watcher.waits_no_more(pending)
 
     def served(self, pending: Pending) -> None:
-        """Charge a tenant for a request that is sent, so that its next turn comes later."""
+        """Charge a tenant for a request that is sent, so that its next request is served later."""
         if self._watcher is not None:
             self._watcher.sent(pending)
         turns = self._classes.get(pending.arrival.priority)
@@ -312,7 +322,7 @@ class HoldQueue:
         return before + min(work(same), mine * (1 + weights / arrival.weight))
 
     def expired(self, now_s: float, hold_s: float) -> list[Pending]:
-        """Return the requests that have waited as long as they may, or are past their deadline."""
+        """Return the requests that have waited as long as allowed, or are past their deadline."""
         return [
             p
             for p in self
@@ -322,10 +332,13 @@ class HoldQueue:
 
 
 def most_s(arrival: Arrival, hold_s: float) -> float:
-    """Return the seconds that a request may wait at most; `hold_s` is the general limit."""
+    """Return the longest time in seconds that a request may wait at the router.
+
+    `hold_s` is the general limit, and the request may have a lower one.
+    """
     return hold_s if arrival.hold_s is None else min(arrival.hold_s, hold_s)
 
 
 def _crowd(flow: Flow[Pending]) -> float:
-    """Return the number of a tenant's waiting requests divided by the tenant's weight."""
+    """Return the number of a tenant's waiting requests, divided by the tenant's weight."""
     return len(flow.members) / flow.members[0].arrival.weight

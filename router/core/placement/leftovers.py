@@ -1,9 +1,9 @@
-"""Requests whose clients have left, and which their workers may still compute.
+"""Abandoned requests: their clients have left, but their workers may still compute them.
 
-Their connections are closed, so the router does not see their ends. Each request stays charged to
-its worker until the worker reports fewer requests than are charged there. Otherwise it is released
-when it should be over by the model: its prefill, and the tokens that it may still give at the
-worker's time per token.
+Their connections are closed, so the router does not see when the worker ends them. Each request
+stays charged to its worker until the worker reports fewer requests than are charged there. Without
+such a report, it is released when it should be over by estimate: after its prefill and the rest of
+its answer, at the worker's time per token.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _LONGEST_S = 600.0  # whatever the model says
 
 
 class Leftovers:
-    """Keeps requests charged to workers after their clients left, until they should be over.
+    """Keeps abandoned requests charged to their workers until they should be over.
 
-    Lifetime: process.
+    An abandoned request is one whose client has left. Lifetime: process.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -29,9 +29,10 @@ class Leftovers:
         return len(self._kept)
 
     def keep(self, pending: Pending, charge: Charge, output_tokens: float, now_s: float) -> None:
-        """Keep a request charged to its worker after its client has left.
+        """Keep a request charged to its worker, because its client has left.
 
-        `output_tokens` is the expected length of its answer, used if the client set no maximum.
+        `output_tokens` is the expected length of the answer; it is used if the client set no
+        maximum.
         """
         most = pending.arrival.max_output_tokens
         left_s = self._ledger.left_s(charge, output_tokens if most is None else most, now_s)
@@ -39,7 +40,7 @@ class Leftovers:
         self._kept[charge] = now_s + min(left_s, _LONGEST_S), pending
 
     def lost(self, worker_id: int) -> list[Pending]:
-        """Remove and return the abandoned requests of a worker that has left or crashed.
+        """Remove and return the abandoned requests of a worker that was removed or has crashed.
 
         The caller releases their charges.
         """
@@ -49,12 +50,12 @@ class Leftovers:
         return [self._kept.pop(one)[1] for one in charged if one in self._kept]
 
     def over(self, now_s: float) -> list[Pending]:
-        """Remove and return the abandoned requests that should be done by now."""
+        """Remove and return the abandoned requests that should be over by now, by estimate."""
         due = [charge for charge, (until_s, _) in self._kept.items() if until_s <= now_s]
         return [self._kept.pop(charge)[1] for charge in due]
 
     def reported_over(self, fact: LoadReport) -> list[Pending]:
-        """Remove and return the abandoned requests that a worker's load report shows to be over.
+        """Remove and return the abandoned requests that are over, as a worker's load report shows.
 
         Their number is the number of charges at the worker less the number of requests in the
         report. The oldest abandoned requests are returned first.

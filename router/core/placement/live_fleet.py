@@ -1,8 +1,8 @@
-"""The fleet that a policy reads during one decision, backed by the decision core's own columns.
+"""The workers as a policy reads them in one decision, backed by the decision core's columns.
 
-A column is made anew at each reading, because most policies read few of the two dozen columns, and
-most of those once. Most columns are read-only views of the core's arrays. Only the result of a
-look-up or a sum is remembered.
+A column is made when it is read, because most policies read few of the two dozen columns, and most
+of those once. Most columns are read-only views of the core's arrays. Only the result of a look-up
+or a sum is remembered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from router.core.workers.columns import WorkerColumns
 
 
 class LiveFleet(FleetView):
-    """The fleet of one decision, read from the decision core's own columns.
+    """The workers that a policy may choose in one decision, read from the decision core's columns.
 
     Policies read the properties. Native code computes a policy's costs from `columns`, `rows` and
     `sessions`. Lifetime: one decision.
@@ -42,9 +42,10 @@ class LiveFleet(FleetView):
     ) -> None:
         """Build the fleet of the workers in `rows`, from their `columns`.
 
-        `others_s` is the time of the latest report of other clients' load, which counts for
-        `stale_s` seconds. `below_gpu` returns the hit tokens in host memory and on disk; None means
-        that no worker has these tiers. `sessions` is None while sessions are not tracked.
+        others_s: time of the latest report of other clients' load.
+        stale_s: seconds for which such a report counts.
+        below_gpu: returns the hit tokens in host memory and on disk; None if no worker has tiers there.
+        sessions: the session data of the decision, or None while sessions are not tracked.
         """
         hit_tokens.setflags(write=False)  # the ledger charges by them, whatever a policy does
         self.columns = columns
@@ -67,7 +68,7 @@ class LiveFleet(FleetView):
 
     @property
     def foreign_load_max_age_s(self) -> float:
-        """Age in seconds up to which other clients' reported load counts; -inf if none counts."""
+        """Age in seconds up to which a load report of other clients counts; -inf if none counts."""
         return -math.inf if self._fresh is None else self._stale_s
 
     @property
@@ -180,7 +181,7 @@ class LiveFleet(FleetView):
     def _fresh(self) -> Bools | None:
         """True for each worker whose report of other clients' load is recent enough, bool[rows].
 
-        None means that no report is recent enough.
+        None if no report is recent enough.
         """
         if self._now_s - self._others_s > self._stale_s:
             return None

@@ -1,7 +1,7 @@
 """Computes the costs of the default policy, `policies.warmset`, in native code.
 
-The native code reads the decision core's own columns. `kernels/src/decision/warmset.cpp` has the
-formula in C++.
+The native code reads the decision core's columns. Its formula is in
+`kernels/src/decision/warmset.cpp`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NativeWarmset:
         """Return the costs in seconds, float64[rows], or None if Python must compute them.
 
         Python must compute them while sessions are not tracked, if workers have tiers below the
-        GPU, and if `fleet` is not a `LiveFleet`.
+        GPU, or if `fleet` is not a `LiveFleet`.
         """
         if type(fleet) is not LiveFleet:
             return None

@@ -1,9 +1,9 @@
 """Requests that peer routers sent to shared workers, charged here like this router's own.
 
-Each request costs its worker as much as an own request, will leave blocks in its cache, and belongs
-to a session and to a tenant. So a decision sees one pool, whichever router a request came through.
-The speed and health of a worker are learned from own requests alone, because news of peers'
-requests come late.
+A peer's request costs its worker as much as an own one, leaves blocks in its cache, and belongs to
+a session and a tenant. So a decision sees one pool, whichever router a request came through. The
+speed and health of a worker are learned from own requests only, because news of peers' requests
+comes late.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from router.core.workers.table import WorkerTable
 class PeerRequests:
     """Charges requests of peer routers to the workers that this router shares with them.
 
-    Peers' requests have negative numbers, so that they differ from this router's own. A policy with
-    a memory observes them, through `guard`, like own requests. Lifetime: process.
+    Peers' requests have negative ids, which this router's own requests never have. A policy with a
+    memory receives facts about both kinds of requests, through `guard`. Lifetime: process.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class PeerRequests:
         guard: PolicyGuard,
         most: int,
     ) -> None:
-        """Start without requests; `most` is the limit of requests of all peers together."""
+        """Start without requests. `most` is the limit of requests of all peers together."""
         self._workers, self._ledger, self._caches = workers, ledger, caches
         self._arrivals, self._session_tracking, self._admission = (
             arrivals,
@@ -53,18 +53,18 @@ class PeerRequests:
         self.numbers = count(-1, -1)  # for requests that are heard of, whoever hears of them
 
     def room(self) -> bool:
-        """Return True if one more request may be kept."""
+        """Return True if there is room for one more request of a peer."""
         return len(self._pending) < self._most
 
     def __len__(self) -> int:
         return len(self._pending)
 
     def pending(self) -> Iterable[Pending]:
-        """Return the requests that have not ended, oldest first."""
+        """Return the peers' requests that have not ended, oldest first."""
         return self._pending.values()
 
     def take(self, fact: facts.PeerFact) -> None:
-        """Handle a fact of any of these kinds."""
+        """Handle a fact about a peer's request, of any kind."""
         if isinstance(fact, facts.PeerDispatched):
             self.dispatched(fact)
         elif isinstance(fact, facts.PeerEnded):
@@ -75,7 +75,7 @@ class PeerRequests:
             self.progress(fact)
 
     def dispatched(self, fact: facts.PeerDispatched) -> None:
-        """Charge a peer's request to its worker; ignore a worker that is not known here."""
+        """Charge a peer's request to its worker; ignore a worker that this router does not know."""
         arrival, now_s = fact.arrival, fact.now_s
         worker = self._workers.get(fact.worker_id)
         if worker is None:
@@ -122,7 +122,7 @@ class PeerRequests:
             self._admission.prefill_over(pending, True, fact.now_s)
 
     def progress(self, fact: facts.PeerProgress) -> None:
-        """Count the new answer tokens of a peer's request at its worker."""
+        """Update the token count of a peer's running answer."""
         pending = self._pending.get(fact.request_id)
         if pending is not None and pending.charge is not None:
             self._ledger.progress(pending.charge, fact.output_tokens, fact.now_s)
@@ -145,9 +145,9 @@ class PeerRequests:
             self._guard.observe(finish or facts.Failure(now_s, fact.request_id, "client"))
 
     def forget(self, request_id: int, now_s: float) -> bool:
-        """End a peer's request whose worker is gone.
+        """End a peer's request because its worker was removed.
 
-        Return False if no peer has a request of this number.
+        Return False if `request_id` is no peer's request.
         """
         known = request_id in self._pending
         self.ended(facts.PeerEnded(now_s, request_id))

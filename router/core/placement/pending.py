@@ -1,4 +1,4 @@
-"""A request that the core has accepted, and a prefill leg that starts with its decode leg."""
+"""A request that the core has accepted, and its prefill leg if both legs start together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from router.core.workers.mirror import EventHits, Expectation, Prediction
 
 @dataclass(slots=True, eq=False)
 class PrefillLeg:
-    """The prefill of a request at one worker, started together with its decode at another worker.
+    """The prefill of a request at one worker, while another worker starts to decode the request.
 
     Lifetime: until the request leaves both workers.
     """
@@ -67,7 +67,7 @@ class Pending:
 
     @property
     def prompt_charge(self) -> Charge | None:
-        """Return the charge at the worker that computes the prompt, or None if no worker does."""
+        """Return the charge at the worker that computes the prompt, or None if there is none."""
         prefill = self.prefill_leg
         if prefill is not None and prefill.charge is not None:
             return prefill.charge

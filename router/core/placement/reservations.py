@@ -1,4 +1,4 @@
-"""Reserves a worker for the request that has waited longest, if other requests keep passing it."""
+"""Reserves a worker for the request that has waited longest, if many other requests pass it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _Line = dict[int, "_Wait"]  # by serial, in the order in which they began to wai
 
 @dataclass(slots=True)
 class _Wait:
-    """One request that waits.
+    """A waiting request, with the number of requests that passed it and the worker reserved for it.
 
-    Lifetime: as long as it waits.
+    Lifetime: as long as the request waits.
     """
 
     pending: Pending
@@ -31,7 +31,7 @@ class _Wait:
 
 
 class Reservations:
-    """Reserves at most one worker of each model at a time.
+    """Reserves workers for requests that have waited long, at most one worker of each model.
 
     Lifetime: process.
     """
@@ -76,10 +76,10 @@ class Reservations:
     # Called by the chooser.
 
     def rows(self, pending: Pending, standing: Standing, rows: Rows) -> Rows | None:
-        """Return `rows` without the worker that is reserved for another request, or None.
+        """Return `rows` without the worker reserved for another request, or None if none is left.
 
-        None means that no worker is left. The reserved worker stays if this request is ahead of the
-        other request in the hold queue. `standing` is the state of this request's session cache.
+        The reserved worker stays in the result if this request is ahead of the other one in the
+        hold queue. `standing` says if this request's session is new, or has a cold or warm cache.
         """
         wait = self.models.get(pending.arrival.model)
         if wait is None or wait.pending is pending or _ahead(pending, standing, wait):
@@ -94,9 +94,10 @@ class Reservations:
         return known[2]
 
     def refused(self, pending: Pending, rows: Rows, hits: Ints, now_s: float) -> None:
-        """Record that no worker of `rows` takes a request, and reserve one if it was passed often.
+        """Record that no worker of `rows` takes a held request.
 
-        `hits` are the request's hit tokens on each row.
+        If many other requests have been sent before it, reserve a worker for it. `hits` are the
+        request's hit tokens on each row.
         """
         model, priority = pending.arrival.model, pending.arrival.priority
         if not pending.held or now_s - pending.arrival.now_s <= PASSED_S:
@@ -123,7 +124,10 @@ class Reservations:
             self.begun += 1
 
     def _give_up_untaken(self, wait: _Wait, rows: Rows) -> None:
-        """Give up the reserved worker if it is idle and the request still did not get it."""
+        """Give up the reserved worker if it is idle and the waiting request still did not get it.
+
+        Also give it up if it is not in `rows`.
+        """
         if wait.worker_id not in rows.worker_ids:
             wait.worker_id = None
             return
@@ -137,9 +141,9 @@ class Reservations:
     def _best(self, wait: _Wait, rows: Rows, hits: Ints) -> int | None:
         """Return the id of the best worker to reserve for a waiting request, or None.
 
-        The best worker has the most KV memory. Among equal workers, the best one has most of the
-        prompt cached, and then the fewest requests. A worker that was idle and still did not get
-        the request is left out.
+        The best worker has the most KV memory. Among equal workers, it is the one with most of the
+        prompt cached, and then the one with the fewest requests. Workers that the request did not
+        take although they were idle are left out.
         """
         columns, slots = self._columns, rows.slot_ids
         large = np.nan_to_num(columns.kv_capacity_tokens[slots], nan=0.0)
@@ -151,7 +155,8 @@ class Reservations:
 def _ahead(pending: Pending, standing: Standing, wait: _Wait) -> bool:
     """Return True if `pending` is ahead of the request of `wait` in the hold queue.
 
-    The priority and the session's cache decide, however long each of them has waited.
+    The priority decides, and among equals a known session is ahead of a new one. The time that they
+    have waited does not count.
     """
     priority, other = pending.arrival.priority, wait.pending
     if priority != other.arrival.priority:

@@ -1,8 +1,8 @@
-"""Decides whether a failed request is sent to another worker, and how long it waits before.
+"""Decides if a failed request is sent to another worker, and after how many seconds.
 
-Retries are bounded by a share of the requests (budgets as in Finagle's `RetryBudget`), so that an
-overloaded pool does not get its work several times. Requests that leave a removed worker do not
-count, nor do requests that leave a busy worker for one that is not.
+The number of retries is limited to a share of the requests, so that an overloaded pool does not get
+its work several times (a budget as in Finagle's `RetryBudget`). Retries after a worker was removed
+do not count, nor do retries that move a request from a busy worker to one that is not.
 """
 
 from __future__ import annotations
@@ -23,15 +23,19 @@ _AT_ONCE = ("connect", "early_close", "no_answer")
 
 
 def draw_of(seed: int, serial: int) -> float:
-    """Return a number in [0, 1), the same for the same (seed, serial) on every machine."""
+    """Return a random number in [0, 1) that depends only on `seed` and `serial`.
+
+    It is the same on every machine.
+    """
     bits: int = xxhash.xxh3_64_intdigest(serial.to_bytes(8, "little"), seed & (1 << 64) - 1)
     return (bits >> 11) * 2.0**-53
 
 
 class Retries:
-    """Decides about retries within a budget.
+    """Decides if failed requests are tried again, within a budget of retries.
 
-    Random waits come from the request's own draw and its number of attempts. Lifetime: process.
+    The random wait before a retry follows from the request's serial number and its number of
+    attempts, so a replay repeats it. Lifetime: process.
     """
 
     def __init__(self, settings: CoreSettings, counters: CoreCounters, seed: int) -> None:
@@ -41,7 +45,7 @@ class Retries:
         self._recent = Window(_BUDGET_S)  # (requests, retries)
 
     def arrived(self, now_s: float) -> None:
-        """Count an arriving request, which adds a share of a retry to the budget."""
+        """Count an arriving request, which increases the budget by a fraction of a retry."""
         self._recent.add(now_s, 1, 0)
 
     def again(
@@ -52,11 +56,11 @@ class Retries:
         now_s: float,
         spared: bool = False,
     ) -> Rejection | None:
-        """Allow another attempt of a failed request, or return why there is none.
+        """Allow another attempt of a failed request, or return the rejection if there is none.
 
-        The attempt starts at `pending.not_before_s` at the earliest. `worker` failed the request,
-        and is None if it is gone. `spared` is True if the worker is busy, or lacks the model, and
-        another worker may take the request.
+        The attempt starts at `pending.not_before_s` at the earliest. `worker` is the worker that
+        failed the request, or None if it was removed. `spared` is True if that worker is busy or
+        lacks the model, and another worker may take the request.
         """
         if cause == NO_MODEL and not spared:
             return Rejection(404, "model_not_found", "no worker that was asked has the model")
@@ -95,7 +99,7 @@ class Retries:
         return True
 
     def _wait_s(self, pending: Pending, cause: str) -> float:
-        """Return the wait before the next attempt: exponential, with full jitter.
+        """Return the seconds to wait before the next attempt: exponential backoff with full jitter.
 
         The source is Brooker, "Exponential Backoff And Jitter", AWS, 2015.
         """

@@ -1,4 +1,4 @@
-"""Tracks sessions while the policy in use needs them, and shows them to a decision."""
+"""Tracks sessions while the policy in use needs them, and gives their data to decisions."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from router.core.workers.table import Worker, WorkerTable
 
 
 class SessionView:
-    """The sessions as one decision reads them.
+    """The data about sessions that one decision reads.
 
     Lifetime: one decision.
     """
@@ -34,9 +34,10 @@ class SessionView:
         columns: WorkerColumns,
         chain: Hashes,
     ) -> None:
-        """Build the view for one request.
+        """Collect the session data for one request.
 
-        `held` are the prompt tokens cached in any tier of each worker, and `hits` those on the GPU.
+        `hits` are the prompt tokens cached on each worker's GPU, and `held` those cached in any
+        tier of the worker.
         """
         self._hits, self._chain = hits, chain
         self.trunk_tokens = tracked.trunk_tokens
@@ -69,9 +70,9 @@ class SessionView:
         return "new"
 
     def working_set_tokens(self) -> Floats:
-        """Return the KV tokens that live sessions want at each worker, float64[rows].
+        """Return the KV tokens at each worker that live sessions will probably use again.
 
-        The session of this request is left out.
+        The shape is float64[rows]. The session of this request is left out.
         """
         sets = self.sessions.sets
         tokens: Floats = sets.private_tokens[self._slots] + sets.trunk_tokens[self._slots]
@@ -82,9 +83,10 @@ class SessionView:
         return np.maximum(tokens, 0.0, out=tokens)
 
     def working_set_s(self) -> Floats:
-        """Return the seconds to recompute the private tokens of `working_set_tokens`.
+        """Return the seconds to recompute the tokens that only one session uses.
 
-        The shape is float64[rows]. The session of this request is left out.
+        These are the private tokens of `working_set_tokens` at each worker. The shape is
+        float64[rows]. The session of this request is left out.
         """
         speeds = self._columns.prefill_tokens_per_s[self._slots]
         # Of unowned blocks it is not known how deep in a context they lie: at least linear work.
@@ -95,9 +97,9 @@ class SessionView:
         return np.maximum(seconds, 0.0, out=seconds)
 
     def holds_trunk(self) -> Bools:
-        """Return True for each worker that holds the cache of another session with the same trunk.
+        """Return True for each worker that caches another session with the same shared prefix.
 
-        The shape is bool[rows]. A trunk is a prefix that many sessions share.
+        The shape is bool[rows].
         """
         sets, tracked = self.sessions.sets, self._tracked
         holding = sets.holding(tracked.trunk)[self._slots]
@@ -111,7 +113,7 @@ class SessionView:
         return holding
 
     def columns(self) -> dict[str, Floats]:
-        """Return the sums of sessions by worker slot, without copies."""
+        """Return sums over the sessions at each worker slot, float64[slots], without copies."""
         sets = self.sessions.sets
         return {
             "private_tokens": sets.private_tokens,
@@ -121,11 +123,11 @@ class SessionView:
         }
 
     def own(self) -> tuple[int, float, float, Bools, bool]:
-        """Return what this request's own session adds to the sums of its worker.
+        """Return the share of this request's own session in the sums of its worker.
 
-        The result is the worker's slot or -1, the session's tokens there, their work in tokens
-        without attention, bool[slots] of workers with sessions of the same trunk, and True if this
-        session alone has the trunk in its slot.
+        The result is: the worker's slot or -1; the session's tokens there; the work to recompute
+        them, in tokens without attention; bool[slots] of workers that hold the session's shared
+        prefix; and True if in its own slot this session alone has that prefix.
         """
         sets, tracked, slot = self.sessions.sets, self._tracked, self._own_slot
         holding = sets.holding(tracked.trunk)
@@ -134,9 +136,10 @@ class SessionView:
         return slot, self._own_tokens, self._own_work, holding, alone
 
     def trunk(self) -> tuple[int, int]:
-        """Return the tokens of the hot trunk, and how many more workers should hold it.
+        """Return the tokens of the hot trunk, and the number of workers that still lack it.
 
-        The second number is 0 or less if enough workers hold the trunk.
+        The hot trunk is the leading part of the prompt that many recent prompts share. The second
+        number is 0 or less if enough workers hold the trunk.
         """
         tokens, wanted = self.hot_trunk()
         if not wanted:
@@ -145,19 +148,20 @@ class SessionView:
         return tokens, min(wanted, len(self._hits)) - copies
 
     def hot_trunk(self) -> tuple[int, int]:
-        """Return the tokens of the hot trunk, and how many workers should hold it.
+        """Return the tokens of the hot trunk, and the number of workers that should hold it.
 
-        Both are 0 if the prompt begins with no hot trunk.
+        The hot trunk is the leading part of the prompt that many recent prompts share. Both numbers
+        are 0 if there is none.
         """
         trunk = self.sessions.trunks.of(self._chain)
         return (0, 0) if trunk is None else (trunk.tokens, trunk.wanted_copies)
 
     def cycle_s(self) -> float:
-        """Return the seconds of a session's turn while its cache is warm."""
+        """Return the mean seconds between two requests of a session whose cache is warm."""
         return self.sessions.cycle.seconds(self._slot_ids)
 
     def _row_of(self, slot: int) -> int | None:
-        """Return the row of a worker slot, or None if the worker is not in the view."""
+        """Return the row of the worker in `slot`, or None if the decision leaves the worker out."""
         slots = self._slots
         if isinstance(slots, slice):
             return slot - slots.start if slots.start <= slot < slots.stop else None
@@ -166,9 +170,9 @@ class SessionView:
 
 
 class SessionTracking:
-    """Tracks the sessions of all requests, while the policy in use needs them.
+    """Tracks the sessions of all requests, if the policy in use needs them.
 
-    `sessions` is None while the policy does not. Lifetime: process.
+    If it does not, `sessions` is None. Lifetime: process.
     """
 
     def __init__(
@@ -186,7 +190,7 @@ class SessionTracking:
         self.follow(policy, ())
 
     def follow(self, policy: LoadedPolicy, under_way: Iterable[Pending]) -> None:
-        """Start, continue or stop to track sessions, as the policy needs.
+        """Start, continue or stop the tracking of sessions, as `policy` needs it.
 
         `under_way` are the unfinished requests, oldest first.
         """
@@ -208,12 +212,12 @@ class SessionTracking:
                     self.dispatched(pending, charge.slot)
 
     def arrived(self, pending: Pending) -> None:
-        """Find the session of a request that arrived."""
+        """Find or create the session of an arriving request."""
         if self.sessions is not None:
             pending.tracked = self.sessions.arrived(pending.arrival, *_prompt(pending.arrival))
 
     def look(self, pending: Pending) -> None:
-        """Find the session of a request as a dry run, without remembering anything."""
+        """Find the session of a request for a dry run, without changing any state."""
         if self.sessions is not None:
             pending.tracked = self.sessions.look(pending.arrival, *_prompt(pending.arrival))
 
@@ -221,7 +225,7 @@ class SessionTracking:
         """Return the session data that a decision reads, or None while sessions are not tracked.
 
         `hits` are the prompt tokens cached on each worker's GPU, and `held` those cached in any
-        tier.
+        tier of the worker.
         """
         if self.sessions is None or pending.tracked is None:
             return None
@@ -229,14 +233,17 @@ class SessionTracking:
         return SessionView(self.sessions, pending.tracked, rows, hits, held, self._columns, chain)
 
     def wanted_tokens(self, slot: int) -> float:
-        """Return the KV tokens that sessions want at a worker, or NaN without tracking."""
+        """Return the KV tokens at a worker that sessions will probably use again.
+
+        Return NaN while sessions are not tracked.
+        """
         if self.sessions is None:
             return float("nan")
         sets = self.sessions.sets
         return sets.tokens_at(slot) + float(self.sessions.unowned.wanted_tokens[slot])
 
     def dispatched(self, pending: Pending, slot: int) -> None:
-        """Record that a request was sent to the worker in `slot`."""
+        """Record that a request was sent to the worker in `slot`, which now caches its session."""
         if self.sessions is None or (tracked := pending.tracked) is None:
             return
         if pending.standing == "warm" and not tracked.private_before:
@@ -246,7 +253,7 @@ class SessionTracking:
     def held(self, pending: Pending) -> None:
         """Record that a request must wait at the router.
 
-        If its session's cache is not warm, the cache counts as lost.
+        Unless the session's cache is warm, it counts as lost from now on.
         """
         if self.sessions is None or pending.tracked is None:
             return
@@ -261,9 +268,11 @@ class SessionTracking:
         *,
         refused: bool = False,
     ) -> None:
-        """Record the end of a request; `output_tokens` is None if it had no complete answer.
+        """Record the end of a request.
 
-        A `refused` request left no cache at its worker: its prompt may exceed the worker's memory.
+        `output_tokens` is the length of the answer, or None if it was not completed. `refused` is
+        True if the worker refused the request. Then its session has no cache there: the prompt may
+        exceed the worker's memory.
         """
         tracked, pending.tracked = pending.tracked, None
         if self.sessions is None or tracked is None:
