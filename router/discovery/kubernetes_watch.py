@@ -140,10 +140,10 @@ class Objects(Generic[Kind]):
         self._check_number()
 
     def apply(self, line: bytes) -> bool:
-        """Apply one event of a Kubernetes watch, and return True if an object changed.
+        """Apply one event of a Kubernetes watch, and return True if an object was added or changed.
 
-        `line`: the event as JSON. Raises TooOldError if the watch began at a version that the
-        server no longer has, and WatchError for any other bad event.
+        `line`: the event as JSON. Raises TooOldError if the API server no longer has the version
+        from which the watch starts. Raises WatchError for any other error or unreadable event.
         """
         one: Kind | Marked
         try:

@@ -504,10 +504,10 @@ class Member:
                 self._heard()
 
     def _silent_for_long(self, probes: int) -> bool:
-        """Report one more unanswered probe to the decision core.
+        """Tell the decision core that a worker has not answered one more probe.
 
-        `probes`: the number of probes that failed in a row. Return True if the worker has been
-        silent for so long that it counts as down.
+        probes: how many probes in a row got no answer.
+        Return True if the worker has been silent for so long that it now counts as down.
         """
         if not self.answers:  # its options changed while it was probed
             return False
@@ -660,9 +660,9 @@ class Member:
                     return "paused"
 
     def _move(self, event: str, recognized: Recognized | None = None) -> None:
-        """Change the worker's state after `event`, and tell the decision core.
+        """Change the worker's state as `event` demands, and tell the decision core.
 
-        `recognized`: what a new probe found out about the worker, or None.
+        recognized: what a new probe found out about the worker, or None.
         """
         state = self.state = MEMBER_STATES[self.state, event]
         suspended = state if state == "asleep" or state == "paused" else None

@@ -86,11 +86,11 @@ class SourceTrust:
         return 0.0 if self._silent_s is None else now_s - self._silent_s
 
     def update(self, report: Report, now_s: float) -> None:
-        """Process a new report of the source, which lists its workers.
+        """Process a new report from a discovery source, which lists the workers.
 
-        If the source suddenly lists no worker, the workers of its last report stay for a grace
-        period. A worker that often comes and goes stays for a while after it disappears from the
-        report.
+        If the source suddenly lists no workers at all, those of the last report are kept for a
+        grace period. A worker that often comes and goes is kept for a while after it is no longer
+        listed.
         """
         self.heard = True
         self.trouble = report.trouble

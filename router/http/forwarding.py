@@ -1,4 +1,4 @@
-"""Rules for forwarding headers between clients and workers."""
+"""Decides which headers are forwarded between clients and workers."""
 
 from __future__ import annotations
 
@@ -27,28 +27,31 @@ INTERNAL_PREFIX = b"x-warmroute-internal-"
 
 
 class ReadHeaders(Protocol):
-    """The parsed headers of a client's request. Lifetime: request."""
+    """Gives access to the parsed headers of a client's request. Lifetime: request."""
 
     def fields(self) -> tuple[Header, ...]: ...  # all of them, in order
     def lines(self, skip: frozenset[bytes]) -> bytes: ...  # as `lines_of`
 
 
 class ForwardedHeaders:
-    """The headers of a client's request that the worker gets. Lifetime: request."""
+    """The headers of a client's request that are forwarded to the worker. Lifetime: request."""
 
     __slots__ = ("_hidden", "_read")
 
     def __init__(self, read: ReadHeaders, hidden: frozenset[bytes] = frozenset()) -> None:
-        """`hidden` contains the lower-case names of headers that the worker does not get."""
+        """Wrap the headers `read`, without those whose lower-case names are in `hidden`."""
         self._read = read
         self._hidden = hidden
 
     def __iter__(self) -> Iterator[Header]:
-        """Yield the headers that are not hidden."""
+        """Yield the headers that are not hidden, as pairs of a name and a value."""
         return (header for header in self._read.fields() if header[0].lower() not in self._hidden)
 
     def lines(self) -> bytes:
-        """Return the headers for the worker as lines, each with CRLF."""
+        """Return the headers to forward as lines, each ending with CRLF.
+
+        Hop-by-hop headers and headers that the relay writes itself are left out, too.
+        """
         return self._read.lines(_with_replaced(self._hidden))
 
 
@@ -58,10 +61,10 @@ def _with_replaced(hidden: frozenset[bytes]) -> frozenset[bytes]:
 
 
 def lines_of(headers: Iterable[Header], skip: frozenset[bytes]) -> bytes:
-    """Return `headers` as lines, each with CRLF, without the headers that must not be forwarded.
+    """Return the headers that may be forwarded, as lines that each end with CRLF.
 
-    Left out are the names in `skip` (lower case), the names that a `Connection` header lists, and
-    the router's internal headers.
+    Left out are the headers named in `skip` (lower case), those that a `Connection` header lists,
+    and the router's internal headers.
     """
     skip = _of_connection(headers, skip)
     return b"".join(
@@ -80,14 +83,15 @@ def end_to_end(headers: Iterable[Header]) -> list[Header]:
 
 
 def _of_connection(headers: Iterable[Header], known: frozenset[bytes]) -> frozenset[bytes]:
-    """Return the lower-case names of hop-by-hop headers, which must not be forwarded.
+    """Return the lower-case names of the headers that belong to one connection only.
 
-    These are the `known` names and the names that `Connection` headers list.
+    These are the names in `known` and the names that `Connection` headers list. Such headers must
+    not be forwarded.
     """
     values = [value for name, value in headers if len(name) == 10 and name.lower() == b"connection"]
     return known | _options(values) if values else known
 
 
 def _options(values: Iterable[bytes]) -> frozenset[bytes]:
-    """Return the names that the values of `Connection` headers list, in lower case."""
+    """Return the header names that these values of `Connection` headers list, in lower case."""
     return frozenset(one.strip() for value in values for one in value.lower().split(b","))

@@ -16,11 +16,12 @@ _METHOD = re.compile(r"[A-Z]{1,20}")
 
 
 def parse_head(head: bytes, method: str) -> ReplyHead:
-    """Parse the head of a reply: the status line and the fields, without the empty line at the end.
+    """Parse the head of a worker's reply: the status line and the headers.
 
-    Headers that only the router may send to clients (`x-warmroute-*`) are left out. Raises
-    WorkerError("garbage") for a head that two readers could frame differently: bare LF, folded
-    lines, a length together with chunks, lengths that differ, an unknown transfer coding.
+    `head` does not include the empty line at the end. Headers that only the router may send to
+    clients (`x-warmroute-*`) are left out. Raises WorkerError("garbage") if two readers could
+    disagree on where the reply ends: bare LF, folded lines, both a length and chunks, lengths that
+    differ, or an unknown transfer coding.
     """
     try:
         status, reason, headers, framing, length, *flags = reply_head(head, method == "HEAD")

@@ -66,7 +66,7 @@ class GrpcReply:
 
 
 class GrpcCarrier(Carrier):
-    """Carries a request that came by gRPC to the gRPC port of a worker. Lifetime: request."""
+    """Carries a request that came by gRPC to a worker's gRPC port. Lifetime: request."""
 
     __slots__ = ("_make_reply", "_named", "_running", "_stops", "_target")
 
@@ -77,10 +77,12 @@ class GrpcCarrier(Carrier):
         make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
         running: dict[Named, int],
     ) -> None:
-        """`running` maps the id that a client gave a running request to the request's worker.
+        """Carry the gRPC call `target`.
 
-        A request that stops a running request (`stop` of TensorRT-LLM's models) goes to the same
-        worker.
+        make_reply: makes the object that collects the worker's answer.
+        running: the worker's id for each running request that its client has named. It is shared by
+        all carriers. A call that stops a running request (`stop` of TensorRT-LLM's models) goes to
+        that worker.
         """
         super().__init__(http)
         self._target = target

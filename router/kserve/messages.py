@@ -157,10 +157,10 @@ class GrpcTarget(KserveTarget):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """Return the function that reads the gRPC message of the request. `header` has no effect.
+        """Return a function that reads the message of this gRPC request.
 
-        `apart`: the name of a model that shares a server with another model but has a cache of its
-        own.
+        header: not used; other protocols need it.
+        apart: the name of a model that shares a server with another model, but not its cache.
         """
         roles = self.roles(self.model)
 
@@ -471,9 +471,10 @@ def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
 
 
 def grpc_answer(rpc: str, status: int, body: bytes) -> bytes:
-    """Convert a worker's answer over HTTP into the answer of the gRPC call `rpc`.
+    """Convert a worker's HTTP answer into the answer of the gRPC call named `rpc`.
 
-    Raises ClientError or WorkerError for a failed call. A model that is not ready is not a failure.
+    Raises ClientError or WorkerError if the call failed. For a call that asks whether a model or
+    server is ready, "not ready" is a normal answer.
     """
     if rpc in _READY and status not in (401, 403, 429):
         ready = _CLASSES[f"{rpc}Response"](**{_READY[rpc]: status == 200})

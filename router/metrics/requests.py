@@ -119,7 +119,7 @@ class RequestMetrics(Collector):
     def count_attempt(
         self, arrival: Arrival, worker_id: int, outcome: Outcome, now_s: float
     ) -> None:
-        """Count an attempt that has ended, and record the latencies of a complete answer."""
+        """Count an attempt that has ended. If its answer was complete, record its latencies."""
         error, kind = outcome.error, ""
         if isinstance(error, WorkerError):
             if error.kind == "out_of_files":  # no worker heard of it: only its refusal counts

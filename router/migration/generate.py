@@ -80,9 +80,9 @@ class _WorkerOutput:
         self._growths = 0
 
     def new_output(self, event: _Event) -> tuple[list[int], str] | None:
-        """Return the new token ids and the new text of an event.
+        """Return the token ids and the text that an event of a stream adds to the answer.
 
-        Return None if the event's format differs from the format of the events before.
+        Return None if the event does not continue the earlier events in the same format.
         """
         ids, count = event.output_ids or [], event.meta_info.completion_tokens
         have = len(self.ids)

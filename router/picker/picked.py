@@ -72,7 +72,7 @@ class Call(Protocol):
     exchange: PickerExchange
 
     async def receive(self) -> bool:
-        """Read the next message of the data plane. Return False at the end of the exchange."""
+        """Wait for the data plane's next message. Return False if the exchange has ended."""
 
     async def say(self, answers: Iterable[bytes]) -> None:
         """Tell the data plane."""
@@ -217,7 +217,7 @@ class PickedReply:
 
 
 class PickedCarrier(Carrier):
-    """Tells the data plane, a proxy that sends the request itself, which worker was chosen.
+    """Tells the data plane, a proxy that sends the request itself, which worker to use.
 
     Lifetime: request.
     """
@@ -237,7 +237,10 @@ class PickedCarrier(Carrier):
         among: tuple[int, ...] | None,
         terms: PickerTerms,
     ) -> None:
-        """`among` contains the ids of the workers that may get the request; None allows all."""
+        """Carry the request `http`, which the data plane has.
+
+        among: the ids of the workers that may get the request; None if all may.
+        """
         super().__init__(http)
         self.call = http.call
         self.clock = service.clock

@@ -230,7 +230,7 @@ class PickerPort(GrpcListener):
                 return self._too_late(state)
 
     def _too_late(self, state: RequestState) -> Answer:
-        """Return the answer to a request for which no worker was chosen in time."""
+        """Reject a request for which no worker was chosen in time, and return the error answer."""
         core = self._service.dispatcher.core
         settings = core.settings
         if state.ticket.is_open:

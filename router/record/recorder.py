@@ -233,7 +233,7 @@ class FactRecorder:
 
     @property
     def is_closed(self) -> bool:
-        """Return True if the recorder writes nothing more."""
+        """Return True if the recorder has stopped writing to its file."""
         return self._sink.is_closed
 
     def record(self, fact: Fact, take: Callable[[Fact], list[Action]]) -> list[Action]:
@@ -326,7 +326,7 @@ class _FactSink:
 
     @property
     def is_closed(self) -> bool:
-        """Return True if nothing more is written to the file."""
+        """Return True if nothing more will be written to the file."""
         return bool(self._why)
 
     def end(self, why: str) -> None:

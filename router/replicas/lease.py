@@ -135,10 +135,10 @@ class Leases:
         return [*([""] * len(given_up)), *wanted], commands
 
     def read_replies(self, asked: Sequence[str], replies: Sequence[Any], asked_s: float) -> None:
-        """Process Redis's replies to the commands that take or renew leases.
+        """Process the replies of Redis to a batch of commands that take, renew or give back leases.
 
-        `asked` names the lease of each command, or is "" for a lease that was given back.
-        `asked_s`: the time at which the commands were sent, in seconds of the router's own clock.
+        asked: the lease of each command; "" if the command gives a lease back.
+        asked_s: when the commands were sent, in seconds of the router's own clock.
         """
         for what, token in zip(asked, replies, strict=True):
             lease = self._wanted.get(what)

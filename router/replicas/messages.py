@@ -173,8 +173,7 @@ BlockSize = Annotated[int, Meta(ge=1, le=1 << 20)]
 class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     """Tells other routers that a request, or one leg of it, was sent to a worker.
 
-    Each item of `chains` is a block size and the hashes of the prompt's blocks: unsigned 64-bit
-    integers, little-endian.
+    chains: pairs of a block size and the chain hashes of the prompt, as little-endian uint64.
     """
 
     request_id: RequestId  # the sender's number of this dispatch

@@ -1,4 +1,4 @@
-"""Charges a request to the quota of its API key, and writes the request's log records."""
+"""Charges a request to the quota of its API key, and collects what the logs say about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _ANYBODY = KeyTerms()
 
 
 class Account:
-    """Charges one request to its API key's quota and tenant, and collects facts for log records.
+    """Charges one request to its API key's quota and to its tenant, and writes its log records.
 
     Lifetime: request.
     """
@@ -52,17 +52,14 @@ class Account:
 
     @property
     def terms(self) -> KeyTerms:
-        """Return the rights of the request's API key.
-
-        A request without a key has the default rights.
-        """
+        """Return the rights of the request's API key, or the default rights if it has no key."""
         return _ANYBODY if self._key is None else self._key.terms
 
     def trace_id(self) -> str | None:
-        """Return the request's trace id, 32 hexadecimal digits, or None.
+        """Return the request's trace id as 32 hexadecimal digits, or None if it has no trace id.
 
-        The router's own trace comes before the client's `traceparent` header. The result is None if
-        neither exists, or if neither the access log nor a trace needs the id.
+        The trace id is that of the router's own trace, or else that of the client's `traceparent`
+        header. It is also None if neither the access log nor a trace needs it.
         """
         if not self.has_id:
             return None
@@ -91,9 +88,9 @@ class Account:
             self._read_s = self._service.clock()  # its whole body is here
 
     def spend(self, prompt_tokens: int) -> None:
-        """Charge the tokens of the prompt to the quota of the request's key.
+        """Charge the prompt's tokens to the quota of the request's key.
 
-        Raises ClientError(429) if the quota has fewer tokens left.
+        Raises ClientError(429) if fewer tokens are left in the quota.
         """
         self._prompt_tokens = prompt_tokens
         if self._grant is not None:
@@ -116,15 +113,15 @@ class Account:
     # --- decisions ----------------------------------------------------------------------------
 
     def asks(self) -> None:
-        """Record the start time of the decision about a worker, if the request is traced."""
+        """Record when the router asks the decision core for a worker, if the request is traced."""
         if self.traced:
             self._asked_s = self._service.clock()
 
     def asked_s(self) -> float | None:
-        """Return the start time of the latest decision, in seconds of the service's clock.
+        """Return when the router last asked the decision core for a worker, in seconds.
 
-        Each time is returned once. Return None if the request is not traced, or if there is no new
-        decision since the last call.
+        Each time is returned only once. Return None if the request is not traced, or if the router
+        has not asked again since the last call.
         """
         asked_s = self._asked_s
         if self.traced:
@@ -132,29 +129,30 @@ class Account:
         return asked_s
 
     def begins(self, attempt: Attempt) -> None:
-        """Give the attempt a span id, if the request is traced.
+        """Give the attempt a span id for tracing, if the request is traced.
 
-        The worker gets the id as the parent of its own spans.
+        The worker gets this id as the parent of its own spans.
         """
         if self.trace is not None and self.traced:
             assert self._service.tracer is not None, "a traced request has a tracer"
             self.trace.told_id = attempt.span_id = self._service.tracer.span_id()
 
     def goes_to(self, attempt: Attempt, member: Member) -> None:
-        """Record the worker's host and port in the attempt, if the request is traced."""
+        """Record the worker's host and port in the attempt, for its trace span, if one is made."""
         if self.traced:
             attempt.address = member.upstream.host, member.upstream.port
 
     def rejected(self) -> None:
-        """Record the time of the decision core's refusal, if the request is traced."""
+        """Record when the decision core refused the request, if the request is traced."""
         if self.traced:
             self._answered_s = self._service.clock()
 
     def refused(self, reject: Reject, status: int, *, begun: bool = False) -> None:
-        """Record that the decision core refused the request, and the status that the client got.
+        """Record that the decision core refused the request.
 
-        `begun`: the client had received a part of an answer. Then charge the tokens of that part,
-        and count no refusal for the tenant.
+        status: the HTTP status that the client got.
+        begun: the client had already received a part of an answer. Then the tokens of this part are
+        charged, and the tenant's count of refusals does not grow.
         """
         self._refused = status, reject.code
         if not begun:
@@ -165,7 +163,7 @@ class Account:
     # --- its answer ---------------------------------------------------------------------------
 
     def headers(self) -> tuple[Header, ...]:
-        """Return headers for the answer: the request's id and the state of the key's quota."""
+        """Return headers that the router adds to the answer: the request's id and its quota."""
         headers: tuple[Header, ...] = ()
         if self.has_id:
             headers = ((ID_HEADER.encode(), self.id.encode()),)
@@ -175,7 +173,7 @@ class Account:
         return headers
 
     def answered(self, answer: Answer, attempts: Sequence[Attempt]) -> Answer:
-        """Return the answer, with the request's id added if the router wrote the answer itself."""
+        """Return `answer`. If the router wrote it itself, add the request's id to its headers."""
         if self.has_id:
             if attempts and attempts[-1].code == DEADLINE:
                 self._late_status = answer.status
@@ -192,10 +190,10 @@ class Account:
         attempts: Sequence[Attempt],
         body: bytes,
     ) -> None:
-        """End the use of the quota, and write the request's record to the logs.
+        """Record the end of the request in the quota and in the logs.
 
-        `error`: the exception that ended the request's handler, or None. `arrival`: the request as
-        the decision core got it, or None if the request was never submitted to the core.
+        error: the exception that ended the request, or None.
+        arrival: the request as the decision core got it; None if it was not submitted to the core.
         """
         service = self._service
         if self._grant is not None:

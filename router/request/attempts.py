@@ -1,4 +1,4 @@
-"""Sends each attempt at a request to the one or two workers that the decision core chose."""
+"""Sends each attempt at a request to the worker, or the two workers, that the core chose."""
 
 from __future__ import annotations
 
@@ -47,9 +47,10 @@ class Attempts:
         clock: Callable[[], float] = time.monotonic,
         draw: Callable[[int], int] = secrets.randbits,
     ) -> None:
-        """`movers` lets another worker continue a stream that breaks off; None switches this off.
+        """Prepare to send requests.
 
-        For the other arguments see `LegSender` and `TwoLegs`.
+        movers: lets another worker continue a stream that breaks off; None switches this off.
+        The other arguments are those of `LegSender` and `TwoLegs`.
         """
         self._service = service
         self._sender = LegSender(service, terms, keep_authorization, clock)
@@ -62,14 +63,14 @@ class Attempts:
         return self._sender.terms
 
     def renew(self, terms: AttemptTerms, movers: Movers | None) -> None:
-        """Use new settings, and new `movers` for broken streams, from now on."""
+        """Use these settings from now on, and `movers` to continue broken streams (None: never)."""
         self._sender.renew(terms)
         self.movers = movers
 
     def follow_stream(self, state: RequestState) -> None:
-        """Start to record the answer of a streamed request.
+        """Begin to record the request's answer, if it is a stream that another worker may continue.
 
-        If the worker fails, another worker can continue the recorded answer.
+        If the first worker fails, another worker continues the recorded answer.
         """
         if self.movers is not None and state.carrier.moves and state.arrival.stream:
             read = (state.arrival, state.prompt.encoded)
@@ -78,8 +79,8 @@ class Attempts:
     def begin(self, state: RequestState, action: Dispatch) -> Attempt:
         """Create the attempt for `action`, the decision core's choice of workers.
 
-        If a second worker shall prefill at the same time, create the attempt at the second worker,
-        too, and store it in `state`.
+        If another worker must prefill at the same time, create a second attempt for that worker and
+        store it in `state`.
         """
         state.carrier.placed(action.worker_id)
         state.prefill = state.sidecar_prefill = None
@@ -112,8 +113,8 @@ class Attempts:
     async def send(self, state: RequestState, attempt: Attempt) -> AttemptEnd:
         """Send the request, or its prefill or decode leg, to the chosen workers.
 
-        Relay the answer to the client, unless it is the answer to a prefill leg. Return the result
-        of the attempt.
+        The answer is relayed to the client, except that of a prefill leg. Return the result of the
+        attempt.
         """
         stream = state.stream
         if stream is not None:
@@ -171,9 +172,9 @@ class Attempts:
         return answer
 
     def _refusal(self, state: RequestState, reject: Reject) -> Answer:
-        """Return the error answer for a refused request.
+        """Return the answer for a refused request.
 
-        If the refusal follows from a worker's error answer, return the worker's answer instead.
+        This is a worker's own error answer if the refusal follows from it, else the router's.
         """
         if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
             headers = state.account.headers()
@@ -196,10 +197,10 @@ class Attempts:
         return headers + state.account.headers()
 
     def _why_refused(self, state: RequestState, reject: Reject) -> str | None:
-        """Return the explanation of a refusal as a header value, or None if there is none.
+        """Return the header value that explains a refusal to the client, or None.
 
-        Only a client that asked for explanations gets one, and only if no worker could take the
-        request.
+        The client gets an explanation only if it asked for explanations and no worker could take
+        the request.
         """
         if state.explain not in TO_CLIENTS or reject.code not in HELD_CODES:
             return None
@@ -209,9 +210,9 @@ class Attempts:
 
 
 def _explanation(state: RequestState, attempt: Attempt) -> bytes:
-    """Return the explanation of a decision as a header value.
+    """Return the header value that explains why the attempt's worker was chosen.
 
-    The explanation of a decode leg includes the decision about the prefill leg before.
+    For a decode leg it also explains the choice of the prefill worker.
     """
     before = state.attempts[-2] if attempt.leg == "decode" and len(state.attempts) > 1 else None
     prefill = None

@@ -1,4 +1,4 @@
-"""Defines the carrier of a request: the transport to workers and back to the client."""
+"""Defines the transport of a request to workers, and of the answer to the client."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from router.upstream.client_reply import ClientReply, Reply
 class Carrier:
     """Carries one request to workers, and the answer to the client, over HTTP.
 
-    Other transports, such as gRPC, derive carriers of their own. Lifetime: request.
+    Subclasses do the same over other transports, such as gRPC.
+    Lifetime: request.
     """
 
     __slots__ = ("http",)
@@ -30,47 +31,47 @@ class Carrier:
         self.http = http
 
     def path(self, target: Target | None) -> Path:
-        """Return the request's entry in the path table, which says how to read the request and
-        answer.
+        """Return the path table's entry for this request, which says how to read it and its answer.
 
-        `target`: the model and call of a request in a protocol with its own paths, such as KServe
+        target: the model and call of a request in a protocol with paths of its own, such as KServe
         v2.
         """
         return PATHS.get(self.http.path, OTHER) if target is None else target.path
 
     def arrival(self, arrival: Arrival, prompt: Prompt, key: KeyTerms) -> Arrival:
-        """Return the arrival, which describes the request to the decision core.
+        """Return the description of the request that the decision core gets.
 
-        A transport may add its own constraints to the given arrival. Raises ClientError for a
-        request that the transport does not allow.
+        A subclass may add constraints of its transport to `arrival`. Raises ClientError if the
+        transport or the key does not allow the request.
         """
         return arrival
 
     def placed(self, worker_id: int) -> None:
-        """Record the worker that the decision core chose."""
+        """Record that the decision core chose the worker `worker_id` for the request."""
 
     def upstream(
         self, member: Member, attempt: Attempt, on_answer: Callable[[], None] | None = None
     ) -> Sends:
-        """Return the object that sends requests to the worker of the attempt.
+        """Return the object that sends the attempt's request to the worker `member`.
 
-        `on_answer`: a function that the transport may call when the answer begins.
+        on_answer: a function that the object may call when the answer begins.
         """
         return member.upstream
 
     def reply(self, buffer_bytes: int, headers: tuple[Header, ...] = ()) -> Reply:
-        """Return the sink that writes the worker's answer to the client.
+        """Return the object that writes the worker's answer to the client.
 
-        `headers`: headers that the router adds. `buffer_bytes`: the number of unsent bytes at which
-        the router pauses reading from the worker.
+        buffer_bytes: if more bytes than this are unsent, the router pauses reading from the worker.
+        headers: headers that the router adds to the answer.
         """
         return ClientReply(self.http, buffer_bytes, headers)
 
     def rest(self, arrival: Arrival) -> Arrival | None:
-        """Return the arrival for the next attempt, or None if the failed attempt did not
-        change it.
+        """Return the description of the request for the next attempt, after a failed attempt.
+
+        None means that the failed attempt did not change the request.
         """
         return None
 
     def ended(self) -> None:
-        """Clean up after the end of the request."""
+        """Release what the carrier holds, after the end of the request."""

@@ -1,4 +1,4 @@
-"""Reads the deadlines of requests, and derives the timeouts of attempts.
+"""Reads the deadlines of requests from headers, and sets the time limits of attempts.
 
 A client sets a deadline in the configured header, or in the header that Envoy sets for the services
 behind it (`x-envoy-expected-rq-timeout-ms`: Envoy 1.31, "Router", HTTP headers to upstreams).
@@ -31,10 +31,10 @@ class Deadlines:
     total_s: float = 0.0  # for any request, whatever its client says; 0: no bound
 
     def deadline_s(self, header: Callable[[str], str | None], now_s: float) -> float | None:
-        """Return the request's deadline, in seconds on the clock of `now_s`, or None.
+        """Return the request's deadline, in seconds on the clock of `now_s`; None if it has none.
 
-        None means that the request has no deadline. `header` returns the value of a request header
-        by name. Raises ClientError(400) if the value is not a valid number of milliseconds.
+        header: returns the value of the request's header with a given name.
+        Raises ClientError(400) if the value is not a valid number of milliseconds.
         """
         own, envoys = header(self.deadline_header), header(ENVOY_HEADER)
         if own is None and envoys is None and not self.total_s:
@@ -45,10 +45,10 @@ class Deadlines:
         return now_s + min(known_s) if known_s else None
 
     def timeouts(self, timeouts: Timeouts, stream: bool, uncached_tokens: int) -> Timeouts:
-        """Return the timeouts of one attempt, based on `timeouts`.
+        """Return the timeouts of one attempt, made from the general `timeouts`.
 
-        Each uncached prompt token adds to the time limit of the first byte. An answer that is not a
-        stream has a first-byte limit of its own.
+        The time limit for the first byte grows with the number of uncached prompt tokens. It starts
+        from another value if the answer is not a stream.
         """
         first_s = timeouts.first_byte_s if stream else self.whole_answer_s
         if first_s == timeouts.first_byte_s and not self.ms_per_token:
@@ -56,13 +56,13 @@ class Deadlines:
         return replace(timeouts, first_byte_s=first_s + uncached_tokens * self.ms_per_token / 1e3)
 
     def names(self) -> frozenset[bytes]:
-        """Return the names of the headers that carry a deadline, in lower case."""
+        """Return the lower-case names of the request headers that may carry a deadline."""
         return frozenset((self.deadline_header.encode(), ENVOY_HEADER.encode()))
 
     def left(self, left_s: float) -> Header:
-        """Return the header that gives a worker the remaining time of the request, in milliseconds.
+        """Return the header that tells a worker how many milliseconds the request has left.
 
-        `left_s`: the remaining time, in seconds.
+        left_s: the remaining time in seconds.
         """
         return self.deadline_header.encode(), b"%d" % max(int(left_s * 1e3), 1)
 
@@ -74,10 +74,11 @@ async def in_time(
     clock: Callable[[], float],
     sink: ReplySink | None = None,
 ) -> Outcome:
-    """Await `sending` until the deadline, and return the outcome.
+    """Wait for the end of `sending`, at most until the deadline, and return the outcome.
 
-    If the deadline passes while an answer is being sent, break the answer off visibly, so that the
-    client cannot take it for complete. `sink`: the filter in front of `reply`, or None.
+    If the deadline passes while an answer is being sent, the answer is broken off visibly, so that
+    the client cannot take it for complete.
+    sink: the filter between the worker and `reply`, or None.
     """
     started_s = clock()
     try:
@@ -92,14 +93,14 @@ async def in_time(
 
 
 def is_late(outcome: Outcome) -> bool:
-    """Return True if an attempt ended because the deadline of the request passed."""
+    """Return True if an attempt ended because the request's deadline passed."""
     return isinstance(outcome.error, ClientError) and outcome.error.code == DEADLINE
 
 
 def late_answer(reply: Reply) -> Answer:
     """Return the answer for a client whose deadline has passed.
 
-    Return `reply` if the client already has a part of the answer, else an error with status 504.
+    This is `reply` if the client already has a part of it, else an error with status 504.
     """
     if reply.body_length:
         return reply

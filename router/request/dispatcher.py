@@ -1,9 +1,9 @@
-"""Connects the I/O code with the decision core, which chooses workers.
+"""Connects the code that does I/O with the decision core, which chooses workers.
 
 The dispatcher passes facts to the core, and carries out the actions that the core returns. Each
-request has a `Ticket`, which receives the actions for the request. Closing the ticket tells the
-core exactly once that the request is over, whatever the reason. So the core never counts the load
-of a finished request.
+request has a `Ticket`, which receives the actions for this request. When the ticket is closed, the
+core learns exactly once that the request is over, for whatever reason. So a finished request never
+stays in the core's counts of load.
 """
 
 from __future__ import annotations
@@ -101,9 +101,9 @@ class Ticket:
         self._actions: list[Dispatch | Reject] = []  # one, but for a moment
 
     def close(self) -> None:
-        """Unregister the request from the dispatcher.
+        """Remove the request from the dispatcher.
 
-        If the request is not over, first tell the decision core that the client has left.
+        If the request is not over, first tell the decision core that its client has left.
         """
         try:
             if self.is_open:
@@ -117,24 +117,27 @@ class Ticket:
         return self.phase in ("waiting", "sent")
 
     def enter(self, request_id: int, explained: bool = False) -> None:
-        """Register this ticket for the actions about `request_id`.
+        """Register this ticket to receive the actions for the request `request_id`.
 
-        `explained`: the decision core records the reasons of its decisions about the request.
+        explained: True if the decision core must record why it decides as it does.
         """
         self.request_id = request_id
         self._move("asks for a worker")
         self._dispatcher.enter(self, explained)
 
     def arrive(self, arrival: Arrival, explained: bool = False) -> None:
-        """Submit the request to the decision core, whose decision may come later.
+        """Submit the request to the decision core. The decision arrives in `next_action`.
 
-        `explained`: the core records the reasons of its decisions about the request.
+        explained: True if the decision core must record why it decides as it does.
         """
         self.enter(arrival.request_id, explained)
         self._dispatcher.tell(arrival)
 
     def refuse(self, refusal: Reject) -> None:
-        """Refuse the request without submitting it to the decision core."""
+        """Refuse the request without asking the decision core.
+
+        The refusal arrives in `next_action`, like one of the core.
+        """
         self.enter(refusal.request_id)
         self.put(refusal)
 
@@ -149,20 +152,21 @@ class Ticket:
         return action
 
     def put(self, action: Dispatch | Reject) -> None:
-        """Pass an action of the decision core to the request, which waits in `next_action`."""
+        """Deliver an action of the decision core to `next_action`, where the request may wait."""
         self._actions.append(action)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     def first_token(self, now_s: float) -> None:
-        """Tell the decision core that the answer has begun."""
+        """Tell the decision core that the answer's first token arrived."""
         self._dispatcher.tell(FirstToken(now_s, self.request_id))
 
     def prefilled(self, cached_tokens: int | None, *, waits: bool) -> None:
-        """Tell the decision core that the prefill leg is over.
+        """Tell the decision core that the prefill leg has ended well.
 
-        `waits`: True if the core now chooses a worker for the decode leg; False if the decode leg
-        was sent already.
+        cached_tokens: how many prompt tokens the prefill worker had cached; None if unknown.
+        waits: True if the core must now choose a worker for the decode leg; False if that leg was
+        sent already.
         """
         if waits:
             self._move("its first leg is over")
@@ -170,7 +174,7 @@ class Ticket:
         self._dispatcher.tell(Prefilled(now_s, self.request_id, cached_tokens))
 
     def progress(self, now_s: float, output_tokens: int) -> None:
-        """Tell the decision core the number of tokens that the answer has so far."""
+        """Tell the decision core that the running answer has `output_tokens` tokens so far."""
         self._dispatcher.tell(Progress(now_s, self.request_id, output_tokens))
 
     def finish(
@@ -181,9 +185,10 @@ class Ticket:
         *,
         refused: bool = False,
     ) -> None:
-        """Tell the decision core that the answer is complete, and report the worker's token counts.
+        """Tell the decision core that the answer is complete, with the worker's token counts.
 
-        A count that the worker did not report is None. `refused`: the answer has a 4xx status.
+        A count is None if the worker did not report it.
+        refused: True if the worker refused the request with a 4xx status.
         """
         self._move("it is answered")
         now_s = self._dispatcher.clock()
@@ -203,10 +208,11 @@ class Ticket:
     ) -> None:
         """Tell the decision core that an attempt ended without a complete answer.
 
-        `retry`: the core shall choose another worker. `rest`: the part of the request that is still
-        to do, if the client has received a part of the answer. `leg`: the leg that failed.
-        `busy_s`: the seconds for which a busy worker wants no requests (see `Failure`). A failed
-        prefill leg without a retry leaves the answer running.
+        blame: who caused this: the client, a fault of the worker, or a worker that is only busy.
+        retry: True if the core must choose another worker.
+        rest: the part of the request still to do, if the client has a part of the answer.
+        leg: the leg that failed. If it is the prefill leg and `retry` is False, the answer goes on.
+        busy_s: for how many seconds a busy worker wants no requests (see `Failure`).
         """
         if retry:
             self._move("another worker shall try")

@@ -1,4 +1,4 @@
-"""Orders the work of requests on threads and on the event loop; earlier requests come first."""
+"""Runs the work of requests in threads, so that the work of earlier requests comes first."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @coroutine
 def let_others_run() -> Generator[None]:
-    """Yield to the event loop once, so that other waiting requests can reach the same stage."""
+    """Return control to the event loop once, so that other requests can run before this one."""
     yield
 
 

@@ -41,19 +41,17 @@ class Inference:
             return await self.answer(state, target)
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
-        """Create the state of a new request, which is a context manager.
-
-        Leaving the context ends the request.
-        """
+        """Return the state of a new request, a context manager. Leaving it ends the request."""
         service = self._service
         return RequestState(http, carrier, Ticket(service.dispatcher), Account(service, http))
 
     async def answer(self, state: RequestState, target: Target | None = None) -> Answer:
-        """Answer a request: check the key, read the body, get a worker, send, and report the end.
+        """Handle a request from the check of its API key to the end of its answer.
 
-        `target`: the model and call of a request in a protocol with its own paths, such as KServe
-        v2. Raises ClientError if the client made a mistake, and CancelledError or OSError if it
-        left.
+        target: the model and call of a request in a protocol with paths of its own, such as KServe
+        v2.
+        Raises ClientError if the request is wrong or not allowed, and CancelledError or OSError if
+        the client left.
         """
         account, ticket, attempts = state.account, state.ticket, self.attempts
 

@@ -1,4 +1,4 @@
-"""Frees KV that a prefill worker holds for a decode leg, if no decode leg reads the KV."""
+"""Frees the KV that a prefill worker keeps for a decode leg, if no decode leg reads it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _RELEASE_S = 30.0  # of a call; after so long a lease of our engine ends by itse
 
 
 class Releases:
-    """Asks workers to free KV that no decode leg will read, a few calls at a time.
+    """Asks workers to free KV that no decode leg will read, with a few calls at a time.
 
-    If a call fails, the worker frees the KV by itself after its lease time. Lifetime: process.
+    If such a call fails, the worker frees the KV itself when its own time limit is over.
+    Lifetime: process.
     """
 
     def __init__(self) -> None:
@@ -29,10 +30,7 @@ class Releases:
         self._tasks: dict[Sends, set[asyncio.Task[None] | None]] = {}
 
     def add(self, upstream: Sends, leg: Leg, timeouts: Timeouts) -> None:
-        """Queue a call that asks a worker to free KV.
-
-        `leg`: the body of the call.
-        """
+        """Queue a call that asks a worker to free KV; `leg` is the body of the call."""
         waiting = self._waiting.setdefault(upstream, deque(maxlen=_MOST_RELEASES))
         waiting.append((leg, replace(timeouts, first_byte_s=_RELEASE_S)))
         tasks = self._tasks.setdefault(upstream, set())
@@ -53,9 +51,10 @@ class Releases:
 
 
 class KeptKv:
-    """The KV that the prefill leg of one request left at a worker.
+    """The KV that the prefill leg of one request left at its worker, for the decode leg.
 
-    A context manager: leaving the context frees the KV, unless a decode leg has read the KV.
+    This is a context manager. Leaving it asks the worker to free the KV, unless a decode leg has
+    read the KV.
     Lifetime: request.
     """
 
@@ -70,9 +69,9 @@ class KeptKv:
         self._releases = releases
 
     def sent(self, member: Member, unread: Leg | None, timeouts: Timeouts) -> None:
-        """Note that a prefill leg was sent to `member`, and free the KV of an earlier prefill leg.
+        """Record that a prefill leg was sent to `member`, and free the KV of an earlier one.
 
-        `unread`: the call that frees the KV if the answer never arrives, or None.
+        unread: the call that frees the KV if the leg's answer never arrives, or None.
         """
         self.second_leg = None
         self._give_back()
@@ -80,17 +79,17 @@ class KeptKv:
         self._release = unread
 
     def kept(self, second_leg: Callable[[bytes], Leg], release: Leg | None) -> None:
-        """Note that the prefill leg left KV at the worker.
+        """Record that the prefill leg left KV at the worker.
 
-        `second_leg` makes the decode leg from the client's body. `release`: the call that frees the
-        KV, or None.
+        second_leg: makes the decode leg from the client's body.
+        release: the call that frees the KV, or None if none is needed.
         """
         self.second_leg, self._release = second_leg, release
 
     def failed(self, *, may_be_kept: bool) -> None:
-        """Note that no decode leg will read the KV.
+        """Record that no decode leg will read the KV.
 
-        `may_be_kept`: the worker may still hold the KV, and is asked to free it.
+        may_be_kept: True if the worker may still hold the KV. Then it is asked to free the KV.
         """
         self.second_leg = None
         if not may_be_kept:
@@ -98,7 +97,10 @@ class KeptKv:
         self._give_back()
 
     def read(self) -> None:
-        """Note that the decode leg has begun to answer, so that the KV needs no release."""
+        """Record that the decode leg has begun to answer, so it has read the KV.
+
+        The router need not ask the worker to free the KV any more.
+        """
         self._release = None
 
     def __enter__(self) -> KeptKv:

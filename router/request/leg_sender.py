@@ -59,9 +59,10 @@ class LegSender:
         keep_authorization: bool,
         clock: Callable[[], float],
     ) -> None:
-        """If `keep_authorization` is True, the client's API key is passed on to workers.
+        """Prepare to send legs.
 
-        `clock` returns the current time in seconds, on the same clock as deadlines.
+        keep_authorization: True if workers get the client's API key, too.
+        clock: returns the present time in seconds, on the clock of deadlines.
         """
         self._service = service
         self._clock = clock
@@ -83,7 +84,7 @@ class LegSender:
     ) -> UpstreamRequest:
         """Return the request for a worker, with the headers of the client, the router and the leg.
 
-        `due`: the required form of the answer, or None if the answer is not checked.
+        due: the form that the answer must have; None if its form is not checked.
         """
         terms, arrival = self.terms, state.arrival
         hidden, before, after = self._hidden, _NO_HEADERS, _NO_HEADERS
@@ -106,10 +107,10 @@ class LegSender:
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
-        """Return the additional headers of a prefill leg or a decode leg.
+        """Return the headers that a prefill leg or a decode leg has in addition.
 
-        The headers contain the request's id, unless the client gave an id. If a sidecar sends the
-        prefill leg, the headers also contain the address of the prefill worker.
+        These are the request's id, unless the client gave one, and the address of the prefill
+        worker if a sidecar at the decode worker sends the prefill leg.
         """
         headers = _NO_HEADERS
         if state.sidecar_prefill is not None:
@@ -132,7 +133,8 @@ class LegSender:
     ) -> AttemptEnd:
         """Send the request, or its decode leg, to a worker, and relay the answer to the client.
 
-        `on_begun` is called with the time of the answer's first byte, in seconds.
+        on_begun: called with the time of the answer's first byte, in seconds on the clock of
+        deadlines. None means that only a streamed answer's first byte is reported, to the core.
         """
         arrival, stream, terms = state.arrival, state.stream, self.terms
         text = leg.body
@@ -179,9 +181,10 @@ class LegSender:
 def _filtered(
     sent: UpstreamRequest, path: Path, model: str, sink: ReplySink
 ) -> tuple[UpstreamRequest, MissingPathFilter]:
-    """Prepare a request for a path that some engines lack.
+    """Prepare a request to a path that some engines do not have.
 
-    Return the request, and a filter in front of `sink` that holds back the answer "no such path".
+    Return the request, and a filter in front of `sink`. The filter holds back an answer that says
+    "no such path", so that another worker can be tried.
     """
     answers = path.answers
     sent = replace(sent, mark=path.mark, keeps_ends=answers is not None)
@@ -190,10 +193,10 @@ def _filtered(
 
 
 def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
-    """Examine a worker's refusal that the client has not received yet.
+    """Decide what to do with a worker's refusal that the client has not received yet.
 
-    Return the outcome, and True if the attempt is over. A full queue becomes an error. A refusal
-    that any other worker would repeat is sent to the client.
+    Return the outcome, and True if nothing more must be done with the refusal. A full queue becomes
+    an error. A refusal that any other worker would repeat is sent to the client.
     """
     held = outcome.held
     assert held is not None, "it was kept"
@@ -206,12 +209,15 @@ def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bo
 
 
 async def edited(edit: Callable[[bytes], Leg], body: bytes) -> Leg:
-    """Apply `edit` to a request body, and return the leg. A long body is edited in a thread."""
+    """Apply `edit` to a request body, and return the resulting leg.
+
+    A long body is edited in a thread.
+    """
     return edit(body) if len(body) < LONG_BYTES else await asyncio.to_thread(edit, body)
 
 
 async def _body_for(member: Member, state: RequestState, body: bytes) -> bytes:
-    """Return the body for this worker: `body`, or a copy with token ids in place of the text."""
+    """Return the body for this worker: `body` itself, or a copy with token ids instead of text."""
     if state.arrival.request_id % _UNCHANGED_EVERY == 0:  # its worker counts tokens by itself
         return body
     if (kind := member.kind) is None:  # not known yet

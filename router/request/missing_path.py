@@ -1,4 +1,4 @@
-"""Holds back a worker's answer "no such path", since another worker may have the path."""
+"""Holds back an answer "no such path" of a worker, because another worker may have the path."""
 
 from __future__ import annotations
 
@@ -49,11 +49,13 @@ class MissingPathFilter:
         escaped: bool = False,
         model: str = "",
     ) -> None:
-        """`model` is the model that the request names, and `answers` is `Path.answers`.
+        """Put the filter in front of `reply`, the client's own sink.
 
-        If `answers` is given, an answer of status 400 may mean a full queue. `escaped`: the
-        request's target has percent-escapes. Some servers do not decode percent-escapes, so an
+        answers: `Path.answers` of the request's path. If it is given, status 400 may mean a full
+        queue.
+        escaped: the request's path has percent-escapes. Some servers do not decode them, so their
         answer "not found" does not prove that the path is missing.
+        model: the model that the request names.
         """
         self._reply = reply
         self._model = model
@@ -144,7 +146,7 @@ class MissingPathFilter:
         return events is not None and events.between_chunks and self._events_end == b"\n\n"
 
     def outcome_for_client(self, outcome: Outcome) -> Outcome:
-        """Return the outcome of the dispatch. An answer that was held back becomes an error."""
+        """Return the outcome of the dispatch, in which an answer that was held back is an error."""
         if self._absent:
             error = WorkerError("absent", "the worker has not got this path")
             return replace(outcome, error=error, bytes_to_client=0)
@@ -156,9 +158,10 @@ class MissingPathFilter:
 
 
 def is_missing_path(status: int, body: bytes) -> bool:
-    """Return True if an answer of status 404, 405 or 501 says that the path does not exist.
+    """Return True if an error answer says that the path does not exist.
 
-    Return False if the answer says that the model or another named object does not exist.
+    status: 404, 405 or 501.
+    Return False if it is the model or another named object that does not exist.
     """
     if not body or (status != 404 and not body.startswith(b'{"error":"')):
         return True

@@ -260,9 +260,9 @@ def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
 
 
 def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str | None) -> Prompt:
-    """Return the prompt of a simple body, with one chain of block hashes for each block size.
+    """Return the prompt of a simple request body, with chain hashes for each block size.
 
-    The hashes are made from the token ids if the body contains ids, else from the text.
+    The hashes are computed from token ids if the body contains them, else from its text.
     """
     chains = plain.text.chains(block_sizes, model, adapter, plain.cache_salt)
     return Prompt(plain.tokens, plain.longest_tokens, chains, not plain.has_ids)

@@ -1,4 +1,4 @@
-"""Reads requests: describes each to the decision core, and makes the body for the worker."""
+"""Reads requests, describes them to the decision core, and makes the bodies for the workers."""
 
 from __future__ import annotations
 
@@ -56,11 +56,12 @@ class InferenceReader:
     async def read(
         self, http: Request, path: Path, key: KeyTerms, target: Target | None = None
     ) -> ReadRequest:
-        """Read a request. Return its body for the worker and its description for the decision core.
+        """Read a request: return its body for the worker and its description for the decision core.
 
-        `target`: the model and call of a request in a protocol with its own paths, such as KServe
-        v2. Raises ClientError: 400 for an unreadable body, 403 for a right that the key lacks, 413
-        for a body with too many or too long values, 415 for an encoded body, 429 while too many
+        target: the model and call of a request in a protocol with paths of its own, such as KServe
+        v2.
+        Raises ClientError: 400 for an unreadable body, 403 for a right that the key lacks, 413 for
+        a body with too many or too long values, 415 for an encoded body, 429 while too many
         requests are being read.
         """
         header, terms, service = http.headers.get, self.terms, self._service
@@ -78,10 +79,10 @@ class InferenceReader:
         return ReadRequest(body, path, arrival, prompt, self._asked(header, arrival.request_id))
 
     def _asked(self, header: Header, request_id: int) -> Asked:
-        """Return the level of detail at which the decision about the request is explained.
+        """Return in how much detail the decision about the request is to be explained.
 
-        The level is "short" or "full" if the client asked for it, "sampled" for every n-th request
-        for the operator's use, and "no" for all others.
+        "short" or "full": the client asked for it. "sampled": the operator gets an explanation of
+        every n-th request, and this is one. "no": nobody gets an explanation.
         """
         terms = self.terms
         if terms.explain and (asked := _ASKED.get(header(EXPLAIN_HEADER))) is not None:
@@ -98,10 +99,11 @@ class InferenceReader:
         named: str | None = None,
         target: Target | None = None,
     ) -> tuple[Arrival, Prompt, str | None]:
-        """Return the arrival, the prompt, and a cache salt to add to the body, or None for no salt.
+        """Return the description of a request for the decision core, its prompt, and a cache salt.
 
-        The arrival describes the request to the decision core. `named`: the model to use if the
-        body names none. Raises ClientError as `read` does.
+        The salt must be added to the body; None if there is nothing to add.
+        named: the model to use if the body names none.
+        Raises ClientError as `read` does.
         """
         terms, turn = self.terms, self._prompts.next_turn()
         shape = None if target is None else self._shape(header, target)
@@ -127,9 +129,7 @@ class InferenceReader:
         return arrival, prompt, new_salt
 
     def _shape(self, header: Header, target: Target) -> Shape:
-        """Return the function that reads the body of a request to `target`, in a protocol
-        of its own.
-        """
+        """Return the function that reads the request's body, if its protocol has its own paths."""
         base, adapter = self._service.identity(target.model)
         alone = adapter is None and base != target.model
         return target.scanner(header, target.model if alone else None)
@@ -137,7 +137,10 @@ class InferenceReader:
     async def _prompt(
         self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int
     ) -> Prompt:
-        """Return the prompt, with a chain of block hashes for each block size of the workers."""
+        """Return the prompt with its chain hashes for each block size that the model's workers use.
+
+        turn: the request's place among those that are being read; smaller numbers are read first.
+        """
         service = self._service
         while True:
             sizes = service.block_sizes(model)
@@ -185,9 +188,9 @@ class InferenceReader:
         )
 
     def _only_model(self) -> str:
-        """Return the only model that this router serves, for a request that names no model.
+        """Return the only model that the workers serve, for a request that names no model.
 
-        Return "" if no model is known yet. Raises ClientError(400) if several models are served.
+        Return "" if no worker is known yet. Raises ClientError(400) if several models are served.
         """
         models = self._service.models()
         if len(models) > 1:

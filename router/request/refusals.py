@@ -1,9 +1,9 @@
-"""Recognizes workers' refusals because of a missing model or a full queue.
+"""Recognizes workers' refusals that mean a missing model or a full queue.
 
-Engines report a missing model, or LoRA adapter, in different words: vLLM and OpenAI "The model `x`
-does not exist.", SGLang "The following requested LoRA adapters are not loaded: ['x']", Triton
-"Request for unknown model: 'x' is not found", Dynamo "Model not found". A wrong version of a model
-that the worker has is the client's mistake, and not a missing model.
+Engines say in different words that a model or LoRA adapter is missing: vLLM and OpenAI "The model
+`x` does not exist.", SGLang "The following requested LoRA adapters are not loaded: ['x']", Triton
+"Request for unknown model: 'x' is not found", Dynamo "Model not found". If the worker has the
+model, but not the version that the client asked for, the model does not count as missing.
 """
 
 from __future__ import annotations
@@ -112,9 +112,10 @@ def says_model_is_missing(outcome: Outcome) -> bool:
 
 
 def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
-    """Return the outcome of a dispatch, after handling a refusal that the relay held back.
+    """Handle a refusal that the relay held back, and return the resulting outcome.
 
-    If the worker lacks the model, the outcome gets an error. Any other refusal is sent to `sink`.
+    If the refusal says that the worker lacks the model, the outcome gets an error. Any other
+    refusal is sent on to `sink`.
     """
     held = outcome.held
     if outcome.error is not None or held is None:
@@ -126,9 +127,9 @@ def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
 
 
 def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
-    """Return the outcome of a prefill leg; a missing model or a full queue becomes an error.
+    """Return the outcome of a prefill leg, with an error if the worker lacks the model or is full.
 
-    `collected`: the worker's answer, including a refusal that the relay held back.
+    Full means that the worker's queue is full. `collected`: the worker's answer, or its refusal.
     """
     outcome = pass_refusal_on(outcome, collected, model)
     held = outcome.held or collected.held

@@ -167,7 +167,7 @@ class Service:
     def refusal(self, request_id: int) -> Reject | None:
         """Return the refusal of a new request, or None if the router accepts the request.
 
-        Only a draining router refuses requests, and only if the configuration says so.
+        The router refuses requests only while it drains, and only if it is configured to.
         """
         if not (self.draining and self.refuses()):
             return None

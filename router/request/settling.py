@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Next(Enum):
-    """The step after an attempt: ask the decision core for another worker, or end the request."""
+    """What follows an attempt: another request to the core for a worker, or the end."""
 
     AGAIN = "the core is asked for another worker"
     OVER = "the client has its answer"
@@ -37,7 +37,7 @@ class Next(Enum):
 def settle(service: Service, state: RequestState, attempt: Attempt, end: AttemptEnd) -> Next:
     """Report the end of an attempt to the decision core, the metrics and the request's account.
 
-    The core then no longer counts the attempt as load of the worker. Return the next step.
+    The attempt then no longer counts as load of its worker. Return what follows.
     """
     outcome = end.outcome
     if outcome is None:  # the worker was removed after it was chosen
@@ -73,9 +73,9 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
 
 
 def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> None:
-    """Report the end of a prefill leg that ran at the same time as the decode leg.
+    """Report the end of a prefill leg that was sent together with the decode leg.
 
-    The metrics and the decision core get the report. `settle` reports the decode leg.
+    The decision core and the metrics get the report. For the decode leg see `settle`.
     """
     attempt = state.prefill
     assert attempt is not None, "of two legs"
@@ -94,9 +94,9 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
 
 
 def settle_sidecar(service: Service, state: RequestState) -> None:
-    """Report the end of a prefill leg that a sidecar of the decode worker sent.
+    """Report the end of a prefill leg that the decode worker's sidecar sent.
 
-    The prefill is over when the answer begins.
+    The prefill is taken to be over when the answer begins.
     """
     attempt, state.sidecar_prefill = state.sidecar_prefill, None
     if attempt is not None:
@@ -106,11 +106,11 @@ def settle_sidecar(service: Service, state: RequestState) -> None:
 
 
 def is_own_hit(body: bytes, leg: Role) -> bool:
-    """Return True if `cached_tokens` of an answer counts hits in the answering worker's own cache.
+    """Return True if an answer's `cached_tokens` counts hits in the worker's own cache.
 
-    Return False for a request with several answers: vLLM (0.32) reports the hits of a later answer,
-    which finds the prompt that the first answer computed. Return False for a decode leg, too,
-    because a decode worker reports the hits of the prefill worker.
+    It does not for a request for several answers: there vLLM (0.32) reports the hits of a later
+    answer, which finds the prompt that was computed for the first one. Nor for a decode leg, whose
+    worker reports the hits of the prefill worker.
     """
     if leg == "decode":
         return False
@@ -123,7 +123,7 @@ def _prefill_served(
 ) -> None:
     """Report a successful prefill leg to the metrics and the decision core.
 
-    `waits`: the decode leg has not been sent yet.
+    waits: True if the decode leg has not been sent yet.
     """
     now_s = service.clock()
     service.metrics.requests.prefilled(attempt.worker_id, outcome, now_s)
@@ -135,7 +135,7 @@ def _prefill_served(
 
 
 def _answered(service: Service, state: RequestState, worker_id: int, outcome: Outcome) -> None:
-    """Tell the decision core that the worker sent an answer, or a refusal with a 4xx status."""
+    """Tell the decision core that the worker answered, or refused with a 4xx status."""
     usage, answers = outcome.usage, outcome.answers
     if usage is None:
         usage = Usage(completion_tokens=outcome.events or None)
@@ -149,7 +149,10 @@ def _answered(service: Service, state: RequestState, worker_id: int, outcome: Ou
 def _failed(
     service: Service, state: RequestState, worker_id: int, outcome: Outcome, end: AttemptEnd
 ) -> bool:
-    """Tell the decision core that the attempt failed. Return True if another attempt follows."""
+    """Tell the decision core that the attempt failed.
+
+    Return True if another attempt follows.
+    """
     error, retry, ticket = outcome.error, outcome.retryable, state.ticket
     if isinstance(error, ClientError):
         ticket.fail("client", retry=False, reason="client left")
@@ -191,12 +194,15 @@ def _log_failure(state: RequestState, worker_id: int, error: WorkerError, retry:
 
 
 def _who(state: RequestState) -> dict[str, str]:
-    """Return the request's id and trace id, as fields of a log line."""
+    """Return the fields of a log line that identify the request: its id and its trace id."""
     return about(state.account.id, state.account.trace_id() or "")
 
 
 def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]:
-    """Return "worker" if an error counts against the health of its worker, else "busy"."""
+    """Return "worker" if the error is a fault of the worker, and "busy" if it is not.
+
+    Only faults count against the worker's health.
+    """
     healthy = not isinstance(error, WorkerError) or error.kind in _NOT_ITS_HEALTH
     return "busy" if healthy else "worker"
 
@@ -204,7 +210,10 @@ def _blame(error: WorkerError | ClientError | None) -> Literal["busy", "worker"]
 def _complete_usage(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> None:
-    """Fill in the token counts of an answer, without hits in another worker's cache."""
+    """Complete the token counts of an answer.
+
+    The count of cached tokens is removed if it counts hits in another worker's cache.
+    """
     if outcome.kept:
         outcome.usage = _usage_of_kept(service, state, attempt, outcome) or outcome.usage
         outcome.kept = b""  # else its text would live as long as its attempt is remembered
@@ -217,9 +226,9 @@ def _complete_usage(
 def _usage_of_kept(
     service: Service, state: RequestState, attempt: Attempt, outcome: Outcome
 ) -> Usage | None:
-    """Return the token counts of an answer that does not have OpenAI's format.
+    """Return the token counts in an answer of another format than OpenAI's.
 
-    Return None if the answer has OpenAI's format or contains no counts.
+    Return None for OpenAI's format, or if the answer contains no counts.
     """
     if (answers := state.path.answers) is None:
         return None
@@ -232,7 +241,7 @@ def _usage_of_kept(
 def _compare_tokens(
     service: Service, state: RequestState, outcome: Outcome, own_tokens: int | None
 ) -> None:
-    """Check the router's count of the prompt's tokens against the worker's count."""
+    """Compare the router's own count of prompt tokens with the count in the worker's answer."""
     check, usage = service.check, outcome.usage
     if check is None or own_tokens is None or usage is None or outcome.error is not None:
         return
@@ -241,9 +250,10 @@ def _compare_tokens(
 
 
 def _cached_tokens(body: bytes, usage: Usage) -> int | None:
-    """Return the number of prompt tokens that the worker found in its cache, or None if unknown.
+    """Return how many prompt tokens the worker had cached, or None if unknown.
 
-    The number counts as unknown if the request may have made the engine compute the prompt anyway.
+    The number is unknown if the worker reports few and the request may have forced the engine to
+    compute the prompt without its cache.
     """
     cached, prompt = usage.cached_tokens, usage.prompt_tokens
     if cached is None or prompt is None or 2 * cached >= prompt:

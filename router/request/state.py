@@ -1,4 +1,4 @@
-"""The state of one request, and the result of one attempt to answer the request."""
+"""The state of one request, and the result of one attempt at it."""
 
 from __future__ import annotations
 
@@ -25,9 +25,7 @@ FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
 
 
 class ReadRequest(NamedTuple):
-    """A request after reading: its body for the worker and its description for the decision
-    core.
-    """
+    """A request that was read: its body for the worker, and its description for the core."""
 
     body: bytes  # as its worker gets it
     path: Path
@@ -37,7 +35,7 @@ class ReadRequest(NamedTuple):
 
 
 class AttemptEnd(NamedTuple):
-    """The result of one attempt, at one worker or at a prefill and a decode worker."""
+    """The result of one attempt at a request, whether at one worker or at two."""
 
     reply: Reply | None = None  # the client's side of it; None: nothing was sent
     outcome: Outcome | None = None  # None: the worker was removed before anything was sent
@@ -51,8 +49,9 @@ class AttemptEnd(NamedTuple):
 class RequestState:
     """The state of one request, from its head to the last byte of its answer.
 
-    A context manager: leaving the context reports the end of the request, once, to the decision
-    core, the quota and the logs. Lifetime: request.
+    This is a context manager. Leaving it reports the end of the request, exactly once, to the
+    decision core, the quota and the logs.
+    Lifetime: request.
     """
 
     body: bytes  # these four once it was read
@@ -86,7 +85,7 @@ class RequestState:
         self.ticket.runs_on = read.prompt.runs_on
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context, and leave the context when the request is over."""
+        """Enter a context that is left when the request is over, and return its value."""
         if self._exits is None:
             self._exits = ExitStack()
         return self._exits.enter_context(context)

@@ -1,7 +1,8 @@
-"""Sends a request in two legs: one worker prefills, another worker decodes.
+"""Sends a request in two legs: one worker prefills it, and another worker decodes it.
 
-There are two ways. Either the prefill leg runs first, and its answer names the KV for the decode
-leg. Or both legs begin at once, and the two workers pass the KV between them.
+There are two ways. In the first, the prefill leg runs alone, and its answer tells the decode leg
+where the KV is. In the second, both legs are sent together, and the two workers transfer the KV
+between them.
 """
 
 from __future__ import annotations
@@ -49,9 +50,10 @@ class TwoLegs:
         clock: Callable[[], float],
         draw: Callable[[int], int],
     ) -> None:
-        """`clock` returns the current time in seconds, on the same clock as deadlines.
+        """Prepare to send requests in two legs.
 
-        `draw(n)` returns n random bits.
+        clock: returns the present time in seconds, on the clock of deadlines.
+        draw: `draw(n)` returns n random bits.
         """
         self._service = service
         self._sender = sender
@@ -62,7 +64,7 @@ class TwoLegs:
     async def prefill(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send the prefill leg alone, and keep the data in its answer for the decode leg."""
+        """Send the prefill leg alone, and keep what its answer says for the decode leg."""
         terms, arrival = self._sender.terms, state.arrival
         transfer = terms.transfers[member.transfer]
         of = TransferAttempt(self._draw(ROOM_BITS), state.path.path, arrival.stream)
@@ -86,9 +88,9 @@ class TwoLegs:
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
-        """Return the leg for the next worker.
+        """Return what to send to the worker that answers, after a prefill leg or its failure.
 
-        This is the decode leg if a prefill worker holds the KV, else the whole request.
+        This is the decode leg if a prefill worker holds the KV for it, else the whole request.
         """
         if kept.second_leg is None:
             return Leg(state.body)
@@ -100,7 +102,7 @@ class TwoLegs:
     async def both(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send the prefill leg and the decode leg at once, and wait until both are over."""
+        """Send the prefill leg and the decode leg together, and wait until both are over."""
         first, terms = state.prefill, self._sender.terms
         assert first is not None, "of two legs"
         transfer = terms.transfers[member.transfer]
@@ -133,8 +135,8 @@ class TwoLegs:
     ) -> Outcome:
         """Send a prefill leg, and return its outcome.
 
-        `at_once`: the decode leg runs at the same time. Then the wait for the first byte is at
-        least the configured time for streams.
+        at_once: True if the decode leg was sent together with it. Then the time limit for the first
+        byte is at least that of streams.
         """
         terms = self._sender.terms
         timeouts = terms.deadlines.timeouts(terms.timeouts, False, attempt.uncached_tokens)
@@ -154,7 +156,10 @@ class TwoLegs:
 def _handover(
     outcome: Outcome, transfer: Transfer, collected: CollectedReply, of: TransferAttempt
 ) -> tuple[Outcome, Handover]:
-    """Return the outcome of a prefill leg, and the data in its answer for the decode leg."""
+    """Read the answer to a prefill leg, and return what it says for the decode leg.
+
+    Return also the outcome, which has an error if the answer is not usable.
+    """
     if outcome.error is None and not collected.whole:
         error = WorkerError("garbage", "the answer to a first leg is too large")
         outcome = replace(outcome, error=error)
@@ -167,7 +172,10 @@ def _handover(
 
 
 def _may_have_answered(outcome: Outcome) -> bool:
-    """Return True if a worker may have finished a prefill leg although no whole answer arrived."""
+    """Return True if a worker may have finished a prefill whose answer did not arrive whole.
+
+    Then the worker may still hold the KV.
+    """
     error = outcome.error
     if isinstance(error, ClientError):
         return True
@@ -175,10 +183,10 @@ def _may_have_answered(outcome: Outcome) -> bool:
 
 
 class LegPair:
-    """A prefill leg and a decode leg that run at the same time. Lifetime: one attempt.
+    """A prefill leg and a decode leg that were sent together. Lifetime: one attempt.
 
-    If one leg fails, the other leg is cancelled, because it would wait for minutes. After the
-    answer has begun, a failed prefill leg no longer matters to the client, and is only reported.
+    If one leg fails, the other one is cancelled, because it would wait for minutes. Once the answer
+    has begun, a failed prefill leg does not stop it, and is only reported.
     """
 
     def __init__(
@@ -201,12 +209,12 @@ class LegPair:
     def begin(
         self, prefill: Coroutine[Any, Any, Outcome], answer: Coroutine[Any, Any, AttemptEnd]
     ) -> None:
-        """Start both legs."""
+        """Start to send both legs, each in a task of its own."""
         self._prefill = asyncio.create_task(prefill)
         self._answer = asyncio.create_task(answer)
 
     def begun(self, now_s: float) -> None:
-        """Note that the first byte of the answer arrived at `now_s`, in seconds.
+        """Record that the first byte of the answer has arrived, at `now_s` seconds.
 
         If the answer is a stream, tell the decision core.
         """
@@ -215,9 +223,9 @@ class LegPair:
             self._state.ticket.first_token(now_s)
 
     async def end(self) -> AttemptEnd:
-        """Wait for both legs, and return the result of the attempt.
+        """Wait until both legs are over, and return the result of the attempt.
 
-        Raises CancelledError if the client has left and another attempt would follow.
+        Raises CancelledError if the client has left and the request would need another attempt.
         """
         try:
             end = await self._first_end()
@@ -241,7 +249,10 @@ class LegPair:
         return self._of_answer(self._answer.result())
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
-        """Return the result of the attempt if the prefill leg ends before the decode leg."""
+        """Return the result of the attempt, after the prefill leg has ended as the first leg.
+
+        outcome: the outcome of the prefill leg.
+        """
         if self._has_begun or (outcome.error is None and outcome.answers):
             settle_prefill(self._service, self._state, outcome)
             return self._of_answer(await self._answer)
@@ -258,7 +269,10 @@ class LegPair:
         return self._end(replace(pair or outcome, bytes_to_client=0), faulty)
 
     def _of_answer(self, end: AttemptEnd) -> AttemptEnd:
-        """Return the result of the attempt after the decode leg has ended."""
+        """Return the result of the attempt, after the decode leg has ended.
+
+        end: the result of the decode leg alone.
+        """
         outcome, first = _outcome(end), self._state.prefill
         error = outcome.error
         failed = isinstance(error, WorkerError) and not outcome.bytes_to_client
@@ -289,9 +303,9 @@ def _outcome(end: AttemptEnd) -> Outcome:
 
 
 def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
-    """Return the outcome if the error's text reports a failed KV transfer, else None.
+    """Return the outcome if the worker's error text reports a failed KV transfer, else None.
 
-    In the outcome, a time-out of the transfer becomes the error `transfer_timeout`.
+    A transfer that timed out gets the error `transfer_timeout`.
     """
     error = outcome.error
     if not isinstance(error, WorkerError) or held is None or not _OF_PAIRS.search(held.body):
@@ -302,16 +316,16 @@ def _of_pair(outcome: Outcome, held: HeldReply | None) -> Outcome | None:
 
 
 async def _stopped(answer: asyncio.Task[AttemptEnd]) -> AttemptEnd | None:
-    """Cancel the decode leg. Return the leg's result if it was already over, else None."""
+    """Cancel the decode leg. Return its result if it was already over, else None."""
     answer.cancel()
     await asyncio.wait((answer,))
     return None if answer.cancelled() else answer.result()
 
 
 async def _both_stopped(*legs: asyncio.Task[Any]) -> bool:
-    """Cancel both legs and wait until they are over.
+    """Cancel both legs, and wait until they are over.
 
-    Return True if the caller was cancelled meanwhile.
+    Return True if the calling task itself was cancelled meanwhile.
     """
     cancelled = False
     for leg in legs:

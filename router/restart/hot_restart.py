@@ -1,17 +1,19 @@
 """Lets a running router hand its sockets and its knowledge to a new router, without downtime.
 
 The new router connects to a Unix socket and sends `HELLO`. The running router replies with four
-bytes, little endian, the length of a `RestartHandover` as JSON. The JSON follows. Then the sockets
-follow in messages of one byte, up to 64 in each (SCM_RIGHTS, unix(7)): first those of the client
-ports, then those of the admin port.
+bytes, the length of a `RestartHandover` in little-endian order, and then with the `RestartHandover`
+itself as JSON. Then it sends its listening sockets in messages of one byte, with up to 64 sockets
+in each message (SCM_RIGHTS, unix(7)). The sockets of the client ports come first, then those of the
+admin port.
 
-Once the new router serves, it sends `SERVING`. Then the running router accepts nothing more, and
-sends `GONE`. If the handover says `tells`, the running router also reports its open requests from
-the last socket on (`router/replicas/former.py`), and sends an empty frame in place of `GONE`.
+When the new router is ready to serve, it sends `SERVING`. Then the running router stops accepting
+connections, and sends `GONE`. If the handover says `tells`, the running router also reports its
+open requests to the new one, beginning after the last socket (`router/replicas/former.py`). Then it
+sends an empty frame in place of `GONE`.
 
-The running router changes nothing until the new one serves. If the new router ends before, it
-leaves no trace. `take_over` may block, for it is called before the event loop runs; meanwhile the
-running router serves.
+The running router changes nothing until it receives `SERVING`. So a new router that dies before has
+no effect. `take_over` may block, because the new router calls it before its event loop runs, while
+the running router still serves.
 """
 
 from __future__ import annotations

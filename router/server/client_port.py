@@ -124,9 +124,10 @@ class ClientPort:
 async def answer_or_error(
     handle: Handler, request: Request, faulty: Callable[[int], None]
 ) -> Answer:
-    """Return the answer of `handle`, or an error answer if `handle` raises an error.
+    """Return the answer of `handle` to a request, or an error answer if `handle` raises an error.
 
-    `faulty` is called with the status of each error answer. Raises OSError if the client left.
+    faulty: called with the status of each error answer.
+    Raises OSError if the client left.
     """
     try:
         return await handle(request)

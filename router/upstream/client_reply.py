@@ -52,10 +52,11 @@ def upstream_request(
 ) -> UpstreamRequest:
     """Return the request for a worker, made from the client's request and `body`.
 
-    `before`, `after`: headers of the router that stand before and after the trace and rank headers.
-    `hidden`: lower-case names of the client's headers that the worker does not get. `rank`: the
-    data-parallel rank of the engine that must answer; it replaces the client's choice. `trace`: its
-    headers replace the client's trace headers. `due`: see `UpstreamRequest`.
+    before, after: headers that the router adds before and after those for trace and rank.
+    hidden: lower-case names of the client's headers that the worker does not get.
+    rank: the data-parallel rank of the engine that must answer, in place of the client's choice.
+    trace: gives the trace headers, in place of the client's own.
+    due: see `UpstreamRequest`.
     """
     target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path

@@ -32,12 +32,12 @@ from router.upstream.meter import Meter
 
 
 class Deadline:
-    """Calls a function when a deadline has passed. Lifetime: connection.
+    """Calls a function when a time has come, which may be moved often. Lifetime: connection.
 
-    If the running timer fires no later than the new deadline, `start` and `push` only store the new
-    deadline. If the timer then fires too early, it sleeps on. So a thousand events cost a thousand
-    assignments and not a thousand timers. A stopped deadline holds no callback, and so creates no
-    reference cycle for the garbage collector.
+    A new deadline that is later than the running timer is only stored. When the timer fires too
+    early, it is started again for the rest. So a thousand events cost a thousand assignments
+    instead of a thousand timers. A stopped deadline holds no function, so it is not part of a
+    reference cycle that the garbage collector must find.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
@@ -62,7 +62,7 @@ class Deadline:
         self._on_passed = None
 
     def close(self) -> None:
-        """Cancel the timer, so that the function is not called any more."""
+        """Cancel the timer and forget the function, so that nothing is called any more."""
         self._on_passed = None
         if self._timer is not None:
             self._timer.cancel()
@@ -195,7 +195,10 @@ class WorkerConnection(asyncio.Protocol):
 
 
 class Sending:
-    """Writes the rest of a long request body as fast as the worker reads. Lifetime: request."""
+    """Writes the rest of a long request body to a worker, as fast as the worker reads it.
+
+    Lifetime: request.
+    """
 
     def __init__(self, connection: WorkerConnection, body: bytes, step_bytes: int) -> None:
         """`step_bytes`: of the body, written before waiting for the worker."""
@@ -623,7 +626,7 @@ class Exchange:
             self._waker.set_result(None)
 
     def _complete(self) -> Outcome:
-        """Add the counts that are known only at the end of the reply, and return the outcome."""
+        """Add the token counts that are known only at the reply's end, and return the outcome."""
         outcome, terms = self._outcome, self._terms
         if self._head is not None and self._held is None:  # it was relayed
             outcome.events = self._meter.events

@@ -33,10 +33,10 @@ class WireEvents(Sequence[KvEvent]):
         size_bytes: int = 0,
         payload: bytes | None = None,
     ) -> None:
-        """Keep the batches without reading their events.
+        """Keep one or more batches of KV events, without decoding their events yet.
 
-        `size_bytes` is their size on the wire, which is about their size in memory. `payload` is
-        the bytes of one batch that peers must get.
+        size_bytes: the size of the batches on the wire, about the same as their size in memory.
+        payload: the bytes of a single batch, if they must be passed on to other routers.
         """
         self.size_bytes = size_bytes
         self.payload = payload
@@ -45,7 +45,7 @@ class WireEvents(Sequence[KvEvent]):
         self._facts: tuple[KvEvent, ...] | None = None
 
     def skips(self) -> Counter[str]:
-        """Return the counts of events that cannot be used, by reason."""
+        """Return how many events the router cannot use, for each reason."""
         found: Counter[str] = Counter()
         for batch in self.batches:
             if batch.skipped:
@@ -54,7 +54,7 @@ class WireEvents(Sequence[KvEvent]):
 
     @property
     def blocks(self) -> int:
-        """Number of blocks stored by all events."""
+        """The number of blocks that these events report as stored, in all tiers."""
         return sum(batch.blocks for batch in self.batches)
 
     def __len__(self) -> int:
@@ -87,10 +87,10 @@ def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
 
 
 def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
-    """Return the number of GPU blocks that the events store; it may be too high up to `enough`.
+    """Return how many blocks the events report as stored on the GPU.
 
-    Events from the wire are first counted over all tiers. Only if this is more than `enough`, their
-    GPU blocks are counted one by one.
+    A result of at most `enough` may include blocks of other tiers. Only a larger number is exact,
+    because it takes longer to count.
     """
     if type(events) is not WireEvents:  # isinstance is slow for subclasses of an ABC
         stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
@@ -107,7 +107,7 @@ _TIER = {name: number for number, name in enumerate(TIERS)}
 
 @dataclass(slots=True)
 class Applied:
-    """The results of applied events that `WorkerBlocks` does not keep itself.
+    """The effects of a batch of KV events that `WorkerBlocks` itself does not record.
 
     Lifetime: call.
     """
@@ -121,13 +121,17 @@ class Applied:
     other_sizes: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
 
     def add_left(self, chain: Hashes | None) -> None:
-        """Add the hashes of blocks that left the GPU; None means none."""
+        """Add the chain hashes of blocks that left the GPU, if there are any."""
         if chain is not None:
             self.left.append(chain)
 
 
 def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int) -> Applied:
-    """Apply one batch of events to `blocks`, in order; `block_size` is in tokens."""
+    """Apply the KV events of a batch to `blocks`, the record of a worker's cached blocks.
+
+    `block_size` is the worker's block size in tokens. Return the effects that `blocks` itself does
+    not record.
+    """
     applied = Applied()
     if type(events) is WireEvents:
         clears = blocks.clears
@@ -150,7 +154,10 @@ def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: in
 
 
 def _note_size(event: Stored, block_size: int, applied: Applied) -> None:
-    """Count the block size of an event, as `WorkerBlocks` does for events from the wire."""
+    """Count the block size that an event shows, in `applied`.
+
+    For events from the wire, `WorkerBlocks` does the same itself.
+    """
     if event.tier != TIERS[0] or not (len(event.tokens) or event.chain is not None):
         return
     if event.block_size == block_size:
@@ -161,7 +168,10 @@ def _note_size(event: Stored, block_size: int, applied: Applied) -> None:
 
 
 def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> str:
-    """Store the blocks of an event; return why it cannot be used, or ""."""
+    """Add the blocks of an event to `blocks`, the record of a worker's cached blocks.
+
+    Return "" on success, or else the reason why the event cannot be used.
+    """
     names, tier = block_names(event.hashes), _TIER[event.tier]
     parent = None if event.parent is None else block_name(event.parent)
     if event.chain is not None:
@@ -185,7 +195,7 @@ OTHER_SIZE = "other_block_size"  # why an event is skipped, as `WorkerBlocks` sa
 
 
 def ids_of(event: Stored) -> npt.NDArray[Any]:
-    """Return the tokens of an event as int32, or as int64 if one does not fit."""
+    """Return the token ids of an event as an int32 array, or int64 if an id exceeds int32."""
     if isinstance(event.tokens, np.ndarray):
         tokens: npt.NDArray[Any] = event.tokens
         return tokens
@@ -194,7 +204,10 @@ def ids_of(event: Stored) -> npt.NDArray[Any]:
 
 
 def chain_of(event: Stored, seed: int) -> Hashes:
-    """Return the chain hashes of an event's blocks from their tokens, uint64[blocks]."""
+    """Compute the chain hashes of an event's blocks from their token ids, uint64[blocks].
+
+    `seed` is the chain hash before the first block.
+    """
     tokens = ids_of(event)
     if not event.extras:
         return hashes_of(tokens, event.block_size, seed)
@@ -209,18 +222,27 @@ def chain_of(event: Stored, seed: int) -> Hashes:
 
 
 def hashes_of(tokens: npt.NDArray[Any], block_size: int, seed: int) -> Hashes:
-    """Return the chain hashes of full blocks of token ids, which are int32 or int64."""
+    """Return the chain hashes of all full blocks of `tokens`, an int32 or int64 array of token ids.
+
+    `seed` is the chain hash before the first block.
+    """
     hashes = chain_hashes if tokens.itemsize == _INT32_BYTES else wide_chain_hashes
     return hashes(tokens, block_size, seed)
 
 
 def block_name(name: int | bytes) -> int:
-    """Return an engine's block name as uint64: a digest's last 8 bytes, as vLLM shortens it."""
+    """Return an engine's name of a block as a number of 64 bits.
+
+    Of a longer digest the last 8 bytes are used, as vLLM does.
+    """
     return name % 2**64 if isinstance(name, int) else int.from_bytes(name[-8:], "big")
 
 
 def block_names(hashes: BlockNames) -> Hashes:
-    """Return block names as the record of the worker's blocks knows them, uint64[blocks]."""
+    """Return an engine's names of blocks as numbers of 64 bits, uint64[blocks].
+
+    `WorkerBlocks` identifies blocks by these numbers.
+    """
     if isinstance(hashes, np.ndarray):
         return hashes
     return np.array([block_name(name) for name in hashes], dtype=np.uint64)

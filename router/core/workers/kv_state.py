@@ -47,7 +47,7 @@ from router.core.workers.snapshot import FrozenCache
 
 @dataclass(slots=True)
 class KvCounters:
-    """Counts of a worker's KV events, for metrics.
+    """Counters about one worker's KV events, for metrics.
 
     Lifetime: worker.
     """
@@ -66,7 +66,10 @@ class KvCounters:
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
     def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
-        """Return the counters with those that the record of the worker's blocks keeps."""
+        """Copy the counters that `blocks` keeps itself into this object, and return this object.
+
+        `skipped_facts`: the number of unusable events that `blocks` has not seen.
+        """
         self.stored_blocks = blocks.stored_blocks
         self.removed_blocks = blocks.removed_blocks
         self.orphans = blocks.orphans
@@ -75,10 +78,11 @@ class KvCounters:
 
 
 class Turnover:
-    """Counts the blocks that a worker stored since the router last knew its cache.
+    """Counts the blocks that a worker has stored since the router lost track of its cache.
 
-    Once a worker has stored as many blocks as it holds, the unknown blocks have been evicted,
-    except those that hits kept alive. Lifetime: worker.
+    Once the worker has stored as many blocks as its cache holds (`over`), all unknown blocks should
+    have been evicted. Only blocks that were used again may remain.
+    Lifetime: worker.
     """
 
     def __init__(self, capacity_blocks: float) -> None:
@@ -87,24 +91,24 @@ class Turnover:
         self._stored_at_loss = 0
 
     def resize(self, capacity_blocks: float) -> None:
-        """Set the number of blocks that the worker holds."""
+        """Set how many blocks the worker's cache holds."""
         self._capacity_blocks = capacity_blocks
 
     def has_room(self, blocks: int) -> bool:
-        """Return True if a number of blocks fits into the worker's cache."""
+        """Return True if the worker's cache can hold `blocks` blocks."""
         return blocks <= self._capacity_blocks
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
-        """Restart the count of stored blocks, because the cache is unknown from now on.
+        """Restart the count, because the router has lost track of the worker's cache.
 
-        `stored_blocks` is the number of blocks that the worker has ever stored. `over` is True if
-        enough blocks were stored already to know the cache.
+        stored_blocks: how many blocks the worker has ever stored.
+        over: True if enough blocks were stored before, as a snapshot or a peer's copy says.
         """
         self.over = over
         self._stored_at_loss = stored_blocks
 
     def stored(self, stored_blocks: int) -> None:
-        """Update the number of blocks that the worker has ever stored."""
+        """Update `over` from the number of blocks that the worker has ever stored."""
         self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
 
 
@@ -112,10 +116,11 @@ _PROOF = 1 / 16  # of what it held must have been pushed out before that is its 
 
 
 class LearnedCapacity:
-    """The capacity of a worker's cache, learned from its content whenever blocks are evicted.
+    """Learns how many blocks a worker's GPU holds, from its KV events.
 
-    The cache is full at these times. The capacity is a lower bound, which misses blocks that are
-    not full yet. Lifetime: a life of the publisher.
+    Whenever the worker evicts blocks, its cache is full. The largest number of blocks at such a
+    time is the estimate. It is too low by the unfinished blocks, which events do not report.
+    Lifetime: until the engine restarts.
     """
 
     def __init__(self) -> None:
@@ -123,13 +128,13 @@ class LearnedCapacity:
         self._pushed_out = 0
 
     def pushed_out(self, blocks: int, held: int) -> None:
-        """Record that blocks left the GPU at once, when it held `held` blocks."""
+        """Record that the worker's GPU evicted `blocks` blocks while it held `held` blocks."""
         self._pushed_out += blocks
         self._most_blocks = max(self._most_blocks, held)
 
     @property
     def blocks(self) -> float:
-        """Capacity in blocks; NaN until enough blocks were evicted."""
+        """The learned capacity in blocks; NaN until enough blocks were evicted to trust it."""
         proven = self._pushed_out > 0 and self._pushed_out >= self._most_blocks * _PROOF
         return float(self._most_blocks) if proven else math.nan
 
@@ -138,8 +143,9 @@ _DIGESTS = 512  # of the latest batches
 
 
 class Publisher:
-    """The facts that a worker's event stream has shown about its publisher.
+    """Detects from a worker's batches of KV events whether their publisher, the engine, restarted.
 
+    It remembers the numbers and the digests (hashes of the payload) of recent batches.
     Lifetime: worker.
     """
 
@@ -151,7 +157,7 @@ class Publisher:
         self._outdated_seq = -1  # a publisher that is gone had replayed up to here
 
     def heard(self, batch: KvEvents) -> None:
-        """Record a batch, or a snapshot, of the publisher's present life."""
+        """Record that a batch or a snapshot arrived from the engine since its latest restart."""
         self.last_seq = max(self.last_seq, batch.seq)
         if batch.source == "live":
             self.live_seq = max(self.live_seq, batch.seq)
@@ -159,7 +165,7 @@ class Publisher:
             self._replayed_seq = batch.seq
 
     def applied(self, seq: int, digest: int) -> None:
-        """Record that a batch was applied; digest 0 means unknown."""
+        """Remember the digest of an applied batch; 0 means that the digest is unknown."""
         if not digest:
             return
         if len(self._digests) >= _DIGESTS:
@@ -167,27 +173,27 @@ class Publisher:
         self._digests[seq] = digest
 
     def digest(self, seq: int) -> int:
-        """Return the digest of a batch that was applied lately, or 0 if unknown."""
+        """Return the digest of the recently applied batch `seq`, or 0 if it is not remembered."""
         return self._digests.get(seq, 0)
 
     def is_known(self, batch: KvEvents) -> bool:
-        """Return True if this very batch was applied."""
+        """Return True if this batch was applied before: its number and its digest are equal."""
         return 0 != self.digest(batch.seq) == batch.digest
 
     def began_anew(self, batch: KvEvents, kept: bool) -> bool:
-        """Return True if a batch must come from another life of the publisher.
+        """Return True if a batch proves that the engine has restarted since earlier batches.
 
-        `kept` is True if the same batch came before and waits.
+        kept: the same batch arrived before and waits for missing batches.
         """
         if batch.source == "live" and batch.seq <= self.live_seq:
             return not (kept or self.is_known(batch))
         return bool(self.digest(batch.seq) and batch.digest) and not self.is_known(batch)
 
     def is_outdated(self, seq: int) -> bool:
-        """Return True if a replayed batch comes from a past life of the publisher.
+        """Return True if a replayed batch comes from before the engine's latest restart.
 
-        A restart that was seen live does not end a replay of the past life. Batches of this replay
-        have rising numbers, until another replay begins at a lower number.
+        A live batch may show a restart while a replay from the time before still runs. The batches
+        of that replay have rising numbers. A lower number shows that a new replay has begun.
         """
         if seq > self._outdated_seq >= 0:
             self._outdated_seq = seq
@@ -196,9 +202,11 @@ class Publisher:
         return False
 
     def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
-        """Continue from what another router heard, up to the batch before `next_seq`.
+        """Continue from another router's copy, which covers the batches before `next_seq`.
 
-        `waiting_seq` is the last batch that also came to this router, live, or -1.
+        live_seq: the highest number of a batch that the other router got live.
+        digest: the digest of the last batch that the copy covers.
+        waiting_seq: the last batch that this router itself got and has not applied, or -1.
         """
         self.begin_anew()
         self.live_seq = max(live_seq, waiting_seq)
@@ -206,15 +214,18 @@ class Publisher:
         self.applied(next_seq - 1, digest)
 
     def disown(self) -> None:
-        """Forget all digests, because the applied batches may come from another life."""
+        """Forget all digests, because the applied batches may be from before a restart."""
         self._digests.clear()
 
     def replay_ended(self) -> None:
-        """Record the end of the present replay."""
+        """Record that the running replay of batches has ended."""
         self._replayed_seq = self._outdated_seq = -1
 
     def begin_anew(self, batch: KvEvents | None = None) -> None:
-        """Begin another life of the publisher; `batch` is the batch that showed it, if any."""
+        """Forget all batches, because the engine restarted.
+
+        batch: the batch that showed the restart, or None.
+        """
         seen_live = batch is not None and batch.source == "live"
         self._outdated_seq = self._replayed_seq if seen_live else -1
         self.live_seq = self.last_seq = self._replayed_seq = -1
@@ -225,8 +236,9 @@ MAX_BYTES = 64 << 20  # on the wire; as much as our engine keeps for replays
 
 
 class Backlog:
-    """Batches of one worker that wait for missing ones, at most `limit` batches and `MAX_BYTES`.
+    """Batches of one worker's KV events that wait until missing batches before them arrive.
 
+    At most `limit` batches and `MAX_BYTES` are kept.
     Lifetime: worker.
     """
 
@@ -241,18 +253,21 @@ class Backlog:
 
     @property
     def first_seq(self) -> int:
-        """The lowest number of a waiting batch; there must be one."""
+        """The lowest number of the waiting batches. At least one batch must be waiting."""
         while self._seqs[0] not in self.batches:
             heappop(self._seqs)
         return self._seqs[0]
 
     @property
     def last_seq(self) -> int:
-        """The highest number of a waiting batch, or -1."""
+        """The highest number of the waiting batches, or -1 if none is waiting."""
         return max(self.batches, default=-1)
 
     def keep(self, batch: KvEvents) -> int:
-        """Keep a batch, and return the number of oldest batches dropped for lack of room."""
+        """Add a batch, and drop the batches with the lowest numbers if there are too many.
+
+        Return how many batches were dropped.
+        """
         before = self.batches.get(batch.seq)
         if before is None:
             heappush(self._seqs, batch.seq)
@@ -267,17 +282,20 @@ class Backlog:
         return dropped
 
     def has(self, batch: KvEvents) -> bool:
-        """Return True if this very batch is kept, with the same number and digest."""
+        """Return True if the same batch waits already: its number and its digest are equal."""
         kept = self.batches.get(batch.seq)
         return kept is not None and 0 != kept.digest == batch.digest
 
     def digest(self, seq: int) -> int:
-        """Return the digest of a batch, or 0 if the batch is not kept or its digest is unknown."""
+        """Return the digest of the waiting batch `seq`.
+
+        Return 0 if this batch does not wait or its digest is unknown.
+        """
         kept = self.batches.get(seq)
         return 0 if kept is None else kept.digest
 
     def pop(self, seq: int) -> KvEvents | None:
-        """Remove and return a batch, or return None if it is not kept."""
+        """Remove the waiting batch `seq` and return it, or return None if it does not wait."""
         batch = self.batches.pop(seq, None)
         if batch is not None:
             self._bytes -= _size_bytes(batch)
@@ -286,12 +304,12 @@ class Backlog:
         return batch
 
     def drop_before(self, seq: int) -> None:
-        """Forget all batches below a number."""
+        """Drop all waiting batches whose number is below `seq`."""
         while self.batches and self.first_seq < seq:
             self.pop(self.first_seq)
 
     def clear(self) -> None:
-        """Forget all batches."""
+        """Drop all waiting batches."""
         self._bytes = 0
         self.batches.clear()
         self._seqs.clear()
@@ -308,8 +326,9 @@ ROOM_SLACK = 1.25  # times its capacity that a worker may tell to hold
 
 
 class KvState:
-    """The event stream of one worker, and how well the worker's cache is known by it.
+    """Applies one worker's KV events in order, and tracks how well they show the worker's cache.
 
+    It decides which batches are missing and must be replayed.
     Lifetime: worker.
     """
 
@@ -326,10 +345,12 @@ class KvState:
         keeps_copies: bool = False,
         on_left: Callable[[Hashes], None] = lambda hashes: None,
     ) -> None:
-        """Start without any knowledge of the cache.
+        """Start with an unknown cache, whose blocks `index` will record in the worker's `slot`.
 
-        `on_left` is called with the chain hashes of blocks that left the GPU according to KV
-        events.
+        parked_blocks, backlog_batches: the most blocks and batches that may wait for missing ones.
+        resident_blocks: the most blocks that are recorded of this worker.
+        keeps_copies: True if the engine may hold equal blocks twice, with KV events for each.
+        on_left: called with the chain hashes of blocks that left the GPU, by KV events.
         """
         self._on_left = on_left
         self._terms = model, parked_blocks, keeps_copies
@@ -373,14 +394,17 @@ class KvState:
         self.resize(capacity_blocks)
 
     def resize(self, capacity_blocks: float) -> None:
-        """Set the number of blocks that fit on the worker's GPU; infinity means unknown."""
+        """Set how many blocks fit on the worker's GPU; infinity means that nobody knows."""
         self._turnover.resize(capacity_blocks)
         most = self._resident_blocks_max
         self._gpu_blocks_max = math.ceil(min(capacity_blocks * ROOM_SLACK, most))
 
     @property
     def known(self) -> bool:
-        """True if the index has all blocks of this worker; otherwise it has a lower bound."""
+        """True if the router knows all blocks in the worker's cache.
+
+        If it is False, the worker may have more blocks than the router knows.
+        """
         if self.guessed is not None:
             return False
         evicted = self._index.evicted_of(self._slot)
@@ -392,103 +416,109 @@ class KvState:
 
     @property
     def exact(self) -> bool:
-        """True if the cache is known from KV events alone.
+        """True if the KV events prove which blocks are in the worker's cache.
 
-        It is False if it is known only because as many blocks were stored as the worker holds. Then
-        missed blocks count as evicted, though hits may have kept some of them.
+        `known` can be True without proof: once the worker has stored as many blocks as its cache
+        holds, blocks whose events were missed count as evicted. Some of them may still be cached.
         """
         return self._exact and self.known and not self.evicted_blocks
 
     @property
     def wants_snapshot(self) -> bool:
-        """True if only a snapshot can make the knowledge exact, after all replays until now."""
+        """True if the record of the cache can become exact only by a snapshot, not by a replay."""
         gap = self._lacking and not self._progressed
         lacks = gap or self._doubtful or self.severed or not self._exact
         return lacks and not self._overflowed
 
     @property
     def _lacking(self) -> bool:
-        """True if batches that are known to exist were not applied."""
+        """True if a batch was published, as far as is known, but has not been applied."""
         return self.next_seq <= self._publisher.last_seq or bool(self._backlog.batches)
 
     @property
     def _half_told(self) -> bool:
-        """True if a replay has brought more than was heard of, and may bring more still.
+        """True if the running replay may bring still more batches than the router has heard of.
 
-        No live batch has shown the publisher's latest batch yet.
+        No live batch has arrived yet that shows the latest number.
         """
         return self._publisher.live_seq < self.next_seq - 1
 
     @property
     def counters(self) -> KvCounters:
-        """All counts until now."""
+        """The counters about this worker's KV events, updated to now."""
         return self._counters.with_blocks(self.blocks, self._skips.total())
 
     def skips(self) -> Counter[str]:
-        """Return the counts of readable events that changed nothing, by reason."""
+        """Return how many readable events the router could not use, for each reason."""
         return self._skips + Counter(self.blocks.skips())
 
     @property
     def overflows(self) -> int:
-        """Number of times that the worker reported more blocks than it has room for."""
+        """How many times the worker reported more blocks than its cache can hold."""
         return self._counters.overflows
 
     @property
     def settled(self) -> bool:
-        """True if no batch is asked for, waits or is in doubt, so that `next_seq` comes next."""
+        """True if all batches heard of were applied, and no replay is running or needed.
+
+        Then `next_seq` is the number of the next batch.
+        """
         if self.resyncing or self._doubtful or (self._beyond and self._half_told):
             return False
         return not self._lacking
 
     @property
     def current(self) -> bool:
-        """True if all batches that are known to be published were applied."""
+        """True if all batches that are known to be published were applied, and new ones arrive."""
         return self.settled and not self.unheard
 
     @property
     def emptied(self) -> int:
-        """Number of times that the worker's cache began anew."""
+        """How many times the worker's cache became empty: by a restart, or by a "cleared" event."""
         return self._counters.restarts + self._counters.clears
 
     @property
     def resident_blocks(self) -> int:
-        """Number of blocks that the worker is known to hold, in any tier."""
+        """How many blocks the worker is known to have cached, in all tiers together."""
         return len(self.blocks)
 
     @property
     def evicted_blocks(self) -> int:
-        """Number of this worker's blocks that the index forgot, though the worker holds them."""
+        """How many of the worker's cached blocks the router's index dropped to save memory."""
         return self._index.evicted_of(self._slot)
 
     @property
     def gpu_blocks(self) -> int:
-        """Number of blocks that the worker is known to hold on the GPU."""
+        """How many blocks the worker is known to have cached on the GPU."""
         return self._index.held(self._slot)
 
     @property
     def learned_blocks(self) -> float:
-        """Number of blocks that the GPU holds at least, learned from evictions; NaN if unknown."""
+        """How many blocks the worker's GPU holds at least, learned from evictions; or NaN."""
         return self._learned.blocks
 
     @property
     def parked_blocks(self) -> int:
-        """Number of stored blocks that wait for their parent block."""
+        """How many stored blocks wait because the event for their parent block has not arrived."""
         return self.blocks.parked
 
     @property
     def backlog_batches(self) -> int:
-        """Number of batches that wait for missing ones before them."""
+        """How many batches wait because a batch before them is missing."""
         return len(self._backlog)
 
     def chains(self, tier: int = 0) -> Hashes:
-        """Return the chain hashes of the blocks known in a tier, in no order."""
+        """Return the chain hashes of the blocks known in one tier, in any order.
+
+        tier: 0 for the GPU, 1 for host memory, 2 for disk.
+        """
         return self.blocks.chains(tier)
 
     def mark(self) -> tuple[int, ...]:
-        """Return numbers that change whenever the known content of the cache changes.
+        """Return numbers that show, if they change, that the known content of the cache changed.
 
-        `next_seq` is the first number and `settled` the last. The numbers do not change for a batch
-        that only replaces one block by another, or for a snapshot.
+        The first number is `next_seq`, and the last one is `settled`. A snapshot may change the
+        content without changing the numbers.
         """
         counters, blocks = self._counters, self.blocks
         counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
@@ -496,7 +526,11 @@ class KvState:
         return (*counts, *how, self.settled)
 
     def frozen(self) -> FrozenCache | None:
-        """Return a snapshot of what is known now, or None while a saved snapshot is unproven."""
+        """Return a snapshot of the worker's cache as it is known now.
+
+        Return None if the knowledge comes from a saved snapshot that the engine has not confirmed
+        yet.
+        """
         if self._doubtful:
             return None
         next_seq, publisher = self.next_seq, self._publisher
@@ -508,13 +542,19 @@ class KvState:
 
     @property
     def first_question(self) -> int:
-        """Number of the first batch that a new feed must ask for, or 0 to begin with a snapshot."""
+        """The number of the batch from which a new connection must ask the engine for a replay.
+
+        0 means that the connection asks for a snapshot of the cache first.
+        """
         return self._from_seq() if self._doubtful and self._exact else 0
 
     # --- what it tells ----------------------------------------------------------------------
 
     def take(self, batch: KvEvents) -> int | None:
-        """Apply a batch, and return the number to replay from if some batches are missing."""
+        """Apply a batch of KV events, or keep it until missing batches before it arrive.
+
+        Return the number of the batch from which a replay must begin, or None if none is needed.
+        """
         self._counters.batches += 1
         if batch.source == "snapshot":
             return self._take_snapshot(batch)
@@ -546,11 +586,11 @@ class KvState:
         return self._ask()
 
     def end_replay(self, answered: bool, began_anew: bool = False) -> int | None:
-        """End a replay, and continue from the batches that came.
+        """Handle the end of a replay, and continue from the batches that arrived.
 
-        `answered` is True if the publisher served the replay, so that an empty replay means an
-        empty cache. `began_anew` is True if the publisher lacks batches that it had published.
-        Return the sequence number to replay from if another replay may help.
+        answered: the engine served the replay, so a replay without batches proves an empty cache.
+        began_anew: the engine no longer has batches that it published, so it must have restarted.
+        Return the number of the batch from which another replay must begin, or None.
         """
         self._publisher.replay_ended()
         if began_anew:
@@ -579,19 +619,20 @@ class KvState:
         return None
 
     def close(self) -> None:
-        """Forget all blocks of a worker that left."""
+        """Forget the cache of a worker that left, and all waiting batches."""
         self._forget()
         self._backlog.clear()
 
     def reset(self) -> None:
-        """Forget everything about a worker that came back, and expect its stream from batch 0."""
+        """Forget everything about a worker that came back; its next batch should be number 0."""
         self._empty()
         self._publisher.begin_anew()
 
     def suspend(self, emptied: bool) -> None:
-        """Forget the cache of a worker whose engine pauses, but not where its stream continues.
+        """Forget the cache of a worker whose engine pauses and will go on later.
 
-        `emptied` is True if the cache is known to be empty; otherwise its content is unknown.
+        Keep the number of the next batch, because the engine continues its numbering. `emptied` is
+        True if the pause emptied the cache. Otherwise the cache's content is unknown.
         """
         last = max(self.next_seq - 1, self._publisher.last_seq, self._backlog.last_seq)
         digest = self._backlog.digest(last) or self._publisher.digest(last)
@@ -603,9 +644,9 @@ class KvState:
             self._doubtful = self.resyncing = True
 
     def was_emptied(self, times: int) -> bool:
-        """Return True if the engine emptied its cache without a KV event that says so.
+        """Return True if the engine emptied its cache, but no KV event has said so.
 
-        `times` is the engine's own count of how often it emptied its cache.
+        times: how often the engine has emptied its cache, according to its load report.
         """
         clears, (before, grown) = self._counters.clears, (self._emptied, times)
         told = clears > self._clears_at[0]
@@ -613,16 +654,20 @@ class KvState:
         return before is not None and grown > before and not told
 
     def sever(self) -> None:
-        """Mark the cache as unknown, because the connection was lost and events may be missing."""
+        """Mark the cache as not fully known, because a connection was lost.
+
+        KV events may be missing, and the engine may have restarted meanwhile.
+        """
         self.unheard = self.severed = True
         self._reports = 0
         self._turnover.begin(self.blocks.stored_blocks)
 
     def reported(self, started_s: float) -> None:
-        """Compare the start time of the engine's process with that of earlier load reports.
+        """Check by a load report whether the engine restarted while the connection was lost.
 
-        NaN means that the start time is unknown. The first report after a lost connection may have
-        been requested before the loss, so one report proves nothing.
+        started_s: when the engine's process started; NaN if unknown. If two reports after the loss
+        show the same start time as before, the engine did not restart. One report is not enough,
+        because it may have been requested before the loss.
         """
         if not self.severed:
             self._started_s = started_s
@@ -631,22 +676,29 @@ class KvState:
             self.severed = self._reports < _PROVING_REPORTS
 
     def disprove(self) -> None:
-        """Forget all blocks that were known before the connection was lost."""
+        """Forget all blocks, because an answer proved that the cache lost them.
+
+        The engine probably restarted while the connection was lost.
+        """
         self._forget()
         self._exact = False
 
     def empty(self) -> None:
-        """Forget all blocks, until a KV event says that the cache was cleared."""
+        """Forget all blocks of an emptied cache, whose "cleared" event has not arrived.
+
+        Until this event arrives, the cache does not count as exactly known.
+        """
         self._forget()
         self._exact = False
 
     # --- from one router to the next --------------------------------------------------------
 
     def take_saved(self, saved: CacheSnapshot) -> bool:
-        """Continue from a snapshot that an earlier router saved, once its last batch is replayed.
+        """Start from a snapshot of the cache that an earlier router saved.
 
-        Until then the snapshot is a lower bound, and live batches wait. Return False for damaged
-        blocks.
+        The snapshot counts as a lower bound until the engine replays the last batch that it covers.
+        This proves that the engine has not restarted. Live batches wait until then. Return False if
+        the snapshot's blocks are damaged.
         """
         self.reset()
         try:
@@ -662,19 +714,22 @@ class KvState:
         return True
 
     def goes_on_from(self, next_seq: int, digest: int) -> bool:
-        """Return True if a peer's copy before batch `next_seq` continues this router's knowledge.
+        """Return True if another router's copy of the cache can replace this router's record.
 
-        The copy must be of the same life of the publisher, which the digest of the batch before
-        proves, and not behind the batches that this router applied.
+        next_seq: the first batch that the copy does not cover. The copy must cover all batches that
+        this router applied.
+        digest: the digest of the last batch that the copy covers. It must equal the digest of the
+        same batch at this router, which proves that the engine did not restart in between.
         """
         ours = self._backlog.digest(next_seq - 1) or self._publisher.digest(next_seq - 1)
         is_first = not self._backlog and self._publisher.live_seq < 0
         return next_seq >= self.next_seq and (ours == digest if ours else is_first)
 
     def take_copy(self, copy: CacheSnapshot) -> int | None:
-        """Continue from a peer's copy of the cache, and return the number to replay from, if any.
+        """Replace the record of the cache by another router's copy, and apply the waiting batches.
 
-        Batches that came meanwhile are in the backlog. Damaged blocks change nothing.
+        Return the number of the batch from which a replay must begin, or None if none is needed. A
+        copy with damaged blocks changes nothing.
         """
         try:
             self.blocks.load(copy.blocks)
@@ -693,7 +748,10 @@ class KvState:
         return self._ask() if self._lacking else None
 
     def _believe(self, batch: KvEvents) -> None:
-        """Trust a saved snapshot, because the batch before the first missing one came again."""
+        """Trust a saved snapshot if `batch` repeats the last batch that the snapshot covers.
+
+        An equal digest proves that the engine has not restarted since then.
+        """
         if self._doubtful and batch.seq == self.next_seq - 1 and self._publisher.is_known(batch):
             self._doubtful = False
             self._progressed = True
@@ -708,7 +766,10 @@ class KvState:
     # --- order ------------------------------------------------------------------------------
 
     def _restart(self, batch: KvEvents | None = None) -> None:
-        """Forget everything, because the publisher began anew, and its cache did, too."""
+        """Forget the cache and all batches, because the engine restarted.
+
+        batch: the batch that showed the restart, or None.
+        """
         self._counters.restarts += 1
         self._empty()
         self._publisher.begin_anew(batch)
@@ -719,9 +780,10 @@ class KvState:
         return self._from_seq()
 
     def _from_seq(self) -> int:
-        """Return the number to replay from: the last batch applied, or the next one.
+        """Return the number of the batch from which a replay must begin.
 
-        The last batch is replayed if its digest is known, to see that the publisher is the same.
+        This is the last applied batch if its digest is known, and else the next batch. The repeated
+        batch shows whether the engine restarted.
         """
         last = self.next_seq - 1
         return last if self._publisher.digest(last) else self.next_seq
@@ -790,17 +852,21 @@ class KvState:
                 self._outlive()
 
     def _outlive(self) -> None:
-        """Trust the cache again, because enough blocks were stored since the connection was lost.
+        """Trust the cache again after a lost connection, because all old blocks have been replaced.
 
-        If the known blocks exceed the worker's capacity, some of them come from before the loss,
-        and all are forgotten.
+        The worker has stored as many blocks since the loss as its cache holds. If more blocks are
+        known than fit, some are from before the loss, and all are forgotten.
         """
         self.severed = self._exact = False
         if not self._turnover.has_room(self.gpu_blocks):
             self._forget()
 
     def _judge(self, applied: Applied, skipped: int) -> None:
-        """Count events that could not be used, and decide whether the cache must be estimated."""
+        """Count events that could not be used, and decide whether to estimate the cache instead.
+
+        applied: the effects of the batch applied last.
+        skipped: how many events `blocks` has ever skipped.
+        """
         blocks = self.blocks
         self._skips.update(applied.skips)
         self._unusable += skipped - self._skipped_seen + applied.unreadable
@@ -818,7 +884,7 @@ class KvState:
         self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
 
     def follow(self, block_size: int) -> None:
-        """Start anew with another block size, and expect the worker's stream from batch 0."""
+        """Restart with another block size; the worker's next batch should be number 0."""
         self._forget()
         self._backlog.clear()
         self.sizes.follow(block_size)
@@ -834,11 +900,14 @@ class KvState:
         self.next_seq = 0
 
     def ask_anew(self) -> int:
-        """Return the sequence number to replay from if the present batch does not show a gap."""
+        """Ask for a replay after a restart, and return the number of the batch where it must begin.
+
+        The caller uses this if the present batch itself did not show that batches are missing.
+        """
         return self._ask()
 
     def _overflow(self) -> None:
-        """Forget all blocks, because the worker reported more of them than it can hold."""
+        """Forget all blocks, because the worker reported more blocks than its cache can hold."""
         self._counters.overflows += 1
         self._forget()
         self._exact = False

@@ -1,8 +1,9 @@
-"""The ledger, which counts the work of this router's requests in flight at each worker.
+"""Counts the load of this router's unfinished requests at each worker.
 
-Each dispatched leg of a request is one charge. Choosing a worker and charging it are one step of
-the core, so two requests can never both see the same idle worker. A charge is released once: by the
-core at the end of its request, or by `PeerRequests.ended` for a request of another router.
+Each dispatched leg of a request is recorded as one charge at its worker. The core chooses a worker
+and charges it in one step, so two requests can never both see the same idle worker. Each charge is
+released once: by the core when its request ends, or by `PeerRequests.ended` for a request of
+another router.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ ChargeKey = tuple[int, Role]
 
 
 class Loads(NamedTuple):
-    """Numbers of prompt tokens whose KV a worker loads from host memory and from disk."""
+    """How many prompt tokens' KV a worker loads from its host memory and from its disk."""
 
     host: int
     disk: int
 
     @property
     def tokens(self) -> int:
-        """Number of tokens in host memory and on disk together."""
+        """The number of tokens loaded from host memory and disk together."""
         return self.host + self.disk
 
 
@@ -36,9 +37,10 @@ NO_LOADS = Loads(0, 0)
 
 @dataclass(slots=True)
 class PrefillPeriod:
-    """A period in which one worker computes prefills without a pause, with its token counts.
+    """A period in which a worker always has prompts to prefill, with the tokens prefilled in it.
 
-    Lifetime: until no request waits for its first token there.
+    The worker's prefill speed is learned from whole periods.
+    Lifetime: until no request waits for its first token at the worker.
     """
 
     began_s: float
@@ -52,7 +54,7 @@ class PrefillPeriod:
 
 @dataclass(slots=True, eq=False)
 class Charge:
-    """The load of one request, or of one leg of it, on its worker.
+    """The load that one request, or one leg of a request, puts on its worker.
 
     Lifetime: one dispatch.
     """
@@ -78,7 +80,7 @@ class Charge:
 
 @dataclass(slots=True)
 class DecodePlace:
-    """Capacity reserved for a request at its decode worker while another worker prefills it.
+    """KV memory reserved for a request at its decode worker while another worker prefills it.
 
     Lifetime: until the prefill ends.
     """
@@ -88,7 +90,7 @@ class DecodePlace:
 
 
 class Ledger:
-    """All open charges, and their sums for each worker in the worker columns.
+    """Records the load of this router's unfinished requests, in charges and in the worker columns.
 
     Lifetime: process.
     """
@@ -112,17 +114,21 @@ class Ledger:
         return len(self._charges)
 
     def get(self, request_id: int, leg: Role = "both") -> Charge | None:
-        """Return the open charge of a request or of one of its legs, or None if there is none."""
+        """Return the open charge of a request's `leg`, or None if there is none.
+
+        "both" as `leg` means the charge of a request that one worker both prefills and decodes.
+        """
         return self._charges.get((request_id, leg))
 
     def on_worker(self, worker_id: int) -> list[Charge]:
-        """Return the open charges of a worker, oldest first."""
+        """Return the open charges at a worker, the oldest first."""
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
     def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
-        """Reserve capacity to decode a request at the worker in `slot`.
+        """Reserve KV memory for a request's prompt at its decode worker, in `slot`.
 
-        The request must not have any capacity reserved yet.
+        The reservation also counts as a request of that worker. The request must have no
+        reservation yet.
         """
         assert request_id not in self._decode_places, (
             f"request {request_id} has a decode place already"
@@ -133,7 +139,7 @@ class Ledger:
         self._cells.decode_place_tokens[slot] += prompt_tokens
 
     def free_decode_place(self, request_id: int) -> None:
-        """Release the capacity reserved to decode a request, if any was reserved."""
+        """Release the KV memory reserved for a request at its decode worker, if there is any."""
         place = self._decode_places.pop(request_id, None)
         if place is not None:
             self._cells.requests[place.slot] -= 1
@@ -143,7 +149,10 @@ class Ledger:
             self._cells.decode_place_tokens[place.slot] -= place.prompt_tokens
 
     def decode_places_at(self, slot: int) -> list[int]:
-        """Return the ids of the requests with reserved decode capacity at the worker in `slot`."""
+        """Return the ids of requests that have KV memory reserved for decode at a worker.
+
+        `slot` is the worker's slot.
+        """
         return [number for number, one in self._decode_places.items() if one.slot == slot]
 
     def reserve(
@@ -161,13 +170,13 @@ class Ledger:
     ) -> Charge:
         """Charge a request, or one leg of it, to the worker in `slot`, and return the charge.
 
-        The request must have no open charge for this leg.
-
-        stream: True if the router will see the prefill end, by a first token or by its own end.
-        moved_tokens: number of prompt tokens whose KV comes from another worker.
-        loads: numbers of prompt tokens whose KV the worker loads from host memory and from disk.
-        room_tokens: number of KV tokens reserved at the worker until the first token.
-        shows_speed: True if the time to the first token measures the worker's prefill speed.
+        key: the request's id and the leg. It must have no open charge.
+        stream: True if the router will see when the prefill ends, because it sees the first token
+        or the end of a prefill leg.
+        moved_tokens: how many prompt tokens' KV comes from another worker.
+        loads: how many prompt tokens' KV the worker loads from its host memory and from its disk.
+        room_tokens: how many tokens of KV memory to reserve at the worker until the first token.
+        shows_speed: True if the time to the first token shows the worker's prefill speed.
         """
         assert key not in self._charges, f"request {key[0]} is charged twice"
         cells = self._cells
@@ -206,9 +215,9 @@ class Ledger:
         return charge
 
     def _period(self, slot: int, now_s: float) -> PrefillPeriod:
-        """Return the prefill period of a worker, and count one more prefill in it.
+        """Count one more prefill in a worker's current prefill period, and return the period.
 
-        A new period begins if no request waits at the worker.
+        If no request waits for its first token at the worker, begin a new period.
         """
         period = self._periods[slot]
         if period is None or not self._cells.waiting[slot]:
@@ -217,9 +226,10 @@ class Ledger:
         return period
 
     def first_token(self, charge: Charge, now_s: float) -> bool:
-        """Mark the prefill of a charge as finished, and all prefill queued before it.
+        """Record that a prefill has ended, because its first token arrived.
 
-        Return False if the prefill was marked as finished before.
+        All prefills that were queued at the worker before count as computed, too. Return False if
+        the prefill's end was recorded before.
         """
         if not charge.waiting:
             return False
@@ -238,10 +248,10 @@ class Ledger:
         return True
 
     def progress(self, charge: Charge, output_tokens: int, now_s: float) -> float | None:
-        """Count the new tokens of a running answer, and return the seconds per new token.
+        """Record how many tokens a running answer has so far.
 
-        Return None if the prefill is not over, or if no token or no time was added since the last
-        call.
+        Return the seconds per token since the last call. Return None if the first token has not
+        been recorded, or if no token or no time was added since the last call.
         """
         if charge.waiting or output_tokens <= charge.output_tokens:
             return None
@@ -253,10 +263,11 @@ class Ledger:
         return elapsed_s / tokens if elapsed_s > 0 else None
 
     def output_tokens(self, charge: Charge | None, arrival: Arrival, finish: Finish) -> int:
-        """Return the number of tokens in a finished answer, as reported or estimated.
+        """Return the number of tokens in a finished answer.
 
-        If the worker did not report the number, the result is the seconds of decode divided by the
-        worker's present step time. The result is 0 if `charge` is None or its prefill is not over.
+        If the worker did not report the number, estimate it: the time of the decode divided by the
+        worker's present step time. The result is 0 if `charge` is None or if the prefill has not
+        ended.
         """
         if finish.output_tokens is not None:
             return finish.output_tokens
@@ -268,9 +279,9 @@ class Ledger:
         return tokens if most is None else min(tokens, most)
 
     def left_s(self, charge: Charge, output_tokens: float, now_s: float) -> float:
-        """Return the estimated seconds until an answer of `output_tokens` tokens is complete.
+        """Estimate in how many seconds an answer of `output_tokens` tokens in all will be complete.
 
-        The estimate uses the worker's prefill queue, its prefill speed and its decode step time.
+        The estimate uses the worker's prefill queue, prefill speed and decode step time.
         """
         self.advance(now_s)
         cells, slot = self._cells, charge.slot
@@ -284,9 +295,9 @@ class Ledger:
         return queued_s + max(decode_s, 0.0)
 
     def unwatched(self, charge: Charge) -> None:
-        """Estimate when a charge's prefill ends, because the router will not see its first token.
+        """Record that the router will not see the first token of a charge after all.
 
-        The estimate uses the worker's prefill queue and prefill speed.
+        From now on the end of the prefill is estimated from the worker's queue and prefill speed.
         """
         coming = self._coming.get(charge.slot, deque())
         if not charge.waiting or all(one is not charge for one in coming):
@@ -298,7 +309,7 @@ class Ledger:
         self._cells.drain_limit_work[charge.slot] = left[0].end_work if left else inf
 
     def release(self, charge: Charge) -> None:
-        """Release an open charge, and take its load off its worker."""
+        """Remove an open charge, and subtract its load from its worker."""
         del self._charges[charge.request_id, charge.leg]
         cells, slot = self._cells, charge.slot
         cells.requests[slot] -= 1
@@ -313,9 +324,9 @@ class Ledger:
             self._idle(slot)
 
     def _idle(self, slot: int) -> None:
-        """Empty the estimated prefill queue of a worker that has no requests left.
+        """Set a worker's estimated prefill queue to 0, because the worker has no requests left.
 
-        Reserved decode capacity counts as a request.
+        A request with KV memory reserved at the worker counts as one of its requests.
         """
         cells = self._cells
         cells.drained_work[slot] = cells.charged_work[slot]
@@ -325,10 +336,10 @@ class Ledger:
         cells.drain_limit_work[slot] = inf
 
     def advance(self, now_s: float) -> None:
-        """Advance the estimated prefill queues of all workers to the time `now_s`.
+        """Reduce the estimated prefill queues of all workers by the work done up to `now_s`.
 
-        A request whose first token the router does not see starts decoding when its prefill should
-        be over.
+        A request whose first token the router does not see counts as decoding once its prefill
+        should be over.
         """
         if self._drained_s is None:
             self._drained_s = now_s
@@ -357,9 +368,10 @@ class Ledger:
         self._queue(slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
-        """Add tokens and their work to the mean work of a worker's waiting tokens.
+        """Add a prompt to the mean work per waiting token of a worker, or remove it.
 
-        Negative numbers remove tokens that wait no longer.
+        tokens: the prompt's uncached tokens; negative to remove the prompt.
+        work_tokens: the work to prefill them, including attention, in the same sign.
         """
         waiting_tokens, waiting_work = self._waiting[slot]
         waiting_tokens += tokens
@@ -381,7 +393,7 @@ class Ledger:
         self._cells.drain_limit_work[slot] = limit_work
 
     def _drop_queued(self, charge: Charge) -> None:
-        """Remove the rest of a released charge's prefill from its worker's queue."""
+        """Subtract the uncomputed rest of a released charge's prefill from its worker's queue."""
         cells, slot = self._cells, charge.slot
         left = charge.end_work - cells.drained_work[slot]
         unfinished = min(max(left, 0.0), charge.work_tokens)

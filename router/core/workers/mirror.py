@@ -1,9 +1,10 @@
-"""Estimates of the blocks in workers' caches that KV events do not report, or report wrongly.
+"""Estimates which blocks workers have cached beyond what their KV events report correctly.
 
-`ExpectedBlocks` are the blocks that this router's dispatches will soon store. `Mirrors` are
-estimated caches of workers without KV events. `HitConfidence` is the share of the blocks reported
-by KV events that are really there. Answers that report `cached_tokens` correct the mirrors
-(`Mirrors.answered`) and the confidence (`HitConfidence.answered`).
+`ExpectedBlocks`: blocks that workers with KV events will soon store, because of this router's
+dispatches.
+`Mirrors`: the estimated caches of workers without usable KV events.
+`HitConfidence`: the share of the blocks reported by KV events that workers really have.
+The `cached_tokens` in answers correct the last two.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Blocks = npt.NDArray[np.int32]
 
 @dataclass(eq=False, slots=True)
 class Expectation:
-    """The blocks that one dispatch will leave in its worker's cache.
+    """The prompt blocks that one dispatch will leave in its worker's cache.
 
     Lifetime: dispatch.
     """
@@ -33,13 +34,13 @@ class Expectation:
 
 
 class ExpectedBlocks:
-    """The blocks that this router's dispatches will soon leave in workers' caches.
+    """The blocks that workers will soon have cached, because of this router's recent dispatches.
 
-    A block is expected for at least `ttl_s` / 2 and at most `ttl_s` seconds. It is dropped earlier
-    if its worker reports it as removed, or if its dispatch fails and no other dispatch brings it.
-    An index of two generations holds the blocks. Expiry drops a whole generation, which costs
-    nothing per block. So a dispatch is one native call for a prompt of any length. Lifetime:
-    process.
+    A block is expected for `ttl_s` / 2 to `ttl_s` seconds. It is dropped earlier if its worker
+    reports it as removed, or if its dispatch fails and no other unfinished dispatch contains it.
+    Blocks are stored in two generations, and the older one is dropped as a whole. So expiry costs
+    nothing per block, and a dispatch is one native call whatever the length of its prompt.
+    Lifetime: process.
     """
 
     def __init__(self, slots: int, max_entries: int, ttl_s: float) -> None:
@@ -54,9 +55,9 @@ class ExpectedBlocks:
         self._open: dict[int, set[Expectation]] = {}  # by slot: of dispatches that have not ended
 
     def expect(self, slot: int, chain: Hashes, now_s: float) -> Expectation:
-        """Expect the blocks of `chain` in the cache of the worker in `slot`.
+        """Record that the worker in `slot` will soon have cached the blocks of `chain`.
 
-        The caller passes the result to `ended` at the end of the dispatch.
+        The caller must pass the result to `ended` when the dispatch ends.
         """
         self.expire(now_s)
         self._young.store(slot, chain)
@@ -66,10 +67,10 @@ class ExpectedBlocks:
         return expectation
 
     def ended(self, expectation: Expectation, failed: bool) -> None:
-        """End the expectation of a dispatch.
+        """Record that the dispatch of `expectation` has ended.
 
-        If the dispatch `failed`, its prompt was never computed. Then only those of its blocks are
-        still expected that other open dispatches bring.
+        failed: the prompt was never computed. Then drop its blocks, except those that the prompts
+        of other unfinished dispatches to this worker contain.
         """
         slot, chain = expectation.slot, expectation.chain
         others = self._open.get(slot)
@@ -85,29 +86,33 @@ class ExpectedBlocks:
         self.gone(slot, chain[shared:])
 
     def gone(self, slot: int, hashes: Hashes) -> None:
-        """Stop expecting blocks that the worker in `slot` does not hold."""
+        """Drop expected blocks, because the worker in `slot` does not have them cached."""
         if self._has_young:
             self._young.remove(slot, hashes)
         if self._has_old:
             self._old.remove(slot, hashes)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise `blocks`, int32[slots], to the number of leading blocks expected on each worker."""
+        """Raise each worker's number of cached leading blocks to the number expected there.
+
+        blocks: the numbers by worker slot, int32[slots], changed in place.
+        chain: the chain hashes of the prompt.
+        """
         if self._has_young:
             self._young.raise_prefix(chain, blocks)
         if self._has_old:
             self._old.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
-        """Forget all blocks expected on the worker in `slot`."""
+        """Drop all expected blocks of the worker in `slot`."""
         self._open.pop(slot, None)
         self._young.clear_worker(slot)
         self._old.clear_worker(slot)
 
     def expire(self, now_s: float) -> None:
-        """Forget blocks that are too old.
+        """Drop expected blocks that are too old.
 
-        The core calls this method at every tick and dispatch.
+        The core calls this method at each tick and at each dispatch.
         """
         if now_s - self._turned_s < self._half_s:
             return
@@ -124,9 +129,9 @@ class ExpectedBlocks:
 
 
 def _shared_blocks(one: Hashes, other: Hashes) -> int:
-    """Return the number of leading blocks that two chains share.
+    """Return how many leading blocks two prompts have in common.
 
-    A chain hash covers all blocks before it, so equal hashes mean equal prefixes.
+    A chain hash stands for its block and all blocks before it, so equal hashes mean equal prefixes.
     """
     most = min(len(one), len(other))
     same = one[:most] == other[:most]
@@ -142,9 +147,9 @@ _REMEMBERED = 2  # blocks remembered for each that the worker told to have room 
 
 @dataclass(slots=True)
 class _Room:
-    """The number of blocks that a worker's cache is assumed to hold.
+    """How many blocks a worker's estimated cache is assumed to hold.
 
-    Lifetime: until the cache begins anew.
+    Lifetime: until the worker's cache is emptied or lost.
     """
 
     told_blocks: float
@@ -156,7 +161,7 @@ class _Room:
 
 @dataclass(slots=True)
 class Prediction:
-    """The cached blocks that a worker was expected to find for a dispatched prompt.
+    """The prompt blocks that a worker with an estimated cache should find cached for one dispatch.
 
     Lifetime: dispatch.
     """
@@ -171,7 +176,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The number of leading prompt blocks that were cached, according to the worker's answer.
+    """How many leading blocks of a prompt the worker had cached, according to its answer.
 
     The true number may be up to `slack` blocks higher.
     """
@@ -182,7 +187,7 @@ class Found:
 
 @dataclass(slots=True)
 class MirrorCounters:
-    """Counts of answers that proved a mirror wrong, which only grow.
+    """Counts the answers that proved an estimated cache wrong.
 
     Lifetime: process.
     """
@@ -192,10 +197,11 @@ class MirrorCounters:
 
 
 class Mirrors:
-    """The estimated caches of workers whose KV events do not report them.
+    """Estimates the caches of workers whose KV events cannot be used or do not exist.
 
-    The estimates come from this router's dispatches and from answers. All mirrors together remember
-    at most `max_blocks` blocks. Lifetime: process.
+    The estimate of one worker's cache, its mirror, comes from this router's dispatches and is
+    corrected by answers. All mirrors together remember at most `max_blocks` blocks.
+    Lifetime: process.
     """
 
     def __init__(self, slots: int, max_blocks: int) -> None:
@@ -206,10 +212,10 @@ class Mirrors:
         self._rooms: dict[int, _Room] = {}
 
     def expect(self, slot: int, chain: Hashes, told_blocks: float) -> Prediction:
-        """Add a dispatched chain to a worker's mirror, and return the blocks that it should find.
+        """Add a dispatched prompt to a worker's mirror, and return the blocks that it should find.
 
-        `told_blocks` is the capacity in blocks that the worker reported, or NaN. The chain counts
-        as cached from now on, so that later prompts with the same prefix count it as hits.
+        The prompt's blocks count as cached from now on, so that later prompts can count them as
+        hits. `told_blocks` is how many blocks the worker says it holds, or NaN.
         """
         room = self._rooms.get(slot) or self._open(slot, told_blocks)
         hit_blocks, stamp, runs = self._mirror.touch(slot, chain)
@@ -223,10 +229,10 @@ class Mirrors:
         return prediction
 
     def answered(self, prediction: Prediction, found: Found | None, answer_blocks: int = 0) -> None:
-        """Correct a worker's mirror by its answer to a computed prompt.
+        """Correct a worker's mirror by the answer to a prompt.
 
-        `found` is the number of cached blocks that the answer reported, or None. `answer_blocks` is
-        the number of full blocks that the answer added after those of the prompt.
+        found: how many prompt blocks the worker had cached, according to its answer; or None.
+        answer_blocks: how many full blocks the answer itself added to the cache.
         """
         room, slot, chain = prediction.room, prediction.slot, prediction.chain
         room.running.discard(prediction.stamp)
@@ -240,7 +246,7 @@ class Mirrors:
         self._mirror.touch(slot, chain)  # an engine's order: as requests let go
 
     def failed(self, prediction: Prediction) -> None:
-        """Forget blocks that only a failed dispatch would have brought to its worker."""
+        """Remove blocks from a worker's mirror that only a failed dispatch would have stored."""
         room = prediction.room
         room.running.discard(prediction.stamp)
         if room is self._rooms.get(prediction.slot):
@@ -248,37 +254,41 @@ class Mirrors:
             self._mirror.forget(prediction.slot, new, prediction.stamp)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise `blocks`, int32[slots], to the number of leading blocks mirrored on each worker."""
+        """Raise each worker's number of cached leading blocks to the number in its mirror.
+
+        blocks: the numbers by worker slot, int32[slots], changed in place.
+        chain: the chain hashes of the prompt.
+        """
         if self._rooms:  # else every worker tells: the mirror is empty
             self._mirror.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
-        """Forget the mirror of a worker that left, or whose cache began anew."""
+        """Drop the mirror of a worker that left or whose cache was emptied or lost."""
         if self._rooms.pop(slot, None) is not None:
             self._mirror.clear_worker(slot)
             self._mirror.resize(slot, 0, 0)
             self._divide()
 
     def room_blocks(self, slot: int) -> float:
-        """Return the number of blocks that a worker is assumed to hold, or NaN without a mirror."""
+        """Return how many blocks a worker's cache is assumed to hold, or NaN without a mirror."""
         room = self._rooms.get(slot)
         return math.nan if room is None else room.blocks
 
     def learned_blocks(self, slot: int) -> float:
-        """Return the number of blocks that a worker holds, as learned from answers, or NaN.
+        """Return how many blocks a worker's cache holds, as learned from its answers.
 
-        NaN means that no answer has proven an eviction yet.
+        NaN means that no answer has proved an eviction yet.
         """
         room = self._rooms.get(slot)
         return math.nan if room is None or not room.corrected else room.blocks
 
     def __len__(self) -> int:
-        """Return the number of distinct blocks that are believed to be cached."""
+        """Return the number of different blocks that the mirrors count as cached."""
         return len(self._mirror)
 
     @property
     def memory_bytes(self) -> int:
-        """Memory in use, in bytes."""
+        """The memory that the mirrors use, in bytes."""
         return self._mirror.memory_bytes
 
     def _correct(self, prediction: Prediction, found: Found) -> None:
@@ -307,9 +317,9 @@ class Mirrors:
         return room
 
     def _divide(self) -> None:
-        """Give each mirror an equal share of `max_blocks`.
+        """Limit each mirror to an equal share of the `max_blocks` blocks of all mirrors.
 
-        The share is halved as the number of mirrors doubles, so that it seldom changes.
+        The share is `max_blocks` divided by a power of two, so that it seldom changes.
         """
         share = max(self._max_blocks >> max(len(self._rooms) - 1, 0).bit_length(), 1)
         if share == self._share:
@@ -329,22 +339,23 @@ class Mirrors:
 
 
 def _used(prediction: Prediction, depth: int) -> int:
-    """Return when the block at `depth` was last used before this dispatch, or 0.
+    """Return when a prompt block was last used before this dispatch, in uses of its mirror.
 
-    The unit is the mirror's own count of uses. 0 means that the block proves nothing, because it
-    was never seen before or is still being computed.
+    depth: the block's place in the prompt.
+    0 means that its absence proves no eviction, because it was never used before or is still being
+    computed.
     """
     return next((used for end, used in prediction.runs if depth < end), 0)
 
 
 def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -> Found | None:
-    """Return the number of cached blocks that an answer reports, or None if it reports none.
+    """Return how many prompt blocks were cached, according to an answer; None if it does not say.
 
-    The blocks of a text prompt are guessed at four bytes per token, and templates add tokens. So
-    the cached share of the engine's prompt tokens is taken for the share of the guessed blocks,
-    within an eighth. For a prompt of tokens, one block fewer than expected proves nothing: an
-    engine computes at least one token anew, and with speculative decoding its last full block. For
-    several prompts in one request the answer reports only their sum, so the result is None.
+    The blocks of a text prompt are guessed at four bytes per token, and the engine's chat template
+    adds tokens. So the engine's cached share of prompt tokens is applied to the guessed blocks,
+    with a slack of an eighth. For a prompt of token ids the slack is one block: an engine computes
+    at least one token again, and with speculative decoding the last full block. If a request has
+    several prompts, the answer reports only their sum, so the result is None.
     """
     cached, longest = finish.cached_tokens, arrival.longest_prompt_tokens
     if cached is None or longest not in (None, arrival.prompt_tokens):
@@ -359,9 +370,9 @@ def found_by(arrival: Arrival, finish: Finish, block_size: int, chain: Hashes) -
 
 @dataclass(slots=True)
 class EventHits:
-    """The cached blocks of a prompt that its worker should find, according to KV events.
+    """The prompt blocks that a worker should find cached for one dispatch, by its KV events.
 
-    Lifetime: one dispatch.
+    Lifetime: dispatch.
     """
 
     worker_id: int
@@ -372,10 +383,10 @@ class EventHits:
     alone: bool  # no other request waited at the worker, so it looked the prompt up at once
 
     def kept_blocks(self, removed_blocks: int) -> int:
-        """Return how many of the expected blocks were surely cached when the worker looked.
+        """Return how many of these blocks were surely still cached when the worker looked for them.
 
-        Requests that were computed first may have evicted the others. `removed_blocks` is the
-        number of blocks that the worker's KV events have ever removed until now.
+        Requests that the worker computed before may have evicted blocks. `removed_blocks` is how
+        many blocks its KV events have ever reported as removed, until now.
         """
         gone = 0 if self.alone else removed_blocks - self.removed_blocks
         return max(self.blocks - gone, 0)
@@ -389,9 +400,9 @@ _DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
 
 @dataclass(slots=True)
 class _Confirmed:
-    """The mean share of the blocks reported by a worker's KV events that its answers found.
+    """The share of a worker's blocks by KV events that its answers found, averaged over answers.
 
-    Lifetime: until the worker's cache begins anew.
+    Lifetime: until the worker's cache is emptied or lost.
     """
 
     answers: int = 0
@@ -410,30 +421,39 @@ class _Confirmed:
 
 
 class HitConfidence:
-    """The share, 0..1, of each worker's hits by KV events that the router counts.
+    """Decides how far the router trusts the cache hits that each worker's KV events promise, 0..1.
 
-    The share is 1 unless the worker's answers keep finding less than half of the reported blocks.
-    Then it is the mean share that they find, until the mean reaches three quarters. Recent answers
-    weigh most in the mean. A worker is judged after `ANSWERS` answers, or after `_ANSWERS_AGAIN` if
-    it was discounted before its cache began anew. A worker whose answers report no cached tokens
-    keeps 1. Lifetime: process.
+    The confidence of a worker is 1 until its answers find less than half of the promised blocks on
+    average. Then it is this average, until the average reaches three quarters. Recent answers weigh
+    most. The first judgement needs `ANSWERS` answers, or `_ANSWERS_AGAIN` if the worker was
+    distrusted before its cache was last emptied. If a worker's answers do not report cached tokens,
+    its confidence stays 1.
+    Lifetime: process.
     """
 
     def __init__(self, confidence: Floats) -> None:
-        """Keep `confidence`, float64[slots], up to date; it is 1 in slots without a worker."""
+        """Keep each worker's confidence in `confidence`, float64[slots].
+
+        It must be 1 in all slots at the start.
+        """
         self._confidence = confidence
         self._confirmed: dict[int, _Confirmed] = {}
         self._lives = [0] * len(confidence)
         self.discounted = 0  # workers
 
     def life(self, slot: int) -> int:
-        """Return a number that changes whenever what is known of a worker's cache begins anew."""
+        """Return a number that changes whenever the record of a worker's cache starts anew.
+
+        An answer is compared only with what KV events promised under the same number.
+        """
         return self._lives[slot]
 
     def answered(self, slot: int, expected: int, found: Found) -> bool:
-        """Count an answer that found `found` blocks where KV events promised `expected` blocks.
+        """Count an answer, and update the confidence in the worker's KV events.
 
-        Return True if the worker's hits are discounted from now on, or no longer.
+        expected: how many prompt blocks the events promised as cached.
+        found: how many the answer reports.
+        Return True if the worker's hits count less from now on, or count in full again.
         """
         known = self._confirmed.setdefault(slot, _Confirmed())
         share = 1.0 if found.blocks + found.slack >= expected else found.blocks / expected
@@ -450,9 +470,9 @@ class HitConfidence:
         return known.doubted != before
 
     def forgive(self, slot: int) -> None:
-        """Reset a worker's share to 1, because what is known of its cache begins anew.
+        """Reset a worker's confidence to 1, because the record of its cache starts anew.
 
-        A worker that was discounted is judged again after fewer answers than other workers.
+        A worker that was distrusted is judged again after fewer answers.
         """
         self._lives[slot] += 1
         known = self._confirmed.pop(slot, None)
@@ -464,20 +484,23 @@ class HitConfidence:
         self._confidence[slot] = 1.0
 
     def forget(self, slot: int) -> None:
-        """Forget a worker that left."""
+        """Remove all data about the worker in `slot`, because it left."""
         self.forgive(slot)
         self._confirmed.pop(slot, None)
 
 
 def _names(stamp: int, count: int) -> Hashes:
-    """Return `count` unique hashes for the blocks of an answer whose tokens are unknown."""
+    """Return `count` unique hashes that stand for the blocks of an answer with unknown tokens.
+
+    `stamp` must be different for each answer.
+    """
     return chain_hashes(np.zeros(count, dtype=np.int32), 1, stamp)
 
 
 def answer_blocks(arrival: Arrival, finish: Finish, block_size: int) -> int:
-    """Return the number of full blocks that an answer added to the cache.
+    """Return how many full blocks the tokens of an answer added to the worker's cache.
 
-    The last token of an answer is never cached.
+    An engine does not cache the last token of an answer.
     """
     kept_tokens = max((finish.output_tokens or 0) - 1, 0)
     prompt_tokens = finish.prompt_tokens or arrival.prompt_tokens

@@ -31,7 +31,7 @@ _LEAST_BUSY = 0.6
 
 
 class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Settings for workers of split pools that change their role by themselves.
+    """Settings that let workers of a split pool change between the roles prefill and decode.
 
     Lifetime: process.
     """
@@ -51,7 +51,7 @@ class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """One more worker should have `role`, for these reasons."""
+    """Proposes that one more worker of a group take `role`, with the numbers that justify this."""
 
     role: Role
     prefill_work: float  # of these, in workers
@@ -60,7 +60,7 @@ class RoleChange:
     gain: float
 
     def __str__(self) -> str:
-        """Return a sentence for people."""
+        """Return the reasons for the change as a sentence for the operator."""
         return (
             f"work of {self.prefill_work:.2f} workers to prefill and {self.decode_work:.2f} to "
             f"decode: with {self.prefill_workers} that prefill {self.gain:.0%} more can be carried"
@@ -68,9 +68,10 @@ class RoleChange:
 
 
 class RoleController:
-    """Decides how many workers of one group prefill and how many decode.
+    """Decides how many workers of one group should prefill and how many should decode.
 
-    It has no clock: the time is passed in. Lifetime: as long as the group.
+    Callers pass the present time to each method.
+    Lifetime: as long as the group exists.
     """
 
     def __init__(self, settings: RoleSettings) -> None:
@@ -85,7 +86,11 @@ class RoleController:
         self._calm_s = 0.0  # since when nothing made it more cautious
 
     def observe(self, now_s: float, prefill_work: float, decode_work: float) -> None:
-        """Record the present work of each role, in workers."""
+        """Add a sample of the group's work to the moving averages.
+
+        prefill_work, decode_work: how many fully used workers would be enough for each kind of
+        work.
+        """
         if self._seen_s is None:
             self._seen_s = self._began_s = self._calm_s = now_s
             return
@@ -95,9 +100,9 @@ class RoleController:
         self.decode_work += part * (decode_work - self.decode_work)
 
     def decide(self, now_s: float, prefill: int, decode: int) -> RoleChange | None:
-        """Return the role that one more worker should have, or None to change nothing.
+        """Return the role that one more worker should take, or None if the roles should stay.
 
-        `prefill` and `decode` are the present numbers of workers in each role.
+        prefill, decode: how many workers have each role now.
         """
         change = self._better(prefill, decode)
         role = None if change is None else change.role
@@ -122,12 +127,12 @@ class RoleController:
         return change
 
     def refused(self, now_s: float) -> None:
-        """Record that a change was not made, and suggest no other one for a while."""
+        """Record that a proposed change was not carried out, and propose none for a while."""
         self._wish, self._underway = None, False
         self._began_s = now_s + _CAUTION_MAX * self._settings.settle_s
 
     def _better(self, prefill: int, decode: int) -> RoleChange | None:
-        """Return the change that pays for the present work, or None."""
+        """Return the change of roles that lets the group carry clearly more work, or None."""
         p, d, count = self.prefill_work, self.decode_work, prefill + decode
         if min(prefill, decode) < 1 or count < 3 or p <= 0.0 or d <= 0.0:
             return None
@@ -144,9 +149,9 @@ class RoleController:
 
 
 class WorkMeter:
-    """Measures the work of the prefill and decode workers of one group, from the worker columns.
+    """Measures how much work a group's prefill workers and decode workers have.
 
-    Lifetime: as long as the group.
+    Lifetime: as long as the group exists.
     """
 
     def __init__(self) -> None:
@@ -156,7 +161,12 @@ class WorkMeter:
     def read(
         self, now_s: float, columns: WorkerColumns, prefill: Sequence[Worker], decode: list[Worker]
     ) -> tuple[float, float]:
-        """Return the work prefilled since the last call and the KV used to decode, in workers."""
+        """Return the prefill work and the decode work of a group, each as a number of busy workers.
+
+        The prefill work is an average since the last call: the seconds of prefill computed per
+        second. The decode work is that of now: the KV memory used for decode, in units of a full
+        worker.
+        """
         elapsed_s = 0.0 if self._seen_s is None else now_s - self._seen_s
         done = {w.worker_id: float(columns.drained_work[w.slot]) for w in prefill}
         work_s = 0.0

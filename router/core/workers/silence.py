@@ -1,9 +1,9 @@
-"""Workers that leave the router's probes unanswered: slow, stopped or dead.
+"""Handles silent workers, which do not answer the router's probes: slow, stopped or dead ones.
 
-A silent worker among healthy ones gets no new requests, and its requests without a first byte are
-sent to other workers. If most workers of a model are silent together, the cause is probably the
-host, the network or the router itself. Then no request moves, and new requests wait until a worker
-answers (a panic threshold, as in Envoy).
+A silent worker gets no new requests, and its requests whose answers have not begun are sent to
+other workers. But if most workers of a model are silent together, the cause is probably the host,
+the network or the router itself. Then no request moves, and new requests wait until a worker
+answers. This is called a panic, as in Envoy.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from router.core.workers.table import Silent, Worker, WorkerTable
 
 
 def most_silent(workers: Iterable[Worker], share: float) -> bool:
-    """Return True if more than a share of these workers is silent."""
+    """Return True if more than `share` (0..1) of these workers do not answer probes."""
     together = list(workers)
     return sum(w.silent is not None for w in together) > share * len(together)
 
 
 class Silences:
-    """Follows silent workers, and decides when their requests move to other workers.
+    """Tracks the workers that do not answer probes, and decides when their requests must move.
 
     Lifetime: process.
     """
@@ -33,7 +33,8 @@ class Silences:
     ) -> None:
         """Start without any silent worker.
 
-        `stands_still` returns True if a worker's streams are silent and it does not answer a probe.
+        stands_still: returns True if no stream of the worker with this id makes progress, and the
+        worker does not answer a probe.
         """
         self._share = settings.panic_share
         self._workers = workers
@@ -43,7 +44,10 @@ class Silences:
         self.panics: set[str] = set()  # base models most of whose workers are silent
 
     def told(self, fact: Silence) -> list[Action]:
-        """Record that a worker left another probe unanswered, or answers again."""
+        """Record that a worker has not answered one more probe, or that it answers again.
+
+        Return the actions that follow, as `look` does.
+        """
         worker = self._workers.get(fact.worker_id)
         if worker is None or worker.state == "down":
             return []
@@ -59,14 +63,17 @@ class Silences:
         return self.look()
 
     def heard(self, worker: Worker) -> None:
-        """Record that a worker is no longer silent: it answers, or is known to be dead."""
+        """Record that a worker is no longer silent, because it answers or is known to be dead."""
         if worker.silent is not None:
             worker.silent = None
             self._silent.discard(worker.worker_id)
             self._workers.changed()
 
     def look(self) -> list[Action]:
-        """Return the silent workers whose requests must move, and changes of panic by model."""
+        """Return an action for each silent worker whose requests must move to other workers.
+
+        Return also an action for each model for which a panic began or ended.
+        """
         if not self._silent and not self.panics:
             return []
         actions: list[Action] = []
@@ -90,7 +97,10 @@ class Silences:
         return actions
 
     def alone(self, worker: Worker) -> bool:
-        """Return True if at most the panic share of the worker's pool is silent or stalled."""
+        """Return True if only a few workers of this worker's model are silent or stalled with it.
+
+        Few means: at most the share that would be a panic.
+        """
         pool = self._pool(worker.facts.models[0])
         quiet = sum(w.silent is not None or self._stands_still(w.worker_id) for w in pool)
         return quiet <= self._share * len(pool)

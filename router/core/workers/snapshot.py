@@ -1,7 +1,8 @@
-"""A snapshot of a worker's cache, and its codec for the saved file, a hot restart and peers.
+"""Converts a snapshot of a worker's cache to bytes and back.
 
-The bytes are a head (`_HEAD`, big-endian: version, `next_seq`, `live_seq`, `digest`, flags) and the
-blocks as `WorkerBlocks.dump` returns them.
+The bytes go into the file of saved caches, to a new router in a hot restart, and to other routers.
+They begin with a header (`_HEAD`, big-endian: version, `next_seq`, `live_seq`, `digest`, flags).
+Then follow the blocks, as `WorkerBlocks.dump` returns them.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ _EXACT, _TURNED_OVER = 1, 2
 
 
 class FrozenCache(NamedTuple):
-    """A snapshot whose blocks are not yet encoded as bytes.
+    """A snapshot of a worker's cache, whose blocks are not converted to bytes yet.
 
-    Lifetime: until they are encoded.
+    Lifetime: until the conversion.
     """
 
     next_seq: int
@@ -33,26 +34,30 @@ class FrozenCache(NamedTuple):
     def thawed(self) -> CacheSnapshot:
         """Return the snapshot with its blocks as bytes.
 
-        Call this method in a thread, because it takes a while.
+        The conversion takes long, so call this method in a thread.
         """
         return CacheSnapshot(*self[:5], self.blocks.dump())
 
     def encoded(self) -> bytes:
-        """Return the snapshot as bytes; call this in a thread."""
+        """Return the whole snapshot as bytes.
+
+        The conversion takes long, so call this method in a thread.
+        """
         return encode_snapshot(self.thawed())
 
 
 def encode_snapshot(snapshot: CacheSnapshot) -> bytes:
-    """Return the bytes of a snapshot, as they are saved and sent to peers."""
+    """Return a snapshot as bytes, in the format for files and for other routers."""
     flags = _EXACT * snapshot.exact | _TURNED_OVER * snapshot.turned_over
     places = snapshot.next_seq, snapshot.live_seq, snapshot.digest
     return _HEAD.pack(VERSION, *places, flags) + snapshot.blocks
 
 
 def decode_snapshot(data: bytes) -> CacheSnapshot:
-    """Return the snapshot in these bytes, whose blocks are checked when they are loaded.
+    """Return the snapshot that `data` contains.
 
-    Raises ValueError, which says what is wrong.
+    Its blocks are not checked here, but when they are loaded. Raises ValueError for wrong data,
+    with the reason as its text.
     """
     if len(data) < _HEAD.size:
         raise ValueError(f"a snapshot of {len(data)} bytes")

@@ -1,4 +1,4 @@
-"""The table of workers, with the id, slot, state and health of each."""
+"""The table of workers, with each worker's id, slot, state and health."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
 
 @dataclass(slots=True)
 class WorkerHealth:
-    """The health of a worker, as its answers and failures show it.
+    """A worker's health, derived from its answers and failures.
 
-    Only `health.OutlierDetection` changes it. Lifetime: worker.
+    Only `health.OutlierDetection` changes it.
+    Lifetime: worker.
     """
 
     recent: Window  # (answers, failures); an answer counts when it begins
@@ -40,19 +41,25 @@ class WorkerHealth:
 
     @property
     def takes_requests(self) -> bool:
-        """Return True if the worker's health allows another request now."""
+        """Return True if the worker is healthy enough for another request now.
+
+        A worker on trial takes one request at a time.
+        """
         return self.state == "healthy" or (self.state == "trial" and self.trial is None)
 
     @property
     def failures(self) -> int:
-        """Number of failures in a row, since the latest answer that ended well or still runs."""
+        """The number of consecutive failures since the latest good answer.
+
+        An answer that has begun and still runs counts as good.
+        """
         well_at = self.well_at
         if self.running:
             well_at = max(well_at, next(reversed(self.running.values())))
         return self.failed - well_at
 
     def end_row(self) -> None:
-        """End the row of failures, so that the next failure is the first."""
+        """Restart the count of consecutive failures at 0."""
         self.well_at = self.failed
 
     def count_failure(self, cause: str) -> None:
@@ -61,14 +68,17 @@ class WorkerHealth:
         self.causes[cause if known else "other"] += 1
 
     def move(self, event: str) -> None:
-        """Change the health state by an event.
+        """Change to the health state that follows from the present one after `event`.
 
-        Raises KeyError if the present state does not have this event.
+        Raises KeyError if `event` cannot happen in the present state.
         """
         self.state = HEALTH_STATES[self.state, event]
 
     def forgive(self) -> None:
-        """Treat the worker as a new one; its counts of failures stay."""
+        """Make a worker that came back healthy again, and forget its ejections and recent failures.
+
+        The total counts of failures for metrics stay.
+        """
         self.move("it comes back from being down")
         self.ejections = 0
         self.broken = 0.0
@@ -80,9 +90,10 @@ class WorkerHealth:
 
 @dataclass(slots=True)
 class BusySpell:
-    """A time for which a worker asked to be spared new requests.
+    """A period in which a busy worker is spared new requests, because it asked for this.
 
-    Only `busy.BusyWorkers` changes it. Lifetime: worker.
+    Only `busy.BusyWorkers` changes it.
+    Lifetime: worker.
     """
 
     on: bool = False
@@ -93,9 +104,9 @@ class BusySpell:
 
 @dataclass(slots=True)
 class Silent:
-    """The state of a worker that leaves probes unanswered.
+    """Since when a worker has not answered probes, and how many.
 
-    Lifetime: until the worker answers, or is down.
+    Lifetime: until the worker answers or counts as down.
     """
 
     since_s: float
@@ -106,9 +117,9 @@ class Silent:
 
 @dataclass(slots=True)
 class Worker:
-    """A worker that the core knows, with its state, its health and its cache.
+    """A worker as the core knows it: its description, state, health and cache.
 
-    `state` is what the program around the core reported last. `health` is what the core observed.
+    `state` is the last state that the fleet reported. `health` is what the core itself observed.
     Lifetime: worker.
     """
 
@@ -124,40 +135,43 @@ class Worker:
     told: WorkerFacts | None = None  # what it says itself, where its events say another block size
 
     def move(self, event: str) -> None:
-        """Change the state as the program around the core reports.
+        """Change `state` to the state that the fleet reports in `event`.
 
-        Raises KeyError if the present state does not allow the reported state.
+        Raises KeyError if the reported state cannot follow the present one.
         """
         self.state = WORKER_STATES[self.state, event]
 
     @property
     def tells(self) -> bool:
-        """True if the worker's KV events report its cache; otherwise the cache is estimated."""
+        """True if the worker's KV events show its cache.
+
+        If it is False, the worker has no usable events, and its cache is estimated.
+        """
         return self.facts.has_events and self.kv.guessed is None
 
     @property
     def told_block_size(self) -> int:
-        """Tokens per block, as the worker itself reports."""
+        """The block size in tokens that the worker reports. Its KV events may show another."""
         return (self.told or self.facts).block_size
 
     @property
     def busy(self) -> bool:
-        """True if the worker asked to be spared, so that other workers are preferred."""
+        """True while the worker is spared as busy. Then other workers are preferred."""
         return self.spell.on
 
     @property
     def is_in(self) -> bool:
-        """True if the worker is ready, healthy, and answers probes."""
+        """True if the worker is ready and healthy, and answers probes."""
         return self.state == "ready" and self.health.state == "healthy" and self.silent is None
 
     @property
     def takes_requests(self) -> bool:
-        """True if the worker may get new requests now."""
+        """True if the worker may get new requests now. A worker on trial takes one at a time."""
         return self.state == "ready" and self.health.takes_requests and self.silent is None
 
     @property
     def shown_state(self) -> str:
-        """The worker's state as shown to people."""
+        """The worker's state in one word, as operators see it."""
         if self.state == "ready" and self.silent is not None:
             return "down" if self.silent.moved else "silent"
         if self.state == "ready" and self.health.state != "healthy":
@@ -167,9 +181,9 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class HalfMissing:
-    """Workers of one role (prefill or decode) whose group has no worker of the other role.
+    """Says that a group has only prefill workers or only decode workers, and so serves nothing.
 
-    Lifetime: as long as this is so.
+    Lifetime: until the group changes.
     """
 
     group: str | None  # None: these have none, and nobody can take KV from them
@@ -178,19 +192,20 @@ class HalfMissing:
 
     @property
     def missing(self) -> str:
-        """The work that no worker of the group does: "prefills" or "decodes"."""
+        """The kind of work that no worker of the group does: "prefills" or "decodes"."""
         return "decodes" if self.role == "prefill" else "prefills"
 
     def __str__(self) -> str:
-        """Return a sentence for people."""
+        """Return the problem as a sentence for the operator."""
         group = "without a group" if self.group is None else f"of the group {self.group!r}"
         return f"nobody {group} {self.missing}: {self.workers} have the role {self.role}"
 
 
 def halves_missing(facts: Iterable[WorkerFacts]) -> list[HalfMissing]:
-    """Return the groups of a model's workers that have only one role, prefill or decode.
+    """Return the groups that have prefill workers but nobody to decode, or the reverse.
 
-    A worker that can do all of a request counts as the other role.
+    A worker that can both prefill and decode fills the gap. Prefill and decode workers without a
+    group are always returned, because they cannot form pairs.
     """
     roles: dict[str | None, Counter[Role]] = {}
     for one in facts:
@@ -207,7 +222,10 @@ _OTHER: Mapping[Role, Role] = MappingProxyType({"prefill": "decode", "decode": "
 
 
 def serves(facts: Sequence[WorkerFacts]) -> bool:
-    """Return True if a model's workers can serve a request, by one worker or by a pair."""
+    """Return True if these workers of a model can serve a request.
+
+    This takes one worker that serves whole requests, or a prefill and a decode worker of a group.
+    """
     if any(one.role == "both" or one.serves_alone for one in facts):
         return True
     groups = {one.group for one in facts if one.role == "prefill"} - {None}
@@ -216,7 +234,7 @@ def serves(facts: Sequence[WorkerFacts]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _ModelPool:
-    """Facts about the workers of one model that are the same for all requests.
+    """Facts about a model's workers that do not depend on the request, remembered for speed.
 
     Lifetime: until a worker changes.
     """
@@ -227,8 +245,10 @@ class _ModelPool:
 
 
 class WorkerTable:
-    """All workers by id; slots are reused, ids never are.
+    """All workers by their ids, and the free slots.
 
+    A slot is the row of a worker in the worker columns. After a worker has left, another one may
+    get its slot, but never its id.
     Lifetime: process.
     """
 
@@ -245,54 +265,57 @@ class WorkerTable:
         return len(self._workers)
 
     def get(self, worker_id: int) -> Worker | None:
-        """Return the worker, or None if it is gone."""
+        """Return the worker with this id, or None if it has left or never existed."""
         return self._workers.get(worker_id)
 
     def changed(self) -> None:
-        """Record that a worker came, left or changed, so that remembered results are dropped."""
+        """Drop remembered results about workers, because a worker joined, left or changed."""
         self.version += 1
         self._pools.clear()
 
     def take_slot(self) -> int | None:
-        """Return a free slot, or None if the table is full."""
+        """Take a free slot for a new worker, and return it. Return None if no slot is free."""
         return self._free.pop() if self._free else None
 
     def add(self, worker: Worker) -> None:
-        """Add a worker that was given a slot."""
+        """Add a worker, for which `take_slot` has returned a slot."""
         self._workers[worker.worker_id] = worker
         self.changed()
 
     def remove(self, worker_id: int) -> None:
-        """Remove a worker, whose slot may be given to another one."""
+        """Remove a worker, and free its slot for another worker."""
         worker = self._workers.pop(worker_id)
         self.changed()
         self._free.append(worker.slot)
 
     def models(self) -> list[str]:
-        """Return the names of all models served, sorted."""
+        """Return the names of all models that workers serve, sorted."""
         return sorted({model for worker in self for model in worker.facts.models})
 
     def identity(self, model: str) -> tuple[str, str | None]:
-        """Return the base model behind a model's name, and its LoRA adapter or None.
+        """Return the base model that a model name means, and its LoRA adapter or None.
 
-        A worker's first model is its base model; further names are aliases or adapters. An unknown
-        name is returned as its own base.
+        The first model of a worker is its base model. Its other names are aliases or adapters. A
+        name that no worker serves is returned as a base model.
         """
         pool = self._pool(model)
         return (model, None) if pool is None else pool.identity
 
     def block_sizes(self, model: str) -> frozenset[int]:
-        """Return the block sizes of a model's workers, or an empty set if there are none."""
+        """Return the different block sizes, in tokens, of the workers that serve a model."""
         pool = self._pool(model)
         return frozenset() if pool is None else pool.block_sizes
 
     def splits(self, model: str) -> bool:
-        """Return True if separate workers may prefill and decode a request to the model."""
+        """Return True if some workers of the model only prefill or only decode.
+
+        Then a request may go to a prefill worker and a decode worker.
+        """
         pool = self._pool(model)
         return pool is not None and pool.splits
 
     def _pool(self, model: str) -> _ModelPool | None:
-        """Return the remembered facts about a model's workers, or None if there are none."""
+        """Return remembered facts about the workers that serve a model; None without workers."""
         pool = self._pools.get(model)
         if pool is None and (serving := self.serving(model)):
             first = serving[0].facts
@@ -303,9 +326,12 @@ class WorkerTable:
         return pool
 
     def halves_missing(self, model: str) -> list[HalfMissing]:
-        """Return the groups of a model's ready workers that lack prefill or decode workers."""
+        """Return the groups of a model's ready workers that lack prefill or decode workers.
+
+        See the function `halves_missing`.
+        """
         return halves_missing(w.facts for w in self.serving(model) if w.state == "ready")
 
     def serving(self, model: str) -> list[Worker]:
-        """Return all workers of a model in any state, in the order of their ids."""
+        """Return all workers that serve a model, whatever their state, ordered by id."""
         return [w for w in self if model in w.facts.models]
