@@ -135,8 +135,8 @@ class FleetView(ABC):
         """Number of leading prompt tokens whose KV is on the worker's GPU, or will be soon.
 
         Source: the worker's KV events, and the prompts that this router sent to the worker. Without
-            KV events, the GPU's content is estimated from these prompts. Age: `event_age_s`; a
-            dispatch of this router counts at once.
+        KV events, the GPU's content is estimated from these prompts. Age: `event_age_s`; a dispatch
+        of this router counts at once.
 
         The number is at most the prompt's length minus one. The last token is always computed,
         because its logits give the next token.
@@ -174,8 +174,8 @@ class FleetView(ABC):
         """Number of uncached prompt tokens from this router that the worker has yet to compute.
 
         Source: this router's dispatches, current. The router estimates how many of the tokens are
-            computed: the queue drains at the worker's calibrated prefill rate, and each first token
-            corrects the estimate.
+        computed: the queue drains at the worker's calibrated prefill rate, and each first token
+        corrects the estimate.
         """
 
     @property
@@ -221,7 +221,7 @@ class FleetView(ABC):
         """Number of KV tokens of unfinished requests on the worker's GPU; NaN if never reported.
 
         Source: the worker's latest load report (age: `load_age_s`), plus the tokens that this
-            router's requests have added since the report.
+        router's requests have added since the report.
         """
 
     @property
@@ -230,7 +230,7 @@ class FleetView(ABC):
         """Number of KV tokens that fit on the worker's GPU; NaN while unknown.
 
         Source: the worker's own description. If the description has no capacity, the router learns
-            a lower bound from evictions in KV events, or from cached tokens in answers.
+        a lower bound from evictions in KV events, or from cached tokens in answers.
         """
 
     @property
@@ -281,8 +281,8 @@ class FleetView(ABC):
         """Speed of the worker's prefill in tokens per second, for tokens without attention work.
 
         Source: the worker's description at first, then the measured times of its prefills and of
-            other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates
-            the speed.
+        other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates the
+        speed.
         """
 
     @property

@@ -20,7 +20,8 @@ def load_s(fleet: FleetView, step_tokens: float) -> Floats:
     """Return each worker's load in seconds, float64[rows].
 
     The load is the queued prefill plus one decode step for each unfinished request. Both are
-    computed at the worker's own prefill rate, so fewer requests make a slow worker busy.
+    computed at the worker's own prefill rate, so a slow worker reaches a given load with fewer
+    requests.
 
     A request counts as one step, not as all steps that its answer has left. Requests that run
     together share every step, so one more request delays each of them by about one token. Also, the
@@ -111,9 +112,9 @@ def brought_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Flo
 
 
 def whole_s(request: RequestView, fleet: FleetView, step_tokens: float) -> Floats:
-    """Return the seconds that the request would add to each worker's `load_s` without a cache.
+    """Return the seconds of load that the request would add to each worker without a cache.
 
-    The shape is float64[rows].
+    The shape is float64[rows]. `load_s` defines the load.
     """
     tokens = max(request.prompt_tokens, 1)
     seconds: Floats = fleet.prefill_s(tokens, 0) + step_tokens / fleet.prefill_tokens_per_s

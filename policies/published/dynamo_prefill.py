@@ -1,4 +1,4 @@
-"""The prefill term of Dynamo's rules: queued tokens plus prompt tokens, less a credit for hits."""
+"""The prefill term of Dynamo's rules: queued and prompt tokens, less a credit for cached tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums by key over the last minutes; old values are dropped in slices of time."""
+"""Sums by key over the last minutes, kept in slices of time so that old values can be dropped."""
 
 from __future__ import annotations
 

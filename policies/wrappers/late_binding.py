@@ -1,4 +1,4 @@
-"""Late binding: holds a request for the worker with its cache, if waiting beats recomputing."""
+"""Late binding: holds a request for the worker with its cache, if faster than recomputing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HEARD_S = 5.0  # a worker that told neither load nor KV events for longer may h
 
 @dataclass(frozen=True, slots=True)
 class LateBinding:
-    """Holds a request for the worker with most of its prompt, if that beats recomputing.
+    """Holds a request for the worker with most of its prompt, if this is faster than recomputing.
 
     Let h be the worker that holds most of the prompt. If the workers with the policy's lowest cost
     hold less of it, the request is held while h has more than one decode step of prefill queued

@@ -84,6 +84,6 @@ class Thresholds:
 
 
 def _lower_median(values: Floats) -> float:
-    """Return the middle value, or the lower of the two middle ones; `values` is not empty."""
+    """Return the median of `values`, or the lower of two middle values; `values` is not empty."""
     middle = (len(values) - 1) // 2
     return float(np.partition(values, middle)[middle])

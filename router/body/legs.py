@@ -107,7 +107,7 @@ class BootstrapAddress:
 
 @dataclass(frozen=True, slots=True)
 class TransferAttempt:
-    """The data of one attempt to serve a request by two workers, which both legs need."""
+    """The data that both legs of a request need in one attempt to serve the request."""
 
     number: int  # of `ROOM_BITS`, drawn: no other attempt of any router has it meanwhile
     path: str  # of the client's request
@@ -149,7 +149,8 @@ class Transfer(Protocol):
     def concurrent(self) -> bool:
         """True if the prefill leg and the decode leg start at the same time.
 
-        Then `read` is not called, `told` is None, and each prefill worker has a `BootstrapAddress`.
+        Then the method `read` is not called, `Handover.told` is None, and each prefill worker has a
+        `BootstrapAddress`.
         """
 
     @property

@@ -355,8 +355,8 @@ class Doubted:
 class Followed:
     """Report the block size that the router reads from a worker's KV events.
 
-    It differs from the size that the worker reports about itself, or the events were unusable
-    before.
+    This is done if the size differs from the one that the worker reports about itself, or if the
+    events were unusable before.
     """
 
     worker_id: int

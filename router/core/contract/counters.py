@@ -55,7 +55,10 @@ class Window:
                 self._first -= 1
 
     def sums(self, now_s: float) -> tuple[int, int]:
-        """Return both counts over the last `span_s` seconds, in steps of a tenth of it."""
+        """Return both counts over the last `span_s` seconds.
+
+        The window moves on in steps of a tenth of `span_s`.
+        """
         self._forget(int(now_s // self._step_s))
         return self._first, self._second
 

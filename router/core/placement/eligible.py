@@ -132,7 +132,7 @@ def with_partners(able: list[Worker], ready: Iterable[Worker], leg: Role) -> lis
 
 
 def without_busy(able: list[Worker]) -> list[Worker]:
-    """Return the workers that are not busy by their own report, or all if every worker is busy."""
+    """Return the workers that did not report that they are busy, or all if every one did so."""
     return [w for w in able if not w.busy] or able
 
 

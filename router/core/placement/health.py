@@ -96,7 +96,7 @@ class OutlierDetection:
     def dispatched(self, worker: Worker, request_id: int) -> None:
         """Record that a request was sent to a worker.
 
-        A worker on trial, which is after its ejection, gets no other request until this one ends.
+        A worker that is tried again after an ejection gets no other request until this one ends.
         """
         health = worker.health
         if health.state == "trial" and health.trial is None:

@@ -44,7 +44,7 @@ class LiveFleet(FleetView):
 
         others_s: time of the latest report of other clients' load.
         stale_s: seconds for which such a report counts.
-        below_gpu: returns the hit tokens in host memory and on disk; None if no worker has tiers there.
+        below_gpu: returns the hit tokens in host memory and on disk; None if no worker has such.
         sessions: the session data of the decision, or None while sessions are not tracked.
         """
         hit_tokens.setflags(write=False)  # the ledger charges by them, whatever a policy does
