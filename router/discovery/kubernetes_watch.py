@@ -140,10 +140,11 @@ class Objects(Generic[Kind]):
         self._check_number()
 
     def apply(self, line: bytes) -> bool:
-        """Apply one event of a Kubernetes watch, and return True if an object was added or changed.
+        """Apply one event of a Kubernetes watch, and return True if an object changed.
 
-        `line`: the event as JSON. Raises TooOldError if the API server no longer has the version
-        from which the watch starts. Raises WatchError for any other error or unreadable event.
+        To change means: to be added, modified or deleted. `line`: the event as JSON. Raises
+        TooOldError if the API server no longer has the version from which the watch starts. Raises
+        WatchError for any other error or unreadable event.
         """
         one: Kind | Marked
         try:

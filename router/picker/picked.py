@@ -237,7 +237,7 @@ class PickedCarrier(Carrier):
         among: tuple[int, ...] | None,
         terms: PickerTerms,
     ) -> None:
-        """Carry the request `http`, which the data plane has.
+        """Carry the request `http`, which the data plane (a proxy) will send to the worker itself.
 
         among: the ids of the workers that may get the request; None if all may.
         """

@@ -118,10 +118,10 @@ class Account:
             self._asked_s = self._service.clock()
 
     def asked_s(self) -> float | None:
-        """Return when the router last asked the decision core for a worker, in seconds.
+        """Return when the router last asked the decision core for a worker.
 
-        Each time is returned only once. Return None if the request is not traced, or if the router
-        has not asked again since the last call.
+        The unit is seconds of the service's clock. Each time is returned only once. Return None if
+        the request is not traced, or if the router has not asked again since the last call.
         """
         asked_s = self._asked_s
         if self.traced:

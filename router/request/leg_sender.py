@@ -107,7 +107,7 @@ class LegSender:
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:
-        """Return the headers that a prefill leg or a decode leg has in addition.
+        """Return the headers that are added only to prefill legs and decode legs.
 
         These are the request's id, unless the client gave one, and the address of the prefill
         worker if a sidecar at the decode worker sends the prefill leg.
@@ -134,7 +134,8 @@ class LegSender:
         """Send the request, or its decode leg, to a worker, and relay the answer to the client.
 
         on_begun: called with the time of the answer's first byte, in seconds on the clock of
-        deadlines. None means that only a streamed answer's first byte is reported, to the core.
+        deadlines. If None, the first byte of a streamed answer is reported to the decision core
+        instead.
         """
         arrival, stream, terms = state.arrival, state.stream, self.terms
         text = leg.body
@@ -195,8 +196,8 @@ def _filtered(
 def _judged(outcome: Outcome, member: Member, reply: Reply) -> tuple[Outcome, bool]:
     """Decide what to do with a worker's refusal that the client has not received yet.
 
-    Return the outcome, and True if nothing more must be done with the refusal. A full queue becomes
-    an error. A refusal that any other worker would repeat is sent to the client.
+    Return the outcome, and True if this settles the attempt. A full queue becomes an error. A
+    refusal that any other worker would repeat is sent to the client.
     """
     held = outcome.held
     assert held is not None, "it was kept"

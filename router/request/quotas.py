@@ -79,8 +79,8 @@ class Tenants:
 def tenant_header(name: str, tenant: str) -> Header:
     """Return the header that tells a worker the request's tenant, for the worker's own limits.
 
-    name: the name of the header. A tenant that is not a valid header value is replaced by its
-    SHA-256.
+    name: the name of the header. A tenant that is too long or not a valid header value is replaced
+    by its SHA-256.
     """
     if _PLAIN.fullmatch(tenant) and len(tenant) <= _MAX_NAME_CHARS:
         return name.encode(), tenant.encode()

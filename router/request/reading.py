@@ -101,7 +101,7 @@ class InferenceReader:
     ) -> tuple[Arrival, Prompt, str | None]:
         """Return the description of a request for the decision core, its prompt, and a cache salt.
 
-        The salt must be added to the body; None if there is nothing to add.
+        The caller must add the salt to the body; None means no salt.
         named: the model to use if the body names none.
         Raises ClientError as `read` does.
         """
@@ -129,7 +129,7 @@ class InferenceReader:
         return arrival, prompt, new_salt
 
     def _shape(self, header: Header, target: Target) -> Shape:
-        """Return the function that reads the request's body, if its protocol has its own paths."""
+        """Return the function that reads the body of a request in a protocol with its own paths."""
         base, adapter = self._service.identity(target.model)
         alone = adapter is None and base != target.model
         return target.scanner(header, target.model if alone else None)

@@ -127,9 +127,9 @@ def pass_refusal_on(outcome: Outcome, sink: ReplySink, model: str) -> Outcome:
 
 
 def outcome_of_prefill(outcome: Outcome, collected: CollectedReply, model: str) -> Outcome:
-    """Return the outcome of a prefill leg, with an error if the worker lacks the model or is full.
+    """Return the outcome of a prefill leg. A missing model or a full queue becomes an error.
 
-    Full means that the worker's queue is full. `collected`: the worker's answer, or its refusal.
+    collected: the worker's answer, including a refusal that the relay held back.
     """
     outcome = pass_refusal_on(outcome, collected, model)
     held = outcome.held or collected.held

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Next(Enum):
-    """What follows an attempt: another request to the core for a worker, or the end."""
+    """What follows an attempt: the core chooses another worker, or the request ends."""
 
     AGAIN = "the core is asked for another worker"
     OVER = "the client has its answer"
@@ -108,9 +108,9 @@ def settle_sidecar(service: Service, state: RequestState) -> None:
 def is_own_hit(body: bytes, leg: Role) -> bool:
     """Return True if an answer's `cached_tokens` counts hits in the worker's own cache.
 
-    It does not for a request for several answers: there vLLM (0.32) reports the hits of a later
-    answer, which finds the prompt that was computed for the first one. Nor for a decode leg, whose
-    worker reports the hits of the prefill worker.
+    Return False for a request for several answers: vLLM (0.32) reports the hits of a later answer,
+    which finds the prompt that was computed for the first one. Return False also for a decode leg,
+    whose worker reports the hits of the prefill worker.
     """
     if leg == "decode":
         return False
@@ -252,8 +252,8 @@ def _compare_tokens(
 def _cached_tokens(body: bytes, usage: Usage) -> int | None:
     """Return how many prompt tokens the worker had cached, or None if unknown.
 
-    The number is unknown if the worker reports few and the request may have forced the engine to
-    compute the prompt without its cache.
+    The number is unknown if the worker reports few cached tokens and the request may have forced
+    the engine to compute the prompt without its cache.
     """
     cached, prompt = usage.cached_tokens, usage.prompt_tokens
     if cached is None or prompt is None or 2 * cached >= prompt:

@@ -85,7 +85,7 @@ class RequestState:
         self.ticket.runs_on = read.prompt.runs_on
 
     def enter(self, context: AbstractContextManager[T]) -> T:
-        """Enter a context that is left when the request is over, and return its value."""
+        """Enter a context that is left when the request is over, and return what it gives."""
         if self._exits is None:
             self._exits = ExitStack()
         return self._exits.enter_context(context)

@@ -64,7 +64,7 @@ class TwoLegs:
     async def prefill(
         self, state: RequestState, attempt: Attempt, member: Member, reply: Reply
     ) -> AttemptEnd:
-        """Send the prefill leg alone, and keep what its answer says for the decode leg."""
+        """Send the prefill leg alone, and keep the data in its answer that the decode leg needs."""
         terms, arrival = self._sender.terms, state.arrival
         transfer = terms.transfers[member.transfer]
         of = TransferAttempt(self._draw(ROOM_BITS), state.path.path, arrival.stream)
@@ -88,7 +88,7 @@ class TwoLegs:
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
-        """Return what to send to the worker that answers, after a prefill leg or its failure.
+        """Return the leg to send to the answering worker, after a prefill leg has ended.
 
         This is the decode leg if a prefill worker holds the KV for it, else the whole request.
         """
@@ -249,7 +249,7 @@ class LegPair:
         return self._of_answer(self._answer.result())
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
-        """Return the result of the attempt, after the prefill leg has ended as the first leg.
+        """Return the result of the attempt if the prefill leg ends before the decode leg.
 
         outcome: the outcome of the prefill leg.
         """

@@ -32,7 +32,7 @@ from router.upstream.meter import Meter
 
 
 class Deadline:
-    """Calls a function when a time has come, which may be moved often. Lifetime: connection.
+    """Calls a function at a deadline that may be moved often. Lifetime: connection.
 
     A new deadline that is later than the running timer is only stored. When the timer fires too
     early, it is started again for the rest. So a thousand events cost a thousand assignments

@@ -284,14 +284,14 @@ class SessionTracking:
     def lost(self, worker: Worker | None) -> None:
         """Record that a worker lost its cache, and with it the caches of all sessions there.
 
-        `worker`: None changes nothing.
+        Do nothing if `worker` is None.
         """
         if self.sessions is not None and worker is not None:
             self.sessions.worker_lost(worker.slot)
             self._looked_at.pop(worker.worker_id, None)
 
     def tick(self, now_s: float) -> None:
-        """Update what changes with time alone, such as each idle session's chance to return.
+        """Update the data that changes with time, such as each idle session's chance to return.
 
         The core calls this method regularly.
         """

@@ -207,8 +207,8 @@ class WorkerCaches:
     def _forget(self, worker: Worker, suspended: Suspension | None = None) -> None:
         """Forget the blocks of a worker's cache, because the cache may be lost.
 
-        New KV events will report the blocks that remain. `suspended`: how the engine pauses, if the
-        engine itself goes on later; None if the worker is down or has been replaced.
+        New KV events will report the blocks that remain. `suspended`: "asleep" or "paused" if the
+        engine only pauses and will go on later; None if the worker is down or has been replaced.
         """
         if suspended is None:
             worker.kv.reset()
@@ -255,7 +255,7 @@ class WorkerCaches:
     # --- what workers tell ------------------------------------------------------------------
 
     def report(self, fact: LoadReport, ledger: Ledger) -> None:
-        """Record a worker's load report: its requests, its KV in use, and if its cache was emptied.
+        """Record a worker's load report: requests, KV in use, and whether its cache was emptied.
 
         Requests beyond those that this router sent to the worker count as those of other clients.
         """
@@ -379,7 +379,7 @@ class WorkerCaches:
     def news(self) -> list[Action]:
         """Return the messages for the operator that have arisen since the last call.
 
-        For example, a worker's KV events have proven wrong.
+        An example is that a worker's KV events have proven wrong.
         """
         if not self._news:
             return []
@@ -485,7 +485,8 @@ class WorkerCaches:
     def answered(self, sent: AtWorker, finish: Finish) -> None:
         """Compare the number of cached blocks in an answer with the number that KV events promised.
 
-        If a worker's events keep promising too many blocks, its hits count less from then on.
+        If a worker's events keep promising too many blocks, the router counts only a part of the
+        worker's cache hits from then on.
         """
         hits, sent.expected_by_events = sent.expected_by_events, None
         worker = None if hits is None else self._workers.get(hits.worker_id)
@@ -541,9 +542,10 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def expire(self, now_s: float) -> None:
-        """Drop expected blocks that are too old, and update workers whose blocks the index evicted.
+        """Drop expected blocks that are too old, and check whether the index has evicted blocks.
 
-        The index is the router's own record of cached blocks, whose size is limited.
+        The index is the router's own record of cached blocks, whose size is limited. If it has
+        evicted blocks, the worker columns are updated.
         """
         self.speculative.expire(now_s)
         if (evicted := self.index.evicted) != self._evicted_blocks:
@@ -570,7 +572,7 @@ class WorkerCaches:
         return self._counted(rows, np.minimum(hits, most, out=hits))
 
     def _counted(self, rows: Rows, hits: Ints) -> Ints:
-        """Multiply each worker's hit tokens by the confidence in its KV events, int64[rows].
+        """Return each worker's hit tokens times the confidence in its KV events, int64[rows].
 
         The confidence, 0..1, is below 1 for a worker whose answers contradict its KV events.
         """

@@ -20,7 +20,7 @@ _FORGOTTEN_AT_ONCE = 256  # this part of a full table makes room: rarely, and no
 class SessionRows:
     """A table of sessions: one row for each session, in numpy columns that are allocated once.
 
-    `cells` gives single cells of these columns.
+    `cells` gives fast access to single cells.
     Lifetime: process.
     """
 
@@ -47,7 +47,10 @@ class SessionRows:
         self.cells = RowCells(self)
 
     def named(self) -> dict[str, Ints | Floats]:
-        """Return the columns that native code reads to weigh sessions, without copies."""
+        """Return, by name, the columns from which native code computes each session's weight.
+
+        The arrays are not copied.
+        """
         return {
             "serial": self.serial,
             "inflight": self.inflight,
@@ -115,7 +118,7 @@ class SessionRows:
         self._keys[row] = key
 
     def give_back(self, row: int) -> None:
-        """Forget the session in `row`, and free the row. The session must have no worker."""
+        """Forget the session in `row`, and free the row. No worker may have the session's cache."""
         cells = self.cells
         del self._by_key[self._keys.pop(row)]
         del self._by_serial[cells.serial[row]]
@@ -124,13 +127,13 @@ class SessionRows:
         self._free.append(row)
 
     def idle(self) -> Ints:
-        """Return the rows of all sessions that have no request in flight, int64[rows]."""
+        """Return the rows of all sessions that have no request in flight, int64[sessions]."""
         n = self.used
         rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.inflight[:n] == 0))
         return rows
 
     def at_home(self, slot: int) -> Ints:
-        """Return the rows of all sessions whose cache is at the worker in `slot`, int64[rows]."""
+        """Return the rows of all sessions whose cache the worker in `slot` has, int64[sessions]."""
         n = self.used
         rows: Ints = np.flatnonzero((self.serial[:n] > 0) & (self.home[:n] == slot))
         return rows
@@ -195,7 +198,7 @@ class SessionFinder:
     def row(self, fact: Arrival, chain: Hashes, owner: int) -> int:
         """Return the row of a request's session, or -1 if the session is not known.
 
-        owner: the serial number of the session that owns the last known block of the prompt.
+        owner: the serial number of the session that is recorded for the prompt's last known block.
         """
         rows = self._rows
         if fact.session is not None:
@@ -219,9 +222,10 @@ class SessionFinder:
     def new(self, fact: Arrival, owner: int) -> int:
         """Return a row for the new session of a request. The table must not be full.
 
-        owner: the serial number of the session that owns the prompt's last known block, or -1. If
-        that session was forgotten, the new session gets the same serial number, for it is probably
-        the same session. With another number, its prompt would seem to be shared by two sessions.
+        owner: the serial number of the session that is recorded for the prompt's last known block,
+        or -1. If that session was forgotten, the new session gets the same serial number, for it is
+        probably the same session. With another number, its prompt would seem to be shared by two
+        sessions.
         """
         heir = owner if owner >= 0 and self._rows.row_of(owner) < 0 else -1
         session = None if fact.session is None else _short(fact.session)

@@ -66,10 +66,10 @@ class Cycle:
     def seconds(self, slots: Ints) -> float:
         """Return the mean seconds of a session's cycle: its pause, then the decode of an answer.
 
-        The result is 0 before any session has returned. The decode time uses each worker's step
-        time while the worker is not overloaded, averaged over the workers in `slots`. The present
-        step time would mislead: an overloaded pool has long steps, so cycles would seem long, and
-        keeping caches for them would seem useless.
+        The result is 0 before any session has returned. The decode time uses the mean step time of
+        the workers in `slots`. A worker's step time counts as at most 1.3 times its shortest recent
+        one. Otherwise an overloaded pool, whose steps are long, would make cycles seem long, and
+        keeping caches for the next cycle would seem useless.
         """
         if self._pause_s is None or self._output_tokens is None:
             return 0.0
@@ -90,7 +90,7 @@ _ROWS_PER_S = 100_000.0
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """The tokens and the session of one request, as the session tracking sees them.
+    """What the session tracking records about one request: its session and its prompt's tokens.
 
     Lifetime: request.
     """
@@ -140,7 +140,7 @@ class Sessions:
     def arrived(self, fact: Arrival, chain: Hashes, block_size: int) -> TrackedRequest:
         """Find or create the session of an arriving request, and count the request in the session.
 
-        The result also says how long the part of the prompt is that other sessions use, too.
+        The result also gives the number of leading prompt tokens that other sessions use, too.
         """
         rows, cells, now_s = self._rows, self._rows.cells, fact.now_s
         owner, known_blocks = self.owners.owner(chain)
@@ -250,11 +250,11 @@ class Sessions:
         weights.sum_up(rows.used, self.sets.private_tokens, self.sets.cold_work)
 
     def own(self, tracked: TrackedRequest) -> tuple[int, float, float]:
-        """Return how much a request's own session adds to the sums of the worker with its cache.
+        """Return what a request's session adds to the wanted tokens of the worker that caches it.
 
         The result is the worker's slot (-1 if no worker has the cache), the session's cached
         tokens, and the work to compute them again. Tokens and work are multiplied by the session's
-        chance to return. The unit of work is the time of one token without attention.
+        chance to return. The unit of work is one token computed without attention.
         """
         cells, row = self._rows.cells, tracked.row
         slot = cells.home[row] if row >= 0 else -1
@@ -269,9 +269,9 @@ class Sessions:
     def return_chance(self, tracked: TrackedRequest, slots: Ints) -> float:
         """Return the chance, 0..1, that the request's session returns in time to use its cache.
 
-        In time means: within the seconds in which a worker computes as many such tokens as its KV
-        memory holds, at most 15 minutes; or within one minute if the size of the memory is unknown.
-        Speed and memory are means over the workers in `slots`.
+        In time means: before a worker that computes such tokens all the time would have filled its
+        KV memory once, or within 15 minutes if this takes longer. If the size of the memory is
+        unknown, it means within one minute. Speed and memory are means over the workers in `slots`.
         """
         private = max(tracked.prompt_tokens - tracked.trunk_tokens, 1)
         columns = self._columns
@@ -284,10 +284,7 @@ class Sessions:
         return self.hazard.soon(horizon_s)
 
     def has_trunk(self, tracked: TrackedRequest) -> bool:
-        """Return True if the session was last sent with the same shared prefix (trunk).
-
-        The prefix is compared with that of the present request.
-        """
+        """Return True if the session's recorded shared prefix (trunk) is that of this request."""
         return self._rows.cells.trunk[tracked.row] == tracked.trunk
 
     # --- inside -----------------------------------------------------------------------------

@@ -103,8 +103,9 @@ class SpeedEstimator:
     def first_token(self, charge: Charge, now_s: float) -> None:
         """Learn a worker's prefill rate from a prefill that has ended.
 
-        A worker computes prompts together, so the rate is that of all prompts since the worker was
-        idle. Nothing is learned while too many of them are still unfinished.
+        A worker computes prompts together. So the rate is computed over all prefills that ended
+        since the last sample, or since the worker was idle. If other prompts still wait for their
+        first token, nothing is learned until the finished work is large.
         """
         period, cells = charge.period, self._cells
         if not period.shown or (
@@ -153,7 +154,7 @@ class SpeedEstimator:
     def _prefilled(self, charge: Charge, work: float, elapsed_s: float, single: bool) -> None:
         """Learn a worker's prefill rate from prefills that took `elapsed_s` seconds in all.
 
-        work: what the worker computed, in the time of one token without attention.
+        work: the work of these prefills; its unit is one token computed without attention.
         single: True if this was the prefill of `charge` alone.
         """
         cells, slot = self._cells, charge.slot

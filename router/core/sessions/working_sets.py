@@ -1,9 +1,9 @@
 """Sums up the tokens that live sessions want in each worker's cache.
 
-A session's private tokens count at the worker that the session was last sent to. They count times
-the chance that the session returns in time to use them. A prefix that several sessions share (a
-trunk) counts once per worker. Each request changes the sums. They are computed again at each
-refresh, so that rounding errors do not add up.
+A session's private tokens count at the worker that the session was last sent to. They are
+multiplied by the chance that the session returns in time to use them. A prefix that several
+sessions share (a trunk) counts once per worker. Each request changes the sums. They are computed
+again at each refresh, so that rounding errors do not add up.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SHOWN_TRUNKS = 1024  # whose places are kept as an array, too
 
 
 class WorkingSets:
-    """Sums, for each worker slot, of the tokens that live sessions want in the worker's cache.
+    """The tokens that live sessions want in each worker's cache, summed by worker slot.
 
     Lifetime: process.
     """
@@ -44,8 +44,7 @@ class WorkingSets:
     def shift(self, slot: int, private_tokens: float, cold_work: float) -> None:
         """Add to a worker's sums of private tokens and of the work to compute them again.
 
-        Negative numbers subtract. The unit of `cold_work` is the time of one token without
-        attention.
+        Negative numbers subtract. The unit of `cold_work` is one token computed without attention.
         """
         self._private_cells[slot] += private_tokens
         self._work_cells[slot] += cold_work

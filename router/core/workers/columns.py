@@ -1,4 +1,4 @@
-"""Numbers about all workers, as numpy columns with one row for each worker slot.
+"""Stores numbers about all workers in numpy columns, with one row for each worker slot.
 
 Code that handles one request or report writes single cells, and a decision reads whole columns. So
 the cost of a decision in Python hardly grows with the number of workers.
@@ -28,9 +28,9 @@ _SAMPLE_MAX = 100.0  # times longer per token than expected: not a prefill's doi
 
 
 class PairCost:
-    """Learns how much work the attention between two tokens is, from the times of prefills.
+    """Learns the cost of attention for each pair of tokens, from the times of prefills.
 
-    The value holds for all workers: each prefill's time is first divided by its worker's speed.
+    One value holds for all workers, because differences between their speeds are removed first.
     Lifetime: process.
     """
 
@@ -44,7 +44,7 @@ class PairCost:
     def work(self, tokens: float, cached: float) -> float:
         """Return the work to prefill `tokens` tokens after `cached` tokens, including attention.
 
-        The unit is the work of one token without attention.
+        The unit of work is one token computed without attention.
         """
         return tokens * (1.0 + self.pair_tokens * (cached + tokens * 0.5))
 
@@ -82,7 +82,7 @@ class PairCost:
 
 
 class WorkerColumns:
-    """Numbers about each worker, such as load, speed and capacity; one row for each worker slot.
+    """Stores numbers about each worker, such as load, speed and capacity, in one row per slot.
 
     A worker's prefill queue is the difference of two totals: the work ever sent to the worker, and
     the work that it should have done by now. So one vector operation advances all queues.
@@ -196,7 +196,7 @@ class WorkerColumns:
         return self.kv_reported_tokens[slots] + since_report
 
     def read_only(self) -> WorkerColumns:
-        """Return this object with read-only views of the same columns, without copying them."""
+        """Return a copy of this object whose columns are read-only views of the same memory."""
         shown = copy(self)
         for name, column in self.named():
             view = column.view()

@@ -89,8 +89,8 @@ def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
 def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
     """Return how many blocks the events report as stored on the GPU.
 
-    A result of at most `enough` may include blocks of other tiers. Only a larger number is exact,
-    because it takes longer to count.
+    If events from the wire store at most `enough` blocks in all tiers together, this larger number
+    is returned, because counting only GPU blocks takes longer.
     """
     if type(events) is not WireEvents:  # isinstance is slow for subclasses of an ABC
         stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
@@ -121,7 +121,7 @@ class Applied:
     other_sizes: list[tuple[int, int, int]] = field(default_factory=list, compare=False)
 
     def add_left(self, chain: Hashes | None) -> None:
-        """Add the chain hashes of blocks that left the GPU, if there are any."""
+        """Add the chain hashes of blocks that left the GPU. None adds nothing."""
         if chain is not None:
             self.left.append(chain)
 

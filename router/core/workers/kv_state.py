@@ -66,9 +66,9 @@ class KvCounters:
     skipped_events: int = 0  # partial blocks, foreign block sizes, other groups, parked too long
 
     def with_blocks(self, blocks: WorkerBlocks, skipped_facts: int) -> KvCounters:
-        """Copy the counters that `blocks` keeps itself into this object, and return this object.
+        """Copy counters from `blocks`, the record of the worker's blocks, and return this object.
 
-        `skipped_facts`: the number of unusable events that `blocks` has not seen.
+        skipped_facts: the number of unusable events that `blocks` has not seen.
         """
         self.stored_blocks = blocks.stored_blocks
         self.removed_blocks = blocks.removed_blocks
@@ -102,13 +102,16 @@ class Turnover:
         """Restart the count, because the router has lost track of the worker's cache.
 
         stored_blocks: how many blocks the worker has ever stored.
-        over: True if enough blocks were stored before, as a snapshot or a peer's copy says.
+        over: True if a snapshot or a peer's copy says that enough blocks have been stored already.
         """
         self.over = over
         self._stored_at_loss = stored_blocks
 
     def stored(self, stored_blocks: int) -> None:
-        """Update `over` from the number of blocks that the worker has ever stored."""
+        """Set `over` to True if the worker has stored enough blocks to know its cache again.
+
+        stored_blocks: how many blocks the worker has ever stored.
+        """
         self.over |= stored_blocks - self._stored_at_loss >= self._capacity_blocks
 
 
@@ -177,7 +180,7 @@ class Publisher:
         return self._digests.get(seq, 0)
 
     def is_known(self, batch: KvEvents) -> bool:
-        """Return True if this batch was applied before: its number and its digest are equal."""
+        """Return True if a batch with the same number and the same digest was applied before."""
         return 0 != self.digest(batch.seq) == batch.digest
 
     def began_anew(self, batch: KvEvents, kept: bool) -> bool:
@@ -192,8 +195,8 @@ class Publisher:
     def is_outdated(self, seq: int) -> bool:
         """Return True if a replayed batch comes from before the engine's latest restart.
 
-        A live batch may show a restart while a replay from the time before still runs. The batches
-        of that replay have rising numbers. A lower number shows that a new replay has begun.
+        A live batch may show a restart while a replay of older batches still runs. The batches of
+        that replay have rising numbers. A lower number shows that a new replay has begun.
         """
         if seq > self._outdated_seq >= 0:
             self._outdated_seq = seq
@@ -204,9 +207,9 @@ class Publisher:
     def go_on(self, next_seq: int, live_seq: int, digest: int, waiting_seq: int) -> None:
         """Continue from another router's copy, which covers the batches before `next_seq`.
 
-        live_seq: the highest number of a batch that the other router got live.
+        live_seq: the highest number of a batch that the other router received as it was published.
         digest: the digest of the last batch that the copy covers.
-        waiting_seq: the last batch that this router itself got and has not applied, or -1.
+        waiting_seq: the last batch that this router itself received and has not applied, or -1.
         """
         self.begin_anew()
         self.live_seq = max(live_seq, waiting_seq)
@@ -222,7 +225,7 @@ class Publisher:
         self._replayed_seq = self._outdated_seq = -1
 
     def begin_anew(self, batch: KvEvents | None = None) -> None:
-        """Forget all batches, because the engine restarted.
+        """Forget the numbers and digests of all batches, because the engine restarted.
 
         batch: the batch that showed the restart, or None.
         """
@@ -282,7 +285,7 @@ class Backlog:
         return dropped
 
     def has(self, batch: KvEvents) -> bool:
-        """Return True if the same batch waits already: its number and its digest are equal."""
+        """Return True if a batch with the same number and the same digest waits already."""
         kept = self.batches.get(batch.seq)
         return kept is not None and 0 != kept.digest == batch.digest
 
@@ -432,14 +435,14 @@ class KvState:
 
     @property
     def _lacking(self) -> bool:
-        """True if a batch was published, as far as is known, but has not been applied."""
+        """True if a batch that is known to exist has not been applied."""
         return self.next_seq <= self._publisher.last_seq or bool(self._backlog.batches)
 
     @property
     def _half_told(self) -> bool:
-        """True if the running replay may bring still more batches than the router has heard of.
+        """True if the running replay may bring more batches than the router has heard of.
 
-        No live batch has arrived yet that shows the latest number.
+        Until a live batch arrives, the router does not know the number of the latest batch.
         """
         return self._publisher.live_seq < self.next_seq - 1
 
@@ -469,7 +472,7 @@ class KvState:
 
     @property
     def current(self) -> bool:
-        """True if all batches that are known to be published were applied, and new ones arrive."""
+        """True if all batches known to be published were applied, and this router gets new ones."""
         return self.settled and not self.unheard
 
     @property
@@ -515,10 +518,11 @@ class KvState:
         return self.blocks.chains(tier)
 
     def mark(self) -> tuple[int, ...]:
-        """Return numbers that show, if they change, that the known content of the cache changed.
+        """Return numbers by which a caller detects a change of the known content of the cache.
 
-        The first number is `next_seq`, and the last one is `settled`. A snapshot may change the
-        content without changing the numbers.
+        If any number differs from that of an earlier call, the content has changed. The first
+        number is `next_seq`, and the last one is `settled`. A snapshot may change the content
+        without changing the numbers.
         """
         counters, blocks = self._counters, self.blocks
         counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
@@ -624,7 +628,7 @@ class KvState:
         self._backlog.clear()
 
     def reset(self) -> None:
-        """Forget everything about a worker that came back; its next batch should be number 0."""
+        """Forget everything about a worker that came back, and expect its batches from number 0."""
         self._empty()
         self._publisher.begin_anew()
 
@@ -696,9 +700,9 @@ class KvState:
     def take_saved(self, saved: CacheSnapshot) -> bool:
         """Start from a snapshot of the cache that an earlier router saved.
 
-        The snapshot counts as a lower bound until the engine replays the last batch that it covers.
-        This proves that the engine has not restarted. Live batches wait until then. Return False if
-        the snapshot's blocks are damaged.
+        The engine must replay the last batch that the snapshot covers, which proves that it has not
+        restarted. Until then the worker may have other blocks than the snapshot shows, and newer
+        batches wait. Return False if the snapshot's blocks are damaged.
         """
         self.reset()
         try:
@@ -865,7 +869,7 @@ class KvState:
         """Count events that could not be used, and decide whether to estimate the cache instead.
 
         applied: the effects of the batch applied last.
-        skipped: how many events `blocks` has ever skipped.
+        skipped: how many events the record of the worker's blocks (`self.blocks`) has ever skipped.
         """
         blocks = self.blocks
         self._skips.update(applied.skips)
@@ -884,7 +888,7 @@ class KvState:
         self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
 
     def follow(self, block_size: int) -> None:
-        """Restart with another block size; the worker's next batch should be number 0."""
+        """Restart the record with another block size, and expect batches from number 0."""
         self._forget()
         self._backlog.clear()
         self.sizes.follow(block_size)
@@ -900,9 +904,9 @@ class KvState:
         self.next_seq = 0
 
     def ask_anew(self) -> int:
-        """Ask for a replay after a restart, and return the number of the batch where it must begin.
+        """Begin to wait for a replay, and return the number of the batch where it must begin.
 
-        The caller uses this if the present batch itself did not show that batches are missing.
+        The caller uses this after `follow` if the present batch itself does not show a gap.
         """
         return self._ask()
 

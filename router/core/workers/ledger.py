@@ -21,7 +21,7 @@ ChargeKey = tuple[int, Role]
 
 
 class Loads(NamedTuple):
-    """How many prompt tokens' KV a worker loads from its host memory and from its disk."""
+    """Counts of prompt tokens whose KV a worker loads, from host memory and from disk."""
 
     host: int
     disk: int
@@ -90,8 +90,10 @@ class DecodePlace:
 
 
 class Ledger:
-    """Records the load of this router's unfinished requests, in charges and in the worker columns.
+    """Records the load of this router's unfinished requests at each worker.
 
+    Each dispatched leg of a request has one charge. The sums for each worker are in the worker
+    columns.
     Lifetime: process.
     """
 
@@ -173,8 +175,8 @@ class Ledger:
         key: the request's id and the leg. It must have no open charge.
         stream: True if the router will see when the prefill ends, because it sees the first token
         or the end of a prefill leg.
-        moved_tokens: how many prompt tokens' KV comes from another worker.
-        loads: how many prompt tokens' KV the worker loads from its host memory and from its disk.
+        moved_tokens: the number of prompt tokens whose KV comes from another worker.
+        loads: the numbers of prompt tokens whose KV the worker loads from its host memory and disk.
         room_tokens: how many tokens of KV memory to reserve at the worker until the first token.
         shows_speed: True if the time to the first token shows the worker's prefill speed.
         """
@@ -295,7 +297,7 @@ class Ledger:
         return queued_s + max(decode_s, 0.0)
 
     def unwatched(self, charge: Charge) -> None:
-        """Record that the router will not see the first token of a charge after all.
+        """Record that the router will not see the first token of a charged request after all.
 
         From now on the end of the prefill is estimated from the worker's queue and prefill speed.
         """
@@ -368,10 +370,10 @@ class Ledger:
         self._queue(slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:
-        """Add a prompt to the mean work per waiting token of a worker, or remove it.
+        """Update a worker's mean work per waiting token, for a prompt that comes or leaves.
 
-        tokens: the prompt's uncached tokens; negative to remove the prompt.
-        work_tokens: the work to prefill them, including attention, in the same sign.
+        tokens: the prompt's uncached tokens; negative if it no longer waits.
+        work_tokens: the work to prefill them, including attention, with the same sign.
         """
         waiting_tokens, waiting_work = self._waiting[slot]
         waiting_tokens += tokens
@@ -393,7 +395,7 @@ class Ledger:
         self._cells.drain_limit_work[slot] = limit_work
 
     def _drop_queued(self, charge: Charge) -> None:
-        """Subtract the uncomputed rest of a released charge's prefill from its worker's queue."""
+        """Subtract the uncomputed part of a released charge's prompt from its worker's queue."""
         cells, slot = self._cells, charge.slot
         left = charge.end_work - cells.drained_work[slot]
         unfinished = min(max(left, 0.0), charge.work_tokens)

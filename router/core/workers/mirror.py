@@ -339,11 +339,11 @@ class Mirrors:
 
 
 def _used(prediction: Prediction, depth: int) -> int:
-    """Return when a prompt block was last used before this dispatch, in uses of its mirror.
+    """Return when a prompt block was last used before this dispatch, or 0.
 
     depth: the block's place in the prompt.
-    0 means that its absence proves no eviction, because it was never used before or is still being
-    computed.
+    The time is counted in uses of the worker's estimated cache. 0 means that the block's absence
+    proves no eviction, because it was never used before or is still being computed.
     """
     return next((used for end, used in prediction.runs if depth < end), 0)
 
@@ -400,7 +400,7 @@ _DOUBTED, _BELIEVED = 0.5, 0.75  # confirmed share below, and from which on
 
 @dataclass(slots=True)
 class _Confirmed:
-    """The share of a worker's blocks by KV events that its answers found, averaged over answers.
+    """The mean share of the blocks promised by a worker's KV events that its answers found.
 
     Lifetime: until the worker's cache is emptied or lost.
     """
@@ -434,7 +434,7 @@ class HitConfidence:
     def __init__(self, confidence: Floats) -> None:
         """Keep each worker's confidence in `confidence`, float64[slots].
 
-        It must be 1 in all slots at the start.
+        The array must be 1 in all slots at the start.
         """
         self._confidence = confidence
         self._confirmed: dict[int, _Confirmed] = {}

@@ -127,7 +127,7 @@ class RoleController:
         return change
 
     def refused(self, now_s: float) -> None:
-        """Record that a proposed change was not carried out, and propose none for a while."""
+        """Record that a proposed change was not carried out, and propose no change for a while."""
         self._wish, self._underway = None, False
         self._began_s = now_s + _CAUTION_MAX * self._settings.settle_s
 

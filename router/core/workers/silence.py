@@ -97,9 +97,9 @@ class Silences:
         return actions
 
     def alone(self, worker: Worker) -> bool:
-        """Return True if only a few workers of this worker's model are silent or stalled with it.
+        """Return True if few workers of this worker's model are silent or stalled at present.
 
-        Few means: at most the share that would be a panic.
+        Few means: at most `panic_share` of the model's ready workers.
         """
         pool = self._pool(worker.facts.models[0])
         quiet = sum(w.silent is not None or self._stands_still(w.worker_id) for w in pool)

@@ -104,7 +104,7 @@ class BusySpell:
 
 @dataclass(slots=True)
 class Silent:
-    """Since when a worker has not answered probes, and how many.
+    """Records since when a worker has left probes unanswered, and how many in a row.
 
     Lifetime: until the worker answers or counts as down.
     """
@@ -181,7 +181,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True)
 class HalfMissing:
-    """Says that a group has only prefill workers or only decode workers, and so serves nothing.
+    """Says that a group has only prefill workers or only decode workers, so that no pair exists.
 
     Lifetime: until the group changes.
     """
