@@ -171,7 +171,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def queued_prefill_tokens(self) -> Floats:
-        """Number of uncached prompt tokens from this router that the worker has yet to compute.
+        """Number of uncached prompt tokens, sent by this router, that the worker has to compute.
 
         Source: this router's dispatches, current. The router estimates how many of the tokens are
         computed: the queue drains at the worker's calibrated prefill rate, and each first token
@@ -278,7 +278,7 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def prefill_tokens_per_s(self) -> Floats:
-        """Speed of the worker's prefill in tokens per second, for tokens without attention work.
+        """Speed of the worker's prefill in tokens per second, not counting the work of attention.
 
         Source: the worker's description at first, then the measured times of its prefills and of
         other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates the
@@ -492,7 +492,7 @@ class FleetView(ABC):
     def hit_confidence(self) -> Floats:
         """Factor, 0..1, that turns the cached tokens reported by KV events into `hit_tokens`.
 
-        The factor is 1, unless the worker's answers repeatedly report fewer cached tokens than its
+        The factor is below 1 if the worker's answers repeatedly report fewer cached tokens than its
         KV events.
         """
         return np.ones(len(self))
@@ -545,7 +545,7 @@ class FleetView(ABC):
 
     @property
     def assumed_capacity_tokens(self) -> Floats:
-        """KV capacity of each worker in tokens, float64[rows]; an unknown one is assumed.
+        """Known or assumed KV capacity of each worker in tokens, float64[rows], without NaN.
 
         The assumed capacity is the median of the known ones, so that a worker with unknown capacity
         does not seem unlimited. If no capacity is known, each worker gets 1e18.

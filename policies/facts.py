@@ -19,7 +19,7 @@ BlockNames = tuple[int | bytes, ...] | Hashes  # an array stands for the same nu
 
 @record
 class Stored:
-    """Blocks were stored in a worker's cache, under the engine's own names `hashes`.
+    """Blocks were stored in a worker's cache; `hashes` are the engine's names of the blocks.
 
     `chain` has this router's chain hashes of the blocks, if the source of the fact knows them, as a
     recording does. Then `tokens`, `seed` and `extras` are not read and may be empty. `hashes` may
@@ -83,11 +83,10 @@ class KvCopied:
 
 @dataclass(frozen=True, slots=True)
 class KvHeard:
-    """A peer router's copies of a worker's KV events begin or stop to reach this router.
+    """A worker's KV events begin or stop to reach this router, directly or through a peer router.
 
-    `heard` is True if the peer router reads the worker's KV events and passes them on. `severed` is
-    True if the connection to the worker was lost and is back, but nobody knows which events were
-    missed, or if the engine was restarted.
+    `heard` is True if the events reach this router. `severed` is True if a lost connection is back,
+    but nobody knows which events were missed, or if the engine is still the same.
     """
 
     now_s: float
@@ -103,7 +102,7 @@ Role = Literal["both", "prefill", "decode"]
 class Arrival:
     """A request arrived at the router.
 
-    `chains` has the chain hashes of the prompt once for each block size in the model's pool.
+    `chains` has the chain hashes of the prompt for each block size that the model's workers use.
     """
 
     now_s: float
@@ -129,11 +128,11 @@ class Arrival:
 
 @record
 class Dispatched:
-    """A request, or its prefill or decode leg, was sent to a worker; for policies with a memory.
+    """A request, or its prefill or decode leg, was sent to a worker.
 
-    If the decode leg follows the prefill leg, a `Finish` ends the prefill leg before the decode leg
-    is dispatched. If both legs start together, a `Prefilled` fact ends the prefill leg, or a
-    `Failure` whose `leg` is "prefill".
+    Only policies with a memory receive this fact. If the decode leg follows the prefill leg, a
+    `Finish` ends the prefill leg before the decode leg is dispatched. If both legs start together,
+    a `Prefilled` fact ends the prefill leg, or a `Failure` whose `leg` is "prefill".
     """
 
     now_s: float
@@ -287,9 +286,9 @@ class WorkerChange:
 
     `state` is "ready" if the worker takes requests, "draining" if it only finishes its requests,
     "down" if it failed its health check or was ejected, and "gone" if it was removed for good.
-    `suspended` is set for a worker that is down while its engine and its KV events continue.
-    "asleep" means that its cache is empty. "paused" means that its cache may be empty, which vLLM
-    reports only with the engine's next step.
+    `suspended` is set for a worker that is down while its engine and its KV events continue. Its
+    value "asleep" means that the worker's cache is empty. "paused" means that the cache may be
+    empty, which vLLM reports only with the engine's next step.
     """
 
     now_s: float
@@ -358,7 +357,8 @@ class PeerDispatched:
     """A peer router, which shares workers with this router, charged a request to a worker.
 
     `arrival` describes the request as the peer router received it, but with a negative request id
-    and a time on this router's clock. Its `chains` are empty if the cache learns nothing from them.
+    and a time on this router's clock. Its `chains` are empty if this router can learn nothing from
+    them.
     """
 
     now_s: float
@@ -396,10 +396,11 @@ class PeerEnded:
 
 
 def legs_over(fact: Finish | Failure | Prefilled) -> tuple[Role, ...]:
-    """Return the legs of a request that a fact ends: "both", "prefill" or "decode".
+    """Return the legs of a request that are over after a fact.
 
-    The result may name legs that were never dispatched. Policies that remember the dispatch of each
-    leg use the result to forget it.
+    The result is "prefill" alone, or all of "both", "prefill" and "decode", although some of these
+    may never have been dispatched. Policies that remember the dispatch of each leg use the result
+    to forget it.
     """
     if type(fact) is Prefilled or (
         type(fact) is Failure and fact.leg == "prefill" and not fact.retry

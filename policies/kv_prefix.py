@@ -1,6 +1,7 @@
 """KV prefix: chooses the worker with the longest cached prefix, whatever its load.
 
-The policy is a baseline: it shows the overloaded worker that other policies avoid.
+The policy is a baseline. It overloads the workers that hold a popular prefix, which other policies
+avoid.
 """
 
 from __future__ import annotations

@@ -135,15 +135,19 @@ class Kind:
     arguments: tuple[str, ...]  # of either, without self and what is keyword-only
 
     def names(self) -> list[str]:
-        """Return the names that `find` accepts: built-in ones, then from installed packages."""
+        """Return the names that `find` accepts, built-in ones first.
+
+        The other names come from installed packages.
+        """
         others = {entry.name for entry in entry_points(group=self.entry_points)}
         return [*self.built_in, *sorted(others - self.built_in.keys())]
 
     def find(self, name: str) -> Callable[..., Any]:
-        """Return the class or function with a name; a built-in one takes precedence.
+        """Return the class or function that is loaded by `name`.
 
-        Raises PolicyError for an unknown name, and lists the valid names. Also raises PolicyError
-        if the object is not of this kind, for example a wrapper in place of a policy.
+        If an installed package uses a built-in name, the built-in object is returned. Raises
+        PolicyError for an unknown name, and lists the valid names. Also raises PolicyError if the
+        object is not of this kind, for example a wrapper in place of a policy.
         """
         who = f"{self.word} {name}"
         attr = _import(who, self.built_in.get(name) or self._target(name))
@@ -205,8 +209,8 @@ def _import(who: str, target: str) -> Any:
 def _find(package: str) -> str:
     """Make a module of the current folder importable, unless an installed module has its name.
 
-    Return a text to add to an error message if an installed module hides the one in the folder, and
-    otherwise "".
+    Return "", or a text for an error message if an installed module has the same name as the module
+    of the folder.
     """
     here = Path.cwd()
     own = next((p for p in (here / package, here / f"{package}.py") if p.exists()), None)
@@ -411,7 +415,7 @@ class LoadedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FunctionPolicy:
-    """Makes a policy of a plain function `costs(request, fleet, state, *, ...)`.
+    """Turns a plain function `costs(request, fleet, state, *, ...)` into a policy.
 
     Lifetime: process.
     """
@@ -425,7 +429,7 @@ class FunctionPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FunctionWrapper:
-    """Makes a wrapper of a plain function `adjust(costs, request, fleet, state, *, ...)`."""
+    """Turns a plain function `adjust(costs, request, fleet, state, *, ...)` into a wrapper."""
 
     function: Callable[..., Floats]
     params: Params
@@ -457,12 +461,18 @@ def load(spec: str) -> LoadedPolicy:
 
 
 def names() -> list[str]:
-    """Return the policy names that `load` accepts: built-in ones, then from installed packages."""
+    """Return the names of policies that `load` accepts, built-in ones first.
+
+    The other names come from installed packages.
+    """
     return POLICY.names()
 
 
 def wrapper_names() -> list[str]:
-    """Return the wrapper names that `load` accepts: built-in ones, then from installed packages."""
+    """Return the names of wrappers that `load` accepts, built-in ones first.
+
+    The other names come from installed packages.
+    """
     return WRAPPER.names()
 
 

@@ -113,7 +113,7 @@ class Warmset:
     def terms(self, request: RequestView, fleet: FleetView, state: Any) -> dict[str, Floats]:
         """Return the terms of the cost in seconds, and `over_tokens`, float64[rows] each.
 
-        The worker is excluded (cost +inf) if its `over_tokens` are above 0.
+        A worker is excluded (cost +inf) if its `over_tokens` are above 0.
         """
         memory = _memory(request, fleet)
         own_s = own_prefill_s(request, fleet)

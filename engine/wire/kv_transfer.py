@@ -101,9 +101,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The reply to a `Hello`, sent by the worker that has the prompt's KV.
+    """The reply to a `Hello`, with which one worker asks another worker for a prompt's KV.
 
-    The sender then waits until the other worker asks for tokens with a `ReadTokens`.
+    The worker that has the KV sends it, and then waits for a `ReadTokens`.
     """
 
     block_tokens: int

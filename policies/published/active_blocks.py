@@ -35,7 +35,7 @@ class ActiveBlocks:
     def observe(self, fact: Any) -> None:
         """Update the counts by the dispatch or end of a request, or by the removal of a worker.
 
-        Facts of other kinds change nothing. The time is O(pieces of the prompt).
+        Facts of other kinds change nothing. The running time is O(pieces of the prompt).
         """
         kind = type(fact)
         if kind is Dispatched:
@@ -48,7 +48,7 @@ class ActiveBlocks:
                 self._remove(key)
 
     def beyond(self, chain: Hashes, worker_ids: Ints) -> Floats:
-        """Return the number of blocks in use on each worker outside `chain`, float64[rows].
+        """Return the number of blocks in use on each worker that `chain` lacks, float64[rows].
 
         `chain` has the chain hashes of a new request's prompt.
         """
@@ -58,9 +58,10 @@ class ActiveBlocks:
         )
 
     def shared(self, chain: Hashes) -> dict[int, int]:
-        """Return how many leading blocks of `chain` are in use on each worker, by worker id.
+        """Return the number of leading blocks of `chain` in use on each worker, by worker id.
 
-        Workers on which no block is in use are left out.
+        `chain` has the chain hashes of a new request's prompt. Workers that use none of these
+        blocks are left out.
         """
         levels = []
         for piece in _pieces(chain):

@@ -13,8 +13,8 @@ from policies.facts import Dispatched, Fact, WorkerChange
 class SessionHomes:
     """Remembers, for each session, the worker that got its latest request.
 
-    Sessions with the same name of different tenants are different. Beyond `max_sessions` sessions,
-    the one without a request for longest is forgotten. Lifetime: process.
+    Equal session names of two tenants are two sessions. Beyond `max_sessions` sessions, the session
+    whose latest request is oldest is forgotten. Lifetime: process.
     """
 
     def __init__(self, max_sessions: int) -> None:

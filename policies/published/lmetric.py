@@ -67,10 +67,10 @@ class LMetric:
         return {"tokens": np.maximum(tokens, 1.0), "batch_requests": fleet.requests + 1.0}
 
     def _too_hot(self, request: RequestView, fleet: FleetView, state: HotClasses) -> Bools | None:
-        """Return True for each worker that must not get this request because it holds its prefix.
+        """Return True for each worker that must not get this request because it has the prefix.
 
-        The shape is bool[rows]. The prefix is then so popular that another worker should get a
-        copy. Return None if no worker is excluded.
+        The shape is bool[rows]. The request's prefix is then so popular that another worker should
+        get a copy. Return None if no worker is excluded.
         """
         key = class_of(request.chain, self.class_blocks)
         wins = state.wins.get(key, 0)

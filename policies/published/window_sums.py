@@ -44,9 +44,9 @@ class WindowSums:
             _add(self.totals, key, first, second)
 
     def halves(self, key: int) -> tuple[float, float]:
-        """Return a key's first sum divided by its second, for the older and the newer half window.
+        """Return a key's first sum divided by its second, in the older and in the newer half.
 
-        A half without data gives NaN.
+        The halves are those of the window. A half without data gives NaN.
         """
         parts = list(self._slices)
         return _mean(parts[SLICES // 2 :], key), _mean(parts[: SLICES // 2], key)

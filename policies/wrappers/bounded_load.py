@@ -53,7 +53,11 @@ class BoundedLoad:
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """Return `above_s`, the seconds by which the request would exceed each worker's bound."""
+        """Return `above_s`, the seconds by which the request would lift a worker above its bound.
+
+        The shape is float64[rows]. The bound is a load in seconds. A worker with 0 or less stays
+        within its bound.
+        """
         is_open = np.isfinite(costs)
         if not is_open.any():
             return {}

@@ -107,6 +107,6 @@ class Progressive:
 
 
 def _span(values: Floats, is_open: Bools) -> tuple[float, float]:
-    """Return the least of the values where `is_open` is True, and the greatest less the least."""
+    """Return the minimum of the values where `is_open` is True, and their maximum minus minimum."""
     least = float(values.min(where=is_open, initial=np.inf))
     return least, float(values.max(where=is_open, initial=-np.inf)) - least

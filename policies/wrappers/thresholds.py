@@ -64,7 +64,7 @@ class Thresholds:
     ) -> Mapping[str, Floats]:
         """Return `above_s`, the seconds by which each worker's load exceeds the threshold.
 
-        The threshold follows from the loads of all workers. A value of 0 or less means below it.
+        The threshold follows from the loads of all workers. A worker with 0 or less is below it.
         """
         is_open = np.isfinite(costs)
         if self.spread is None or not is_open.any():

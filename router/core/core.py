@@ -108,6 +108,7 @@ class RouterCore:
     """The decision core, which takes facts and returns actions, without any I/O.
 
     The core is not thread-safe: one thread passes it facts, in the order of time.
+
     report: called when the policy fails; by default it raises. If it returns, the fallback policy
         decides (`guard`).
     clock: measures how long each call of the policy takes; by default no time is measured.
@@ -352,7 +353,8 @@ class RouterCore:
     def _spares(self, pending: Pending, fact: Failure) -> bool:
         """Return True if another worker may serve a request that its worker refused.
 
-        This is so if the worker was busy or did not have the model, unlike another worker.
+        This is so if the worker was busy and another one is not, or if the worker does not have the
+        model and another one may have it.
         """
         leg: Role = "prefill" if fact.leg == "prefill" else pending.leg
         if fact.reason == NO_MODEL:
@@ -365,7 +367,7 @@ class RouterCore:
         return self._ask_held(fact.now_s) if self.held.size and type(fact) is PeerEnded else []
 
     def tell_open(self, listener: RequestListener) -> None:
-        """Report all charges that are open now to a listener that was added late."""
+        """Report all open charges to a listener that was added while requests were in flight."""
         answers = [(pending, pending.charge) for pending in self._pending.values()]
         prefills = [
             (pending, pending.prefill_leg.charge)
@@ -465,9 +467,9 @@ class RouterCore:
         return [] if from_seq is None else [Resync(fact.worker_id, from_seq)]
 
     def on_kv_heard(self, fact: KvHeard) -> list[Action]:
-        """Record that a worker's KV events reach this router through a peer, or no longer do.
+        """Record that a worker's KV events begin or stop to reach this router.
 
-        A peer is another router that shares workers with this router.
+        The events may come directly from the worker or through a peer router.
         """
         self.caches.kv_heard(fact)
         return []
@@ -596,7 +598,7 @@ class RouterCore:
     def _dispatched(
         arrival: Arrival, charge: Charge, worker: Worker, decision: Decision
     ) -> Dispatched:
-        """Return the fact that a request or leg was dispatched, for policies with a memory."""
+        """Return the `Dispatched` fact for a charged request or leg, for policies with a memory."""
         return Dispatched(
             charge.dispatched_s,
             arrival.request_id,
@@ -648,8 +650,9 @@ class RouterCore:
     ) -> Worker | None:
         """Release all charges of a request, and its reserved capacity at a decode worker.
 
-        Return the worker of the request's main charge, or None if that worker is gone or there was
-        no charge. `finish` is set if the request succeeded.
+        Return the worker of the request, or None if that worker is gone or had no charge. If two
+        workers have the request, this is the decode worker. `finish` is set if the request
+        succeeded.
         """
         if pending.decode is not None:
             self.disaggregation.free_decode_place(pending)
@@ -672,7 +675,7 @@ class RouterCore:
         return self.workers.get(charge.worker_id)
 
     def _stays_charged(self, pending: Pending, now_s: float) -> bool:
-        """Keep a request charged whose client has left while its worker may still compute it.
+        """Keep the charge of a request whose client left, as its worker may still compute it.
 
         Return True, or False if the request has no charge.
         """

@@ -315,7 +315,7 @@ class Busied:
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """Report that a worker is no longer busy, because it has not said so for a while."""
+    """Report that a worker, which was busy, has not reported to be busy for a while."""
 
     worker_id: int
     lasted_s: float  # from the first time that it said so to the end of the last spell
@@ -323,7 +323,7 @@ class Relieved:
 
 @dataclass(frozen=True, slots=True)
 class Abandon:
-    """Send requests at a silent worker to other workers, unless an answer has begun."""
+    """Send the requests of a silent worker to other workers, except those with a begun answer."""
 
     worker_id: int
 
@@ -418,9 +418,9 @@ def runner_up(decision: Decision) -> Candidate | None:
 def regret_s(decision: Decision, first_token_s: float | None) -> float | None:
     """Return the seconds by which the first token came later than the runner-up's cost predicts.
 
-    The runner-up is the best worker that was not chosen. Above 0, it would have been faster, by the
-    decision's own estimate. Return None if the first token's time is unknown, if there was no
-    runner-up, or if the policy's costs are not in seconds.
+    The runner-up is the best worker that was not chosen. If the result is above 0, the runner-up
+    would have been faster, by the decision's own estimate. Return None if the first token's time is
+    unknown, if there was no runner-up, or if the policy's costs are not in seconds.
     """
     other = runner_up(decision)
     if decision.unit != SECONDS or other is None or first_token_s is None:

@@ -52,7 +52,7 @@ class Drain(Generic[K]):
         self.queued_tokens = 0  # dispatched, to be computed; of all models
 
     def sent(self, of: K, tokens: int, now_s: float) -> None:
-        """Add `tokens` that the pool `of` must compute to its queue."""
+        """Add `tokens` to the queue of the pool `of`, which must compute them."""
         pool = self._pools.get(of)
         if pool is None:
             if len(self._pools) >= _MODELS_MAX:
@@ -117,7 +117,7 @@ class ModelLimits:
         return self._requests[model]
 
     def sent(self, pending: Pending) -> None:
-        """Count a request against its model's limit, only once if two legs of it are sent."""
+        """Count a request against its model's limit: once, even if its legs are sent separately."""
         if pending.counted is None:
             pending.counted = pending.arrival.model
             self._requests[pending.counted] += 1
@@ -278,7 +278,7 @@ class Admission:
     def wait_s(
         self, arrival: Arrival, now_s: float, begun: bool = False, own_tokens: float = 0.0
     ) -> float:
-        """Return the seconds that a request would wait in the hold queue as the last of its tenant.
+        """Return the seconds that a tenant's next request would wait in the hold queue.
 
         `begun` is True if its session has sent a request before. By Little's law, the wait is the
         work ahead of the request plus `own_tokens`, divided by the rate at which work leaves the

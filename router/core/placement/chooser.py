@@ -75,7 +75,8 @@ class WorkerLimits:
     def rows(self, rows: Rows, kv_tokens: int = 0) -> Rows | None:
         """Return the workers of `rows` that are below all limits, or None if there are none.
 
-        If `kv_tokens` is above 0, a busy worker must also have room for this number of KV tokens.
+        If `kv_tokens` is above 0, a worker that has requests must also have room for this number of
+        KV tokens.
         """
         if not (self._any or kv_tokens):
             return rows
@@ -244,7 +245,7 @@ class Chooser:
         return Considered(rows, request, fleet, ask(request, fleet), obstacle)
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that is not busy may take the request or its leg `leg`."""
+        """Return True if a worker that is not busy may take this leg of the request."""
         return self._eligibility.has_room(pending, leg)
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:

@@ -34,7 +34,7 @@ class Rows:
 
     @staticmethod
     def of(workers: Iterable[Worker]) -> Rows:
-        """Return the rows of these workers, one row for each worker."""
+        """Return a `Rows` object with one row for each of these workers."""
         rows = tuple(workers)
         slots = [w.slot for w in rows]
         slot_ids = np.array(slots, np.int64)
@@ -255,7 +255,7 @@ class Eligibility:
         return Rows.of(without_busy(with_model(fitting, arrival.model)))
 
     def has_room(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that is not busy may take the request or its leg `leg`."""
+        """Return True if a worker that is not busy may take this leg of the request."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
@@ -274,7 +274,7 @@ class Eligibility:
 
 
 def _fits(arrival: Arrival, worker: Worker) -> bool:
-    """Return True if the prompt is shorter than the worker's maximum of tokens.
+    """Return True if the prompt is shorter than the worker's maximum number of tokens.
 
     Also return True if the prompt's length is only estimated, or if the worker has no maximum.
     """
@@ -289,7 +289,10 @@ def _has_threshold(worker: Worker) -> bool:
 
 
 def _longest(arrival: Arrival) -> int:
-    """Return the tokens of a request's longest prompt, to which the worker's maximum applies."""
+    """Return the number of tokens in a request's longest prompt.
+
+    A request may have several prompts, and a worker's maximum applies to each of them.
+    """
     longest = arrival.longest_prompt_tokens
     return arrival.prompt_tokens if longest is None else longest
 

@@ -206,7 +206,7 @@ class PolicyGuard:
         return self._by_fallback(request, fleet) if verdict is None else verdict
 
     def observe(self, fact: Fact) -> None:
-        """Pass a fact to a policy with a memory, which stays unchanged if the policy fails."""
+        """Pass a fact to a policy with a memory; if the policy fails, its memory is unchanged."""
         if not self.remembers or self.suspension.active:
             return
         try:

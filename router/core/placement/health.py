@@ -20,7 +20,7 @@ from router.core.workers.table import Worker, WorkerTable
 
 
 class StallDetection:
-    """Finds workers that have had running streams, but sent nothing on any, for `stall_s` seconds.
+    """Finds workers whose running streams have all been silent for `stall_s` seconds.
 
     Lifetime: process.
     """
@@ -191,11 +191,11 @@ class OutlierDetection:
         return self._reinstate(worker, "its stall ends", now_s) if stalled else []
 
     def due(self, now_s: float) -> list[Action]:
-        """Return probes of workers whose ejection is over, and reinstate workers never tried again.
+        """Return probes of workers whose ejection is over, and reinstate workers without a trial.
 
         A worker that answers its probe is on trial: its next request decides. But a policy may send
-        every request to workers with a cached prefix. A worker that gets no request for long is
-        reinstated, because it would stay on trial for ever.
+        every request to workers with a cached prefix. So a worker that gets no request for long is
+        reinstated; otherwise it would stay on trial for ever.
         """
         actions: list[Action] = []
         for worker_id in sorted(self._ejected):

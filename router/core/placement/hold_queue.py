@@ -271,7 +271,7 @@ class HoldQueue:
             self._watcher.waits_no_more(pending)
 
     def served(self, pending: Pending) -> None:
-        """Charge a tenant for a request that is sent, so that its next request is served later."""
+        """Charge a tenant for a request that is sent, so that the tenant's next one comes later."""
         if self._watcher is not None:
             self._watcher.sent(pending)
         turns = self._classes.get(pending.arrival.priority)

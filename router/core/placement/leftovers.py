@@ -1,9 +1,9 @@
 """Abandoned requests: their clients have left, but their workers may still compute them.
 
-Their connections are closed, so the router does not see when the worker ends them. Each request
-stays charged to its worker until the worker reports fewer requests than are charged there. Without
-such a report, it is released when it should be over by estimate: after its prefill and the rest of
-its answer, at the worker's time per token.
+The connections of these requests are closed, so the router does not see when a worker finishes
+them. Each request stays charged to its worker until the worker reports fewer requests than are
+charged there. Without such a report, the charge is released when the request should be over by
+estimate: after its prefill and the rest of its answer, at the worker's time per token.
 """
 
 from __future__ import annotations

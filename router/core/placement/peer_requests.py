@@ -1,9 +1,9 @@
 """Requests that peer routers sent to shared workers, charged here like this router's own.
 
-A peer's request costs its worker as much as an own one, leaves blocks in its cache, and belongs to
-a session and a tenant. So a decision sees one pool, whichever router a request came through. The
-speed and health of a worker are learned from own requests only, because news of peers' requests
-comes late.
+A peer's request costs its worker as much as one of this router's requests, leaves blocks in the
+worker's cache, and belongs to a session and a tenant. So a decision sees one pool, whichever router
+a request came through. The speed and health of a worker are learned from this router's requests
+only, because news of peers' requests comes late.
 """
 
 from __future__ import annotations

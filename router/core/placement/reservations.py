@@ -155,8 +155,8 @@ class Reservations:
 def _ahead(pending: Pending, standing: Standing, wait: _Wait) -> bool:
     """Return True if `pending` is ahead of the request of `wait` in the hold queue.
 
-    The priority decides, and among equals a known session is ahead of a new one. The time that they
-    have waited does not count.
+    The higher priority decides; with equal priority, a known session is ahead of a new one. The
+    times that the two requests have waited do not count.
     """
     priority, other = pending.arrival.priority, wait.pending
     if priority != other.arrival.priority:

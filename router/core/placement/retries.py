@@ -56,7 +56,7 @@ class Retries:
         now_s: float,
         spared: bool = False,
     ) -> Rejection | None:
-        """Allow another attempt of a failed request, or return the rejection if there is none.
+        """Allow another attempt of a failed request, or return a rejection of the request.
 
         The attempt starts at `pending.not_before_s` at the earliest. `worker` is the worker that
         failed the request, or None if it was removed. `spared` is True if that worker is busy or

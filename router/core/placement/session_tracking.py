@@ -83,10 +83,10 @@ class SessionView:
         return np.maximum(tokens, 0.0, out=tokens)
 
     def working_set_s(self) -> Floats:
-        """Return the seconds to recompute the tokens that only one session uses.
+        """Return the seconds to recompute each worker's tokens that only one session uses.
 
-        These are the private tokens of `working_set_tokens` at each worker. The shape is
-        float64[rows]. The session of this request is left out.
+        These are the private tokens of `working_set_tokens`. The shape is float64[rows]. The
+        session of this request is left out.
         """
         speeds = self._columns.prefill_tokens_per_s[self._slots]
         # Of unowned blocks it is not known how deep in a context they lie: at least linear work.
@@ -113,7 +113,10 @@ class SessionView:
         return holding
 
     def columns(self) -> dict[str, Floats]:
-        """Return sums over the sessions at each worker slot, float64[slots], without copies."""
+        """Return sums over the sessions at each worker slot, by name, float64[slots] each.
+
+        The arrays are the originals, not copies.
+        """
         sets = self.sessions.sets
         return {
             "private_tokens": sets.private_tokens,
@@ -136,7 +139,7 @@ class SessionView:
         return slot, self._own_tokens, self._own_work, holding, alone
 
     def trunk(self) -> tuple[int, int]:
-        """Return the tokens of the hot trunk, and the number of workers that still lack it.
+        """Return the tokens of the hot trunk, and the number of workers that should get a copy.
 
         The hot trunk is the leading part of the prompt that many recent prompts share. The second
         number is 0 or less if enough workers hold the trunk.
@@ -172,7 +175,7 @@ class SessionView:
 class SessionTracking:
     """Tracks the sessions of all requests, if the policy in use needs them.
 
-    If it does not, `sessions` is None. Lifetime: process.
+    If the policy does not need them, `sessions` is None. Lifetime: process.
     """
 
     def __init__(
@@ -253,7 +256,7 @@ class SessionTracking:
     def held(self, pending: Pending) -> None:
         """Record that a request must wait at the router.
 
-        Unless the session's cache is warm, it counts as lost from now on.
+        Unless the cache of the request's session is warm, the cache counts as lost from now on.
         """
         if self.sessions is None or pending.tracked is None:
             return
