@@ -1,0 +1,73 @@
+"""Published results beside our replays of them: `python -m tests.simulator.anchors`.
+
+    python -m tests.simulator.anchors [--check] [NAME]...
+
+Replays every anchor in full, some minutes on one core, and rewrites their tables in
+docs/notes/validation.md. With names only these are replayed, printed and not written. `--check`
+writes nothing. Ends with 1 where rules rank otherwise than published, where a ratio is not near
+and no record says why, or, with `--check`, where the page has other figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from tests.simulator.anchors.catalogue import ANCHORS
+from tests.simulator.anchors.page import PAGE, Findings, figure, made, replaced, unexplained
+from tests.simulator.anchors.record import Anchor, Measured, near
+
+
+def say(anchor: Anchor, found: Measured, cpu_s: float) -> None:
+    """One anchor as it was found, on the terminal."""
+    print(f"{anchor.name}: {'order as published' if found.ordered else 'ANOTHER ORDER'}, "
+          f"{cpu_s:.0f} s", flush=True)  # fmt: skip
+    for compared, ours in zip(anchor.compared, found.values, strict=True):
+        assert ours is not None, compared.what
+        verdict = "" if near(ours, compared.published) else "   not within 25 %"
+        print(f"    {figure(compared.published):>6} {figure(ours):>6}  {compared.what}{verdict}")
+
+
+def measured(anchors: Sequence[Anchor]) -> Findings:
+    """All of them in full, one after the other."""
+    findings = []
+    for anchor in anchors:
+        began_s = time.process_time()
+        found = anchor.measure(True)
+        say(anchor, found, time.process_time() - began_s)
+        findings.append((anchor, found))
+    return findings
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the anchors; see the module."""
+    parser = argparse.ArgumentParser(description="Published results beside replays of them.")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="default: all, and the page")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1: the page differs")
+    options = parser.parse_args(arguments)
+    known = {anchor.name: anchor for anchor in ANCHORS}
+    if wrong := [name for name in options.names if name not in known]:
+        parser.error(f"no anchor {', '.join(wrong)}; there are {', '.join(known)}")
+    chosen = [known[name] for name in options.names] or list(ANCHORS)
+    for anchor in chosen:
+        if anchor.missing:
+            print(f"{anchor.name}: {', '.join(anchor.missing)} not here", file=sys.stderr)
+            return 2
+    findings = measured(chosen)
+    bad = [a.name for a, found in findings if not found.ordered or unexplained(a, found)]
+    if bad:
+        print(f"ranked otherwise, or not near and nobody says why: {', '.join(bad)}")
+    if options.names:
+        return int(bool(bad))
+    page = PAGE.read_text()
+    anew = replaced(page, made(findings))
+    print(f"{PAGE.name}: {'as it was' if anew == page else 'other figures'}")
+    if not options.check:
+        PAGE.write_text(anew)
+    return int(bool(bad) or (options.check and anew != page))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""A rule that a source measured and that has no twin among ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from policies.contract import FleetView, Floats, RequestView
+
+
+@dataclass(frozen=True, slots=True)
+class TierScorers:
+    """llm-d's scorers of its guide to CPU offloading, 2026: queue, KV, GPU prefix, CPU prefix.
+
+    Each counts the same. What the GPU holds counts twice, for host memory there holds a copy of
+    it; its fifth scorer, which spreads prompts that nobody holds, is left out.
+    """
+
+    def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
+        waiting = fleet.waiting.astype(np.float64)
+        spread = waiting.max() - waiting.min()
+        queue = (waiting.max() - waiting) / spread if spread else np.ones(len(waiting))
+        kv = 1.0 - np.nan_to_num(fleet.kv_fraction, nan=0.0)
+        tokens = 2 * fleet.hit_tokens + fleet.hit_tokens_host
+        costs: Floats = -(queue + kv + tokens / max(request.prompt_tokens, 1))
+        return costs
