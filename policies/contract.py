@@ -534,13 +534,13 @@ class FleetView(ABC):
 
     @property
     def has_thresholds(self) -> bool:
-        """Return True if the options of at least one worker set a load threshold for it."""
+        """Return True if at least one worker has a load threshold in its options."""
         own = (self.max_requests, self.max_queued_tokens, self.max_kv_fraction)
         return any(bool(np.count_nonzero(column == column)) for column in own)
 
     @property
     def has_kv_thresholds(self) -> bool:
-        """Return True if the options of at least one worker limit its KV memory in use."""
+        """Return True if at least one worker has a KV memory threshold in its options."""
         return bool(np.count_nonzero(self.max_kv_fraction == self.max_kv_fraction))
 
     @property

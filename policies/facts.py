@@ -86,7 +86,7 @@ class KvHeard:
     """A worker's KV events begin or stop to reach this router, directly or through a peer router.
 
     `heard` is True if the events reach this router. `severed` is True if a lost connection is back,
-    but nobody knows which events were missed, or if the engine is still the same.
+    and it is unknown which events were missed and if the engine was restarted.
     """
 
     now_s: float

@@ -1,4 +1,4 @@
-"""Loads a policy with its parameters and wrappers from a text, and checks the costs it returns."""
+"""Loads a policy with parameters and wrappers from its specification, and checks its costs."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ RAISABLE = (Exception, SystemExit)
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One of the two kinds of objects that are loaded by name: policies or wrappers.
+    """A kind of object that is loaded by name: policies, or wrappers of policies.
 
     Lifetime: process.
     """

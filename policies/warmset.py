@@ -208,10 +208,10 @@ class Warmset:
     ) -> Bools:
         """Return True for the workers that may take a session after a long wait, bool[rows].
 
-        These are the workers whose memory the session exceeds least. The result is False for all
-        workers, except in three cases: the pool as a whole has room; no worker could ever hold the
-        session; or the session has lost its cache and the request has waited long. `again_s` is the
-        time in seconds to recompute the session's private tokens.
+        These are the workers where the session would exceed the KV memory by the fewest tokens. The
+        result is False for all workers, except in three cases: the pool as a whole has room; no
+        worker could ever hold the session; or the session has lost its cache and the request has
+        waited long. `again_s` is the time in seconds to recompute the session's private tokens.
         """
         own_tokens = memory.needed_tokens - memory.wanted_tokens
         never_fits = (own_tokens > self.gate * memory.size_tokens).all()

@@ -25,7 +25,7 @@ class SessionHomes:
         return len(self._home)
 
     def observe(self, fact: Fact) -> None:
-        """Remember the worker of a dispatched request's session; ignore other facts."""
+        """Remember the worker to which a request of a session was sent; ignore other facts."""
         if type(fact) is not Dispatched or fact.session is None:
             return
         session = fact.tenant, fact.session

@@ -37,7 +37,7 @@ class Lane:
         self.at_s = now_s
 
     def learn(self, residual_ms: float, forgetting: float) -> None:
-        """Update the residual by that of one answer, `residual_ms`, with recursive least squares.
+        """Update the residual with the residual of one answer, by recursive least squares.
 
         `forgetting` is the factor, up to 1, by which older answers lose weight.
         """

@@ -12,7 +12,7 @@ from policies.facts import Dispatched
 
 @dataclass(slots=True)
 class HeadWindow:
-    """Counts the prompt beginnings of the latest `size` requests.
+    """Counts how often each prompt beginning occurs in the latest `size` requests.
 
     A head is the hash of a prompt's beginning. Each request has several heads, of different
     lengths.
@@ -35,7 +35,7 @@ class HeadWindow:
         self.requests.append(heads)
 
     def coolest(self, heads: Sequence[int], hot_share: float) -> int:
-        """Return the first head that at most a `hot_share` of recent requests have.
+        """Return the first of `heads` whose share of recent requests is at most `hot_share`.
 
         If all heads are more frequent, return the last one.
         """

@@ -67,7 +67,11 @@ class LateBinding:
     def terms(
         self, costs: Floats, request: RequestView, fleet: FleetView, state: Any
     ) -> Mapping[str, Floats]:
-        """Return `load_s` and `missing_s` of each worker, float64[rows] each, in seconds."""
+        """Return the terms `load_s` and `missing_s` of each worker in seconds, float64[rows] each.
+
+        `load_s` is the worker's load, and `missing_s` the time to compute the prompt tokens that
+        the worker lacks.
+        """
         return {
             "load_s": load_s(fleet, fleet.step_tokens),
             "missing_s": _missing_s(request, fleet),

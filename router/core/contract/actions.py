@@ -315,7 +315,7 @@ class Busied:
 
 @dataclass(frozen=True, slots=True)
 class Relieved:
-    """Report that a worker, which was busy, has not reported to be busy for a while."""
+    """Report that a busy worker counts as free again, after a while without a busy report."""
 
     worker_id: int
     lasted_s: float  # from the first time that it said so to the end of the last spell

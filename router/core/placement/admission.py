@@ -246,9 +246,10 @@ class Admission:
         self.drain.sent(pending.arrival.model, uncached_tokens, now_s)
 
     def prefill_over(self, pending: Pending, computed: bool, now_s: float) -> None:
-        """Remove a request's prompt from the queued tokens, as computed or given up.
+        """Remove a request's prompt from the queued tokens.
 
-        Do nothing if the prompt was removed before.
+        `computed` is True if the prompt was computed, and False if it was given up. Do nothing if
+        the prompt was removed before.
         """
         if pending.queued_tokens and not pending.held:
             self.drain.over(pending.arrival.model, pending.queued_tokens, computed, now_s)

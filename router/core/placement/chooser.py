@@ -249,7 +249,7 @@ class Chooser:
         return self._eligibility.has_room(pending, leg)
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that has not denied having the model may take this leg."""
+        """Return True if a worker that did not report the model as missing may take this leg."""
         return self._eligibility.may_have_model(pending, leg)
 
     def missing_tokens(self, pending: Pending, leg: Role) -> int:

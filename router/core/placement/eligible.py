@@ -137,7 +137,7 @@ def without_busy(able: list[Worker]) -> list[Worker]:
 
 
 def with_model(able: list[Worker], model: str) -> list[Worker]:
-    """Return the workers that have not denied having the model, or all if every one denied it."""
+    """Return the workers that did not report the model as missing, or all if every one did."""
     return [w for w in able if model not in w.facts.denied] or able
 
 
@@ -260,7 +260,7 @@ class Eligibility:
         return isinstance(rows, Rows) and not rows.workers[0].busy
 
     def may_have_model(self, pending: Pending, leg: Role) -> bool:
-        """Return True if a worker that has not denied having the model may take this leg."""
+        """Return True if a worker that did not report the model as missing may take this leg."""
         rows = self.rows(pending, leg)
         return isinstance(rows, Rows) and pending.arrival.model not in rows.workers[0].facts.denied
 

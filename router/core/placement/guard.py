@@ -283,7 +283,7 @@ class PolicyGuard:
     # --- its faults ---------------------------------------------------------------------------
 
     def _late(self, took_s: float, used: Use | None) -> None:
-        """Record that a policy call took `took_s` seconds, more than the limit.
+        """Record a policy call of `took_s` seconds as slow, unless the machine caused the delay.
 
         Time in which other threads had the processor, or the machine was paused, does not count.
         Time in which the policy itself waited does count.

@@ -152,7 +152,7 @@ class OutlierDetection:
     def failed(self, worker: Worker, pending: Pending, cause: str, now_s: float) -> list[Action]:
         """Count a failure of a worker, and eject the worker if it fails too often.
 
-        `cause` is the reason for the failure, for counters.
+        `cause` is the reason under which the failure is counted.
         """
         health, settings = worker.health, self._settings
         health.count_failure(cause)

@@ -108,7 +108,7 @@ class FairQueue(Generic[M]):
         """Return all waiting items in the order in which they would be served.
 
         The order assumes that each returned item is served. Items for which `gone` returns True
-        when they are next are left out.
+        when their turn comes are left out.
         """
         heap = [(flow.start, flow.members[0].turn, _Line(flow)) for flow in self._flows.values()]
         heapify(heap)
@@ -197,9 +197,9 @@ class HoldQueue:
         """Return the held requests that the caller should try to place again, most urgent first.
 
         A request that is still held when the next one is read has found no worker. After
-        `refused_max` such requests of a model, no more requests of the model are returned. If such
-        a request has waited for long, this happens at once, so that no later request passes it.
-        Requests of other models continue, because their workers may have room.
+        `refused_max` such requests of a model, no more requests of the model are returned. One such
+        request is enough if it has waited for long, so that no later request passes it. Requests of
+        other models continue, because their workers may have room.
         """
         refused: Counter[str] = Counter()
         done = 0  # models of which nobody is asked any more

@@ -75,7 +75,7 @@ class PeerRequests:
             self.progress(fact)
 
     def dispatched(self, fact: facts.PeerDispatched) -> None:
-        """Charge a peer's request to its worker; ignore a worker that this router does not know."""
+        """Charge a peer's request to its worker; ignore the fact if the worker is unknown."""
         arrival, now_s = fact.arrival, fact.now_s
         worker = self._workers.get(fact.worker_id)
         if worker is None:
