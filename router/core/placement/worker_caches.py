@@ -161,10 +161,10 @@ class WorkerCaches:
         self._show_cache(worker)
 
     def _show_cache(self, worker: Worker) -> None:
-        """Update the worker columns about one worker's cache.
+        """Update the numbers about a worker's cache in the worker columns, which decisions read.
 
-        The columns contain the capacity, if it was learned, and the tokens cached in each tier.
-        They also say whether the worker may hold more blocks than its KV events reported.
+        These are the cache's capacity, if it was learned, and the tokens cached in each tier. A
+        flag says whether the worker may hold more blocks than its KV events reported.
         """
         columns, slot, facts = self._columns, worker.slot, worker.facts
         kv, tells = worker.kv, worker.tells
@@ -450,9 +450,9 @@ class WorkerCaches:
     def expect(self, worker: Worker, arrival: Arrival, now_s: float) -> Prediction | Expectation:
         """Record that a dispatched request will leave its prompt blocks in a worker's cache.
 
-        Return the record, which the caller passes to `ended`. If the worker's cache is estimated,
-        the record is a `Prediction`, which also says how many prompt blocks the worker should find
-        cached.
+        Return the record, which `ended` needs at the end of the dispatch. If the worker's cache is
+        estimated, the record is a `Prediction`, which also says how many prompt blocks the worker
+        should find cached.
         """
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
         if worker.tells and not arrival.approximate:

@@ -47,7 +47,7 @@ class ReturnHazard:
         self.renew()
 
     def entered(self, before: Ints, now: Ints) -> None:
-        """Count idle periods that still last and have reached new bins.
+        """Count sessions' idle periods that still last and have reached new bins of idle time.
 
         before: the last bin in which each period was counted; -1 if it was not counted yet.
         now: the bin that each period has reached.
@@ -57,9 +57,10 @@ class ReturnHazard:
         self._risk += np.cumsum(starts - ends)[: _BINS + 1]
 
     def returned(self, before: int, idle_s: float) -> None:
-        """Count an idle period that ended because the session sent a request.
+        """Count a session's idle period that ended because the session sent a request.
 
-        before: the last bin in which the period was counted; -1 if it was not counted yet.
+        before: the last bin of idle time in which the period was counted; -1 if it was not counted
+        yet.
         idle_s: the length of the period in seconds.
         """
         last = bisect_right(_EDGES, idle_s) - 1

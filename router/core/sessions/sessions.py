@@ -253,8 +253,10 @@ class Sessions:
         """Return what a request's session adds to the wanted tokens of the worker that caches it.
 
         The result is the worker's slot (-1 if no worker has the cache), the session's cached
-        tokens, and the work to compute them again. Tokens and work are multiplied by the session's
-        chance to return. The unit of work is one token computed without attention.
+        tokens, and the work to compute its private tokens again. Private tokens and work are
+        multiplied by the session's chance to return. A shared prefix counts in full if no other
+        session at the worker uses it, and else not at all. The unit of work is one token computed
+        without attention.
         """
         cells, row = self._rows.cells, tracked.row
         slot = cells.home[row] if row >= 0 else -1

@@ -79,7 +79,7 @@ class WorkingSets:
             self._forget(trunk, slot)
 
     def clear(self, slot: int) -> None:
-        """Set all sums of a worker to 0, because the worker lost its cache."""
+        """Set the sums of tokens wanted at a worker to 0, because the worker lost its cache."""
         self._private_cells[slot] = self._work_cells[slot] = 0.0
         for trunk in [trunk for trunk, sessions in self._at.items() if slot in sessions]:
             self._forget(trunk, slot)

@@ -67,13 +67,13 @@ class BlockSizes:
         return best if sure and best else self.size
 
     def follow(self, size: int) -> None:
-        """Make `size` the block size in use, and restart the counts."""
+        """Make `size` the block size in use, and restart the counts of KV events."""
         self.size = size
         self._changes += 1
         self._forget()
 
     def begin_anew(self) -> None:
-        """Restart all counts, because the engine restarted and may use another block size."""
+        """Restart the counts of KV events, because the engine may have another block size now."""
         self._changes = 0
         self._forget()
 

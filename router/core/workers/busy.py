@@ -1,4 +1,4 @@
-"""Spares workers that report that they are busy: they get fewer new requests for a while.
+"""Spares workers that report that they are busy: for a while, others are preferred for requests.
 
 A worker reports this by status 429 or 529, or by 503 with a time. Such a refusal is not a failure,
 so it does not eject the worker. But a worker that refuses at once looks idle. Without this pause it
@@ -17,11 +17,11 @@ _DOUBLED_MAX = 16  # times: the longest spell is reached long before
 
 
 class BusyWorkers:
-    """Decides how long each busy worker is spared: the worker's busy spell.
+    """Decides how long each busy worker is spared, while other workers are preferred for requests.
 
-    A spell lasts as long as the worker asked for. If the worker refuses again before it has
-    answered a request, the next spell is twice as long. `busy_max_s` limits each spell; 0 switches
-    spells off.
+    Such a time, a busy spell, lasts as long as the worker asked for. If the worker refuses again
+    before it has answered a request, the next spell is twice as long. `busy_max_s` limits each
+    spell; 0 switches spells off.
     Lifetime: process.
     """
 
@@ -32,7 +32,7 @@ class BusyWorkers:
         self.next_s = inf  # when the next spell is over
 
     def said(self, worker: Worker, sent_s: float, told_s: float, now_s: float) -> list[Action]:
-        """Record that a worker refused a request because it is busy, and begin or extend its spell.
+        """Record that a worker refused a request because it is busy, and spare it for a while.
 
         sent_s: when the request was sent to the worker.
         told_s: the seconds that the worker asked for; 0 if it named no time.
@@ -60,14 +60,14 @@ class BusyWorkers:
     def request_answered(self, worker: Worker, sent_s: float) -> None:
         """Record that a worker answered a request that was sent at `sent_s`.
 
-        If the request was sent after the worker's last busy spell, the next spell starts with the
-        shortest length again. A spell that has begun does not change.
+        If the request was sent after the last time in which the worker was spared as busy, the next
+        such time starts with the shortest length again. A time that has begun does not change.
         """
         if sent_s >= worker.spell.asked_s:
             worker.spell.times = 0
 
     def expire(self, now_s: float) -> None:
-        """End each busy spell whose time is over, so that its worker gets requests again."""
+        """Clear the busy mark of each worker whose time of being spared is over."""
         self.next_s = inf
         for worker_id in self._since_s:
             worker = self._workers.get(worker_id)
@@ -80,7 +80,7 @@ class BusyWorkers:
                 self.next_s = min(self.next_s, worker.spell.until_s)
 
     def tick(self, now_s: float) -> list[Action]:
-        """End busy spells whose time is over.
+        """Clear the busy mark of each worker whose time of being spared is over.
 
         Return an action for each worker that has not been busy for `busy_max_s` seconds, so that
         the operator learns that the worker has recovered.

@@ -165,8 +165,8 @@ class WorkerColumns:
     def drain(self, elapsed_s: float) -> None:
         """Subtract from each prefill queue what its worker should compute in `elapsed_s` seconds.
 
-        `elapsed_s` must be above 0. No queue falls below the end of the oldest prompt whose first
-        token has not arrived. For a worker without free KV computes nothing for a while, and its
+        `elapsed_s` must be above 0. A queue is not shortened beyond the oldest prompt whose first
+        token has not arrived. A worker without free KV memory computes nothing for a while, and its
         queue must not seem empty then.
         """
         drain_queues(

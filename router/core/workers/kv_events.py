@@ -107,7 +107,7 @@ _TIER = {name: number for number, name in enumerate(TIERS)}
 
 @dataclass(slots=True)
 class Applied:
-    """The effects of a batch of KV events that `WorkerBlocks` itself does not record.
+    """The effects of a batch of KV events that the record of the worker's blocks does not keep.
 
     Lifetime: call.
     """

@@ -99,7 +99,7 @@ class Turnover:
         return blocks <= self._capacity_blocks
 
     def begin(self, stored_blocks: int, over: bool = False) -> None:
-        """Restart the count, because the router has lost track of the worker's cache.
+        """Restart the count of stored blocks, because the router lost track of the worker's cache.
 
         stored_blocks: how many blocks the worker has ever stored.
         over: True if a snapshot or a peer's copy says that enough blocks have been stored already.
@@ -217,7 +217,7 @@ class Publisher:
         self.applied(next_seq - 1, digest)
 
     def disown(self) -> None:
-        """Forget all digests, because the applied batches may be from before a restart."""
+        """Forget the digests of applied batches, because these may be from before a restart."""
         self._digests.clear()
 
     def replay_ended(self) -> None:
@@ -518,11 +518,11 @@ class KvState:
         return self.blocks.chains(tier)
 
     def mark(self) -> tuple[int, ...]:
-        """Return numbers by which a caller detects a change of the known content of the cache.
+        """Return numbers that a caller compares with earlier ones, to see what has changed.
 
-        If any number differs from that of an earlier call, the content has changed. The first
-        number is `next_seq`, and the last one is `settled`. A snapshot may change the content
-        without changing the numbers.
+        Each applied batch changes a number, and so does a change in how well the cache is known. A
+        snapshot may change the known content without changing any number. The first number is
+        `next_seq`, and the last one is `settled`.
         """
         counters, blocks = self._counters, self.blocks
         counts = self.next_seq, self.emptied, counters.overflows, len(blocks)
@@ -723,7 +723,8 @@ class KvState:
         next_seq: the first batch that the copy does not cover. The copy must cover all batches that
         this router applied.
         digest: the digest of the last batch that the copy covers. It must equal the digest of the
-        same batch at this router, which proves that the engine did not restart in between.
+        same batch at this router, which proves that the engine did not restart in between. If this
+        router has received no live batch yet, any digest will do.
         """
         ours = self._backlog.digest(next_seq - 1) or self._publisher.digest(next_seq - 1)
         is_first = not self._backlog and self._publisher.live_seq < 0
@@ -770,7 +771,7 @@ class KvState:
     # --- order ------------------------------------------------------------------------------
 
     def _restart(self, batch: KvEvents | None = None) -> None:
-        """Forget the cache and all batches, because the engine restarted.
+        """Forget what is known of the cache and of earlier batches, because the engine restarted.
 
         batch: the batch that showed the restart, or None.
         """

@@ -116,14 +116,14 @@ class Ledger:
         return len(self._charges)
 
     def get(self, request_id: int, leg: Role = "both") -> Charge | None:
-        """Return the open charge of a request's `leg`, or None if there is none.
+        """Return the load charged for a request's `leg`, or None if nothing is charged for it.
 
         "both" as `leg` means the charge of a request that one worker both prefills and decodes.
         """
         return self._charges.get((request_id, leg))
 
     def on_worker(self, worker_id: int) -> list[Charge]:
-        """Return the open charges at a worker, the oldest first."""
+        """Return the charges of all unfinished requests at a worker, the oldest first."""
         return [c for c in self._charges.values() if c.worker_id == worker_id]
 
     def keep_decode_place(self, request_id: int, slot: int, prompt_tokens: int) -> None:
@@ -217,7 +217,7 @@ class Ledger:
         return charge
 
     def _period(self, slot: int, now_s: float) -> PrefillPeriod:
-        """Count one more prefill in a worker's current prefill period, and return the period.
+        """Count a prefill in a worker's current period of uninterrupted prefill; return the period.
 
         If no request waits for its first token at the worker, begin a new period.
         """
@@ -311,7 +311,7 @@ class Ledger:
         self._cells.drain_limit_work[charge.slot] = left[0].end_work if left else inf
 
     def release(self, charge: Charge) -> None:
-        """Remove an open charge, and subtract its load from its worker."""
+        """Remove the charge of a request that is over at its worker, and the charge's load."""
         del self._charges[charge.request_id, charge.leg]
         cells, slot = self._cells, charge.slot
         cells.requests[slot] -= 1

@@ -187,7 +187,7 @@ class Found:
 
 @dataclass(slots=True)
 class MirrorCounters:
-    """Counts the answers that proved an estimated cache wrong.
+    """Counts answers that proved the estimate of a worker's cache wrong.
 
     Lifetime: process.
     """
@@ -212,7 +212,7 @@ class Mirrors:
         self._rooms: dict[int, _Room] = {}
 
     def expect(self, slot: int, chain: Hashes, told_blocks: float) -> Prediction:
-        """Add a dispatched prompt to a worker's mirror, and return the blocks that it should find.
+        """Add a dispatched prompt to a worker's estimated cache, and return the expected hits.
 
         The prompt's blocks count as cached from now on, so that later prompts can count them as
         hits. `told_blocks` is how many blocks the worker says it holds, or NaN.
@@ -229,7 +229,7 @@ class Mirrors:
         return prediction
 
     def answered(self, prediction: Prediction, found: Found | None, answer_blocks: int = 0) -> None:
-        """Correct a worker's mirror by the answer to a prompt.
+        """Correct the estimate of a worker's cache by the answer to a prompt.
 
         found: how many prompt blocks the worker had cached, according to its answer; or None.
         answer_blocks: how many full blocks the answer itself added to the cache.
@@ -246,7 +246,7 @@ class Mirrors:
         self._mirror.touch(slot, chain)  # an engine's order: as requests let go
 
     def failed(self, prediction: Prediction) -> None:
-        """Remove blocks from a worker's mirror that only a failed dispatch would have stored."""
+        """Remove blocks from a worker's estimated cache that only a failed dispatch would store."""
         room = prediction.room
         room.running.discard(prediction.stamp)
         if room is self._rooms.get(prediction.slot):
@@ -254,7 +254,7 @@ class Mirrors:
             self._mirror.forget(prediction.slot, new, prediction.stamp)
 
     def raise_prefix(self, blocks: Blocks, chain: Hashes) -> None:
-        """Raise each worker's number of cached leading blocks to the number in its mirror.
+        """Raise each worker's number of cached leading blocks to that in its estimated cache.
 
         blocks: the numbers by worker slot, int32[slots], changed in place.
         chain: the chain hashes of the prompt.
@@ -263,14 +263,17 @@ class Mirrors:
             self._mirror.raise_prefix(chain, blocks)
 
     def clear_worker(self, slot: int) -> None:
-        """Drop the mirror of a worker that left or whose cache was emptied or lost."""
+        """Drop the estimated cache of a worker that left or whose cache was emptied or lost."""
         if self._rooms.pop(slot, None) is not None:
             self._mirror.clear_worker(slot)
             self._mirror.resize(slot, 0, 0)
             self._divide()
 
     def room_blocks(self, slot: int) -> float:
-        """Return how many blocks a worker's cache is assumed to hold, or NaN without a mirror."""
+        """Return how many blocks a worker's cache is assumed to hold.
+
+        NaN means that the worker's cache is not estimated.
+        """
         room = self._rooms.get(slot)
         return math.nan if room is None else room.blocks
 
@@ -283,12 +286,12 @@ class Mirrors:
         return math.nan if room is None or not room.corrected else room.blocks
 
     def __len__(self) -> int:
-        """Return the number of different blocks that the mirrors count as cached."""
+        """Return the number of different blocks in all estimated caches together."""
         return len(self._mirror)
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that the mirrors use, in bytes."""
+        """The memory that all estimated caches use, in bytes."""
         return self._mirror.memory_bytes
 
     def _correct(self, prediction: Prediction, found: Found) -> None:
@@ -317,7 +320,7 @@ class Mirrors:
         return room
 
     def _divide(self) -> None:
-        """Limit each mirror to an equal share of the `max_blocks` blocks of all mirrors.
+        """Limit each worker's estimated cache to an equal share of `max_blocks` blocks.
 
         The share is `max_blocks` divided by a power of two, so that it seldom changes.
         """
