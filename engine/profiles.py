@@ -1,14 +1,15 @@
 """Profiles of engine instances: step times and KV capacity, built in by name, or from a file.
 
-Most rows are dense BF16 models; DeepSeek-R1 is a mixture of experts spread over many GPUs. Figures
-are *derived* from public facts: model shapes, peak FLOPs and bandwidth of the GPUs, and a model
-FLOPs utilization; calibrate them before you trust them.
+Most are in `profiles.json`: their kernels are fitted to tables of kernels that were measured on
+such GPUs (`warmroute-sim profiles --against-aic --refit FILE`), their CPU time follows a published
+benchmark. Those of DeepSeek-R1 on many GB200 are derived from data sheets. Each says its source.
+None was measured as a whole on a GPU: calibrate one before you trust it to a few percent.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from engine.step_time import StepTime
 
 SUFFIX = ".json"  # by which a profile's name is known to be a file
 MAX_FILE_BYTES = 1 << 20
+BUILT_IN = Path(__file__).with_name("profiles.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,59 +63,17 @@ def read_profile(path: Path) -> Profile:
     return found
 
 
+def write_profiles(profiles: Sequence[Profile], path: Path) -> None:
+    """Keep `profiles` in `path`, as the built-in ones are kept; raises OSError."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(profiles), indent=1) + b"\n")
+
+
 def write_profile(profile: Profile, path: Path) -> None:
     """Keep `profile` in `path`; raises OSError."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(profile), indent=1) + b"\n")
 
 
-_DERIVED = "derived from model shape and GPU data sheet; not measured, expect +-15 %"
-_CHECKED = "derived; prefill checked: 2 % below llm-d's published 15,928 tokens/s at 8192 a chunk"
-_RING_HOP_S = 10e-6  # one small all-reduce; two of them a layer under tensor parallelism
-
-
-def _profile(
-    name: str,
-    linear_ms: float,
-    comm_ms: float,
-    pair_ms: float,
-    weights_ms: float,
-    context_us_per_1k: float,
-    kv_bytes_per_token: int,
-    kv_capacity_tokens: int,
-    tp_layers: int,
-    provenance: str = _DERIVED,
-) -> Profile:
-    """One row: ms per new token, per pair and per step, us per 1,000 tokens of decode context.
-
-    `tp_layers` is the number of layers that all-reduce: 0 without tensor parallelism.
-    """
-    step_time = StepTime(
-        linear_s=linear_ms / 1e3,
-        comm_s=comm_ms / 1e3,
-        comm_floor_s=2 * tp_layers * _RING_HOP_S,
-        pair_s=pair_ms / 1e3,
-        weights_s=weights_ms / 1e3,
-        context_s=context_us_per_1k / 1e9,
-    )
-    return Profile(name, step_time, kv_capacity_tokens, kv_bytes_per_token, provenance)
-
-
-_H = 131_072  # KV bytes a token: 2 (K, V) x layers x 8 KV heads x 128 x 2 bytes, 32 layers
-_Q = 262_144  # 64 layers
-_L = 327_680  # 80 layers
-
-# name, linear, comm, pair, weights, context, KV bytes, KV tokens, all-reducing layers
-_ROWS = (
-    _profile("llama-3.1-8b-h100", 0.0220, 0.0, 1.18e-6, 6.2, 54, _H, 396_000, 0),
-    _profile("llama-3.1-8b-h200", 0.0220, 0.0, 1.18e-6, 4.3, 38, _H, 815_000, 0),
-    _profile("qwen3-32b-h100-tp2", 0.0493, 0.0048, 2.36e-6, 14.5, 54, _Q, 269_000, 64, _CHECKED),
-    _profile("qwen3-32b-h200-tp2", 0.0493, 0.0048, 2.36e-6, 10.5, 38, _Q, 687_000, 64),
-    _profile("qwen3-32b-h100-tp4", 0.0246, 0.0062, 1.18e-6, 7.9, 27, _Q, 787_000, 64),
-    _profile("llama-3-70b-h100-tp4", 0.0540, 0.0125, 1.47e-6, 16.0, 34, _L, 399_000, 80),
-    _profile("llama-3-70b-h100-tp8", 0.0270, 0.0136, 7.4e-7, 8.8, 17, _L, 1_229_000, 80),
-    _profile("llama-3-70b-h200-tp4", 0.0540, 0.0125, 1.47e-6, 11.7, 24, _L, 1_069_000, 80),
-    _profile("llama-3-70b-h200-tp8", 0.0270, 0.0136, 7.4e-7, 6.6, 12, _L, 2_570_000, 80),
-)
+_SMALL_MESSAGE_S = 10e-6  # one exchange of a few bytes between GPUs; two of them a layer
 
 # DeepSeek-V3 and R1 (arXiv 2412.19437, tables of section 4.2): 61 layers of latent attention, 58
 # of them with 256 routed experts of which a token visits 8.
@@ -152,12 +112,11 @@ def _wide(gpus: int) -> Profile:
     read_s = _KV_BYTES / (_HBM_SHARE * _HBM)
     decode_s = max(read_s, _DECODE_PAIR_FLOPS / (_ATTENTION_SHARE * _FP8))
     step_time = StepTime(
-        linear_s=2e9 * linear_flops_s / _GEMM_SHARE / gpus,
+        linear_s=(2e9 * linear_flops_s / _GEMM_SHARE + moved_bytes / (_NVLINK_SHARE * _NVLINK))
+        / gpus,
         pair_s=_PREFILL_PAIR_FLOPS / (_ATTENTION_SHARE * _FP8) / gpus,
-        weights_s=weights_bytes / (_HBM_SHARE * _HBM),
+        weights_s=weights_bytes / (_HBM_SHARE * _HBM) + 2 * _MOE_LAYERS * _SMALL_MESSAGE_S,
         context_s=decode_s / gpus,
-        comm_s=moved_bytes / (_NVLINK_SHARE * _NVLINK) / gpus,
-        comm_floor_s=2 * _MOE_LAYERS * _RING_HOP_S,
         seq_s=15e-6 / gpus,
     )
     kv_bytes = gpus * (0.9 * _MEMORY - weights_bytes - 4e9)
@@ -165,8 +124,12 @@ def _wide(gpus: int) -> Profile:
     return Profile(f"deepseek-r1-gb200-ep{gpus}", step_time, tokens, _KV_BYTES, _WIDE, gpus)
 
 
+def _fitted() -> list[Profile]:
+    return msgspec.json.decode(BUILT_IN.read_bytes(), type=list[Profile])
+
+
 PROFILES: Mapping[str, Profile] = MappingProxyType(
-    {row.name: row for row in (*_ROWS, *map(_wide, (4, 8, 16, 32)))}
+    {row.name: row for row in (*_fitted(), *map(_wide, (4, 8, 16, 32)))}
 )
 
 
@@ -181,5 +144,5 @@ def profile(name: str) -> Profile:
         return read_profile(Path(name))
     raise ValueError(
         f"unknown profile {name!r}; valid ones: {', '.join(sorted(PROFILES))}, or a {SUFFIX} file "
-        "that `warmroute-sim calibrate` wrote"
+        "that `warmroute-sim calibrate` or `warmroute-sim profile` wrote"
     )

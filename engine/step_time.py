@@ -1,24 +1,32 @@
-"""How long one engine step takes: a roofline with soft corners.
+"""Step time model: a roofline with a soft corner predicts how long one engine step takes.
 
-    t = overhead + seq * sequences + soft_max(weights, linear * new_tokens)
-      + pair * attention_pairs + context * decode_ctx_tokens
-      + soft_max(comm_floor, comm * new_tokens)
+    kernels = soft_max(weights + experts * touched, linear * new_tokens)
+            + pair * attention_pairs + context * decode_ctx_tokens
+    touched = 1 - (1 - expert_share) ^ new_tokens
+    t       = kernels + overhead + seq * sequences
 
-`linear` is the matrix work of one token at the sustained share of peak FLOPs, `weights` one
-read of all weights, `pair` the attention of one query on one key, `context` one token of KV
-read by a decode, `comm` the all-reduces of tensor parallelism. soft_max is the p-norm: exact
-far from the corner where weights and compute take equally long, smooth across it. (Roofline:
-Williams et al., 2009; per-operator form and constants: Vidur, Agrawal et al., 2024.)
+`linear` is the matrix work of one token at the sustained share of peak FLOPs, `weights` one read
+of all weights that every token uses, `experts` one read of all routed experts, of which each token
+visits `expert_share` at random, `pair` the attention of one query on one key, `context` one token
+of KV read by a decode. All-reduces of tensor parallelism are part of `linear` and `weights`: their
+time has the same shape. `overhead` and `seq` are CPU time: scheduling, launches, sampling.
+
+soft_max is the p-norm: exact far from the corner where weights and compute take equally long,
+smooth across it. With p = 1 it is the sum; below 1 it exceeds the sum near the corner, as grouped
+GEMMs do whose experts get a few rows each. (Roofline: Williams et al., 2009; per-operator form:
+Vidur, Agrawal et al., 2024; that measured kernels ask for these terms and no others:
+docs/notes/step-times.md.)
 
 Import-light on purpose: routers calibrate against it without the engine.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from math import isfinite
 from typing import Protocol
 
+LEAST_P = 0.25  # of the soft maximum: at its corner then 8 times the sum
 CHUNK_TOKENS = 8192  # prefill tokens a step takes at most, where a whole prompt is priced
 
 
@@ -50,17 +58,18 @@ class StepLoad(Protocol):
 class StepTime:
     """Constants of one engine instance, all its GPUs together; none is negative.
 
-    Raises ValueError for a negative or infinite constant and for softmax_p below 1.
+    Raises ValueError for a negative or infinite constant, for an expert_share above 1, and for
+    softmax_p below `LEAST_P`.
     """
 
     linear_s: float  # seconds per new token
     pair_s: float  # seconds per (query, key) pair of prefill attention
     weights_s: float  # seconds per step
     context_s: float  # seconds per KV token read by decodes
-    comm_s: float = 0.0  # seconds per new token
-    comm_floor_s: float = 0.0  # seconds per step, small messages
-    overhead_s: float = 0.002  # seconds per step: launch, scheduling, sampling
-    seq_s: float = 15e-6  # seconds per sequence of the batch
+    experts_s: float = 0.0  # seconds per step whose tokens visit all routed experts
+    expert_share: float = 0.0  # of the routed experts that one token visits, 0 to 1
+    overhead_s: float = 0.002  # seconds per step of CPU time: launch, scheduling, sampling
+    seq_s: float = 15e-6  # seconds per sequence of the batch, of CPU time
     softmax_p: float = 6.0
 
     def __post_init__(self) -> None:
@@ -68,8 +77,10 @@ class StepTime:
             value = getattr(self, entry.name)
             if not (isfinite(value) and value >= 0.0):
                 raise ValueError(f"{entry.name} must be finite and at least 0, got {value}")
-        if self.softmax_p < 1.0:
-            raise ValueError(f"softmax_p must be at least 1, got {self.softmax_p}")
+        if self.expert_share > 1.0:
+            raise ValueError(f"expert_share must be at most 1, got {self.expert_share}")
+        if self.softmax_p < LEAST_P:
+            raise ValueError(f"softmax_p must be at least {LEAST_P}, got {self.softmax_p}")
 
     def seconds(self, step: StepLoad) -> float:
         """Seconds that `step` takes."""
@@ -98,6 +109,33 @@ class StepTime:
             raise ValueError(f"seqs and ctx_tokens must be at least 0, got {seqs}, {ctx_tokens}")
         return self._seconds(seqs, seqs, 0.0, ctx_tokens)
 
+    def read_s(self, new_tokens: int) -> float:
+        """Seconds to read the weights that `new_tokens` use: all shared ones, the experts visited.
+
+        Tokens choose experts independently and evenly, so that n of them visit an expert with a
+        probability of 1 - (1 - expert_share)^n.
+        """
+        untouched = (1.0 - self.expert_share) ** new_tokens
+        return self.weights_s + self.experts_s * (1.0 - untouched)
+
+    @property
+    def convex(self) -> StepTime:
+        """A step time that is convex in the tokens and nowhere above this one.
+
+        It counts the experts that one token visits, and takes no soft maximum above the sum.
+        """
+        return replace(
+            self,
+            weights_s=self.read_s(1),
+            experts_s=0.0,
+            softmax_p=max(1.0, self.softmax_p),
+        )
+
+    @property
+    def kernels(self) -> StepTime:
+        """The same engine without CPU time."""
+        return replace(self, overhead_s=0.0, seq_s=0.0)
+
     @property
     def prefill_tokens_per_s(self) -> float:
         """Rate of one full chunk on an empty context."""
@@ -107,10 +145,9 @@ class StepTime:
         return (
             self.overhead_s
             + self.seq_s * seqs
-            + _soft_max(self.weights_s, self.linear_s * new_tokens, self.softmax_p)
+            + _soft_max(self.read_s(new_tokens), self.linear_s * new_tokens, self.softmax_p)
             + self.pair_s * pairs
             + self.context_s * ctx_tokens
-            + _soft_max(self.comm_floor_s, self.comm_s * new_tokens, self.softmax_p)
         )
 
 

@@ -35,6 +35,7 @@ LIVE = (
     "engine/test_instances_live.py",
     "engine/server/test_triton.py",
     "simulator/cli/test_ends.py",
+    "simulator/cli/test_profiles_against_aic.py",
     "simulator/live/test_demo.py",
     "simulator/live/test_page_in_browser.py",
     "simulator/live/test_stack.py",

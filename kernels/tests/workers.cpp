@@ -51,7 +51,7 @@ class Life {
     kv::engine::WorkerSettings settings{};
     settings.block_size = 1 + below(5);
     settings.blocks = static_cast<std::uint32_t>(8 + below(below(2) == 0 ? 12 : 200));
-    settings.step_time = {2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0};
+    settings.step_time = {2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 3.1e-3, 0.06, 0.002, 15e-6, 1.5};
     settings.scheduler = {24, 1 + below(6), 60, 4, 0.1, 0.05, 12, 2 * below(5)};
     settings.host_blocks = static_cast<std::uint32_t>(below(2) == 0 ? 0 : below(60));
     settings.load_block_s = 0.003 * static_cast<double>(below(4));
@@ -213,7 +213,7 @@ bool lives_on(std::uint64_t seed) {
   kv::engine::WorkerSettings settings{};
   settings.block_size = 1 + below(3);
   settings.blocks = static_cast<std::uint32_t>(8 + below(40));
-  settings.step_time = {2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0};
+  settings.step_time = {2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 3.1e-3, 0.06, 0.002, 15e-6, 1.5};
   settings.scheduler = {24, 1 + below(6), 60, 4, 0.1, 0.05, 12, 2 * below(5)};
   settings.host_blocks = static_cast<std::uint32_t>(below(3) * below(40));
   settings.load_block_s = 0.003;

@@ -4,21 +4,23 @@ Of a step's time only the soft maximum of `weights_s` and `linear_s * new_tokens
 the constants, and it doubles where both of them do. So at a given balance of these two the error
 is a convex function of the constants, which has one lowest point, and what remains is a search
 along one line, from weights alone to linear work alone (variable projection: Golub and Pereyra,
-1973). The search takes small steps along the whole line and follows each valley to its bottom.
-Processors round sums differently. This moves a bottom by its last digits, while a descent from one
-start can end in another valley.
+1973), for each of a few exponents of the soft maximum. The search takes small steps along the whole
+line and follows each valley to its bottom. Processors round sums differently. This moves a bottom
+by its last digits, while a descent from one start can end in another valley.
 
 Where several constants explain the measurements equally well, a small price decides: the sum of
 squares of what each constant contributes, as a share of the measured times, is made least. Of
-valleys equally deep the one with the largest `weights_s` against `linear_s` is taken.
+valleys equally deep the one with the largest `weights_s` against `linear_s` is taken, and of
+exponents that explain equally well the largest, whose corner is the sharpest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from math import exp, hypot, inf, log, sqrt
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -26,15 +28,16 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 
 WEIGHTS, LINEAR = "weights_s", "linear_s"
-SOFTMAX_P = 6.0
 OUTLIER_SHARE = 0.05  # beyond this relative error a measurement counts linearly, not squared
 PRICE = 1e-9  # of a constant that explains all of the time; a relative error of 1 costs 1
-# Steps along the line, in logarithms: the corner of the soft maximum is some 0.7 wide. Where
-# linear work is beyond 10 times the weights or below a tenth, the larger of them is the soft
-# maximum to 2e-7, and the price decides.
-BALANCE_STEP = 0.25
-BALANCE_MARGIN = log(10.0)
+# Steps along the line, in logarithms: the corner of the soft maximum is some 4 / p wide. Where the
+# smaller of linear work and weights adds less than 2e-7 to the larger, the price decides: that is
+# where their p-th powers are a million apart.
+BALANCE_STEP = 1.5  # divided by p
+BALANCE_MARGIN = log(1e6)  # divided by p
 EQUALLY_DEEP = 1e-9  # relative difference of two valleys
+NO_ERROR = 1e-9  # of relative errors of 4e-5: the price of constants may cost as much
+EQUALLY_WELL = 0.01  # relative difference of two exponents: beyond what rounding moves
 BOTTOM_WITHIN = 1e-9  # of a balance: the last move before a bottom; those before were far larger
 # A step of Newton's that promises to lower the error by less is taken whole and is the last: it
 # moves the times by 1e-7 of themselves, and what it leaves is some 1e-12.
@@ -48,13 +51,43 @@ TINY = 1e-300  # instead of 0, where it would divide
 class MeasuredColumns:
     """Measurements as columns: one row for each, and one for each step in `new_tokens`.
 
-    `linear` has what each constant is multiplied by, except `weights_s` and `linear_s`.
+    `weights_read` has the share of the weights that each step reads, 1 for a dense model. `linear`
+    has what each constant is multiplied by, except `weights_s` and `linear_s`.
     """
 
     seconds: Floats
     first_steps: npt.NDArray[np.intp]  # of each measurement: where its steps begin
     new_tokens: Floats
+    weights_read: Floats
     linear: Mapping[str, Floats]
+
+
+class Exponent(NamedTuple):
+    """p of the soft maximum, and x ^ p and x ^ (1 / p), made of operations that round alike."""
+
+    p: float
+    power: Callable[[Floats], Floats]
+    root: Callable[[Floats], Floats]
+
+
+# Kernel tables ask for 0.5 to 2 (docs/notes/step-times.md); a plain roofline is sharp.
+EXPONENTS = (
+    Exponent(6.0, lambda x: (x * x * x) * (x * x * x), lambda x: np.sqrt(np.cbrt(x))),
+    Exponent(3.0, lambda x: x * x * x, np.cbrt),
+    Exponent(2.0, lambda x: x * x, np.sqrt),
+    Exponent(1.5, lambda x: x * np.sqrt(x), lambda x: np.cbrt(x) * np.cbrt(x)),
+    Exponent(1.0, lambda x: x, lambda x: x),
+    Exponent(0.75, lambda x: np.sqrt(x) * np.sqrt(np.sqrt(x)), lambda x: x * np.cbrt(x)),
+    Exponent(0.5, np.sqrt, lambda x: x * x),
+)
+
+
+class Best(NamedTuple):
+    """Seconds of each constant by name, the exponent with them, and the error that they leave."""
+
+    constants: dict[str, float]
+    exponent: Exponent
+    error: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,28 +100,37 @@ class _Valley:
     constants: Mapping[str, float]
 
 
-def best_constants(measured: MeasuredColumns) -> dict[str, float]:
+def best_constants(measured: MeasuredColumns) -> Best:
     """Seconds of each constant, none below 0, that together have the least error.
 
     The error is the mean of a squared relative error that grows linearly beyond `OUTLIER_SHARE`
     (pseudo-Huber loss: Charbonnier et al., 1994), with the price of the constants.
     """
-    line = _Balance(measured)
+    found = [_best(measured, exponent) for exponent in EXPONENTS]
+    least = min(one.error for one in found)
+    enough = least * (1.0 + EQUALLY_WELL) + NO_ERROR
+    return next(one for one in found if one.error <= enough)
+
+
+def _best(measured: MeasuredColumns, exponent: Exponent) -> Best:
+    """The best at this exponent."""
+    line = _Balance(measured, exponent)
     tried = [line.lowest(balance) for balance in line.balances()]
     between = pairwise(tried[1:-1])
     bottoms = [line.bottom(low, high) for low, high in between if low.slope < 0.0 <= high.slope]
     valleys = (tried[0], *bottoms, tried[-1])
     least = min(valley.error for valley in valleys)
     chosen = next(valley for valley in valleys if valley.error <= least * (1.0 + EQUALLY_DEEP))
-    return dict(chosen.constants)
+    return Best(dict(chosen.constants), exponent, chosen.error)
 
 
-def relative_errors(measured: MeasuredColumns, constants: Mapping[str, float]) -> Floats:
+def relative_errors(measured: MeasuredColumns, best: Best) -> Floats:
     """(model - measured) / measured of each measurement; a constant that is not named is 0."""
-    left = constants.get(WEIGHTS, 0.0)
+    constants, exponent = best.constants, best.exponent
+    left = constants.get(WEIGHTS, 0.0) * measured.weights_read
     right = constants.get(LINEAR, 0.0) * measured.new_tokens
     high = np.maximum(np.maximum(left, right), TINY)
-    step_s = high * _sixth_root(_sixth_power(left / high) + _sixth_power(right / high))
+    step_s = high * exponent.root(exponent.power(left / high) + exponent.power(right / high))
     model_s = np.add.reduceat(step_s, measured.first_steps)
     for name, column in measured.linear.items():
         model_s += constants.get(name, 0.0) * column
@@ -103,15 +145,15 @@ class _Balance:
     A balance is the logarithm of linear work against weights, both in their units.
     """
 
-    def __init__(self, measured: MeasuredColumns) -> None:
-        self._measured = measured
+    def __init__(self, measured: MeasuredColumns, exponent: Exponent) -> None:
+        self._measured, self._exponent = measured, exponent
         self._names = tuple(measured.linear)
         columns = [self._share(column) for column in measured.linear.values()]
         self._units = np.array([1.0 / _mean_square_root(column) for column in columns])
         # One row for the soft maximum, which `lowest` fills, then the others.
         self._shares = np.empty((1 + len(columns), len(measured.seconds)))
         self._shares[1:] = np.array(columns) * self._units[:, None]
-        self._weights_unit = 1.0 / _mean_square_root(self._of_steps(np.ones_like(self._tokens)))
+        self._weights_unit = 1.0 / _mean_square_root(self._of_steps(measured.weights_read))
         self._linear_unit = 1.0 / max(_mean_square_root(self._of_steps(self._tokens)), TINY)
         self._point = np.full(1 + len(columns), 1.0 / (1 + len(columns)))  # of the last `lowest`
 
@@ -125,9 +167,10 @@ class _Balance:
         if not len(tokens):
             return [-inf]
         alike = log(self._weights_unit / self._linear_unit)  # of one token: as much of each
-        low = alike - log(float(tokens.max())) - BALANCE_MARGIN
-        high = alike - log(float(tokens.min())) + BALANCE_MARGIN
-        steps = max(2, round((high - low) / BALANCE_STEP))
+        margin, step = BALANCE_MARGIN / self._exponent.p, BALANCE_STEP / self._exponent.p
+        low = alike - log(float(tokens.max())) - margin
+        high = alike - log(float(tokens.min())) + margin
+        steps = max(2, round((high - low) / step))
         return [-inf, *np.linspace(low, high, steps + 1).tolist(), inf]
 
     def lowest(self, balance: float) -> _Valley:
@@ -162,12 +205,13 @@ class _Balance:
 
     def _corner(self, weights: float, linear: float) -> tuple[Floats, Floats]:
         """The soft maximum of these units, and its derivative by the balance, as shares."""
-        left = weights * self._weights_unit
+        left = weights * self._weights_unit * self._measured.weights_read
         right = linear * self._linear_unit * self._tokens
         high = np.maximum(np.maximum(left, right), TINY)
-        of_weights, of_linear = _sixth_power(left / high), _sixth_power(right / high)
+        of_weights = self._exponent.power(left / high)
+        of_linear = self._exponent.power(right / high)
         power = of_weights + of_linear
-        norm = _sixth_root(power)
+        norm = self._exponent.root(power)
         # (weights, linear) are a cosine and a sine, and the balance is the tangent's logarithm.
         turned = (weights * weights * of_linear - linear * linear * of_weights) * (norm / power)
         return self._of_steps(high * norm), self._of_steps(high * turned)
@@ -241,16 +285,6 @@ def _steepness(wrong: Floats) -> Floats:
     share = wrong / OUTLIER_SHARE
     steepness: Floats = np.sqrt(1.0 + share * share)
     return steepness
-
-
-def _sixth_power(base: Floats) -> Floats:
-    square = base * base
-    return square * square * square
-
-
-def _sixth_root(power: Floats) -> Floats:
-    root: Floats = np.sqrt(np.cbrt(power))
-    return root
 
 
 def _mean_product(left: Floats, right: Floats) -> float:

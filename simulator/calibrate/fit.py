@@ -14,7 +14,7 @@ from rich.table import Table
 from engine.profiles import Profile
 from engine.step_time import StepTime
 from simulator.calibrate.best_constants import (
-    SOFTMAX_P,
+    Best,
     Floats,
     MeasuredColumns,
     best_constants,
@@ -120,8 +120,7 @@ def _number(row: dict[str, str], name: str, where: str, whole: bool = False) -> 
     return value
 
 
-# The constants that the fit finds. All-reduce terms have the same shape as `linear_s` and
-# `weights_s`, which take them in.
+# The constants that the fit finds, with the exponent of the soft maximum.
 CONSTANTS = ("linear_s", "pair_s", "weights_s", "context_s", "overhead_s", "seq_s")
 ROUND_TRIP = "round_trip_s"
 MAX_FITTED = 20_000  # more steps than that are thinned evenly: they say the same again
@@ -148,8 +147,11 @@ class Fit:
     undetermined: tuple[str, ...]  # constants that these observations say nothing of; they are 0
 
 
-def fit(observations: Sequence[Observation]) -> Fit:
+def fit(observations: Sequence[Observation], like: StepTime | None = None) -> Fit:
     """Least squares of relative errors, robust against outliers, all constants at least 0.
+
+    `like`: a mixture of experts of the same form, whose share of experts by token, and of routed
+    experts among all weights, is taken; without it the model is dense.
 
     Raises `ObservationError` when there are fewer observations than constants to find, or one took
     no time.
@@ -164,14 +166,29 @@ def fit(observations: Sequence[Observation]) -> Fit:
             "a measurement took no time: the engine answers faster than the clock can tell"
         )
     chosen = observations[:: -(-len(observations) // MAX_FITTED)]
-    measured = _columns(chosen, names)
-    values = best_constants(measured)
+    measured = _columns(chosen, names, like)
+    best = best_constants(measured)
     return Fit(
-        StepTime(**{name: values.get(name, 0.0) for name in CONSTANTS}, softmax_p=SOFTMAX_P),
-        values.get(ROUND_TRIP, 0.0),
-        _errors(chosen, np.abs(relative_errors(measured, values))),
+        _step_time(best, like),
+        best.constants.get(ROUND_TRIP, 0.0),
+        _errors(chosen, np.abs(relative_errors(measured, best))),
         undetermined,
     )
+
+
+def _step_time(best: Best, like: StepTime | None) -> StepTime:
+    values = {name: best.constants.get(name, 0.0) for name in CONSTANTS}
+    if like is None or not like.experts_s:
+        return StepTime(**values, softmax_p=best.exponent.p)
+    experts = _experts_of_weights(like)
+    values["experts_s"] = experts * values["weights_s"]
+    values["weights_s"] -= values["experts_s"]
+    return StepTime(**values, expert_share=like.expert_share, softmax_p=best.exponent.p)
+
+
+def _experts_of_weights(like: StepTime) -> float:
+    """The share of the time to read all weights that reading routed experts takes."""
+    return like.experts_s / (like.weights_s + like.experts_s)
 
 
 def _determined(observations: Sequence[Observation]) -> tuple[list[str], tuple[str, ...]]:
@@ -191,13 +208,19 @@ def _determined(observations: Sequence[Observation]) -> tuple[list[str], tuple[s
     return names, tuple(name for name, known in bears.items() if not known)
 
 
-def _columns(observations: Sequence[Observation], names: Sequence[str]) -> MeasuredColumns:
+def _columns(
+    observations: Sequence[Observation], names: Sequence[str], like: StepTime | None
+) -> MeasuredColumns:
     """The observations with what these constants are multiplied by."""
     lengths = [len(observation.loads) for observation in observations]
     first_steps = np.cumsum([0, *lengths[:-1]])
     loads = [load for observation in observations for load in observation.loads]
     columns = np.array(loads, dtype=np.float64).T
     prefill_tokens, prefill_seqs, decode_seqs, context_tokens, pairs = columns
+    new_tokens = prefill_tokens + decode_seqs
+    weights_read = np.ones(len(loads))
+    if like is not None and like.experts_s:
+        weights_read -= _experts_of_weights(like) * (1.0 - like.expert_share) ** new_tokens
     of_steps = {
         "pair_s": pairs,
         "context_s": context_tokens,
@@ -209,7 +232,8 @@ def _columns(observations: Sequence[Observation], names: Sequence[str]) -> Measu
     return MeasuredColumns(
         np.array([observation.seconds for observation in observations]),
         first_steps,
-        prefill_tokens + decode_seqs,
+        new_tokens,
+        weights_read,
         {name: column for name, column in sums.items() if name in names},
     )
 
@@ -244,13 +268,19 @@ class Calibration:
 
 
 def calibrate(
-    observations: Sequence[Observation], name: str, kv_tokens: int, origin: str
+    observations: Sequence[Observation],
+    name: str,
+    kv_tokens: int,
+    origin: str,
+    like: StepTime | None = None,
 ) -> Calibration:
     """A profile called `name` for an engine of `kv_tokens`; `origin` says what was measured.
 
+    `like`: as of `fit`.
+
     Raises `ObservationError` when there is too little to fit.
     """
-    found = fit(observations)
+    found = fit(observations, like)
     total = found.errors[-1]
     provenance = (
         f"calibrated on {total.observations} measurements of {origin}; relative error: median "
@@ -267,6 +297,12 @@ def constants_table(calibration: Calibration) -> Table:
         if name in calibration.fit.undetermined:
             value, what = "0", f"{what}: these measurements do not show it"
         table.add_row(name, value, unit, what)
+    step_time = calibration.profile.step_time
+    if step_time.experts_s:
+        share = f"each token visits {step_time.expert_share:.3g} of the routed experts, as given"
+        table.add_row("experts_s", f"{step_time.experts_s * 1e3:.4g}", "ms per step", share)
+    p = f"{step_time.softmax_p:g}"
+    table.add_row("softmax_p", p, "", "the corner between weights and matrix work: 1 is their sum")
     if calibration.fit.round_trip_s:
         value = f"{calibration.fit.round_trip_s * 1e3:.4g}"
         table.add_row("round trip", value, "ms per request", "HTTP, not part of the profile")

@@ -264,18 +264,19 @@ NONE = Rate(0.0, "floor")
 
 def step_s(step_time: StepTime, tokens: Any, seqs: Any, pairs: Any, context: Any) -> Any:
     """Seconds of steps: `StepTime.seconds` over arrays."""
-    p = step_time.softmax_p
+    p, tokens = step_time.softmax_p, np.asarray(tokens, np.float64)
+    untouched = (1.0 - step_time.expert_share) ** tokens
+    read_s = step_time.weights_s + step_time.experts_s * (1.0 - untouched)
     return (
         step_time.overhead_s
         + step_time.seq_s * seqs
-        + _soft_max(step_time.weights_s, step_time.linear_s * np.asarray(tokens, np.float64), p)
+        + _soft_max(read_s, step_time.linear_s * tokens, p)
         + step_time.pair_s * pairs
         + step_time.context_s * context
-        + _soft_max(step_time.comm_floor_s, step_time.comm_s * np.asarray(tokens, np.float64), p)
     )
 
 
-def _soft_max(left: float, right: Floats, p: float) -> Floats:
+def _soft_max(left: Floats, right: Floats, p: float) -> Floats:
     high, low = np.maximum(left, right), np.minimum(left, right)
     ratio = np.divide(low, high, out=np.zeros_like(high), where=high > 0)
     return np.asarray(high * (1.0 + ratio**p) ** (1.0 / p), np.float64)

@@ -27,6 +27,7 @@ from simulator.live.processes import StartError
 from simulator.live.scrape import ScrapeError
 from simulator.replay.setup import ReplayError
 from simulator.runs.task import SweepError
+from simulator.step_times.tables import TableError
 from simulator.traces.job import TraceError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
@@ -34,7 +35,11 @@ EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
 LOG_COLUMNS = 160
 AS_WRITTEN = argparse.RawDescriptionHelpFormatter
 # Imported where they are used: the library, and what installs it.
-OF_EXTRAS = {"scipy": "pip install 'scipy>=1.17' (or '.[sim]' in the checkout)"}
+OF_EXTRAS = {
+    "scipy": "pip install 'scipy>=1.17' (or '.[sim]' in the checkout)",
+    "aiconfigurator_core": "pip install 'aiconfigurator-core==0.12.0' (or '.[aic]' in the "
+    "checkout)",
+}
 REMOVED = {
     "learn": "was removed, and so was the policy `learned`, which beat LMetric nowhere; `sweep` "
     "compares policies and their parameters",
@@ -42,7 +47,7 @@ REMOVED = {
 }
 WRONG_INPUT = (
     TraceError, WorkloadError, ReplayError, SweepError, BoundError, ObservationError,
-    RecordingError, usage.UsageError,
+    RecordingError, TableError, usage.UsageError,
 )  # fmt: skip
 
 # The module of each command, and what it is for.
@@ -63,6 +68,9 @@ COMMANDS = {
     "sources": ("replay", "the formats and generators of traces, with what each can be asked"),
     "validate": ("truth", "the same trace live and simulated, figure by figure"),
     "calibrate": ("truth", "fit step times to a live engine, or to its step log"),
+    "profiles": ("profiles",
+        "the built-in step times, and how far they are from tables of measured kernels"),
+    "profile": ("step_times", "step times of a model on a GPU, from its config.json alone"),
     "check-facts": ("facts", "play a router's recording of facts: does this core decide the same?"),
     "demo": ("live",
         "compare policies on virtual time, show a hot spot and its cure live; ends by itself"),
@@ -78,6 +86,7 @@ examples: on virtual time (docs/simulator.md)
   warmroute-sim plan requests.jsonl --ttft-p90-ms 1000
   warmroute-sim rate-match requests.jsonl --tpot-ms 25 --ttft-ms 1000 --gpus 16
   warmroute-sim instances measured.json --rate 400 --p99-ms 80
+  warmroute-sim profile Qwen3-32B/config.json --gpu h100 --tp 2 --out mine-tp2.json
   warmroute-sim sweep sweep.yaml --html sweep.html
 examples: on real programs
   warmroute-sim demo

@@ -11,7 +11,7 @@ import aiohttp
 from msgspec import Struct
 from rich.console import Console
 
-from engine.profiles import SUFFIX, write_profile
+from engine.profiles import SUFFIX, profile, write_profile
 from engine.wire.events import WireError
 from engine.wire.metrics import parse_load
 from simulator.calibrate.fit import Observation, constants_table, errors_table, read_step_log
@@ -131,6 +131,8 @@ class Calibrate(Struct, kw_only=True):
     name: Annotated[str | None, "NAME", "of the profile; default: the file's"] = None
     kv_tokens: Annotated[int | None, "T", "KV tokens the engine holds; default: what its /metrics "
         "say"] = None  # fmt: skip
+    like: Annotated[str | None, "P", "a profile of a model with the same routed experts; without "
+        "it the model is dense"] = None  # fmt: skip
     live: Annotated[LiveEngine, Group("of a live engine")]
 
 
@@ -149,6 +151,9 @@ async def calibrate(options: Calibrate, console: Console) -> bool:
         check_file("--out", options.out)
         if options.out.suffix != SUFFIX:
             raise UsageError(f"--out {options.out}: a profile's name ends in {SUFFIX}")
+    if options.like is not None:
+        check_profile(options.like)
+    like = None if options.like is None else profile(options.like).step_time
     live = re.match(r"https?://", options.source) is not None
     if live:
         observations, kv_tokens = await _measured(options, console)
@@ -158,7 +163,7 @@ async def calibrate(options: Calibrate, console: Console) -> bool:
         raise UsageError("--kv-tokens is needed: nothing says how many tokens the engine holds")
     name = options.name or (options.out.stem if options.out is not None else "calibrated")
     origin = "a live engine" if live else "a step log"
-    found = fitted(observations, name, kv_tokens or 1, origin)
+    found = fitted(observations, name, kv_tokens or 1, origin, like)
     console.print(constants_table(found), errors_table(found))
     if options.out is not None:
         write_profile(found.profile, options.out)

@@ -177,16 +177,21 @@ def first_token_ns(machine: Machine, prompt_tokens: int, shared_tokens: int) -> 
     """Least ns from a request's arrival at an idle worker to its first token.
 
     All but `shared_tokens` of the prompt is computed on its worker after its arrival, whoever
-    asked for it (see `Known`), in steps of `max_num_tokens` at most. A step's time is convex in
-    its tokens and above 0 for none, so the fewest, equal steps are the fastest; attention comes
-    to the same however the tokens are cut.
+    asked for it (see `Known`), in steps of `max_num_tokens` at most. Two bounds hold, and the
+    larger is taken. A convex step time below the true one is above 0 for no tokens, so the fewest,
+    equal steps are the fastest by it. And a token's share of a step falls with the step's tokens,
+    so no token takes less than in the fullest step. Attention comes to the same however the tokens
+    are cut.
     """
     step_time = machine.step_time
     tokens = prompt_tokens - shared_tokens
     steps = -(-tokens // machine.max_num_tokens)
-    total_s = steps * step_s(step_time, tokens // steps) + step_time.pair_s * attention_pairs(
-        shared_tokens, prompt_tokens
+    fullest = min(tokens, machine.max_num_tokens)
+    compute_s = max(
+        steps * step_s(step_time.convex, tokens // steps),
+        tokens * step_s(step_time, fullest) / fullest,
     )
+    total_s = compute_s + step_time.pair_s * attention_pairs(shared_tokens, prompt_tokens)
     return _least_ns(total_s / machine.speed, steps)
 
 
@@ -235,18 +240,20 @@ class Share:
 def shares(machine: Machine) -> tuple[Share, ...]:
     """Valid divisions; each gives a bound, and none is the best for every workload.
 
-    Let g(T) be what a step of T tokens takes besides attention and sequences: convex and above 0
-    at 0. By tokens alone, each bears the least g(T) / T there is, that of the fullest step. Or a
-    tangent of g at some T0 is divided: each token bears its slope, and the rest, the fixed part
-    of a step, falls on its decodes, of which there are `max_batch_size` at most; so a step
-    without decodes bears less than it takes. Tangents are secants of neighbouring T here.
+    Let g(T) be what a step of T tokens takes besides attention and sequences. By tokens alone, each
+    bears the least g(T) / T there is, that of the fullest step. Or a tangent at some T0 of a convex
+    function below g is divided: each token bears its slope, and the rest, the fixed part of a step,
+    falls on its decodes, of which there are `max_batch_size` at most; so a step without decodes
+    bears less than it takes. Tangents are secants of neighbouring T here.
     """
     tokens, batch = machine.max_num_tokens, machine.max_batch_size
-    even_s = _base_s(machine, tokens) / tokens
+    even_s = step_s(machine.step_time, tokens, 0) / tokens
     found = [Share(even_s, even_s)]
+    below = machine.step_time.convex
     for place in (1, min(batch, tokens), tokens):
-        slope_s = _base_s(machine, place + 1) - _base_s(machine, place)
-        fixed_s = max(0.0, _base_s(machine, place) - slope_s * place)
+        here_s = step_s(below, place, 0)
+        slope_s = step_s(below, place + 1, 0) - here_s
+        fixed_s = max(0.0, here_s - slope_s * place)
         found.append(Share(slope_s, slope_s + fixed_s / batch))
     return tuple(found)
 
@@ -315,7 +322,3 @@ def _decode_s(machine: Machine, share: Share, job: Job, _matched_tokens: int) ->
 def _resume_s(machine: Machine, share: Share, context: int, tokens: int) -> float:
     pairs = attention_pairs(context - tokens, context)
     return share.prefill_s * tokens + machine.step_time.pair_s * pairs
-
-
-def _base_s(machine: Machine, tokens: int) -> float:
-    return step_s(machine.step_time, tokens, 0)

@@ -291,6 +291,30 @@ def dots_plot(seeds: Mapping[str, tuple[Sequence[float], float]], xlabel: str, l
     return _as_svg(canvas)
 
 
+@drawn
+def errors_plot(points: Mapping[str, tuple[Floats, Floats]], tolerance: float) -> str:
+    """A panel for each kind of step: its seconds by a table, and how far a model is off.
+
+    `points`: float64[rows] of seconds, and of model / table - 1. The band is `tolerance`.
+    """
+    from matplotlib.figure import Figure
+
+    canvas = Figure(figsize=(2 * WIDE_IN, 2 * NARROW_IN), layout="constrained")
+    panels = canvas.subplots(2, 2, sharey=True).flat
+    for axes, (kind, (seconds, off)), colour in zip(
+        panels, points.items(), LINE_COLOURS, strict=False
+    ):
+        axes.axhspan(-100 * tolerance, 100 * tolerance, color=RULE, alpha=FAINT, lw=0)
+        axes.axhline(0.0, color=INK, lw=0.8)
+        axes.scatter(1e3 * seconds, 100 * off, s=7, color=colour, alpha=0.5, lw=0, rasterized=True)
+        axes.set_xscale("log")
+        axes.set_title(f"{kind}, {len(seconds):,} steps", fontsize=9)
+        axes.set_xlabel("ms by the table")
+        axes.set_ylabel("profile / table - 1, %")
+        axes.spines[["top", "right"]].set_visible(False)
+    return _as_svg(canvas)
+
+
 def styles(labels: Sequence[str]) -> dict[str, Style]:
     """Colour and dash of each policy: its own where it has one, else the next that is free."""
     known = [name for name in labels if name in POLICY_STYLES]

@@ -52,37 +52,56 @@ def test_a_mixed_step_adds_its_parts():
     assert PLAIN.seconds(load) == pytest.approx(expected_s, rel=1e-6)
 
 
-def test_the_documented_check_qwen3_32b_on_two_h100():
-    rate = profile("qwen3-32b-h100-tp2").step_time.prefill_tokens_per_s
-    assert rate == pytest.approx(15_700, rel=0.01)
-    assert rate == pytest.approx(15_928, rel=0.025), "llm-d's published measurement"
+def test_experts_are_read_as_far_as_tokens_visit_them():
+    """One token visits a quarter of them, two of them 7 of 16, and many all."""
+    experts = replace(PLAIN, experts_s=0.016, expert_share=0.25, softmax_p=1.0)
+    assert experts.read_s(0) == 0.01
+    assert experts.read_s(1) == pytest.approx(0.014)
+    assert experts.read_s(2) == pytest.approx(0.017)
+    assert experts.read_s(1000) == pytest.approx(0.026)
+    assert experts.decode_step_s(1, 0) == pytest.approx(0.002 + 1e-5 + 0.014 + 1e-4)
 
 
-@pytest.mark.parametrize(
-    ("name", "chunk_ms"),
-    [
-        ("llama-3.1-8b-h100", 220), ("llama-3.1-8b-h200", 220), ("qwen3-32b-h100-tp2", 522),
-        ("qwen3-32b-h200-tp2", 522), ("qwen3-32b-h100-tp4", 292), ("llama-3-70b-h100-tp4", 594),
-        ("llama-3-70b-h100-tp8", 357), ("llama-3-70b-h200-tp4", 594),
-        ("llama-3-70b-h200-tp8", 357),
-    ],
-)  # fmt: skip
-def test_every_profile_gives_its_documented_chunk_time(name: str, chunk_ms: float):
+def test_a_soft_maximum_below_1_exceeds_the_sum_at_its_corner():
+    at_corner = replace(PLAIN, overhead_s=0.0, seq_s=0.0, softmax_p=0.5)
+    assert at_corner.decode_step_s(100, 0) == pytest.approx(0.01 * 4)
+    assert at_corner.decode_step_s(1, 0) == pytest.approx(0.01 * 1.21)  # (1 + 0.1)^2
+
+
+def test_kernels_are_the_step_without_cpu_time():
+    assert PLAIN.kernels.decode_step_s(8, 16_000) == pytest.approx(
+        PLAIN.decode_step_s(8, 16_000) - 0.00208
+    )
+
+
+@given(st.sampled_from(sorted(PROFILES)), st.integers(1, 20_000), st.integers(1, 20_000))
+def test_the_convex_step_time_is_convex_and_below(name: str, few: int, more: int):
     step_time = profile(name).step_time
-    # The documented figures leave the per-step overhead out.
-    bare_ms = 1e3 * replace(step_time, overhead_s=0.0, seq_s=0.0).prefill_s(8192)
-    assert bare_ms == pytest.approx(chunk_ms, rel=0.005)
+    convex = step_time.convex
+    for tokens in (few, more):
+        assert convex.decode_step_s(tokens, 0) <= step_time.decode_step_s(tokens, 0) * (1 + 1e-12)
+    middle = convex.decode_step_s(few + more, 0)
+    assert 2 * middle <= (convex.decode_step_s(2 * few, 0) + convex.decode_step_s(2 * more, 0)) * (
+        1 + 1e-12
+    )
+
+
+def test_published_prefill_is_slower_than_the_kernels_of_its_profile():
+    """llm-d's two rates at 8,192 tokens a chunk: 15,928 tokens/s of Qwen3-32B on two H100, and
+    39,100 of gpt-oss-120b on one: the tables' kernels are faster by some 8 %, profiles by 3 to 12.
+    """
+    assert 15_928 < profile("qwen3-32b-h100-tp2").step_time.prefill_tokens_per_s < 1.13 * 15_928
+    assert 39_100 < profile("gpt-oss-120b-h100").step_time.prefill_tokens_per_s < 1.13 * 39_100
 
 
 def test_profiles_are_complete_and_sane():
-    assert len(PROFILES) == 13
     for name, row in PROFILES.items():
         assert row.name == name
         assert row.provenance
-        assert 100_000 < row.kv_capacity_tokens / row.ranks < 4_000_000
-        assert row.kv_bytes_per_token in (131_072, 262_144, 327_680, 35_136)
+        assert 50_000 < row.kv_capacity_tokens / row.ranks < 4_000_000
+        assert 20_000 < row.kv_bytes_per_token < 400_000
         step_s = row.step_time.decode_step_s(64, 64 * 2000)
-        assert 0.005 < step_s < 0.05
+        assert 0.005 < step_s < 0.08
 
 
 def test_a_wide_mixture_of_experts_is_as_fast_as_published():
@@ -105,7 +124,8 @@ def test_an_unknown_profile_names_the_valid_ones():
 
 
 @pytest.mark.parametrize(
-    "change", [{"linear_s": -1.0}, {"context_s": float("nan")}, {"softmax_p": 0.5}]
+    "change",
+    [{"linear_s": -1.0}, {"context_s": float("nan")}, {"softmax_p": 0.2}, {"expert_share": 1.5}],
 )
 def test_impossible_constants_are_refused(change: dict[str, float]):
     with pytest.raises(ValueError, match=next(iter(change))):

@@ -10,16 +10,16 @@ import json
 import random
 from collections.abc import Iterator
 
-from engine.profiles import PROFILES, profile
+from engine.profiles import profile
 from simulator.calibrate.fit import ComputedLoad, Observation, fit, prefill_loads
-from tests.simulator.measurements import observed, random_load, stalled
+from tests.simulator.measurements import REPRESENTATIVE, observed, random_load, stalled
 
 PLAIN = "llama-3.1-8b-h100"
 
 
 def data_sets() -> Iterator[tuple[str, list[Observation]]]:
     """Each with its name."""
-    for name in sorted(PROFILES):
+    for name in REPRESENTATIVE:
         yield name, observed(profile(name).step_time, noise=0.0)
     for name in (PLAIN, "deepseek-r1-gb200-ep8"):
         yield f"{name}, 3 % of noise", observed(profile(name).step_time, noise=0.03)

@@ -10,6 +10,12 @@ from simulator.calibrate.fit import (
     Observation,
 )
 
+# Dense, with experts split and spread, with the sharpest and the softest corners there are.
+REPRESENTATIVE = (
+    "llama-3.1-8b-h100", "qwen3-32b-h100-tp4", "gpt-oss-120b-b200", "deepseek-r1-h200-tp8",
+    "deepseek-r1-gb200-ep8",
+)  # fmt: skip
+
 
 def random_load(draw: random.Random) -> ComputedLoad:
     chunks = [(draw.randrange(16, 4096), draw.randrange(60_000)) for _ in range(draw.randrange(3))]

@@ -19,6 +19,7 @@ EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["p
     "optional-dependencies"
 ]
 MESSAGES = {
+    "aic": OF_EXTRAS["aiconfigurator_core"],
     "dask": DASK_MISSING,
     "demo": NO_MATPLOTLIB,
     "engine": NEEDS_TORCH,

@@ -8,10 +8,18 @@
 
 namespace kv::engine {
 
+constexpr double kLeastP = 0.25;      // of the soft maximum
 constexpr double kMaxStepNs = 1e15;  // eleven days; the longest step there is
 
 struct StepTime {
-  double linear_s, pair_s, weights_s, context_s, comm_s, comm_floor_s, overhead_s, seq_s, softmax_p;
+  double linear_s, pair_s, weights_s, context_s, experts_s, expert_share, overhead_s, seq_s,
+      softmax_p;
+
+  // Seconds to read the weights that so many tokens use: all shared ones, the experts visited.
+  double read_s(double new_tokens) const {
+    const double untouched = std::pow(1.0 - expert_share, new_tokens);
+    return weights_s + experts_s * (1.0 - untouched);
+  }
 
   // (left^p + right^p)^(1/p), scaled by the larger so that no power underflows.
   double soft_max(double left, double right) const {
@@ -33,8 +41,7 @@ class StepPrice {
   void set_batch(std::int64_t new_tokens, std::int64_t seqs, double attention_pairs) {
     if (new_tokens != new_tokens_) {
       const auto tokens = static_cast<double>(new_tokens);
-      compute_s_ = time_.soft_max(time_.weights_s, time_.linear_s * tokens);
-      comm_s_ = time_.soft_max(time_.comm_floor_s, time_.comm_s * tokens);
+      compute_s_ = time_.soft_max(time_.read_s(tokens), time_.linear_s * tokens);
       new_tokens_ = new_tokens;
     }
     base_s_ = time_.overhead_s + time_.seq_s * static_cast<double>(seqs) + compute_s_ +
@@ -42,9 +49,7 @@ class StepPrice {
   }
 
   std::int64_t step_ns(std::int64_t decode_ctx_tokens) const {
-    const double seconds =
-        base_s_ + time_.context_s * static_cast<double>(decode_ctx_tokens) + comm_s_;
-    return whole_ns(seconds);
+    return whole_ns(base_s_ + time_.context_s * static_cast<double>(decode_ctx_tokens));
   }
 
   // What takes `seconds` at speed 1.
@@ -61,7 +66,6 @@ class StepPrice {
   double speed_;
   std::int64_t new_tokens_ = -1;
   double compute_s_ = 0.0;
-  double comm_s_ = 0.0;
   double base_s_ = 0.0;
 };
 

@@ -27,8 +27,8 @@ engine::StepTime step_time(nb::handle constants) {
                                      {"pair_s", &time.pair_s},
                                      {"weights_s", &time.weights_s},
                                      {"context_s", &time.context_s},
-                                     {"comm_s", &time.comm_s},
-                                     {"comm_floor_s", &time.comm_floor_s},
+                                     {"experts_s", &time.experts_s},
+                                     {"expert_share", &time.expert_share},
                                      {"overhead_s", &time.overhead_s},
                                      {"seq_s", &time.seq_s},
                                      {"softmax_p", &time.softmax_p}}};
@@ -48,7 +48,12 @@ engine::StepTime step_time(nb::handle constants) {
     }
     *fields[i].value = value;
   }
-  if (time.softmax_p < 1.0) refuse("softmax_p must be at least 1, got " + text(constants[8]));
+  if (time.expert_share > 1.0) {
+    refuse("expert_share must be at most 1, got " + text(constants[5]));
+  }
+  if (time.softmax_p < engine::kLeastP) {
+    refuse("softmax_p must be at least 0.25, got " + text(constants[8]));
+  }
   return time;
 }
 

@@ -33,7 +33,11 @@ def test_refusals_are_codes(make: type[Twin]) -> None:
         ({"block_size": 0}, "block_size must be 1..2147483647, got 0"),
         ({"step_time": (1.0,) * 8}, "step_time must have 9 constants, got 8"),
         ({"step_time": (-1.0,) * 9}, "linear_s must be finite and at least 0, got -1.0"),
-        ({"step_time": (*STEP_TIME[:8], 0.5)}, "softmax_p must be at least 1, got 0.5"),
+        ({"step_time": (*STEP_TIME[:8], 0.2)}, "softmax_p must be at least 0.25, got 0.2"),
+        (
+            {"step_time": (*STEP_TIME[:5], 1.5, *STEP_TIME[6:])},
+            "expert_share must be at most 1, got 1.5",
+        ),
         ({"max_num_tokens": 8}, r"max_num_tokens \(8\) must be at least max_batch_size"),
         ({"max_batch_size": 0}, "max_batch_size must be 1..2147483647, got 0"),
         ({"max_model_tokens": 1}, "max_model_tokens must be 2..2147483647, got 1"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from kvkernels.virtual_stats import WorkerStats
 from tests.oracles.virtual_worker import Ended, Hashes, VirtualWorker, own_hash
 
-STEP_TIME = (2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 1.7e-6, 3.1e-4, 0.002, 15e-6, 6.0)
+STEP_TIME = (2.1e-5, 3.3e-9, 4.7e-3, 1.3e-8, 3.1e-3, 0.06, 0.002, 15e-6, 1.5)
 # So tight that requests wait for every reason there is and preempt each other.
 TIGHT: dict[str, Any] = {
     "blocks": 14,

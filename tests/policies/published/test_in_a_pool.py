@@ -77,7 +77,7 @@ def test_no_worker_is_idle_under_a_popular_prompt(policy):
 
 @pytest.mark.parametrize("policy", ["session_sticky", "trt_llm_conversation"])
 def test_sessions_find_their_cache_again(policy):
-    jobs = conversations(60, 4.0, 2_560, 6, 400, 60, 2)
+    jobs = conversations(60, 6.0, 2_560, 6, 400, 60, 2)
     blind, sticky = (run(name, jobs, 2) for name in ("least_requests", policy))
     assert sticky.hit_rate >= blind.hit_rate + 0.12
     assert sticky.skew <= 1.5, sticky.requests

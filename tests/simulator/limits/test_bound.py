@@ -186,11 +186,11 @@ def machines(draw: st.DrawFn) -> Machine:
         pair_s=draw(st.floats(0.0, 1e-6)),
         weights_s=draw(CONSTANT),
         context_s=draw(st.floats(0.0, 1e-5)),
-        comm_s=draw(st.floats(0.0, 1e-4)),
-        comm_floor_s=draw(CONSTANT),
+        experts_s=draw(CONSTANT),
+        expert_share=draw(st.floats(0.0, 1.0)),
         overhead_s=draw(st.floats(1e-4, 0.01)),
         seq_s=draw(st.floats(0.0, 1e-4)),
-        softmax_p=draw(st.floats(1.0, 8.0)),
+        softmax_p=draw(st.floats(0.25, 8.0)),
     )
     batch = draw(st.integers(1, 40))
     return Machine(

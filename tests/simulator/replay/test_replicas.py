@@ -11,7 +11,7 @@ from simulator.replay.setup import ReplayError, Setup, WorkerGroup, World
 from simulator.traces.spec import WorkloadSpec
 
 POOL = (WorkerGroup(8, "qwen3-32b-h100-tp2", max_num_tokens=8192, prefix_wait_tokens=0),)
-SHARED = WorkloadSpec("gen:shared", requests=1500)
+SHARED = WorkloadSpec("gen:shared?rate=60", requests=1500)
 
 
 def replayed(requests: int = 1500, **world: object) -> ReplayResult:

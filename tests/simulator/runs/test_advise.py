@@ -260,7 +260,7 @@ def test_wishes_that_cannot_be(
 
 
 def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path: Path) -> None:
-    case = replace(PLANTED[0], requests=250)
+    case = replace(PLANTED[0], requests=300)
     advice = advice_on(case, tmp_path, **FEW)
     assert advice.findings[0].change.kind == "policy"
     assert advice.keeps is False

@@ -1,0 +1,145 @@
+"""Reads fields of a config.json with bounds: each error names the file, the field, what to do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+MAX_FILE_BYTES = 4 << 20
+_MAX_TEXT = 200  # of a value that an error quotes
+
+
+class ConfigError(ValueError):
+    """A config.json that no profile can be made of; says which field, and what to do."""
+
+
+class Fields:
+    """One object of a config.json."""
+
+    def __init__(self, path: Path, values: Mapping[str, Any], prefix: str = "") -> None:
+        self._path = path
+        self._values = values
+        self._prefix = prefix
+
+    def where(self, name: str) -> str:
+        """The place of a field, as errors name it."""
+        return f"{self._path}: {self._prefix}{name}"
+
+    def names(self) -> Iterable[str]:
+        """The fields that there are."""
+        return self._values.keys()
+
+    def has(self, name: str) -> bool:
+        """Whether the field is there, and not null."""
+        return self._values.get(name) is not None
+
+    def section(self, name: str) -> Fields | None:
+        """An object within; None where there is none."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise ConfigError(f"{self.where(name)}: {_shown(value)}, where an object is expected")
+        return Fields(self._path, value, f"{self._prefix}{name}.")
+
+    def whole(self, *names: str, most: int, least: int = 1) -> int | None:
+        """A whole number by the first of `names` that is there; None where none is."""
+        for name in names:
+            value = self._values.get(name)
+            if value is None:
+                continue
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+                raise ConfigError(
+                    f"{self.where(name)}: {_shown(value)}, where a whole number from {least} to "
+                    f"{most} is expected; correct the file"
+                )
+            return value
+        return None
+
+    def needed(self, *names: str, most: int) -> int:
+        """A whole number that must be there."""
+        found = self.whole(*names, most=most)
+        if found is None:
+            raise ConfigError(
+                f"{self.where(names[0])}: is missing; expected the config.json of a transformer "
+                "that writes text, as Hugging Face keeps it"
+            )
+        return found
+
+    def flag(self, name: str) -> bool | None:
+        """True or false; None where neither is there."""
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, bool):
+            raise ConfigError(f"{self.where(name)}: {_shown(value)}, where true or false is meant")
+        return value
+
+    def text(self, name: str) -> str | None:
+        """A short text without control characters; None where there is none."""
+        value = self._values.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, str) or len(value) > _MAX_TEXT or not value.isprintable():
+            raise ConfigError(
+                f"{self.where(name)}: {_shown(value)}, where a short text is expected"
+            )
+        return value
+
+    def text_or_none(self, name: str) -> str | None:
+        """Any text; None where there is none, or something else."""
+        value = self._values.get(name)
+        return value if isinstance(value, str) else None
+
+    def texts(self, name: str) -> list[str]:
+        """All texts of a list; nothing where there is no list."""
+        value = self._values.get(name)
+        return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+    def wholes(self, name: str, most: int) -> list[int]:
+        """All numbers of a list, from 0 to `most`; nothing where there is none."""
+        value = self._values.get(name)
+        if value is None:
+            return []
+        if not isinstance(value, list):
+            raise ConfigError(f"{self.where(name)}: {_shown(value)}, where a list is expected")
+        for one in value:
+            if isinstance(one, bool) or not isinstance(one, int) or not 0 <= one <= most:
+                raise ConfigError(
+                    f"{self.where(name)}: {_shown(one)}, where whole numbers from 0 to {most} are "
+                    "expected"
+                )
+        return value
+
+    def is_list(self, name: str) -> bool:
+        """Whether the field holds a list."""
+        return isinstance(self._values.get(name), list)
+
+
+def read_fields(path: Path) -> Fields:
+    """The object in a config.json; a folder's is found in it. Raises ConfigError."""
+    try:
+        path = path / "config.json" if path.is_dir() else path
+        with path.open("rb") as file:
+            text = file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"{path}: cannot be read: {why}; name a model's config.json or its folder"
+        ) from error
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: larger than {MAX_FILE_BYTES} bytes, so not a config.json")
+    try:
+        values = json.loads(text)  # as Python writes it: NaN and Infinity stand in such files
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path}: is not JSON: {error}; expected a config.json") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: {_shown(values)}, where a JSON object is expected")
+    return Fields(path, values)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_TEXT else f"{text[:_MAX_TEXT]}..."
