@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
 from statistics import fmean
 
-import msgspec
-import numpy as np
-
-from simulator.replay.result import ReplayResult
-from simulator.replay.run import replay
-from simulator.replay.setup import Setup
-from simulator.traces.job import Job, JobStream
-from simulator.traces.spec import WorkloadSpec
-from simulator.workloads.open import open_jobs
 from tests.simulator.anchors.ladders import KV_TOKENS
 from tests.simulator.anchors.record import Anchor, Compared, Hardware, Measured
 from tests.simulator.anchors.runs import Pool, number, row
+from tests.simulator.anchors.slots import held, per_second
 
 QWEN_10 = Hardware("10 x 2 H100, Qwen3-32B", "qwen3-32b-h100-tp2")
 NEMOTRON = Hardware(
@@ -26,39 +15,9 @@ NEMOTRON = Hardware(
 )
 
 
-def in_slots(stream: JobStream, slots: int) -> JobStream:
-    """`stream` with `slots` conversations at a time: each slot's follow one another."""
-    talks: dict[str | None, list[Job]] = {}
-    for job in stream.jobs:
-        talks.setdefault(job.session, []).append(job)
-
-    def jobs() -> Iterator[Job]:
-        for serial, turns in enumerate(talks.values()):
-            for turn, job in enumerate(turns):
-                think_ns = job.think_ns if turn else 0
-                yield msgspec.structs.replace(
-                    job, session=f"slot {serial % slots}", at_ns=0, think_ns=think_ns
-                )
-
-    return replace(stream, jobs=jobs())
-
-
-@cache
-def held(source: str, policy: str, workers: int, slots: int) -> ReplayResult:
-    """A closed loop of `slots` conversations of `source` at a time."""
-    spec = WorkloadSpec(source)
-    pool = Pool(workers, QWEN_10.profile, KV_TOKENS)
-    setup = Setup(spec, policy, (pool.group,), 16, closed_loop=True)
-    return replay(setup, stream=in_slots(open_jobs(spec, 0), slots))
-
-
-def per_second(found: ReplayResult, column: str) -> float:
-    """Tokens of the requests that end in the middle half of the run, over its time."""
-    table = found.table
-    start, end = (int(found.simulated_ns * share) for share in (0.25, 0.75))
-    first = int(table.arrival_ns.min())
-    ends = (table.finish_ns - first >= start) & (table.finish_ns - first < end)
-    return float(np.sum(getattr(table, column)[ends], dtype=np.int64)) * 1e9 / (end - start)
+def pool_of(workers: int) -> Pool:
+    """Workers of the source, with the KV room of its other reports."""
+    return Pool(workers, QWEN_10.profile, KV_TOKENS)
 
 
 def code(full: bool) -> Measured:
@@ -70,7 +29,7 @@ def code(full: bool) -> Measured:
     def input_rate(policy: str, slots: int) -> float:
         talks = 4 * slots
         source = f"{shape}&sessions={talks}&burst={talks}"
-        return per_second(held(source, policy, 10 // part, slots), "prompt_tokens")
+        return per_second(held(source, policy, pool_of(10 // part), slots), "prompt_tokens")
 
     sticky, blind = (input_rate("llm_d_sticky", 60 // part), input_rate("round_robin", 30 // part))
     return Measured(sticky > blind, (part * sticky / 1000, sticky / blind))
@@ -84,7 +43,7 @@ def reasoning(full: bool) -> Measured:
         source = "gen:sessions?case=reasoning"
         source += f"&sessions={3 * slots}&burst={3 * slots}"
         source += "" if full else "&output=2000"
-        return per_second(held(source, policy, 10 // part, slots), "output_tokens")
+        return per_second(held(source, policy, pool_of(10 // part), slots), "output_tokens")
 
     sticky, blind = (
         output_rate("llm_d_sticky", 350 // part), output_rate("round_robin", 250 // part)
@@ -96,7 +55,7 @@ def rollouts(full: bool) -> Measured:
     """All sessions at once: a hash of the session against cache and load, by the time of all."""
     source = "gen:agentic?sessions=610&burst=610&system=0&context=8000*0.6&question=1000*0.8"
     source += "&output=300*0.8&think_s=0&pause_s=0&max_prompt=120000"
-    source += "&turns=10*0.51" if full else "&turns=3"
+    source += "&turns=10*0.51" if full else "&turns=2"
     pool = Pool(12, NEMOTRON.profile, 3_000_000)
     seeds = range(3 if full else 1)
     hashed, aware = (
@@ -125,7 +84,7 @@ ANCHORS = (
         "router = `llm_d_sticky`, round robin = `round_robin`",
         "router first, by input tokens/s",
         (
-            Compared("thousand input tokens/s, router with 60 at a time", 46.0, short=0.5),
+            Compared("thousand input tokens/s, router with 60 at a time", 46.0),
             Compared("input, router with 60 / round robin with 30 at a time", 2.9, SLOW),
         ),
         code,
@@ -139,10 +98,7 @@ ANCHORS = (
         "router = `llm_d_sticky`, round robin = `round_robin`",
         "alike, by output tokens/s",
         (
-            Compared(
-                "output, router with 350 / round robin with 250 at a time", 1.03,
-                short=0.35,
-            ),
+            Compared("output, router with 350 / round robin with 250 at a time", 1.03),
         ),
         reasoning,
     ),

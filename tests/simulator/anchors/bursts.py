@@ -1,10 +1,13 @@
-"""Shared prompts: SGLang's burst, and one system prompt before everything."""
+"""Shared prompts: SGLang's burst, and agents of one system prompt whose requests never overlap."""
 
 from __future__ import annotations
 
+from simulator.report.row import summarize
 from tests.simulator.anchors.record import Anchor, Compared, Hardware, Measured
 from tests.simulator.anchors.runs import Pool, number, row
+from tests.simulator.anchors.slots import held
 
+KIMI = Hardware("2 x 8 MI355X, Kimi-K3", "kimi-k3-mi355x-tp8", "llama-3-70b-h200-tp8")
 A100 = Hardware("8 x A100-80, Llama-3.1-8B", "llama-3.1-8b-a100", "llama-3.1-8b-h100")
 
 
@@ -19,6 +22,16 @@ def burst(full: bool) -> Measured:
     found = [number(one.hit_rate_tokens) for one in (aware, blind)]
     ordered = output[0] > output[1] and found[0] > found[1]
     return Measured(ordered, (found[0], found[1], output[0] / output[1]))
+
+
+def alone(full: bool) -> Measured:
+    """One request at a time: where load says nothing, who has the common prompt gets all."""
+    del full  # a second is short enough
+    source = "gen:agentic?sessions=28&burst=28&turns=16&think_s=0&pause_s=0"
+    pool = Pool(2, KIMI.profile)
+    blind, aware = (summarize(held(source, rule, pool, 1)) for rule in ("round_robin", "dynamo"))
+    most = [max(one.requests_per_worker) / one.requests for one in (aware, blind)]
+    return Measured(most[0] > 0.9 > most[1], (most[0], most[1]))
 
 
 ROOM = (
@@ -40,5 +53,18 @@ ANCHORS = (
             Compared("output, cache-aware / round robin", 1.92, ROOM),
         ),
         burst,
+    ),
+    Anchor(
+        "infera-one-worker-2026",
+        "AMD Infera, kv-aware routing, AMD-AGI/Infera#103, 2026",
+        KIMI, "448 requests of agents behind one prompt, never two at a time",
+        "kv-aware = `dynamo`, round-robin = `round_robin`",
+        "kv-aware gives one worker everything, round-robin half",
+        (
+            Compared("share of the busiest worker, kv-aware", 1.00, short=0.05),
+            Compared("share of the busiest worker, round-robin", 0.50, short=0.05),
+        ),
+        alone,
+        reach="28 sessions of 16 turns behind 10,000 shared tokens: the source does not say.",
     ),
 )  # fmt: skip

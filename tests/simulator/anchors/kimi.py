@@ -17,7 +17,7 @@ QWEN_FP8 = Hardware("8 x H100, Qwen3-32B in FP8", "qwen3-32b-fp8-h100", "qwen3-3
 MINIMAX = Hardware("32 x B200, MiniMax-M2.5 in FP8, simulated", "minimax-m2.5-b200-tp4",
                    "qwen3-32b-h100-tp2")  # fmt: skip
 NONE = Hardware("none: caches alone", "")
-PART = 3000  # requests of a shortened replay
+PART = 2000  # requests of a shortened replay
 
 
 def hit_rates(rules: tuple[str, ...], full: bool) -> list[float]:
