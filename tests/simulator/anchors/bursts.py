@@ -7,8 +7,8 @@ from tests.simulator.anchors.record import Anchor, Compared, Hardware, Measured
 from tests.simulator.anchors.runs import Pool, number, row
 from tests.simulator.anchors.slots import held
 
-KIMI = Hardware("2 x 8 MI355X, Kimi-K3", "kimi-k3-mi355x-tp8", "llama-3-70b-h200-tp8")
-A100 = Hardware("8 x A100-80, Llama-3.1-8B", "llama-3.1-8b-a100", "llama-3.1-8b-h100")
+KIMI = Hardware("2 x 8 MI355X, Kimi-K3", "kimi-k3-mi355x-tp8", "deepseek-r1-h200-tp8")
+A100 = Hardware("8 x A100-80, Llama-3.1-8B", "llama-3.1-8b-a100")
 
 
 def burst(full: bool) -> Measured:
@@ -37,7 +37,7 @@ def alone(full: bool) -> Measured:
 ROOM = (
     "Arithmetic: shuffled over 8 workers a group of 16 meets each of them 2.3 times, and one that "
     "computes every group it meets once finds 53 %. With room for 45,000 tokens a worker, a tenth "
-    "of what such a GPU holds, round robin finds 24 % and the factor is 2.35 (29 November 2026); "
+    "of what such a GPU holds, round robin finds 24 % and the factor is 2.6 (29 November 2026); "
     "the source does not name such a limit."
 )
 ANCHORS = (
