@@ -305,6 +305,8 @@ def _assumed(shape: ModelShape, on: Deployment) -> list[str]:
         found.append(
             f"KV of layers with a window is counted for requests of {TYPICAL_CONTEXT} tokens"
         )
+    if on.whole_experts and on.gpus > 1:
+        found.append(f"the busiest GPU's experts compute {BUSIEST} times the mean")
     if on.gpus > max(on.gpu.all_reduce):
         found.append(f"all-reduces are as fast as those of {max(on.gpu.all_reduce)} GPUs")
     if isinstance(shape.attention, Heads) and shape.attention.key_width > _FITTED_WIDTH:
