@@ -179,8 +179,8 @@ def split_front(spec: WorkloadSpec) -> Section:
     )
     told = (
         f"By arithmetic, for the conversations above on {PROFILE}: what a GPU gives at the speed "
-        "that each user gets, and any time to the first token. On a dense model with one shape for "
-        "both roles the roles seldom pay: docs/disaggregation.md says where they do, and "
+        "that each user gets, and any time to the first token. Roles pay where the time per token "
+        "is near the shortest step: docs/disaggregation.md has a table, and "
         "warmroute-sim rate-match how many workers of each your own log wants."
     )
     if not (split or alike):  # their prompts fit into no worker

@@ -33,6 +33,7 @@ from tests.release.pages import (
     to_run,
     workers,
 )
+from tests.simulator.step_times.configs import CONFIGS, written
 
 INSTALL_S = 600
 ASK = to_run("docs/quickstart.md")[-1]
@@ -294,6 +295,9 @@ def test_the_simulator(stranger: Host) -> None:
         r"<!-- file: (\S+) -->\n```yaml\n(.*?)```", text_of(simulator), re.DOTALL
     ):
         (stranger.folder / name).write_text(text)
+    model = stranger.folder / "Qwen3-32B"
+    model.mkdir()
+    written(model, CONFIGS["qwen3-32b"])
     cut = (
         (rf"({SAMPLE}|'gen:agentic.*?')", r"\1 --requests 24"),
         (r"--spread 3 --rate \d", ""),

@@ -56,7 +56,7 @@ def test_the_report_says_whether_roles_would_pay() -> None:
     section = split_front(acts()[1].spec)
     (picture,) = section.pictures
     assert picture.svg.count("<path") > 10
-    assert "prefill + decode gives 0." in picture.caption, "a dense model: seldom"
+    assert "prefill + decode gives 1." in picture.caption, "long prompts, short steps"
     one = msgspec.structs.replace(acts()[1].spec, requests=1)
     assert split_front(one).pictures
 
