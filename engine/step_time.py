@@ -133,7 +133,7 @@ class StepTime:
 
     @property
     def kernels(self) -> StepTime:
-        """The same engine without CPU time."""
+        """A step time with the kernels of this one and no CPU time."""
         return replace(self, overhead_s=0.0, seq_s=0.0)
 
     @property

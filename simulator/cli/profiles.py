@@ -24,7 +24,6 @@ from simulator.step_times.compare import (
     read_rows,
     write_rows,
 )
-from simulator.step_times.kernel_fit import errors
 from simulator.step_times.tables import KINDS, TableError, TableRow, Tables
 
 SHOWN_OUTSIDE = 3  # rows of each profile
@@ -137,7 +136,7 @@ def _refit(options: Profiles, console: Console) -> bool:
             made_profile, found = fitted(BY_NAME[name], options.seed)
             off = sorted(
                 abs(error)
-                for place, error in enumerate(errors(found.step_time, found.rows).tolist())
+                for place, error in enumerate(found.errors.tolist())
                 if place in found.held
             )
             beyond = sum(error > HELD_TOLERANCE for error in off)

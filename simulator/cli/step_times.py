@@ -100,7 +100,7 @@ def profile(options: FromConfig, console: Console) -> bool:
 
 
 def _tabled(found: Derived, on: Deployment, options: FromConfig) -> Derived:
-    """The same with kernels that are fitted to tables."""
+    """Return the derived profile with its kernels fitted to the tables of `options.tables`."""
     engine = str(options.tables)
     made, errors = from_tables(found.profile, options.config, on, options.gpu, engine)
     off = "; ".join(f"{one.kind} {one.median:.1%}, worst {one.worst:.1%}" for one in errors.kinds)

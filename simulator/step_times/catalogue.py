@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 from engine.profiles import Profile
 from engine.step_time import StepTime
+from simulator.step_times.compare import TOLERANCE
+from simulator.step_times.derive import MEMORY_SHARE, WORKSPACE_BYTES
 from simulator.step_times.kernel_fit import KernelFit, fit_kernels
 from simulator.step_times.tables import Instance, Tables
 
-KV_RESERVED = 4e9  # bytes a GPU that an engine keeps for activations and graphs
-USED_SHARE = 0.9  # of a GPU's memory that an engine takes, as vLLM's gpu_memory_utilization
-TOLERANCE = 0.10  # of a row
 HELD_TOLERANCE = 0.12
 # CPU time, between what vLLM's own benchmark leaves over the kernels of the tables: 32 tokens in,
 # 128 out, batches of 8 on H200 (performance-benchmark 9515, 2024): Llama-3.1-8B took 833 ms for
@@ -169,8 +168,8 @@ BY_NAME = {row.name: row for row in ENTRIES}
 def kv_tokens(row: TabledProfile) -> int:
     """Tokens of KV that an instance holds in the memory that weights and activations leave."""
     model, gpus = row.model, row.instance.gpus
-    memory = _MEMORY_GB[row.instance.gpu] * 1e9 * USED_SHARE
-    room = memory - model.weights_gb * 1e9 / gpus - KV_RESERVED
+    memory = _MEMORY_GB[row.instance.gpu] * 1e9 * MEMORY_SHARE
+    room = memory - model.weights_gb * 1e9 / gpus - WORKSPACE_BYTES
     return round(room * (1 if model.kv_is_copied else gpus) / model.kv_bytes_per_token / 1e3) * 1000
 
 

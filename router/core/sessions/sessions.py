@@ -90,7 +90,7 @@ _ROWS_PER_S = 100_000.0
 
 @dataclass(slots=True)
 class TrackedRequest:
-    """What the session tracking records about one request: its session and its prompt's tokens.
+    """One request as the session tracking records it: its session and its prompt's tokens.
 
     Lifetime: request.
     """

@@ -457,7 +457,7 @@ class KvState:
 
     @property
     def overflows(self) -> int:
-        """How many times the worker reported more blocks than its cache can hold."""
+        """Count the worker's reports of more blocks than its cache can hold."""
         return self._counters.overflows
 
     @property
@@ -477,37 +477,37 @@ class KvState:
 
     @property
     def emptied(self) -> int:
-        """How many times the worker's cache became empty: by a restart, or by a "cleared" event."""
+        """Count the times that a restart or a "cleared" event emptied the worker's cache."""
         return self._counters.restarts + self._counters.clears
 
     @property
     def resident_blocks(self) -> int:
-        """How many blocks the worker is known to have cached, in all tiers together."""
+        """Return the number of blocks that the worker is known to have cached, in all tiers."""
         return len(self.blocks)
 
     @property
     def evicted_blocks(self) -> int:
-        """How many of the worker's cached blocks the router's index dropped to save memory."""
+        """Count the worker's cached blocks that the router's index dropped to save memory."""
         return self._index.evicted_of(self._slot)
 
     @property
     def gpu_blocks(self) -> int:
-        """How many blocks the worker is known to have cached on the GPU."""
+        """Return the number of blocks that the worker is known to have cached on the GPU."""
         return self._index.held(self._slot)
 
     @property
     def learned_blocks(self) -> float:
-        """How many blocks the worker's GPU holds at least, learned from evictions; or NaN."""
+        """Return the least capacity of the worker's GPU that evictions show, in blocks, or NaN."""
         return self._learned.blocks
 
     @property
     def parked_blocks(self) -> int:
-        """How many stored blocks wait because the event for their parent block has not arrived."""
+        """Count the stored blocks that wait for the event of their parent block."""
         return self.blocks.parked
 
     @property
     def backlog_batches(self) -> int:
-        """How many batches wait because a batch before them is missing."""
+        """Count the batches that wait because a batch before them is missing."""
         return len(self._backlog)
 
     def chains(self, tier: int = 0) -> Hashes:

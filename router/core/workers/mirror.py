@@ -147,7 +147,7 @@ _REMEMBERED = 2  # blocks remembered for each that the worker told to have room 
 
 @dataclass(slots=True)
 class _Room:
-    """How many blocks a worker's estimated cache is assumed to hold.
+    """The assumed capacity of a worker's estimated cache, in blocks.
 
     Lifetime: until the worker's cache is emptied or lost.
     """
@@ -176,7 +176,7 @@ class Prediction:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """How many leading blocks of a prompt the worker had cached, according to its answer.
+    """The count of leading prompt blocks that the worker had cached, according to its answer.
 
     The true number may be up to `slack` blocks higher.
     """
