@@ -18,7 +18,7 @@ from engine.sampling.stops import StopText
 from engine.scheduler.request import Request
 from engine.server.errors import ApiError, error_body
 from engine.server.settings import Logprobs
-from engine.wire.tokens import Tokenizer
+from engine.wire.tokens import StreamDecoder, Tokenizer
 
 Entry = dict[str, Any]
 
@@ -68,19 +68,20 @@ class Choice:
 
     request: Request
     index: int
-    decode: Callable[[int], str]
+    decoder: StreamDecoder
     submitted_s: float
     stops: StopText
     last_token_s: float = 0.0  # 0 before the first token
     is_stopped: bool = False  # a stop string ended it
-    texts: list[str] = field(default_factory=list)  # of a whole answer that stop strings may cut
+    texts: list[str] = field(default_factory=list)  # of a whole answer, a piece a token
     logprob_chars: int = 0  # characters of the tokens whose logprobs were sent
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # of a whole answer, OpenAI's form
 
     def take(self, token: int, finished: str | None) -> str:
         """The text that became certain with `token`; what ends an answer is no part of it."""
         ends = finished == "stop" and token in self.request.stop_tokens
-        piece = self.stops.push("" if ends else self.decode(token))
+        text = "" if ends else self.decoder.step(token)
+        piece = self.stops.push(text + self.decoder.end() if finished else text)
         if piece.stop is not None:
             self.is_stopped = True
             return piece.text
@@ -114,10 +115,8 @@ class Answer:
         return False
 
     def text_of(self, choice: Choice, token: int, finished: str | None) -> str:
-        """The text to tell with `token`; a whole answer without stop strings is decoded at once."""
-        sampling = choice.request.sampling
-        if sampling is not None and sampling.stop:
-            choice.texts.append(choice.take(token, finished))
+        """The text to tell with `token`: none before the end, where the answer is sent whole."""
+        choice.texts.append(choice.take(token, finished))
         return ""
 
     def on_token(
@@ -193,12 +192,7 @@ class Answer:
 
     def text(self, choice: Choice) -> str:
         """The text of a choice of a whole answer, when it is done."""
-        if choice.texts:
-            return "".join(choice.texts)
-        request = choice.request
-        ends = request.finish_reason == "stop" and request.output[-1] in request.stop_tokens
-        output = request.output[:-1] if ends else request.output
-        return self.tokenizer.decode(output, not self.shows_special)
+        return "".join(choice.texts)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
         request = choice.request

@@ -6,7 +6,7 @@ Which file wins, and what is changed of `tokenizer.json` when it is loaded, foll
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ from tokenizers.decoders import DecodeStream
 
 from engine.wire.memo import Cuts, cuts_of
 from engine.wire.template import ChatTemplate, ContentFormat
-from engine.wire.tokens import Chat, PromptError
+from engine.wire.tokens import Chat, PromptError, StreamDecoder
 
 MAX_FILE_BYTES = 256 << 20
 _PART_IDS = 1 << 16  # of a longer prompt, taken at a time: other threads wait for each part
@@ -157,14 +157,14 @@ class _Stream:
             self._decoder = DecodeStream(skip_special_tokens=skips)
 
     def step(self, token: int) -> str:
-        """The text that became certain with `token`."""
         text = self._decoder.step(self._tokenizer, token)
         if text:
             self._held.clear()
             return str(text)
         self._held.append(token)
-        if len(self._held) < MAX_HELD_IDS:
-            return ""
+        return "" if len(self._held) < MAX_HELD_IDS else self.end()
+
+    def end(self) -> str:
         text = self._tokenizer.decode(self._held, skip_special_tokens=self._skips)
         self._held.clear()
         self._decoder = DecodeStream(skip_special_tokens=self._skips)
@@ -242,10 +242,8 @@ class HfTokenizer:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
-    def stream(
-        self, after: Sequence[int] = (), skip_special_tokens: bool = False
-    ) -> Callable[[int], str]:
-        return _Stream(self._tokenizer, after, skip_special_tokens).step
+    def stream(self, after: Sequence[int] = (), skip_special_tokens: bool = False) -> StreamDecoder:
+        return _Stream(self._tokenizer, after, skip_special_tokens)
 
     def render(self, chat: Chat, now_s: float) -> str:
         return self._template(chat).render(chat, now_s)

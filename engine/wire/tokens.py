@@ -6,7 +6,7 @@ Router and engine use the same objects, so that the router's chain hashes are th
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -44,6 +44,16 @@ class Chat(msgspec.Struct, frozen=True):
     add_special_tokens: bool = False  # the template writes them itself
 
 
+class StreamDecoder(Protocol):
+    """Decodes one sequence as its ids come. Lifetime: request."""
+
+    def step(self, token: int) -> str:
+        """The text that became certain with `token`; empty within a character."""
+
+    def end(self) -> str:
+        """The text of ids that were held back: no more will come. Half a character is U+FFFD."""
+
+
 class Tokenizer(Protocol):
     """Encodes text and chats. Stateless between calls; safe to call from a worker thread."""
 
@@ -57,10 +67,8 @@ class Tokenizer(Protocol):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         """Text of ids below `vocab`, that of special tokens left out if so asked."""
 
-    def stream(
-        self, after: Sequence[int] = (), skip_special_tokens: bool = False
-    ) -> Callable[[int], str]:
-        """A new incremental decoder: each id in, the text that became certain out.
+    def stream(self, after: Sequence[int] = (), skip_special_tokens: bool = False) -> StreamDecoder:
+        """A new incremental decoder.
 
         `after`: the ids before. Some tokenizers drop a blank where a text begins, and the rest of
         an answer is no beginning; vLLM shows its decoder the prompt's end for the same reason.
@@ -75,6 +83,22 @@ class Tokenizer(Protocol):
 
 # Long runs without a space (Chinese, base64) are cut, so that they cost tokens like elsewhere.
 _WORD = re.compile(r"\w{1,16}|[^\w\s]")
+
+
+def _text_of(token: int) -> str:
+    return f" t{token}"
+
+
+class _WordStream:
+    """Every id is a whole word: there is nothing to hold back, and no state."""
+
+    step = staticmethod(_text_of)
+
+    def end(self) -> str:
+        return ""
+
+
+_WORDS = _WordStream()
 
 
 class WordTokenizer:
@@ -98,12 +122,10 @@ class WordTokenizer:
         return [self._word_id(word) for word in _WORD.findall(text)]
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        return "".join(map(self._text_of, ids))
+        return "".join(map(_text_of, ids))
 
-    def stream(
-        self, after: Sequence[int] = (), skip_special_tokens: bool = False
-    ) -> Callable[[int], str]:
-        return self._text_of
+    def stream(self, after: Sequence[int] = (), skip_special_tokens: bool = False) -> StreamDecoder:
+        return _WORDS
 
     def render(self, chat: Chat, now_s: float) -> str:
         turns = [f"<{message['role']}>{message_text(message)}" for message in checked(chat)]
@@ -114,10 +136,6 @@ class WordTokenizer:
 
     def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
         return self.encode(self.render(chat, now_s))
-
-    @staticmethod
-    def _text_of(token: int) -> str:
-        return f" t{token}"
 
     def _word_id(self, word: str) -> int:
         if word[0] == "t":

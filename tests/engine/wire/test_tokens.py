@@ -32,8 +32,8 @@ def user(content: Any) -> Chat:
 def test_decoded_tokens_encode_to_themselves(ids: list[int]) -> None:
     words = WordTokenizer(VOCAB)
     assert words.encode(words.decode(ids)) == ids
-    step = words.stream()
-    assert "".join(step(token) for token in ids) == words.decode(ids)
+    decoder = words.stream()
+    assert "".join(map(decoder.step, ids)) + decoder.end() == words.decode(ids)
 
 
 @given(st.text(max_size=60))
@@ -200,15 +200,25 @@ def test_the_template_file_beats_the_configuration(model: Path) -> None:
 def test_split_characters_are_held_back_in_a_stream(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     ids = tokenizer.encode("aäb", add_special_tokens=False)
-    step = tokenizer.stream()
-    assert [step(token) for token in ids] == ["a", "", "ä", "b"]
+    decoder = tokenizer.stream()
+    assert [*map(decoder.step, ids)] == ["a", "", "ä", "b"]
+    assert decoder.end() == ""
     assert tokenizer.decode(ids) == "aäb"
+
+
+def test_half_a_character_at_the_end_is_told_at_the_end(model: Path) -> None:
+    tokenizer = HfTokenizer(model)
+    ids = tokenizer.encode("aä", add_special_tokens=False)[:-1]
+    decoder = tokenizer.stream()
+    assert [*map(decoder.step, ids)] == ["a", ""]
+    assert decoder.end() == "\ufffd"
+    assert tokenizer.decode(ids) == "a\ufffd"
 
 
 def test_ids_that_never_make_a_character_are_not_held_for_ever(model: Path) -> None:
     tokenizer = HfTokenizer(model)
     lead_byte = tokenizer.encode("ä", add_special_tokens=False)[0]
-    step = tokenizer.stream()
+    step = tokenizer.stream().step
     text = "".join(step(lead_byte) for _ in range(100))
     assert len(text) >= 90
     assert set(text) == {"\ufffd"}
