@@ -98,14 +98,18 @@ def add_admin_flags(parser: argparse.ArgumentParser) -> None:
 
 def admin_of(args: argparse.Namespace) -> AdminClient:
     """The admin port of `add_admin_flags`. Raises AdminError."""
-    key = None
-    if args.admin_key_file is not None:
-        try:
-            with open(args.admin_key_file, encoding="ascii", errors="replace") as file:
-                key = file.readline(_MAX_KEY_CHARS).strip()
-        except OSError as error:
-            raise AdminError(f"--admin-key-file {error.filename}: {error.strerror}") from error
-    return AdminClient(args.admin, key)
+    return AdminClient(args.admin, key_of(args.admin_key_file))
+
+
+def key_of(path: str | None) -> str | None:
+    """The key in the file of `--admin-key-file`; None where none is given. Raises AdminError."""
+    if path is None:
+        return None
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.readline(_MAX_KEY_CHARS).strip()
+    except OSError as error:
+        raise AdminError(f"--admin-key-file {error.filename}: {error.strerror}") from error
 
 
 ABOUT = """\

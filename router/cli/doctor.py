@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from router.cli.doctor_routing import ROUTING_ABOUT, routing_command
 from router.doctor.judge import CAUSES
 from router.doctor.report import NOTHING, UNREADABLE, DoctorError, DoctorReport
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:  # its HTTP client is loaded where it is needed: other command
     from router.doctor.examine import Options
     from router.doctor.probe import ProbeLimits
 
-ABOUT = """\
+ABOUT = (
+    """\
 Why does it not batch? Watches servers under load and names the cause, its numbers, what to change.
 
   warmroute doctor http://gpu1:8000                      a Triton, its metrics at 8002
@@ -33,7 +35,10 @@ What servers cannot know is given: --router (our router's counts), --log (error 
 The report says what was not looked at. The causes: docs/triton.md.
 
 Exit status: 0 nothing to change, 1 something found, 2 a server could not be read.
+
 """
+    + ROUTING_ABOUT
+)
 _MAX_BODY = 16 << 20
 
 
@@ -41,6 +46,14 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
     """The arguments of `warmroute doctor`."""
     add = parser.add_argument
     add("servers", nargs="*", metavar="URL", help="URL[,metrics=URL]")
+    add(
+        "--routing",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="admin port of a router: why are its cache hits zero or low?",
+    )
+    add("--admin-key-file", metavar="FILE", help="its first line is a key of that admin port")
     add("--causes", action="store_true", help="list all causes that it knows, and end")
     add("--seconds", type=float, default=10.0, metavar="S", help="to watch (%(default)g)")
     add("--timeout", type=float, default=5.0, metavar="S", help="of a page (%(default)g)")
@@ -50,7 +63,7 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
     add = given.add_argument
     add("--router", metavar="URL", help="admin port of the router before them")
     add("--log", type=Path, metavar="FILE", help="error texts of clients or servers, a line each")
-    add("--requests", type=Path, metavar="FILE", help="requests as `infer` takes them, one a line")
+    add("--requests", type=Path, metavar="FILE", help="one a line, as `infer` or clients send")
     add("--concurrency", type=int, metavar="N", help="requests at once that are planned")
     add("--connections", type=int, metavar="N", help="client connections that carry the load")
     add("--input-tokens", type=float, metavar="N", help="of a prompt")
@@ -76,6 +89,8 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
 
 def doctor_command(args: argparse.Namespace) -> int:
     """Run the command; returns its exit status."""
+    if args.routing:
+        return routing_command(args)
     if args.causes:
         for cause in sorted(CAUSES):
             print(f"{cause.number:>2}  {cause.name}  ({cause.source})")

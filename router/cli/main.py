@@ -84,7 +84,7 @@ def _kv() -> _Command:
 
 
 def _doctor() -> _Command:
-    words = "why servers do not batch, and what to change"
+    words = "why servers do not batch, or caches are not hit, and what to change"
     if not installed("doctor"):
         return _absent(words, "doctor")
     from router.cli.doctor import ABOUT, add_doctor_command, doctor_command

@@ -1,0 +1,174 @@
+"""Causes in prompts: how the router reads them, and what their beginnings have in common."""
+
+from __future__ import annotations
+
+import math
+from statistics import median_low
+
+from router.doctor.routing.facts import LOW_SHARE, PoolFacts
+from router.doctor.routing.findings import Figure, RoutingVerdict, named, percent
+
+_LEAST = 4  # requests that are compared
+_MOST = 0.5  # share from which a thing is the rule
+_LEAST_STRETCH = 256  # bytes
+_EXPLAIN = "GET /explain"
+
+
+def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
+    """The router has no tokenizer, so prompts as text have no names that engines know."""
+    share = _approximate(facts)
+    if facts.tokenizer_exact or share < _MOST or not facts.low:
+        return None
+    return RoutingVerdict(
+        "The router reads prompts as text, for it has no tokenizer, and cannot match KV events.",
+        (
+            Figure(f"{percent(share)} of prompt tokens are approximate", _EXPLAIN),
+            Figure("models with a tokenizer: 0", "warmroute_tokenizer_exact"),
+        ),
+        "--tokenizer DIR: the model's folder, as the engines serve it",
+        share,
+    )
+
+
+def tokens_differ(facts: PoolFacts) -> RoutingVerdict | None:
+    """The router's tokenizer or chat template makes other tokens than the engine's."""
+    models = sorted(name for name, exact in facts.tokenizer_exact.items() if not exact)
+    if not models:
+        return None
+    counted = sum(facts.mismatches.get(name, 0.0) for name in models)
+    share = _approximate(facts)
+    return RoutingVerdict(
+        "The router's tokenizer or chat template makes other tokens of a prompt than the engine's.",
+        (
+            Figure(f"not trusted for {', '.join(models)[:200]}", "warmroute_tokenizer_exact"),
+            Figure(f"{counted:.0f} prompts differed", "warmroute_tokenizer_mismatch_total"),
+            Figure(f"{percent(share)} of prompt tokens are approximate", _EXPLAIN),
+        ),
+        "--tokenizer DIR: the folder that the engines serve, with their chat template and "
+        "chat_template_kwargs",
+        share if math.isfinite(share) else 1.0,
+    )
+
+
+def template_refuses(facts: PoolFacts) -> RoutingVerdict | None:
+    """The router's chat template refuses the prompts that come."""
+    share = _approximate(facts)
+    exact = facts.tokenizer_exact and all(facts.tokenizer_exact.values())
+    if not exact or not facts.template_refusals or share < _MOST or not facts.low:
+        return None
+    return RoutingVerdict(
+        "The router's tokenizer is right, but it cannot render these prompts as the engine does.",
+        (
+            Figure(f"{facts.template_refusals:.0f} prompts", "warmroute_template_refusals_total"),
+            Figure(f"{percent(share)} of prompt tokens are approximate", _EXPLAIN),
+        ),
+        "chat_template of requests (the engine's own is needed), or limits.tokenized_chars",
+        share,
+    )
+
+
+def short_prompts(facts: PoolFacts) -> RoutingVerdict | None:
+    """Prompts are shorter than a block, and only whole blocks are kept."""
+    sizes = [one.row.block_size for one in facts.serving() if one.row.block_size]
+    if len(facts.decisions) < _LEAST or not sizes or not facts.low:
+        return None
+    usual = median_low(one.prompt_tokens for one in facts.decisions)
+    if usual > min(sizes):
+        return None
+    return RoutingVerdict(
+        "Prompts are shorter than a block of the cache, and only whole blocks are found again.",
+        (
+            Figure(f"half of the prompts have at most {usual} tokens", _EXPLAIN),
+            Figure(f"blocks have {min(sizes)} tokens", "GET /workers"),
+        ),
+        "a smaller --block-size of the engine",
+    )
+
+
+def salts(facts: PoolFacts) -> RoutingVerdict | None:
+    """Requests bring salts of their own, which keep their caches apart."""
+    given = facts.given
+    if given is None or given.salted < max(_LEAST, _MOST * given.count):
+        return None
+    if given.salts < _MOST * given.salted:
+        return None
+    return RoutingVerdict(
+        "Each request has a cache_salt of its own, so none finds what another one computed.",
+        (Figure(f"{given.salts} salts in {given.salted} requests", "--requests"),),
+        "cache_salt of clients: one for all who may share, such as a tenant's",
+        given.salted / given.count,
+    )
+
+
+def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
+    """Each prompt begins with text of its own, before what all share."""
+    given = facts.given
+    if given is None or given.count < _LEAST or given.later < _LEAST_STRETCH:
+        return None
+    if given.common > LOW_SHARE * (given.common + given.later):
+        return None
+    figures = [
+        Figure(
+            f"prompts part after {given.common} bytes, and then share {given.later:,} more",
+            "--requests",
+        )
+    ]
+    if given.differs:
+        figures.append(Figure(f"there one has {given.differs!r}", "--requests"))
+    return RoutingVerdict(
+        "Text of each request's own is at the head of its prompt, before what all prompts share.",
+        tuple(figures),
+        "what differs goes to the end of the prompt; CLAUDE_CODE_ATTRIBUTION_HEADER=0 takes "
+        "Claude Code's line away",
+    )
+
+
+def lora_names(facts: PoolFacts) -> RoutingVerdict | None:
+    """An adapter has another name in KV events than in requests."""
+    adapters = frozenset().union(*(one.engine.adapters for one in facts.workers))
+    rows = [one for one in facts.decisions if one.model in adapters and not one.approximate]
+    told = [one for one in rows if one.cached_tokens is not None]
+    tokens = sum(one.prompt_tokens for one in told)
+    cached = sum(one.cached_tokens or 0 for one in told)
+    expected = sum(one.expected_hit_tokens for one in told)
+    if len(told) < _LEAST or cached < LOW_SHARE * tokens or expected > 0.1 * cached:
+        return None
+    names = sorted({one.model for one in told})
+    found = [one for one in facts.workers if one.engine.adapters & set(names)]
+    return RoutingVerdict(
+        "KV events call a LoRA adapter by another name than requests do.",
+        (
+            Figure(f"adapters {', '.join(names)[:200]}", "the engine's /v1/models"),
+            Figure(f"expected {expected:,} tokens, found {cached:,}", _EXPLAIN),
+        ),
+        "--lora-modules NAME=PATH of the engine: the name that clients ask for",
+        tokens / max(facts.prompt_tokens, 1),
+        named(found),
+    )
+
+
+def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
+    """No two prompts begin alike, as far as anybody can see."""
+    rows = [one for one in facts.decisions if not one.approximate]
+    heard = [one for one in facts.serving() if one.events.get("stored_blocks", 0)]
+    hits = sum(one.expected_hit_tokens + (one.cached_tokens or 0) for one in rows)
+    if len(rows) < 2 * _LEAST or hits or not heard:
+        return None
+    stored = sum(one.events.get("stored_blocks", 0) for one in heard)
+    return RoutingVerdict(
+        "No prompt begins as an earlier one did, not even in its first block.",
+        (
+            Figure(f"0 tokens expected or found in {len(rows)} requests", _EXPLAIN),
+            Figure(f"engines stored {stored:,.0f} new blocks", "warmroute_kv_events_total"),
+        ),
+        "give --requests FILE: it tells whether salts or the heads of prompts differ",
+        0.0,
+    )
+
+
+def _approximate(facts: PoolFacts) -> float:
+    """The share of judged prompt tokens that the router read as text; NaN without requests."""
+    if not facts.prompt_tokens:
+        return math.nan
+    there = sum(one.prompt_tokens for one in facts.decisions if one.approximate)
+    return there / facts.prompt_tokens

@@ -1,0 +1,169 @@
+"""A routing examination: asks, waits, asks again, and judges.
+
+report = await examine_routing(["http://127.0.0.1:8081"], RoutingOptions(seconds=10))
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+
+from router.doctor.fetch import check_url
+from router.doctor.report import DoctorError
+from router.doctor.routing.catalogue import judge_routing
+from router.doctor.routing.facts import (
+    DecisionRow,
+    EngineFacts,
+    ExaminedWorker,
+    PoolFacts,
+    WorkerRow,
+)
+from router.doctor.routing.findings import RoutingReport
+from router.doctor.routing.gather import (
+    EVICTED,
+    EXACT,
+    FOREIGN,
+    INFLIGHT,
+    KV_EVENTS,
+    MISMATCH,
+    PEERS,
+    REFUSALS,
+    REPLIES,
+    Counts,
+    EnginePages,
+    RouterPages,
+)
+from router.doctor.routing.prompts import GivenFileError, GivenPrompts, given_prompts
+
+T = TypeVar("T")
+
+LEAST_WATCHED_S, MOST_WATCHED_S = 0.1, 600.0
+_ENOUGH = 8  # requests while it was watched, to judge by these alone
+_LATEST = 200  # else so many
+_MOST_ENGINES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingOptions:
+    """How a routing examination is made."""
+
+    seconds: float = 10.0
+    timeout_s: float = 5.0  # of each page
+    key: str | None = None  # of the admin port
+    requests: Path | None = None  # bodies of clients, one a line
+    again: str = ""  # the command, for people
+
+
+async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> RoutingReport:
+    """Say why hits are low behind the first router; the others may use its engines, too.
+
+    Raises DoctorError.
+    """
+    for url in urls:
+        check_url(url)
+    if not LEAST_WATCHED_S <= options.seconds <= MOST_WATCHED_S:
+        raise DoctorError(
+            f"{options.seconds:g} s cannot be watched; {LEAST_WATCHED_S:g} to {MOST_WATCHED_S:g}"
+        )
+    given = _given(options.requests)
+    async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
+        first, *others = (RouterPages(http, u, options.timeout_s, options.key) for u in urls)
+        facts = await _Examined(http, first, options, given).facts()
+        theirs = {}
+        for other in others:
+            rows = await other.workers()
+            theirs[other.url] = frozenset(row.url for row in rows)
+    facts = replace(facts, others=theirs)
+    return RoutingReport(facts, judge_routing(facts), options.again)
+
+
+@dataclass(slots=True)
+class _Examined:
+    """Lifetime: one call of `examine_routing`."""
+
+    http: aiohttp.ClientSession
+    router: RouterPages
+    options: RoutingOptions
+    given: GivenPrompts | None
+
+    async def facts(self) -> PoolFacts:
+        """Raises DoctorError."""
+        rows = await self.router.workers()
+        kinds = {row.url: row.kind for row in rows}
+        engines = {
+            url: EnginePages(self.http, url, kind, self.options.timeout_s)
+            for url, kind in list(kinds.items())[:_MOST_ENGINES]
+        }
+        latest = await self.router.decisions(1)
+        since_s = latest[0].now_s if latest else 0.0
+        before = await self.router.counts()
+        begun = await _all({url: one.counts() for url, one in engines.items()})
+        await asyncio.sleep(self.options.seconds)
+        told = await _all({url: one.facts(begun[url]) for url, one in engines.items()})
+        after = await self.router.counts()
+        rows, decisions, policy = await asyncio.gather(
+            self.router.workers(), self.router.decisions(), self.router.policy()
+        )
+        judged, of_when = _judged(decisions, since_s, self.options.seconds)
+        unread = [f"engine {url}: {one.trouble}" for url, one in told.items() if one.trouble]
+        unread += [f"{len(kinds) - len(engines)} more engines"] * (len(kinds) > len(engines))
+        if self.given is None:
+            unread.append("heads and salts of prompts (--requests FILE): salts, heads-differ")
+        return PoolFacts(
+            url=self.router.url,
+            workers=tuple(_worker(row, told, before, after) for row in rows),
+            decisions=judged,
+            of_when=of_when,
+            policy=policy,
+            tokenizer_exact=after.by(EXACT, "model"),
+            mismatches=after.by(MISMATCH, "model"),
+            template_refusals=after.total(REFUSALS),
+            index_evicted=after.total(EVICTED),
+            sharing=after.has(PEERS),
+            given=self.given,
+            unread=tuple(unread),
+        )
+
+
+async def _all(waits: Mapping[str, Awaitable[T]]) -> dict[str, T]:
+    return dict(zip(waits, await asyncio.gather(*waits.values()), strict=True))
+
+
+def _worker(
+    row: WorkerRow, told: Mapping[str, EngineFacts], before: Counts, after: Counts
+) -> ExaminedWorker:
+    """One worker with what the router counted of it."""
+    name = str(row.id)
+    answered = after.total(REPLIES, worker=name) - before.total(REPLIES, worker=name)
+    return ExaminedWorker(
+        row,
+        told.get(row.url, EngineFacts(trouble="not asked")),
+        after.by(KV_EVENTS, "kind", worker=name),
+        after.total(FOREIGN, worker=name),
+        max(answered, 0.0),
+        after.total(INFLIGHT, worker=name),
+    )
+
+
+def _judged(
+    decisions: Sequence[DecisionRow], since_s: float, seconds: float
+) -> tuple[tuple[DecisionRow, ...], str]:
+    """Those that were made while it was watched, else the latest, and when that was."""
+    new = tuple(one for one in decisions if one.now_s > since_s)
+    if len(new) >= _ENOUGH:
+        return new, f"sent in the {seconds:g} s that were watched"
+    return tuple(decisions[:_LATEST]), "the latest that were sent"
+
+
+def _given(path: Path | None) -> GivenPrompts | None:
+    if path is None:
+        return None
+    try:
+        return given_prompts(path)
+    except GivenFileError as error:
+        raise DoctorError(f"--requests {error}") from error

@@ -1,0 +1,178 @@
+"""The facts about a router's cache hits: its workers, its decisions, its engines, its counts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from router.doctor.routing.prompts import GivenPrompts
+
+LOW_SHARE = 0.3  # of prompt tokens: below it hits are called low
+
+
+class WorkerRow(msgspec.Struct, frozen=True):
+    """A worker as the router shows it in `/workers`."""
+
+    id: int
+    url: str = ""
+    rank: int | None = None
+    state: str = ""
+    kind: str = ""
+    models: list[str] = []
+    block_size: int = 0  # tokens, by which the router follows it
+    told_block_size: int | None = None  # that its engine names
+    kv_capacity_tokens: float | None = None
+    events: str | None = None  # where the router reads its KV events; None: nowhere
+    events_from: str | None = None
+    advice: str | None = None
+    resident_blocks: int = 0
+    kv_known: bool = False
+    kv_evicted_blocks: int = 0  # that the router's index forgot at its bound
+    events_skipped: dict[str, int] = {}
+    mirrored: str | None = None
+    hit_confidence: float | None = None
+    working_set_tokens: float | None = None
+
+    @property
+    def name(self) -> str:
+        """For people."""
+        return f"worker {self.id} ({self.url}{'' if self.rank is None else f'#{self.rank}'})"
+
+
+class BestRow(msgspec.Struct, frozen=True):
+    """A worker that a decision weighed."""
+
+    worker: int
+    hit_tokens: int = 0
+
+
+class DecisionRow(msgspec.Struct, frozen=True):
+    """A request that was sent to a worker, as the router shows it in `/explain`."""
+
+    request: int
+    worker: int
+    now_s: float = 0.0
+    model: str = ""
+    expected_hit_tokens: int = 0
+    prompt_tokens: int = 0
+    approximate: bool = False
+    cached_tokens: int | None = None  # as the worker reported; None: it told nothing
+    best: list[BestRow] = []
+
+    @property
+    def elsewhere_tokens(self) -> int:
+        """Tokens of the prompt that another worker held beyond those of the chosen one."""
+        return max([one.hit_tokens - self.expected_hit_tokens for one in self.best] + [0])
+
+
+class PolicyRow(msgspec.Struct, frozen=True):
+    """The router's policy, as it shows it in `/policy`."""
+
+    policy: str = ""
+    deciding: str = ""
+    suspended_for_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What the engine behind a URL says of itself; NaN or None where it does not say."""
+
+    trouble: str = ""  # why it could not be asked
+    settings: Mapping[str, str] = field(default_factory=dict)  # of its cache
+    endpoints: Mapping[int, str] | None = None  # of its KV events by rank; None: it names none
+    adapters: frozenset[str] = frozenset()  # names of models that are LoRA adapters
+    query_tokens: float = math.nan  # looked up in its prefix cache since it started
+    hit_tokens: float = math.nan  # of these, found
+    finished: float = math.nan  # requests that ended there while it was watched
+
+    @property
+    def prefix_caching(self) -> bool | None:
+        """False where it says that it keeps no prefixes."""
+        if "enable_prefix_caching" in self.settings:
+            return self.settings["enable_prefix_caching"] == "True"
+        if "disable_radix_cache" in self.settings:
+            return self.settings["disable_radix_cache"] != "True"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ExaminedWorker:
+    """One worker: the router's row, its engine, and what the router counted of it."""
+
+    row: WorkerRow
+    engine: EngineFacts = EngineFacts()
+    events: Mapping[str, float] = field(default_factory=dict)  # `warmroute_kv_events_total` by kind
+    foreign: float = 0.0  # requests at it that are not of this router
+    answered: float = math.nan  # requests that it answered this router while it was watched
+    inflight: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """All that a routing examination found out. Causes are functions of it."""
+
+    url: str
+    workers: tuple[ExaminedWorker, ...] = ()
+    decisions: tuple[DecisionRow, ...] = ()  # those that are judged
+    of_when: str = "the latest"  # when these decisions were made
+    policy: PolicyRow = field(default_factory=PolicyRow)
+    tokenizer_exact: Mapping[str, float] = field(
+        default_factory=dict
+    )  # by model; empty: no tokenizer is set
+    mismatches: Mapping[str, float] = field(default_factory=dict)  # of tokens, by model
+    template_refusals: float = 0.0
+    index_evicted: float = 0.0  # blocks
+    sharing: bool = False  # the router shares state with others
+    others: Mapping[str, frozenset[str]] = field(default_factory=dict)  # routers: their workers
+    given: GivenPrompts | None = None  # requests of clients, that the operator gave
+    unread: tuple[str, ...] = ()  # what could not be asked
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the judged requests."""
+        return sum(one.prompt_tokens for one in self.decisions)
+
+    @property
+    def expected(self) -> float:
+        """The share of these prompt tokens that the router expected in a cache; NaN: no prompts."""
+        return _share(sum(one.expected_hit_tokens for one in self.decisions), self.prompt_tokens)
+
+    @property
+    def reported(self) -> float:
+        """The share of prompt tokens that workers reported as cached; NaN where none reported."""
+        told = [one for one in self.decisions if one.cached_tokens is not None]
+        cached = sum(one.cached_tokens or 0 for one in told)
+        return _share(cached, sum(one.prompt_tokens for one in told))
+
+    @property
+    def hit_share(self) -> float:
+        """The hits as workers report them, else as the router expected them."""
+        return self.expected if math.isnan(self.reported) else self.reported
+
+    @property
+    def low(self) -> bool:
+        """True where requests were judged and few of their tokens were found."""
+        return self.hit_share < LOW_SHARE
+
+    def of(self, worker: ExaminedWorker) -> tuple[DecisionRow, ...]:
+        """The judged requests that went to a worker."""
+        return tuple(one for one in self.decisions if one.worker == worker.row.id)
+
+    def weight(self, workers: Iterable[ExaminedWorker]) -> float:
+        """The share of judged prompt tokens at these workers; of workers, without requests."""
+        ids = {one.row.id for one in workers}
+        if not self.prompt_tokens:
+            return len(ids) / max(len(self.workers), 1)
+        there = sum(one.prompt_tokens for one in self.decisions if one.worker in ids)
+        return there / self.prompt_tokens
+
+    def serving(self) -> Iterator[ExaminedWorker]:
+        """The workers that the router knows well enough to send requests to."""
+        return (one for one in self.workers if one.row.kind and one.row.state != "down")
+
+
+def _share(part: float, whole: float) -> float:
+    return part / whole if whole else math.nan

@@ -1,0 +1,141 @@
+"""What a routing examination found: values, text for people, JSON for machines."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from router.doctor.routing.facts import ExaminedWorker, PoolFacts
+
+_SHOWN = 3  # workers by their names
+NOTHING_FOUND, CAUSE_FOUND, NOT_ASKED = 0, 1, 2  # exit statuses
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure and the place that it was read from."""
+
+    says: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.says} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingVerdict:
+    """What one cause's function says."""
+
+    wrong: str  # one sentence
+    figures: tuple[Figure, ...]
+    change: str  # the one flag, key or variable to change
+    weight: float = 1.0  # share of prompt tokens that it touches
+    where: str = "the pool"
+
+
+class RoutingCause(NamedTuple):
+    """A row of the catalogue."""
+
+    name: str
+    about: str
+    judge: Callable[[PoolFacts], RoutingVerdict | None]
+
+
+class RoutingFinding(NamedTuple):
+    """A cause that holds."""
+
+    cause: RoutingCause
+    verdict: RoutingVerdict
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingReport:
+    """The result of a routing examination."""
+
+    facts: PoolFacts
+    findings: tuple[RoutingFinding, ...]
+    again: str  # the command that asks the same question again
+
+    @property
+    def status(self) -> int:
+        """For the shell."""
+        return CAUSE_FOUND if self.findings else NOTHING_FOUND
+
+    def text(self) -> str:
+        """For people: the cause with the best evidence first."""
+        lines = [self._head(), hits_text(self.facts)]
+        for place, (cause, verdict) in enumerate(self.findings, 1):
+            lines += ["", f"{place}. {cause.name}: {cause.about}, at {verdict.where}"]
+            lines.append(f"   wrong     {verdict.wrong}")
+            lines += [f"   evidence  {one}" for one in verdict.figures]
+            lines.append(f"   change    {verdict.change}")
+        if self.findings:
+            lines += ["", f"After the change ask again: {self.again}"]
+        lines += [f"not looked at: {one}" for one in self.facts.unread]
+        return "\n".join("".join(c if c.isprintable() else "?" for c in one) for one in lines)
+
+    def shown(self) -> dict[str, Any]:
+        """For machines."""
+        facts = self.facts
+        return {
+            "router": facts.url,
+            "status": self.status,
+            "requests": len(facts.decisions),
+            "prompt_tokens": facts.prompt_tokens,
+            "expected_hit_share": _rounded(facts.expected),
+            "reported_hit_share": _rounded(facts.reported),
+            "findings": [_shown(one) for one in self.findings],
+            "again": self.again,
+            "not_looked_at": list(facts.unread),
+        }
+
+    def _head(self) -> str:
+        if not self.findings:
+            return "Nothing found."
+        count = len(self.findings)
+        if count == 1:
+            return "1 cause found."
+        return f"{count} causes found, the one with the most evidence first."
+
+
+def hits_text(facts: PoolFacts) -> str:
+    """The hits of the judged requests in one line."""
+    if not facts.decisions:
+        return "Hits: the router has sent no request; only settings were looked at."
+    told = percent(facts.reported)
+    return (
+        f"Hits: of {facts.prompt_tokens:,} prompt tokens of {len(facts.decisions)} requests, "
+        f"{facts.of_when}, the router expected {percent(facts.expected)} in a cache; workers "
+        f"reported {told}."
+    )
+
+
+def percent(share: float) -> str:
+    """A share for people."""
+    return "nothing" if math.isnan(share) else f"{100 * share:.3g} %"
+
+
+def named(workers: Iterable[ExaminedWorker]) -> str:
+    """Several workers by their names, shortened."""
+    names = [one.row.name for one in workers]
+    more = len(names) - _SHOWN
+    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def _rounded(share: float) -> float | None:
+    return None if math.isnan(share) else round(share, 4)
+
+
+def _shown(finding: RoutingFinding) -> dict[str, Any]:
+    cause, verdict = finding
+    return {
+        "cause": cause.name,
+        "about": cause.about,
+        "where": verdict.where,
+        "wrong": verdict.wrong,
+        "evidence": [{"figure": one.says, "source": one.source} for one in verdict.figures],
+        "change": verdict.change,
+        "weight": round(verdict.weight, 4),
+    }

@@ -1,0 +1,255 @@
+"""Asks a router's admin port and the engines behind it for the facts of a routing examination."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import aiohttp
+import msgspec
+
+from engine.wire.events import WireError
+from engine.wire.metrics import (
+    CACHE_CONFIG,
+    PREFIX_HITS,
+    PREFIX_QUERIES,
+    REQUEST_SUCCESS,
+    Sample,
+    samples,
+)
+from router.doctor.report import DoctorError
+from router.doctor.routing.facts import (
+    DecisionRow,
+    EngineFacts,
+    PolicyRow,
+    WorkerRow,
+)
+from router.engines.adapter import (
+    MAX_METRICS_BYTES,
+    MAX_REPLY_BYTES,
+    ask,
+    trouble_with,
+)
+from router.events.sources import (
+    RankedSources,
+    ZmqSource,
+    kv_event_sources,
+    server_info_sources,
+)
+
+T = TypeVar("T")
+
+_MOST_DECISIONS = 1_000
+_FAILURES = (WireError, aiohttp.ClientError, TimeoutError, OSError)
+EXACT, MISMATCH = "warmroute_tokenizer_exact", "warmroute_tokenizer_mismatch"
+REFUSALS, EVICTED = "warmroute_template_refusals", "warmroute_index_evicted_blocks"
+FOREIGN, KV_EVENTS = "warmroute_worker_foreign_requests", "warmroute_kv_events"
+REPLIES, PEERS = "warmroute_replies", "warmroute_replicas_peers"
+INFLIGHT = "warmroute_worker_requests"
+_OF_ROUTER = (EXACT, MISMATCH, REFUSALS, EVICTED, FOREIGN, KV_EVENTS, REPLIES, PEERS, INFLIGHT)
+_OF_ENGINE = (CACHE_CONFIG, PREFIX_QUERIES, PREFIX_HITS, REQUEST_SUCCESS)
+
+
+class _WorkerList(msgspec.Struct):
+    workers: list[WorkerRow]
+
+
+class _DecisionList(msgspec.Struct):
+    decisions: list[DecisionRow]
+
+
+class _NamedModel(msgspec.Struct):
+    id: str
+    parent: str | None = None
+
+
+class _NamedModels(msgspec.Struct):
+    data: list[_NamedModel] = []
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """The samples of a page of metrics."""
+
+    rows: tuple[Sample, ...] = ()
+
+    def total(self, name: str, **labels: str) -> float:
+        """The sum of a metric's samples that have these labels."""
+        return sum(row.value for row in self._of(name, labels))
+
+    def by(self, name: str, label: str, **labels: str) -> dict[str, float]:
+        """The samples of a metric by one label."""
+        found: dict[str, float] = {}
+        for row in self._of(name, labels):
+            key = row.labels.get(label, "")
+            found[key] = found.get(key, 0.0) + row.value
+        return found
+
+    def has(self, name: str) -> bool:
+        """True where there is a sample of it."""
+        return any(row.name == name for row in self.rows)
+
+    def labels(self, name: str) -> Mapping[str, str]:
+        """All labels of a metric's first sample; none where there is none."""
+        return next((row.labels for row in self.rows if row.name == name), {})
+
+    def _of(self, name: str, labels: Mapping[str, str]) -> Iterable[Sample]:
+        wanted = labels.items()
+        return (row for row in self.rows if row.name == name and wanted <= row.labels.items())
+
+
+class RouterPages:
+    """A router's admin port. Lifetime: one examination."""
+
+    def __init__(
+        self, http: aiohttp.ClientSession, url: str, timeout_s: float, key: str | None
+    ) -> None:
+        self.url = url.rstrip("/")
+        self._http = http
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+
+    async def workers(self) -> list[WorkerRow]:
+        """Raises DoctorError, as all others."""
+        return (await self._json("/workers", _WorkerList)).workers
+
+    async def decisions(self, most: int = _MOST_DECISIONS) -> list[DecisionRow]:
+        """The latest ones, newest first."""
+        return (await self._json(f"/explain?last={most}", _DecisionList)).decisions
+
+    async def policy(self) -> PolicyRow:
+        return await self._json("/policy", PolicyRow)
+
+    async def counts(self) -> Counts:
+        """Its metrics."""
+        text = (await self._page("/metrics")).decode("utf-8", "replace")
+        try:
+            return Counts(tuple(samples(text, _OF_ROUTER)))
+        except WireError as error:
+            raise DoctorError(f"{self.url}/metrics: {error}") from error
+
+    async def _json(self, path: str, kind: type[T]) -> T:
+        body = await self._page(path)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise DoctorError(
+                f"{self.url}{path} is no answer of a router's admin port: {error}"
+            ) from error
+
+    async def _page(self, path: str) -> bytes:
+        url = self.url + path
+        try:
+            async with self._http.get(
+                url, headers=self._headers, timeout=self._timeout, allow_redirects=False
+            ) as reply:
+                status, body = reply.status, await _bounded(reply)
+        except _FAILURES as error:
+            said = await trouble_with(self.url, error, self._timeout.total or 0.0)
+            raise DoctorError(f"--routing: {said}") from error
+        if status != 200:
+            why = "; give --admin-key-file FILE" if status == 401 else ""
+            raise DoctorError(
+                f"--routing: GET {url} answered {status}{why or '; is it the admin port?'}"
+            )
+        return body
+
+
+async def _bounded(reply: aiohttp.ClientResponse) -> bytes:
+    """The body of an answer. Raises WireError for one without end."""
+    body = bytearray()
+    async for chunk in reply.content.iter_chunked(1 << 16):
+        body += chunk
+        if len(body) > 4 * MAX_REPLY_BYTES:
+            raise WireError(f"more than {4 * MAX_REPLY_BYTES} bytes")
+    return bytes(body)
+
+
+class EnginePages:
+    """The engine at a worker's URL. Lifetime: one examination."""
+
+    def __init__(self, http: aiohttp.ClientSession, url: str, kind: str, timeout_s: float) -> None:
+        self.url = url
+        self._http = http
+        self._kind = kind
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._trouble = ""
+
+    async def counts(self) -> Counts:
+        """Its metrics; none where it has none that can be read."""
+        body = await self._page("/metrics", MAX_METRICS_BYTES)
+        try:
+            return Counts(tuple(samples(body.decode("utf-8", "replace"), _OF_ENGINE)))
+        except WireError as error:
+            self._trouble = f"{self.url}/metrics: {error}"
+            return Counts()
+
+    async def facts(self, before: Counts) -> EngineFacts:
+        """What it says of itself, and what it counted since `before`."""
+        after, cards, info, named = await asyncio.gather(
+            self.counts(),
+            self._page("/v1/models"),
+            self._page("/server_info"),
+            self._page("/kv_event_sources"),
+        )
+        facts = EngineFacts(
+            trouble=self._trouble,
+            settings={**_plain(info), **after.labels(CACHE_CONFIG)},
+            endpoints=self._endpoints(named, info),
+            adapters=_adapters(cards),
+        )
+        if after.has(PREFIX_QUERIES):
+            facts = replace(
+                facts,
+                query_tokens=after.total(PREFIX_QUERIES),
+                hit_tokens=after.total(PREFIX_HITS),
+            )
+        if after.has(REQUEST_SUCCESS) and before.has(REQUEST_SUCCESS):
+            done = after.total(REQUEST_SUCCESS) - before.total(REQUEST_SUCCESS)
+            facts = replace(facts, finished=max(done, 0.0))
+        return facts
+
+    def _endpoints(self, named: bytes, info: bytes) -> Mapping[int, str] | None:
+        host = urlsplit(self.url).hostname or ""
+        try:
+            if self._kind == "sglang":
+                found = server_info_sources(info, host) if info else RankedSources({})
+            else:
+                found = kv_event_sources(named, host) if named else RankedSources({})
+        except WireError:
+            return None
+        own = {
+            rank: source.live
+            for rank, source in found.by_rank.items()
+            if isinstance(source, ZmqSource)
+        }
+        return own or None
+
+    async def _page(self, path: str, limit: int = MAX_REPLY_BYTES) -> bytes:
+        """The body of a page; empty where there is none."""
+        try:
+            status, body = await ask(self._http, self.url + path, self._timeout, limit)
+        except _FAILURES as error:
+            self._trouble = await trouble_with(self.url, error, self._timeout.total or 0.0)
+            return b""
+        return body if status == 200 else b""
+
+
+def _plain(info: bytes) -> dict[str, str]:
+    """Settings of a `/server_info` that are no tables."""
+    try:
+        told: dict[str, Any] = msgspec.json.decode(info or b"{}", type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return {}
+    return {k: str(v) for k, v in told.items() if isinstance(v, str | int | float | bool)}
+
+
+def _adapters(cards: bytes) -> frozenset[str]:
+    try:
+        listed = msgspec.json.decode(cards or b"{}", type=_NamedModels)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return frozenset()
+    return frozenset(card.id for card in listed.data if card.parent is not None)

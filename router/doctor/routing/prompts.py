@@ -1,0 +1,140 @@
+"""Requests of clients that the operator gives: their salts, and where their prompts begin alike."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median_low
+from typing import Any
+
+MOST_PROMPTS = 200
+_READ_BYTES = 64 << 10  # of a prompt
+_STRETCH = 64  # bytes that are looked for in another prompt
+_LINE_BYTES = 4 << 20
+_SHOWN_CHARS = 48
+_ID = struct.Struct("<q")
+_UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, RecursionError, struct.error)
+
+
+class GivenFileError(Exception):
+    """A file of requests that cannot be read: says which, and why."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenPrompts:
+    """What the given requests have in common. Sizes are bytes; each is a median over requests."""
+
+    count: int
+    salts: int = 0  # distinct ones
+    salted: int = 0  # requests that have one
+    common: int = 0  # bytes that a prompt begins with, as an earlier one does
+    later: int = 0  # bytes that it shares with the earlier one behind the first difference
+    differs: str = ""  # the text at the first difference of one of them
+
+
+def given_prompts(path: Path) -> GivenPrompts:
+    """The requests of a file, a body as clients send it on each line. Raises GivenFileError."""
+    try:
+        with path.open(encoding="utf-8", errors="replace") as file:
+            lines = [file.readline(_LINE_BYTES) for _ in range(MOST_PROMPTS)]
+    except OSError as error:
+        raise GivenFileError(f"{path}: {error.strerror or error}") from error
+    bodies = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            body = json.loads(line)
+            prompt = prompt_bytes(body)
+        except _UNREADABLE as error:
+            raise GivenFileError(f"{path} line {number}: no request of a client") from error
+        salt = body.get("cache_salt")
+        bodies.append((salt if isinstance(salt, str) else None, prompt))
+    if not bodies:
+        raise GivenFileError(f"{path}: no request in it")
+    return compared(bodies)
+
+
+def prompt_bytes(body: dict[str, Any]) -> bytes:
+    """The beginning of a request's prompt. Raises one of _UNREADABLE."""
+    if "messages" in body:
+        parts = [body.get("tools"), body.get("system"), *body["messages"]]
+        text = "\n".join(_plain(part) for part in parts if part)
+        return text.encode("utf-8", "replace")[:_READ_BYTES]
+    prompt = body["prompt"]
+    if isinstance(prompt, str):
+        return prompt.encode("utf-8", "replace")[:_READ_BYTES]
+    if prompt and isinstance(prompt[0], int):
+        return b"".join(_ID.pack(one) for one in prompt[: _READ_BYTES // _ID.size])
+    return prompt_bytes({"prompt": prompt[0]})
+
+
+def compared(bodies: Sequence[tuple[str | None, bytes]]) -> GivenPrompts:
+    """Salts and prompts, each prompt compared with the one before it and with the first."""
+    salts = [salt for salt, _ in bodies if salt]
+    common, later, differs = [], [], ""
+    for place in range(1, len(bodies)):
+        prompt = bodies[place][1]
+        earlier = {bodies[place - 1][1], bodies[0][1]}
+        same, other = max((_common(prompt, one), one) for one in earlier)
+        more = _stretch(prompt[same:], other[same:])
+        common.append(same)
+        later.append(more)
+        if more > same and not differs:
+            differs = _shown(prompt[same:])
+    return GivenPrompts(
+        len(bodies),
+        len(set(salts)),
+        len(salts),
+        median_low(common or [0]),
+        median_low(later or [0]),
+        differs,
+    )
+
+
+def _plain(part: Any) -> str:
+    """A part of a chat without the punctuation of JSON around its text."""
+    if isinstance(part, str):
+        return part
+    if isinstance(part, list):
+        return "\n".join(map(_plain, part))
+    if isinstance(part, dict) and isinstance(part.get("text"), str):
+        return str(part["text"])
+    if isinstance(part, dict) and "content" in part:
+        return _plain(part["content"])
+    return json.dumps(part)
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes both begin with."""
+    most = min(len(one), len(other))
+    low, high = 0, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[:middle] == other[:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _stretch(one: bytes, other: bytes) -> int:
+    """The bytes of the first long stretch of `one` that is somewhere in `other`."""
+    for at in range(0, max(len(one) - _STRETCH, 0), _STRETCH):
+        found = other.find(one[at : at + _STRETCH])
+        if found >= 0:
+            return _common(one[at:], other[found:])
+    return 0
+
+
+def _shown(differing: bytes) -> str:
+    """A few characters for people; nothing of token ids."""
+    text = differing[:_SHOWN_CHARS].decode("utf-8", "replace")
+    return text if _is_text(text) else ""
+
+
+def _is_text(text: Iterable[str]) -> bool:
+    return all(c.isprintable() or c.isspace() for c in text)

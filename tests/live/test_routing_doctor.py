@@ -1,0 +1,258 @@
+"""`warmroute doctor --routing`: causes planted in running programs are found first."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from tests.engine.model_dirs import write_model
+from tests.live.commands import said_by
+from tests.live.stack import MODEL, Stack, engine_arguments, running, until
+
+HEAD = [1_000 + n for n in range(400)]
+TEXT = "The quick brown fox jumps over the lazy dog. " * 40
+_HIDDEN = ("/kv_snapshot",)
+
+
+async def drive(stack: Stack, count: int = 12, head: Sequence[int] = HEAD) -> None:
+    """Requests one after another that share a head and differ in their last 39 tokens."""
+    for number in range(count):
+        status, answer = await stack.complete([*head, *range(number * 50, number * 50 + 39)])
+        assert status == 200, answer
+
+
+async def doctor(stack: Stack, *more: str, seconds: float = 0.2) -> tuple[int, dict[str, Any]]:
+    """Exit status and report."""
+    words = ("doctor", "--routing", stack.admin, "--seconds", str(seconds), "--json", *more)
+    status, said = await said_by(*words)
+    return status, dict(json.loads(said))
+
+
+async def first(stack: Stack, *more: str) -> dict[str, Any]:
+    """The cause that the doctor finds first."""
+    status, report = await doctor(stack, *more)
+    assert status == 1, report
+    finding: dict[str, Any] = report["findings"][0]
+    assert finding["evidence"]
+    return finding
+
+
+@asynccontextmanager
+async def one_worker(
+    folder: Path, options: str = "", router: Sequence[str] = (), **engine: Any
+) -> AsyncIterator[Stack]:
+    """A router whose only worker has these options in its line."""
+    async with running(folder, workers=0, router=router) as stack:
+        worker = await stack.programs.start("worker", "engine", engine_arguments(**engine))
+        stack.workers.append(worker)
+        await stack.add(worker.url + options)
+        yield stack
+
+
+@asynccontextmanager
+async def shown_as(stack: Stack, engine: str, settings: str) -> AsyncIterator[str]:
+    """A front of an engine that tells other settings of its cache, and no snapshot."""
+
+    async def passed(request: web.Request) -> web.Response:
+        if request.path in _HIDDEN:
+            raise web.HTTPNotFound
+        body = await request.read()
+        url = f"{engine}{request.rel_url}"
+        async with stack.http.request(request.method, url, data=body or None) as reply:
+            data = await reply.read()
+        if request.path == "/metrics":
+            data = data.replace(b'enable_prefix_caching="True"', settings.encode())
+        return web.Response(status=reply.status, body=data, content_type=reply.content_type)
+
+    app = web.Application()
+    app.router.add_route("*", "/{path:.*}", passed)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+async def test_a_healthy_pool_shows_nothing(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        status, report = await doctor(stack)
+        assert (status, report["findings"], report["requests"]) == (0, [], 0)
+        await drive(stack)
+        status, report = await doctor(stack)
+        assert (status, report["findings"]) == (0, [])
+        assert report["reported_hit_share"] > 0.7
+
+
+@pytest.mark.parametrize(
+    ("options", "cause", "change"),
+    [
+        (",events=none", "events-not-read", "take events=none out"),
+        (",events=tcp://127.0.0.1:9", "events-elsewhere", "events=tcp://127.0.0.1:"),
+        (",block_size=32", "block-sizes", "take block_size= out"),
+    ],
+)
+async def test_a_worker_s_line_is_wrong_and_then_mended(
+    tmp_path: Path, options: str, cause: str, change: str
+) -> None:
+    async with one_worker(tmp_path, options) as stack:
+        await drive(stack)
+        found = await first(stack)
+        assert (found["cause"], change in found["change"]) == (cause, True), found
+        await stack.remove(0)
+        await stack.add(stack.workers[0].url)
+        await drive(stack)
+        assert (await doctor(stack))[0] == 0
+
+
+async def test_events_of_another_engine(tmp_path: Path) -> None:
+    async with one_worker(tmp_path) as stack:
+        other = await stack.programs.start("other", "engine", engine_arguments())
+        async with stack.http.get(f"{stack.workers[0].url}/kv_event_sources") as reply:
+            endpoint = (await reply.json())["0"]["endpoint"]
+        await stack.remove(0)
+        await stack.add(f"{other.url},events={endpoint}")
+        await drive(stack)
+        found = await first(stack)
+        assert (found["cause"], endpoint in found["evidence"][0]["figure"]) == (
+            "events-elsewhere",
+            True,
+        )
+
+
+async def test_prefix_caching_is_off_and_events_are_silent(tmp_path: Path) -> None:
+    async with one_worker(tmp_path) as stack:
+        worker = stack.workers[0].url
+        async with shown_as(stack, worker, 'enable_prefix_caching="False"') as front:
+            await stack.remove(0)
+            await stack.add(f"{front},events=none")
+            await drive(stack)
+            found = await first(stack)
+            assert (found["cause"], found["weight"]) == ("prefix-caching-off", 1.0)
+
+
+async def test_the_router_has_no_tokenizer(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2) as stack:
+        for number in range(8):
+            status, answer = await stack.complete(f"{number} {TEXT}")
+            assert status == 200, answer
+        assert (await first(stack))["cause"] == "no-tokenizer"
+
+
+async def test_the_router_has_another_tokenizer(tmp_path: Path) -> None:
+    folders = [write_model(tmp_path / name) for name in ("engine", "router")]
+    config = json.loads((folders[1] / "tokenizer.json").read_text())
+    config["pre_tokenizer"]["add_prefix_space"] = True
+    (folders[1] / "tokenizer.json").write_text(json.dumps(config))
+    router = ["--tokenizer", str(folders[1])]
+    async with one_worker(tmp_path, router=router, tokenizer=folders[0]) as stack:
+
+        async def differs() -> bool:
+            return await stack.metric("warmroute_tokenizer_mismatch_total") > 0
+
+        await until(differs, "the check of the tokens")
+        await stack.complete(TEXT)
+        assert (await first(stack))["cause"] == "tokens-differ"
+
+
+async def test_prompts_of_salts_and_heads_of_their_own(tmp_path: Path) -> None:
+    bodies = tmp_path / "bodies.jsonl"
+    async with running(tmp_path) as stack:
+        salted = [{"prompt": HEAD, "cache_salt": f"salt-{n}"} for n in range(10)]
+        headed = [{"prompt": [n + 1, n + 60, *HEAD]} for n in range(10)]
+        for sent, cause in ((salted, "salts"), (headed, "heads-differ")):
+            for body in sent:
+                status, answer = await stack.complete(**body)
+                assert status == 200, answer
+            bodies.write_text("".join(json.dumps(body) + "\n" for body in sent))
+            if cause == "salts":
+                assert (await first(stack))["cause"] == "nothing-shared"
+            assert (await first(stack, "--requests", str(bodies)))["cause"] == cause
+
+
+async def test_prompts_are_shorter_than_a_block(tmp_path: Path) -> None:
+    async with one_worker(tmp_path, **{"block-size": 512}) as stack:
+        await drive(stack)
+        assert (await first(stack))["cause"] == "short-prompts"
+
+
+async def test_the_policy_does_not_look_at_caches(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=2, router=["--policy", "round_robin"]) as stack:
+        for number in range(10):
+            for _ in range(2):
+                await stack.complete([number + 1, *HEAD])
+                await asyncio.sleep(0.05)
+        assert (await first(stack))["cause"] == "policy-blind"
+
+
+async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
+    config = tmp_path / "router.yaml"
+    config.write_text("limits: {index_entries: 1024}\n")
+    async with running(tmp_path, router=["--config", str(config)]) as stack:
+        for number in range(70):
+            await stack.complete([number + 1, *HEAD])
+        assert (await first(stack))["cause"] == "index-too-small"
+
+
+async def test_the_cache_is_too_small(tmp_path: Path) -> None:
+    async with one_worker(tmp_path, **{"kv-tokens": 1_024}) as stack:
+        for _ in range(3):
+            for number in range(6):
+                status, answer = await stack.complete([number + 1, *HEAD], user=f"u{number}")
+                assert status == 200, answer
+        assert (await first(stack))["cause"] == "cache-too-small"
+
+
+async def test_clients_pass_by_the_router(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        await drive(stack)
+
+        async def by(number: int) -> None:
+            body = {"model": MODEL, "prompt": [number, *HEAD], "max_tokens": 2}
+            url = f"{stack.workers[0].url}/v1/completions"
+            async with aiohttp.ClientSession() as http, http.post(url, json=body) as reply:
+                assert reply.status == 200
+
+        asked = asyncio.create_task(doctor(stack, seconds=3.0))
+        for number in range(20):
+            await by(number)
+            await asyncio.sleep(0.1)
+        status, report = await asked
+        assert (status, report["findings"][0]["cause"]) == (1, "passed-by"), report
+
+
+async def test_two_routers_that_do_not_share(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        arguments = ["serve", "--port", "0", "--admin-port", "0"]
+        arguments += ["--worker", stack.workers[0].url]
+        other = await stack.programs.start("other", "router", arguments)
+        await drive(stack)
+        found = await first(stack, "--routing", other.facts["admin"])
+        assert found["cause"] == "routers-apart"
+
+
+async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        for words, says in (
+            (("--routing", "http://127.0.0.1:9"), "nobody listens"),
+            (("--routing", "x"), "is no URL"),
+            (("--routing", stack.url), "is it the admin port?"),
+            (("--routing", stack.workers[0].url), "is it the admin port?"),
+            (("--routing", stack.admin, "http://gpu1:8000"), "URL is nothing for --routing"),
+            (("--routing", stack.admin, "--probe"), "--probe is nothing for --routing"),
+            (("--routing", stack.admin, "--requests", "/none"), "No such file"),
+            (("--routing", stack.admin, "--admin-key-file", "/none"), "No such file"),
+            (("--routing", stack.admin, "--seconds", "0"), "cannot be watched"),
+        ):
+            status, said = await said_by("doctor", *words)
+            assert (status, said.count("\n"), said[:7]) == (2, 1, "error: "), said
+            assert says in said

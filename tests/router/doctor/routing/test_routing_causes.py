@@ -1,0 +1,107 @@
+"""Each cause of low hits is named first with its evidence; a healthy pool shows nothing."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+
+from router.doctor.routing.catalogue import ALL_ROUTING_CAUSES, judge_routing
+from router.doctor.routing.facts import PoolFacts
+from router.doctor.routing.findings import RoutingReport
+from tests.router.doctor.routing.routing_pools import (
+    CASES,
+    COLD,
+    GOOD,
+    RoutingCase,
+    both,
+    decisions,
+    worker,
+)
+from tests.tidy.checkout import ROOT
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.cause)
+def test_a_cause_is_named_first_with_its_evidence_and_one_change(case: RoutingCase) -> None:
+    found = judge_routing(case.sick)
+    assert [one.cause.name for one in found][:1] == [case.cause], found
+    verdict = found[0].verdict
+    assert case.says in " | ".join(one.says for one in verdict.figures)
+    assert all(one.source for one in verdict.figures)
+    assert case.change in verdict.change
+    assert verdict.wrong.endswith(".")
+    assert 0 <= verdict.weight <= 1
+
+
+def test_each_cause_has_a_case() -> None:
+    assert {case.cause for case in CASES} == {cause.name for cause in ALL_ROUTING_CAUSES}
+
+
+def test_the_page_has_each_cause_in_their_order() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    section = page.partition("## Why are cache hits zero?\n")[2].partition("\n## ")[0]
+    rows = re.findall(r"^\| `([a-z-]+)` \|", section, re.MULTILINE)
+    assert rows == [cause.name for cause in ALL_ROUTING_CAUSES]
+
+
+def test_a_healthy_pool_shows_nothing() -> None:
+    assert judge_routing(GOOD) == ()
+    report = RoutingReport(GOOD, (), "again")
+    assert report.status == 0
+    assert report.text().startswith("Nothing found.\nHits: of 10,560 prompt tokens of 24 requests")
+
+
+def test_a_pool_without_requests_or_workers_shows_nothing() -> None:
+    for facts in (PoolFacts("r"), replace(GOOD, decisions=())):
+        assert judge_routing(facts) == ()
+        assert "no request" in RoutingReport(facts, (), "").text()
+        json.dumps(RoutingReport(facts, (), "").shown(), allow_nan=False)
+
+
+def test_what_is_normal_is_no_cause() -> None:
+    hybrid = both(block_size=768, engine={"settings": {"block_size": "16"}})
+    ranks = tuple(replace(one, answered=1.0) for one in both(rank=1))
+    few = decisions(3, expected_hit_tokens=0, cached_tokens=0)
+    for facts in (
+        replace(GOOD, workers=hybrid),  # the engine's page has 16, its events another size
+        replace(GOOD, workers=ranks),  # an engine's counts are of all its ranks
+        replace(GOOD, decisions=few),
+        replace(GOOD, tokenizer_exact={}, decisions=decisions(approximate=True)),
+        replace(GOOD, workers=both(kind="triton", events=None, engine={"endpoints": None})),
+        replace(GOOD, others={"http://r2:8081": frozenset({"http://gpu9:8000"})}),
+        replace(GOOD, workers=(worker(0, state="down", events=None),)),
+    ):
+        assert judge_routing(facts) == (), facts
+
+
+def test_the_cause_of_more_tokens_is_first() -> None:
+    off = worker(0, events=None)
+    elsewhere = worker(1, told_block_size=32)
+    rows = decisions(8, workers=1) + tuple(one for one in decisions(24) if one.worker)
+    facts = replace(GOOD, workers=(off, elsewhere), decisions=rows)
+    assert [one.cause.name for one in judge_routing(facts)] == ["block-sizes", "events-not-read"]
+
+
+def test_the_report_has_each_finding_with_its_sources() -> None:
+    facts = replace(GOOD, decisions=COLD, workers=both(events=None), unread=("engine x",))
+    report = RoutingReport(facts, judge_routing(facts), "warmroute doctor --routing URL")
+    text = report.text()
+    for part in (
+        "1 cause found.",
+        "1. events-not-read: the router reads no KV events, at worker 0 (http://gpu1:8000)",
+        "   evidence  the engine publishes at tcp://gpu1:5557 (the engine's /kv_event_sources)",
+        "   change    take events=none out",
+        "After the change ask again: warmroute doctor --routing URL",
+        "not looked at: engine x",
+    ):
+        assert part in text
+    shown = json.loads(json.dumps(report.shown(), allow_nan=False))
+    assert (report.status, shown["status"]) == (1, 1)
+    (finding,) = shown["findings"]
+    assert finding["cause"] == "events-not-read"
+    assert finding["evidence"][0] == {
+        "figure": "the router reads events: no",
+        "source": "GET /workers",
+    }
