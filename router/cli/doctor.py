@@ -64,6 +64,7 @@ def add_doctor_command(parser: argparse.ArgumentParser) -> None:
     add("--router", metavar="URL", help="admin port of the router before them")
     add("--log", type=Path, metavar="FILE", help="error texts of clients or servers, a line each")
     add("--requests", type=Path, metavar="FILE", help="one a line, as `infer` or clients send")
+    add("--tokenizer", type=Path, metavar="DIR", help="the router's own, with --routing")
     add("--concurrency", type=int, metavar="N", help="requests at once that are planned")
     add("--connections", type=int, metavar="N", help="client connections that carry the load")
     add("--input-tokens", type=float, metavar="N", help="of a prompt")
@@ -119,6 +120,9 @@ def _options(args: argparse.Namespace) -> Options:
         value = getattr(args, name)
         if not 0 < value <= 1e6:
             raise DoctorError(f"--{name.replace('_', '-')} {value:g}: more than 0 is needed")
+    for name in ("tokenizer", "admin_key_file"):
+        if getattr(args, name) is not None:
+            raise DoctorError(f"--{name.replace('_', '-')} needs --routing")
     if args.measure is not None and not args.probe:
         raise DoctorError("--measure needs --probe, which takes the times")
     if args.probe_concurrency > 1024:

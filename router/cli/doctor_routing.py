@@ -24,6 +24,8 @@ Why are cache hits zero? With --routing it asks a running router and the engines
 
 URL is the router's admin port. It only reads. Each cause has one sentence, its evidence, and the
 one flag to change. Several routers: the first is examined, the others may use its engines, too.
+--tokenizer DIR, the router's own, tells a wrong tokenizer from a wrong chat template: engines are
+asked for the tokens of a few fixed prompts.
 The causes: docs/operations.md, or `warmroute doctor --routing URL --causes`.
 """
 _NOT_WITH_ROUTING = ("servers", "router", "log", "probe", "measure")
@@ -60,11 +62,13 @@ async def _examined(args: argparse.Namespace) -> RoutingReport:
     words = [word for url in args.routing for word in ("--routing", url)]
     words += ["--requests", str(args.requests)] if args.requests else []
     words += ["--admin-key-file", args.admin_key_file] if args.admin_key_file else []
+    words += ["--tokenizer", str(args.tokenizer)] if args.tokenizer else []
     options = RoutingOptions(
         seconds=args.seconds,
         timeout_s=args.timeout,
         key=key_of(args.admin_key_file),
         requests=args.requests,
+        tokenizer=args.tokenizer,
         again=shlex.join(["warmroute", "doctor", *words]),
     )
     return await examine_routing(args.routing, options)

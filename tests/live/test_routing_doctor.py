@@ -148,13 +148,19 @@ async def test_the_router_has_no_tokenizer(tmp_path: Path) -> None:
         assert (await first(stack))["cause"] == "no-tokenizer"
 
 
-async def test_the_router_has_another_tokenizer(tmp_path: Path) -> None:
-    folders = [write_model(tmp_path / name) for name in ("engine", "router")]
-    config = json.loads((folders[1] / "tokenizer.json").read_text())
-    config["pre_tokenizer"]["add_prefix_space"] = True
-    (folders[1] / "tokenizer.json").write_text(json.dumps(config))
-    router = ["--tokenizer", str(folders[1])]
-    async with one_worker(tmp_path, router=router, tokenizer=folders[0]) as stack:
+@pytest.mark.parametrize("cause", ["tokenizer-differs", "template-differs"])
+async def test_the_router_has_another_tokenizer_or_template(tmp_path: Path, cause: str) -> None:
+    own, engines = (write_model(tmp_path / name) for name in ("own", "engines"))
+    if cause == "tokenizer-differs":
+        tokenizer = json.loads((own / "tokenizer.json").read_text())
+        tokenizer["pre_tokenizer"]["add_prefix_space"] = True
+        (own / "tokenizer.json").write_text(json.dumps(tokenizer))
+    else:
+        config = json.loads((own / "tokenizer_config.json").read_text())
+        config["chat_template"] = "{{ bos_token }}Today is Monday. " + config["chat_template"]
+        (own / "tokenizer_config.json").write_text(json.dumps(config))
+    router = ["--tokenizer", str(own)]
+    async with one_worker(tmp_path, router=router, tokenizer=engines) as stack:
 
         async def differs() -> bool:
             return await stack.metric("warmroute_tokenizer_mismatch_total") > 0
@@ -162,6 +168,17 @@ async def test_the_router_has_another_tokenizer(tmp_path: Path) -> None:
         await until(differs, "the check of the tokens")
         await stack.complete(TEXT)
         assert (await first(stack))["cause"] == "tokens-differ"
+        assert (await first(stack, "--tokenizer", str(own)))["cause"] == cause
+
+
+async def test_the_router_has_the_engines_tokenizer(tmp_path: Path) -> None:
+    folder = write_model(tmp_path / "model")
+    router = ["--tokenizer", str(folder)]
+    async with one_worker(tmp_path, router=router, tokenizer=folder) as stack:
+        for number in range(10):
+            await stack.complete(f"{TEXT} {number}")
+        status, report = await doctor(stack, "--tokenizer", str(folder))
+        assert (status, report["findings"]) == (0, []), report
 
 
 async def test_prompts_of_salts_and_heads_of_their_own(tmp_path: Path) -> None:
@@ -250,6 +267,8 @@ async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
             (("--routing", stack.admin, "http://gpu1:8000"), "URL is nothing for --routing"),
             (("--routing", stack.admin, "--probe"), "--probe is nothing for --routing"),
             (("--routing", stack.admin, "--requests", "/none"), "No such file"),
+            (("--routing", stack.admin, "--tokenizer", "/none"), "--tokenizer: "),
+            ((stack.workers[0].url, "--tokenizer", "/none"), "--tokenizer needs --routing"),
             (("--routing", stack.admin, "--admin-key-file", "/none"), "No such file"),
             (("--routing", stack.admin, "--seconds", "0"), "cannot be watched"),
         ):

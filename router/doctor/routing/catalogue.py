@@ -19,6 +19,8 @@ ROUTING_CAUSES = (
     ),
     RoutingCause("block-sizes", "blocks of different sizes", events.block_sizes),
     RoutingCause("no-tokenizer", "prompts are read as text", prompts.no_tokenizer),
+    RoutingCause("tokenizer-differs", "another tokenizer", prompts.tokenizer_differs),
+    RoutingCause("template-differs", "another chat template", prompts.template_differs),
     RoutingCause("tokens-differ", "tokenizer or template differ", prompts.tokens_differ),
     RoutingCause("template-refuses", "prompts cannot be rendered", prompts.template_refuses),
     RoutingCause("lora-names", "an adapter has two names", prompts.lora_names),

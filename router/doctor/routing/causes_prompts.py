@@ -12,6 +12,7 @@ _LEAST = 4  # requests that are compared
 _MOST = 0.5  # share from which a thing is the rule
 _LEAST_STRETCH = 256  # bytes
 _EXPLAIN = "GET /explain"
+_TOKENIZE = "the engines' /tokenize beside the --tokenizer folder"
 
 
 def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
@@ -30,10 +31,42 @@ def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
     )
 
 
+def tokenizer_differs(facts: PoolFacts) -> RoutingVerdict | None:
+    """The tokenizer in the given folder makes other tokens of a text than the engines."""
+    tokens = facts.tokens
+    if tokens is None or not tokens.other_texts:
+        return None
+    return RoutingVerdict(
+        "The tokenizer in the folder makes other tokens of a plain text than the engines do.",
+        (
+            Figure(f"{tokens.other_texts} of {tokens.texts} texts differ", _TOKENIZE),
+            Figure(f"{tokens.other_chats} of {tokens.chats} chats differ", _TOKENIZE),
+        ),
+        "--tokenizer DIR of the router: the folder that the engines serve",
+    )
+
+
+def template_differs(facts: PoolFacts) -> RoutingVerdict | None:
+    """The folder's tokenizer is the engines' own, and its chat template is not."""
+    tokens = facts.tokens
+    if tokens is None or tokens.other_texts or not tokens.other_chats:
+        return None
+    return RoutingVerdict(
+        "The folder's chat template renders chats otherwise than the engines' does.",
+        (
+            Figure(f"{tokens.other_chats} of {tokens.chats} chats differ", _TOKENIZE),
+            Figure(f"{tokens.other_texts} of {tokens.texts} texts differ", _TOKENIZE),
+        ),
+        "chat_template.jinja in the router's --tokenizer folder: the engines' own; or "
+        "chat_template_kwargs, if the engines have defaults",
+    )
+
+
 def tokens_differ(facts: PoolFacts) -> RoutingVerdict | None:
     """The router's tokenizer or chat template makes other tokens than the engine's."""
     models = sorted(name for name, exact in facts.tokenizer_exact.items() if not exact)
-    if not models:
+    told = facts.tokens
+    if not models or (told is not None and told.other_texts + told.other_chats):
         return None
     counted = sum(facts.mismatches.get(name, 0.0) for name in models)
     share = _approximate(facts)

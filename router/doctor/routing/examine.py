@@ -6,6 +6,7 @@ report = await examine_routing(["http://127.0.0.1:8081"], RoutingOptions(seconds
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from router.doctor.routing.gather import (
     RouterPages,
 )
 from router.doctor.routing.prompts import GivenFileError, GivenPrompts, given_prompts
+from router.doctor.routing.tokens import ComparedTokens, FixedPrompt, fixed_prompts
 
 T = TypeVar("T")
 
@@ -56,6 +58,7 @@ class RoutingOptions:
     timeout_s: float = 5.0  # of each page
     key: str | None = None  # of the admin port
     requests: Path | None = None  # bodies of clients, one a line
+    tokenizer: Path | None = None  # the folder that the router has
     again: str = ""  # the command, for people
 
 
@@ -71,9 +74,10 @@ async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> Routi
             f"{options.seconds:g} s cannot be watched; {LEAST_WATCHED_S:g} to {MOST_WATCHED_S:g}"
         )
     given = _given(options.requests)
+    prompts = _prompts(options.tokenizer)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
         first, *others = (RouterPages(http, u, options.timeout_s, options.key) for u in urls)
-        facts = await _Examined(http, first, options, given).facts()
+        facts = await _Examined(http, first, options, given, prompts).facts()
         theirs = {}
         for other in others:
             rows = await other.workers()
@@ -90,6 +94,7 @@ class _Examined:
     router: RouterPages
     options: RoutingOptions
     given: GivenPrompts | None
+    prompts: Sequence[FixedPrompt]
 
     async def facts(self) -> PoolFacts:
         """Raises DoctorError."""
@@ -105,6 +110,7 @@ class _Examined:
         begun = await _all({url: one.counts() for url, one in engines.items()})
         await asyncio.sleep(self.options.seconds)
         told = await _all({url: one.facts(begun[url]) for url, one in engines.items()})
+        tokens = await self._tokens(rows, engines)
         after = await self.router.counts()
         rows, decisions, policy = await asyncio.gather(
             self.router.workers(), self.router.decisions(), self.router.policy()
@@ -125,9 +131,20 @@ class _Examined:
             template_refusals=after.total(REFUSALS),
             index_evicted=after.total(EVICTED),
             sharing=after.has(PEERS),
+            tokens=tokens,
             given=self.given,
             unread=tuple(unread),
         )
+
+    async def _tokens(
+        self, rows: Sequence[WorkerRow], engines: Mapping[str, EnginePages]
+    ) -> ComparedTokens | None:
+        """All engines' ids of the fixed prompts beside the folder's; None: no folder is given."""
+        if not self.prompts:
+            return None
+        first = {row.url: row.models[0] for row in rows if row.models and row.url in engines}
+        asked = {url: engines[url].tokens(model, self.prompts) for url, model in first.items()}
+        return sum((await _all(asked)).values(), ComparedTokens())
 
 
 async def _all(waits: Mapping[str, Awaitable[T]]) -> dict[str, T]:
@@ -158,6 +175,16 @@ def _judged(
     if len(new) >= _ENOUGH:
         return new, f"sent in the {seconds:g} s that were watched"
     return tuple(decisions[:_LATEST]), "the latest that were sent"
+
+
+def _prompts(folder: Path | None) -> Sequence[FixedPrompt]:
+    """The fixed prompts and the ids of a folder's tokenizer; none where no folder is given."""
+    if folder is None:
+        return ()
+    try:
+        return fixed_prompts(folder, time.time())
+    except ValueError as error:
+        raise DoctorError(f"--tokenizer: {error}") from error
 
 
 def _given(path: Path | None) -> GivenPrompts | None:

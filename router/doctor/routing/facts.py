@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from router.doctor.routing.prompts import GivenPrompts
+from router.doctor.routing.tokens import ComparedTokens
 
 LOW_SHARE = 0.3  # of prompt tokens: below it hits are called low
 
@@ -127,6 +128,7 @@ class PoolFacts:
     index_evicted: float = 0.0  # blocks
     sharing: bool = False  # the router shares state with others
     others: Mapping[str, frozenset[str]] = field(default_factory=dict)  # routers: their workers
+    tokens: ComparedTokens | None = None  # the engines' beside those of a folder that was given
     given: GivenPrompts | None = None  # requests of clients, that the operator gave
     unread: tuple[str, ...] = ()  # what could not be asked
 

@@ -27,6 +27,7 @@ from router.doctor.routing.facts import (
     PolicyRow,
     WorkerRow,
 )
+from router.doctor.routing.tokens import ComparedTokens, FixedPrompt, compared_tokens
 from router.engines.adapter import (
     MAX_METRICS_BYTES,
     MAX_REPLY_BYTES,
@@ -212,6 +213,15 @@ class EnginePages:
             facts = replace(facts, finished=max(done, 0.0))
         return facts
 
+    async def tokens(self, model: str, prompts: Iterable[FixedPrompt]) -> ComparedTokens:
+        """Its ids of prompts beside ours; nothing where it has no `/tokenize`."""
+        compared = ComparedTokens()
+        for prompt in prompts:
+            data = msgspec.json.encode({"model": model} | prompt.body)
+            answer = await self._page("/tokenize", data=data)
+            compared += compared_tokens(prompt, answer)
+        return compared
+
     def _endpoints(self, named: bytes, info: bytes) -> Mapping[int, str] | None:
         host = urlsplit(self.url).hostname or ""
         try:
@@ -228,10 +238,15 @@ class EnginePages:
         }
         return own or None
 
-    async def _page(self, path: str, limit: int = MAX_REPLY_BYTES) -> bytes:
-        """The body of a page; empty where there is none."""
+    async def _page(
+        self, path: str, limit: int = MAX_REPLY_BYTES, data: bytes | None = None
+    ) -> bytes:
+        """The body of a page, or of the answer to `data`; empty where there is none."""
+        method = "GET" if data is None else "POST"
         try:
-            status, body = await ask(self._http, self.url + path, self._timeout, limit)
+            status, body = await ask(
+                self._http, self.url + path, self._timeout, limit, method, data
+            )
         except _FAILURES as error:
             self._trouble = await trouble_with(self.url, error, self._timeout.total or 0.0)
             return b""

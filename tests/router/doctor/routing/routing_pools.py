@@ -17,6 +17,7 @@ from router.doctor.routing.facts import (
     WorkerRow,
 )
 from router.doctor.routing.prompts import GivenPrompts
+from router.doctor.routing.tokens import ComparedTokens
 
 HEARD = {"batches": 40.0, "snapshots": 1.0, "stored_blocks": 400.0, "removed_blocks": 20.0}
 ROW = WorkerRow(
@@ -169,6 +170,18 @@ CASES = (
             tokenizer_exact={},
             decisions=decisions(approximate=True, expected_hit_tokens=0, cached_tokens=0),
         ),
+    ),
+    RoutingCase(
+        "tokenizer-differs",
+        "4 of 4 texts differ",
+        "--tokenizer DIR",
+        cold(tokenizer_exact={"m": 0.0}, tokens=ComparedTokens(4, 4, 6, 6)),
+    ),
+    RoutingCase(
+        "template-differs",
+        "6 of 6 chats differ",
+        "chat_template.jinja",
+        cold(tokenizer_exact={"m": 0.0}, tokens=ComparedTokens(4, 0, 6, 6)),
     ),
     RoutingCase(
         "tokens-differ",

@@ -1,0 +1,91 @@
+"""What a tokenizer's folder makes of fixed prompts, beside what an engine makes of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+
+from engine.wire.tokens import Chat, PromptError
+
+TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
+_ASKED = {"role": "user", "content": f" {TEXT} "}
+_CHATS = (
+    [_ASKED],
+    [{"role": "system", "content": "Answer in one word."}, _ASKED],
+    [_ASKED, {"role": "assistant", "content": "Fox. "}, _ASKED],
+)
+_MEMO_BYTES, _MOST_CHARS = 1 << 20, 1 << 20
+
+
+class _Ids(msgspec.Struct):
+    tokens: list[int]
+
+
+class FixedPrompt(NamedTuple):
+    """A request of `/tokenize` and the ids that the folder makes of it."""
+
+    chat: bool
+    body: dict[str, Any]
+    own: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedTokens:
+    """How many fixed prompts the engines answered otherwise than the folder; texts and chats."""
+
+    texts: int = 0
+    other_texts: int = 0
+    chats: int = 0
+    other_chats: int = 0
+
+    def __add__(self, more: ComparedTokens) -> ComparedTokens:
+        return ComparedTokens(
+            self.texts + more.texts,
+            self.other_texts + more.other_texts,
+            self.chats + more.chats,
+            self.other_chats + more.other_chats,
+        )
+
+
+def fixed_prompts(folder: Path, now_s: float) -> list[FixedPrompt]:
+    """The prompts with the ids of the tokenizer in a folder. Raises ValueError where it has none.
+
+    `now_s`: the wall clock, for templates that ask the date.
+    """
+    from engine.wire.hf import HfTokenizer  # brings tokenizers and jinja2, needed here only
+    from engine.wire.memo import MemoEncoder
+
+    try:
+        tokenizer = HfTokenizer(folder, "auto", {})
+    except OSError as error:
+        raise ValueError(f"{folder}: {error.strerror or error}") from error
+    encoder = MemoEncoder(tokenizer, tokenizer, _MEMO_BYTES, max_chars=_MOST_CHARS)
+    return list(_prompts(encoder, now_s))
+
+
+def _prompts(encoder: Any, now_s: float) -> Iterator[FixedPrompt]:
+    for special in (True, False):
+        own = encoder.encode(TEXT, special).tolist()
+        yield FixedPrompt(False, {"prompt": TEXT, "add_special_tokens": special}, own)
+    for messages in _CHATS:
+        try:
+            own = encoder.encode_chat(Chat(messages=messages), now_s).tolist()
+        except PromptError:  # the folder has no template for it
+            continue
+        yield FixedPrompt(True, {"messages": messages, "add_generation_prompt": True}, own)
+
+
+def compared_tokens(prompt: FixedPrompt, answer: bytes) -> ComparedTokens:
+    """One answer of an engine beside the folder's ids; nothing where it cannot be read."""
+    try:
+        theirs = msgspec.json.decode(answer, type=_Ids).tokens
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return ComparedTokens()
+    other = int(theirs != prompt.own)
+    if prompt.chat:
+        return ComparedTokens(chats=1, other_chats=other)
+    return ComparedTokens(texts=1, other_texts=other)
