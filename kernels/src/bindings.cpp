@@ -70,6 +70,7 @@ NB_MODULE(_native, module) {
   kv::bind_columns(module);
   kv::bind_prefix_index(module);
   kv::bind_events(module);
+  kv::bind_hybrids(module);
   kv::bind_mirror(module);
   kv::bind_prefix_owners(module);
   kv::bind_session_weights(module);

@@ -8,6 +8,7 @@ namespace kv {
 void bind_answers(nanobind::module_& module);
 void bind_columns(nanobind::module_& module);
 void bind_events(nanobind::module_& module);
+void bind_hybrids(nanobind::module_& module);
 void bind_mirror(nanobind::module_& module);
 void bind_prefix_index(nanobind::module_& module);
 void bind_prefix_owners(nanobind::module_& module);

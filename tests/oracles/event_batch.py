@@ -209,6 +209,7 @@ _STORED = (
     b"extra_keys",
     b"group_idx",
     b"kv_cache_spec_kind",
+    b"kv_cache_spec_sliding_window",
 )
 _REMOVED = (b"block_hashes", b"medium", b"group_idx")
 FIELDS = {b"BlockStored": _STORED, b"BlockRemoved": _REMOVED, b"AllBlocksCleared": ()}
@@ -342,6 +343,12 @@ class Fields:
             raise UnusableError(why)
         return self._utf8(header.size, why)
 
+    def is_text(self, field: str, texts: tuple[bytes, ...]) -> bool:
+        """Whether it is one of these strings; whatever else it is raises nothing."""
+        header = self._field(field)
+        is_text = header is not None and header.kind == "str"
+        return is_text and self._reader.take(header.size) in texts
+
     def extra_keys(
         self, blocks: int, lora_name: bytes | None, at_root: bool
     ) -> tuple[tuple[bytes, ...], bytes | None]:
@@ -464,6 +471,9 @@ MAX_RANK = (1 << 16) - 1  # and the highest cache group
 
 # What vLLM calls groups whose every leading block a hit needs (`v1/kv_cache_interface.py`, 0.22).
 _FULL_ATTENTION = (b"full_attention", b"mla_attention", b"sink_full_attention")
+_WINDOWS = (b"sliding_window", b"sliding_window_mla")
+_STATE = b"mamba"
+_MAX_WINDOW = 2**31 - 1
 
 
 class EventBatch:
@@ -511,12 +521,14 @@ class EventBatch:
         """The events, in order, each one of these tuples:
 
         ("stored", names, parent, tokens, block_size, tier, lora_name, salt, extras, group,
-        full_attention): a chain of blocks. `names` uint64; `parent` the name before the first, or
-        None; `tokens` int32, int64 where one is beyond that, empty where blocks are only named
-        (offload tiers); `tier` 0 gpu, 1
-        host, 2 disk; `extras` bytes to hash after the tokens of each block, () where no block has
-        any; `group` a hybrid model's cache group or None, and whether it is told to be one of
-        full attention;
+        cache, window, masked): a chain of blocks. `names` uint64; `parent` the name before the
+        first, or None; `tokens` int32, int64 where one is beyond that, empty where blocks are
+        only named (offload tiers); `tier` 0 gpu, 1 host, 2 disk; `extras` bytes to hash after the
+        tokens of each block, () where no block has any; `group` a hybrid model's cache group or
+        None; `cache` what it keeps, None where that was not told: "full" every block, "window"
+        those of the last `window` tokens, "state" one state, "other" nobody knows; `masked`, in a
+        window or states only: tokens were told of other blocks than those that are named, and are
+        left out;
         ("removed", names, tier, group); ("cleared",).
         """
         return list(self._events)
@@ -572,14 +584,17 @@ class EventBatch:
         block_size = 1 if told_size is None else told_size
         if block_size == 0 and len(tokens):
             raise UnusableError("bad_block_size")
-        if len(tokens) and len(tokens) != len(names) * block_size:
-            raise UnusableError("token_count")
+        masked = bool(len(tokens)) and len(tokens) != len(names) * block_size
+        if masked:
+            if not fields.is_text("kv_cache_spec_kind", (*_WINDOWS, _STATE)):
+                raise UnusableError("token_count")
+            tokens = np.empty(0, dtype=np.int32)
         lora_id = fields.lora_id()
         tier = fields.tier()
         lora_name = fields.text("lora_name")
         salt = fields.text("cache_salt")
         group = fields.small("group_idx", MAX_RANK)
-        kind = fields.text("kv_cache_spec_kind")
+        cache, window = _cache(fields)
         if lora_name is None and lora_id:  # vLLM until 0.13: nameless, but never the base model
             lora_name = b"lora_id:%d" % lora_id
         at_root = parent is None and salt is None
@@ -589,11 +604,21 @@ class EventBatch:
         self.blocks += len(names)
         lora = None if lora_name is None else lora_name.decode()
         salted = None if salt is None else salt.decode()
-        full_attention = kind in _FULL_ATTENTION
         return (
             *("stored", names, parent, tokens, block_size, tier),
-            *(lora, salted, extras, group, full_attention),
+            *(lora, salted, extras, group, cache, window, masked),
         )
+
+
+def _cache(fields: Fields) -> tuple[str | None, int]:
+    """What a cache group keeps, and its window's tokens; a window of none is not understood."""
+    kind = fields.text("kv_cache_spec_kind")
+    if kind in _WINDOWS:
+        window = fields.small("kv_cache_spec_sliding_window", _MAX_WINDOW) or 0
+        return ("window" if window else "other"), window
+    if kind is None or kind in _FULL_ATTENTION:
+        return (None if kind is None else "full"), 0
+    return ("state" if kind == _STATE else "other"), 0
 
 
 def _rank(reader: Reader) -> int:

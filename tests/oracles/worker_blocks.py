@@ -15,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 from kvkernels import chain_seed
+from tests.oracles.cache_groups import CacheGroups, Group
 from tests.oracles.event_batch import MAX_BLOCK_SIZE, MAX_RANK, EventBatch
 from tests.oracles.index import (
     _buffer,
@@ -156,8 +157,9 @@ class ParkedBlocks:
 
 
 _MAGIC = b"kvwb"
-_VERSION = 2
+_VERSION = 3
 TIERS = 3
+_KINDS = ("", "full", "window", "state", "other")
 MOST_SIZES = 8  # of blocks that are told apart, one of them "more sizes"
 
 
@@ -171,6 +173,7 @@ class Contents(NamedTuple):
     tiers: npt.NDArray[np.uint8]
     copies: dict[int, int]  # how often more than once tier 0 holds a name
     parked: ParkedBlocks
+    groups: CacheGroups
 
 
 def contents_of(
@@ -179,14 +182,15 @@ def contents_of(
     known: Mapping[int, tuple[int, int]],
     copies: Mapping[int, int],
     parked: ParkedBlocks,
+    groups: CacheGroups,
 ) -> Contents:
-    """A copy of what is known: chain hash and tiers by name, copies, and what is parked."""
+    """A copy of what is known: chain hash and tiers by name, copies, what is parked, and groups."""
     rows = sorted((name, chain, tiers) for name, (chain, tiers) in known.items())
     columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
     tiers = columns[2].astype(np.uint8)
-    return Contents(
-        group, full_attention, columns[0], columns[1], tiers, dict(copies), deepcopy(parked)
-    )
+    arrays = columns[0], columns[1], tiers
+    kept = dict(copies), deepcopy(parked), deepcopy(groups)
+    return Contents(group, full_attention, *arrays, *kept)
 
 
 class FrozenBlocks(NamedTuple):
@@ -217,6 +221,12 @@ def _written(block_size: int, model: str, contents: Contents) -> bytes:
         parts += _run_parts(run)
     parts.append(struct.pack("<I", len(contents.parked.dead)))
     parts += [struct.pack("<QB", *name) for name in sorted(contents.parked.dead)]
+    parts.append(struct.pack("<I", len(contents.groups.groups)))
+    for number, one in contents.groups.groups.items():
+        kind = _KINDS.index(one.kind)
+        told = number, kind, one.window, one.block_size, len(one.held)
+        parts.append(struct.pack("<IBIIQ", *told))
+        parts += [struct.pack("<QQ", *held) for held in sorted(one.held.items())]
     body = b"".join(parts)
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
@@ -251,9 +261,29 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
             raise ValueError("dump of blocks: its copies are malformed")
         copies[name] = more
     parked = _read_parked(parts, block_size, max_parked)
+    groups = _read_groups(parts)
     if parts.at != len(body):
         raise ValueError("dump of blocks: more bytes follow it")
-    return Contents(group, bool(full_attention), names, chains, tiers, copies, parked)
+    return Contents(group, bool(full_attention), names, chains, tiers, copies, parked, groups)
+
+
+def _read_groups(parts: _Parts) -> CacheGroups:
+    groups = CacheGroups()
+    for _ in range(parts.unpack("<I")[0]):
+        number, kind, window, block_size, count = parts.unpack("<IBIIQ")
+        is_kind = (kind == 3 and not window) or (kind == 2 and window)
+        if not is_kind or number > MAX_RANK or block_size > MAX_BLOCK_SIZE:
+            raise ValueError("dump of blocks: its groups are malformed")
+        one = Group(_KINDS[kind], window, block_size)
+        for _ in range(count):
+            name, copies = parts.unpack("<QQ")
+            if not copies or name in one.held:
+                raise ValueError("dump of blocks: its groups are malformed")
+            one.held[name] = copies
+        if number in groups.groups:
+            raise ValueError("dump of blocks: its groups are malformed")
+        groups.groups[number] = one
+    return groups
 
 
 def _run_parts(run: Run) -> list[bytes]:
@@ -348,13 +378,17 @@ class WorkerBlocks:
     The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose
     capacity says when a cache has turned over. `orphans`: blocks that were parked. `clears`: clear
     events in batches. `skipped_events`, and by why `skips`: events of an "other_group" or
-    "other_block_size", "unknown_names" without tokens, orphans for which there was "no_room".
+    "other_block_size", "unknown_names" without tokens, "masked" ones where nothing else is told,
+    orphans and blocks of groups for which there was "no_room".
     `own_size` counts the events that tell blocks of tier 0 by tokens in blocks of this size,
     `other_sizes` those in others: (size, whole, perhaps unfinished), where a block alone that is
     smaller than ours may be the unfinished end of a prompt; of more than seven sizes the last ones
     count as size 0.
-    Of a hybrid model's cache groups the first told to be one of full attention counts, until then
-    group 0; blocks told without a group count always.
+    Of a hybrid model's cache groups the first told to be one of full attention is what the index
+    gets, until then group 0; blocks told without a group count always. Groups with a window or
+    states are kept by name, tier 0 alone, and `limit` says what they leave of a hit; where no
+    group has full attention, they limit nothing. Their events that are "masked" tell nothing of
+    where in a prompt their blocks are.
     Raises IndexError for a worker the index does not have, ValueError for other bad arguments.
     """
 
@@ -379,6 +413,11 @@ class WorkerBlocks:
         self._copies: Counter[int] = Counter()
         self._group = 0
         self._full_attention = False  # somebody told of such a group: it is `_group`
+        self._groups = CacheGroups()
+        self._is_hybrid = False
+        # Of a hybrid: the name that was stored last of those that stand for a chain hash, until
+        # it goes; after `load`, and where it becomes one, the greatest of them.
+        self._by_chain: dict[int, int] = {}
         self.stored_blocks = 0
         self.removed_blocks = 0
         self.clears = 0
@@ -450,6 +489,38 @@ class WorkerBlocks:
 
     def clear(self) -> None:
         """Forget all, in the index too. Counts nothing."""
+        self._forget_blocks()
+        self._groups.forget()
+
+    def limit(self, chain: Buffer, blocks: int) -> int:
+        """How many of the chain's first `blocks` blocks, which full attention has, are reused."""
+        if not self.is_hybrid:
+            return blocks
+        return self._groups.longest(names_of(chain), blocks, self._block_size, self._by_chain)
+
+    @property
+    def is_hybrid(self) -> bool:
+        """It has groups with windows or states beside full attention."""
+        return self._is_hybrid
+
+    def groups(self) -> list[tuple[int, str, int, int, int]]:
+        """Groups with windows or states: (number, kind, window, block size, blocks held)."""
+        return [
+            (number, one.kind, one.window, one.block_size, len(one.held))
+            for number, one in self._groups.groups.items()
+        ]
+
+    def _name_chains(self) -> None:
+        self._is_hybrid = self._full_attention and bool(self._groups.groups)
+        names = sorted(self._known) if self._is_hybrid else ()
+        self._by_chain = {self._known[name].chain: name for name in names}
+
+    def _unname(self, chain: int, name: int) -> None:
+        if self._by_chain.get(chain) == name:
+            del self._by_chain[chain]
+
+    def _forget_blocks(self) -> None:
+        self._by_chain.clear()
         self._index.clear_worker(self._worker)
         self._known.clear()
         self._copies.clear()
@@ -468,7 +539,8 @@ class WorkerBlocks:
     def frozen(self) -> FrozenBlocks:
         """All of it as it is now, for a thread to dump: a copy, made at once."""
         contents = contents_of(
-            self._group, self._full_attention, self._known, self._copies, self._parked
+            *(self._group, self._full_attention, self._known, self._copies, self._parked),
+            self._groups,
         )
         return FrozenBlocks(self._block_size, self._model, contents)
 
@@ -482,8 +554,10 @@ class WorkerBlocks:
         self.clear()
         self._group, self._full_attention = contents.group, contents.full_attention
         self._parked, self._copies = contents.parked, Counter(contents.copies)
+        self._groups = contents.groups
         columns = (column.tolist() for column in contents[2:5])
         self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
+        self._name_chains()
         for tier in range(TIERS):
             self._tell_stored(contents.chains[contents.tiers >> tier & 1 > 0].tolist(), tier)
 
@@ -530,15 +604,33 @@ class WorkerBlocks:
         salt: str | None,
         extras: tuple[bytes, ...],
         group: int | None,
-        full_attention: bool,
+        cache: str | None,
+        window: int,
+        masked: bool,
     ) -> None:
-        if full_attention and not self._full_attention:
+        number = group or 0
+        if cache == "full" and not self._full_attention:
             self._full_attention = True
-            if (group or 0) != self._group:  # what came before was another group's
-                self._group = group or 0
-                self.clear()
+            if number != self._group:  # what came before was another group's
+                self._group = number
+                self._forget_blocks()
+            self._groups.groups.pop(number, None)
+            self._name_chains()
+        is_full = self._full_attention and number == self._group
+        is_side = cache in ("window", "state") and not is_full and tier == 0
+        if is_side:
+            assert cache is not None
+            one = Group(cache, window, block_size)
+            if not self._groups.store(number, one, names.tolist(), self._counts_copies):
+                self._skip("no_room")
+            if not self._is_hybrid:
+                self._name_chains()
         if group not in (None, self._group):
-            self._skip("other_group")
+            if not is_side:
+                self._skip("other_group")
+            return
+        if masked:  # where in the prompt its blocks are, nobody can tell
+            self._skip("masked")
             return
         if len(tokens) and tier == 0:
             self._note_size(block_size, len(names))
@@ -551,6 +643,8 @@ class WorkerBlocks:
     def _take_removed(self, names: npt.NDArray[np.uint64], tier: int, group: int | None) -> None:
         if group in (None, self._group):
             self._remove(names.tolist(), tier)
+        elif tier == 0:
+            self._groups.remove(group, names.tolist())
 
     def _skip(self, why: str) -> None:
         self._skips[why] = self._skips.get(why, 0) + 1
@@ -614,12 +708,15 @@ class WorkerBlocks:
             if known.chain != block:
                 self._tell_stored(pending, tier)
                 pending = []
+                self._unname(known.chain, name)
                 self._leave(known)
                 self._copies.pop(name, None)
                 known = Known(block, 0)
             elif counts_copies and tier == 0 and known.tiers & 1:
                 self._copies[name] += 1
             self._known[name] = Known(block, known.tiers | 1 << tier)
+            if self._is_hybrid:
+                self._by_chain[block] = name
             pending.append(block)
         self._tell_stored(pending, tier)
         self.stored_blocks += 0 if tier else len(names)
@@ -647,6 +744,7 @@ class WorkerBlocks:
             left = known.tiers & ~(1 << tier)
             self._known[name] = Known(known.chain, left)
             if not left:
+                self._unname(known.chain, name)
                 del self._known[name]
         self._tell_removed(gone, tier)
 

@@ -24,6 +24,12 @@ enum class Skip : std::uint8_t {
   type, hashes, tokens, token_count, block_size, medium, extra_keys, field, limit
 };
 
+// What a cache group keeps of a prompt: every block; those in a sliding window; one state.
+enum class CacheKind : std::uint8_t { untold, full, window, state, other };
+
+inline constexpr std::array<std::string_view, 5> kCacheNames = {
+    "", "full", "window", "state", "other"};
+
 inline constexpr std::array<std::string_view, 9> kSkipNames = {
     "unknown_type", "bad_hashes", "bad_tokens", "token_count", "bad_block_size",
     "unknown_medium", "bad_extra_keys", "bad_field", "over_limit"};
@@ -38,10 +44,12 @@ struct Event {
   bool has_parent = false;
   bool has_lora = false;
   bool has_salt = false;
-  bool full_attention = false;
+  CacheKind cache = CacheKind::untold;
+  bool masked = false;         // of a window or states: the tokens told are not those of the names
   bool has_extras = false;     // then one piece a block, from `extras_at` on
   bool is_wide = false;        // one of its tokens is beyond int32
   std::int32_t group = -1;     // cache group of a hybrid model; -1: none was told
+  std::uint32_t window = 0;    // of a group with a sliding window, in tokens
   std::uint32_t block_size = 1;
   std::uint32_t names_at = 0;
   std::uint32_t names = 0;

@@ -12,14 +12,14 @@ using msgpack::Kind;
 namespace {
 
 // The wire's names of the fields that mean something to us, in the enumeration's order.
-constexpr std::array<std::string_view, 13> kKeys = {
+constexpr std::array<std::string_view, 14> kKeys = {
     "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
     "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-    "cache_salt", "mm_keys", "type"};
+    "kv_cache_spec_sliding_window", "cache_salt", "mm_keys", "type"};
 
 // A key as it is packed mostly, in words to compare at once.
 struct PackedKey {
-  static constexpr std::size_t kWords = 3;
+  static constexpr std::size_t kWords = 4;
 
   std::size_t size = 0;
   std::array<std::uint64_t, kWords> words{};

@@ -8,6 +8,14 @@ namespace kv {
 using msgpack::Header;
 using msgpack::Kind;
 
+namespace {
+
+bool is_window_or_state(std::string_view kind) {
+  return kind == "sliding_window" || kind == "sliding_window_mla" || kind == "mamba";
+}
+
+}  // namespace
+
 void EventReader::read() {
   const auto names = batch_.names_.size();
   const auto tokens = batch_.tokens_.size();
@@ -62,16 +70,17 @@ void EventReader::stored(Event& event) {
   // Blocks that are only named have whatever size they were first told with.
   if (event.block_size == 0 && event.tokens != 0) throw Unusable{Skip::block_size};
   if (event.tokens != 0 && event.tokens != std::uint64_t{event.names} * event.block_size) {
-    throw Unusable{Skip::token_count};
+    if (!may_mask()) throw Unusable{Skip::token_count};
+    event.masked = true;
+    event.is_wide = false;
+    event.tokens = 0;
   }
   const std::string numbered = lora_id();
   tier(event);
   std::optional<std::string_view> lora = text(kLoraName, Skip::field);
   const std::optional<std::string_view> salt = text(kSalt, Skip::field);
   group(event);
-  const std::string_view kind = text(kKind, Skip::field).value_or("");
-  event.full_attention =
-      kind == "full_attention" || kind == "mla_attention" || kind == "sink_full_attention";
+  cache(event);
   if (!lora && !numbered.empty()) lora = numbered;
   event.has_lora = lora.has_value();
   event.has_salt = salt.has_value();
@@ -158,6 +167,30 @@ std::optional<std::uint32_t> EventReader::small(Field field, std::uint32_t most,
 void EventReader::group(Event& event) {
   if (const auto group = small(kGroup, EventBatch::kMaxRank, Skip::field)) {
     event.group = static_cast<std::int32_t>(*group);
+  }
+}
+
+// Whether the event may tell tokens of more blocks than it names: such groups drop blocks early.
+bool EventReader::may_mask() {
+  const auto header = field(kKind);
+  if (!header || header->kind != Kind::text) return false;
+  return is_window_or_state(reader_.take_text(header->size));
+}
+
+// Kinds as vLLM names them. A window of no tokens is none that we understand.
+void EventReader::cache(Event& event) {
+  const std::optional<std::string_view> kind = text(kKind, Skip::field);
+  if (!kind) return;
+  if (*kind == "full_attention" || *kind == "mla_attention" || *kind == "sink_full_attention") {
+    event.cache = CacheKind::full;
+  } else if (*kind == "mamba") {
+    event.cache = CacheKind::state;
+  } else if (is_window_or_state(*kind)) {
+    constexpr std::uint32_t kMost = std::numeric_limits<std::int32_t>::max();
+    event.window = small(kWindow, kMost, Skip::field).value_or(0);
+    event.cache = event.window > 0 ? CacheKind::window : CacheKind::other;
+  } else {
+    event.cache = CacheKind::other;
   }
 }
 

@@ -28,7 +28,7 @@ class EventReader {
   // In the array form's order; those that mean nothing to us are left out.
   enum Field {
     kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind,
-    kSalt, kMmKeys, kType, kFields
+    kWindow, kSalt, kMmKeys, kType, kFields
   };
   enum class Tag { stored, removed, cleared, unknown };
 
@@ -63,6 +63,8 @@ class EventReader {
   void wide_tokens(Event& event);
   std::optional<std::uint32_t> small(Field field, std::uint32_t most, Skip otherwise);
   void group(Event& event);
+  void cache(Event& event);
+  bool may_mask();
   std::string lora_id();
   std::optional<std::string_view> text(Field field, Skip otherwise);
   std::string_view utf8(std::size_t size, Skip otherwise);

@@ -59,6 +59,11 @@ nb::object text_or_none(bool is, std::string_view text) {
   return is ? nb::str(text.data(), text.size()) : nb::object(nb::none());
 }
 
+nb::object cache_or_none(kv::CacheKind kind) {
+  const std::string_view name = kv::kCacheNames[static_cast<std::size_t>(kind)];
+  return text_or_none(!name.empty(), name);
+}
+
 nb::object group_or_none(const Event& event) {
   return event.group < 0 ? nb::object(nb::none()) : nb::object(nb::int_(event.group));
 }
@@ -92,6 +97,7 @@ nb::dict skips_of(const WorkerBlocks& blocks) {
   if (counters.other_block_size != 0) skips["other_block_size"] = counters.other_block_size;
   if (counters.unknown_names != 0) skips["unknown_names"] = counters.unknown_names;
   if (counters.no_room != 0) skips["no_room"] = counters.no_room;
+  if (counters.masked != 0) skips["masked"] = counters.masked;
   return skips;
 }
 
@@ -103,13 +109,23 @@ nb::list other_sizes_of(const WorkerBlocks& blocks) {
   return sizes;
 }
 
+nb::list groups_of(const WorkerBlocks& blocks) {
+  nb::list groups;
+  for (const kv::CacheGroups::Facts& one : blocks.groups()) {
+    groups.append(nb::make_tuple(one.number, cache_or_none(one.kind), one.window, one.block_size,
+                                 one.held));
+  }
+  return groups;
+}
+
 nb::tuple stored_tuple(const EventBatch& batch, const Event& event) {
   const nb::object parent = event.has_parent ? nb::object(nb::int_(event.parent)) : nb::none();
   return nb::make_tuple("stored", array_of(batch.names(event)), parent,
                         tokens_of(batch, event), event.block_size, event.tier,
                         text_or_none(event.has_lora, batch.lora(event)),
                         text_or_none(event.has_salt, batch.salt(event)), extras_of(batch, event),
-                        group_or_none(event), event.full_attention);
+                        group_or_none(event), cache_or_none(event.cache), event.window,
+                        event.masked);
 }
 
 std::uint8_t tier_of(nb::handle tier) {
@@ -226,6 +242,12 @@ nb::object remove_blocks(WorkerBlocks& self, nb::handle names, nb::handle tier) 
   return array_or_none(left);
 }
 
+std::size_t limit(const WorkerBlocks& self, nb::handle chain, nb::handle blocks) {
+  const Hashes hashes(chain, "chain");
+  const auto most = in_range(blocks, "blocks", 0, INT32_MAX);
+  return self.limit(hashes.span(), static_cast<std::size_t>(most));
+}
+
 nb::object chains(const WorkerBlocks& self, nb::handle tier) {
   const std::uint8_t wanted = tier_of(tier);
   std::vector<std::uint64_t> held;
@@ -311,6 +333,14 @@ void kv::bind_events(nb::module_& module) {
            "Replace everything by what `dump` gave, in the index too.")
       .def("skips", [](const WorkerBlocks& self) { return skips_of(self); },
            nb::sig("def skips(self) -> dict[str, int]"), "`skipped_events`, by why.")
+      .def("limit", calls::limit, arg("chain"), arg("blocks"),
+           nb::sig("def limit(self, chain: Buffer, blocks: int) -> int"),
+           "How many of the chain's first `blocks` blocks, which full attention has, are reused.")
+      .def("groups", groups_of,
+           nb::sig("def groups(self) -> list[tuple[int, str, int, int, int]]"),
+           "Cache groups with windows or states: (number, kind, window, block size, blocks held).")
+      .def_prop_ro("is_hybrid", &WorkerBlocks::is_hybrid,
+                   "It has such groups beside full attention.")
       .def("other_sizes", other_sizes_of,
            nb::sig("def other_sizes(self) -> list[tuple[int, int, int]]"),
            "As `own_size`, of other sizes: (size, whole ones, perhaps unfinished ones).")

@@ -1,6 +1,7 @@
 #include "events/worker_blocks.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <stdexcept>
 #include <utility>
@@ -12,6 +13,8 @@ namespace {
 
 constexpr std::size_t kAhead = 24;       // names whose slots are fetched before they are wanted
 constexpr std::size_t kMostPending = 4096;
+// Which groups' blocks `ends_` has in which tier.
+constexpr std::array kEnds = {std::pair(CacheKind::window, 0), std::pair(CacheKind::state, 1)};
 constexpr std::size_t kCopyBytes = 40;  // of a hash map: the node, its share of the buckets
 
 }  // namespace
@@ -44,6 +47,9 @@ std::vector<std::uint64_t> WorkerBlocks::apply(const EventBatch& batch) {
     } else if (event.kind == Event::Kind::removed) {
       if (event.group < 0 || static_cast<std::uint32_t>(event.group) == group_) {
         remove_named(batch.names(event), event.tier);
+      } else if (event.tier == 0) {
+        groups_.remove(static_cast<std::uint32_t>(event.group), batch.names(event));
+        for (const std::uint64_t name : batch.names(event)) tell_named(name);
       }
     } else {
       ++counters_.clears;
@@ -90,6 +96,33 @@ std::vector<std::uint64_t> WorkerBlocks::chains(int tier) const {
   return held;
 }
 
+std::size_t WorkerBlocks::limit(Names chain, std::size_t blocks) const {
+  const std::lock_guard lock(mutex_);
+  return is_hybrid_ ? groups_.longest(chain, blocks, block_size_, by_chain_) : blocks;
+}
+
+void WorkerBlocks::attach(PrefixIndex* ends) {
+  const std::lock_guard lock(mutex_);
+  if (ends_ != nullptr) ends_->clear_worker(worker_);
+  ends_ = ends;
+  tell_ends();
+}
+
+std::optional<PrefixIndex::EndRule> WorkerBlocks::end_rule() const {
+  const std::lock_guard lock(mutex_);
+  return ends_ == nullptr ? std::nullopt : groups_.rule(block_size_);
+}
+
+bool WorkerBlocks::is_hybrid() const {
+  const std::lock_guard lock(mutex_);
+  return is_hybrid_;
+}
+
+std::vector<CacheGroups::Facts> WorkerBlocks::groups() const {
+  const std::lock_guard lock(mutex_);
+  return groups_.facts();
+}
+
 std::size_t WorkerBlocks::size() const {
   const std::lock_guard lock(mutex_);
   return names_.size();
@@ -104,7 +137,8 @@ std::size_t WorkerBlocks::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   return sizeof *this + names_.memory_bytes() + parked_.memory_bytes() + bytes_.capacity() +
          (pending_.capacity() + chain_.capacity()) * sizeof(std::uint64_t) +
-         woken_.capacity() * sizeof(Run) + copies_.size() * kCopyBytes;
+         woken_.capacity() * sizeof(Run) + copies_.size() * kCopyBytes +
+         groups_.memory_bytes() + by_chain_.memory_bytes();
 }
 
 std::vector<WorkerBlocks::OtherSize> WorkerBlocks::other_sizes() const {
@@ -118,16 +152,15 @@ WorkerBlocks::Counters WorkerBlocks::counters() const {
 }
 
 void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
-  if (event.full_attention && !full_attention_) {
-    full_attention_ = true;
-    const std::uint32_t group = event.group < 0 ? 0 : static_cast<std::uint32_t>(event.group);
-    if (group != group_) {  // what came before was another group's
-      group_ = group;
-      forget();
-    }
+  const std::uint32_t group = event.group < 0 ? 0 : static_cast<std::uint32_t>(event.group);
+  if (event.cache == CacheKind::full && !full_attention_) take_full_group(group);
+  const bool is_taken = take_group(batch, event);
+  if (event.group >= 0 && group != group_) {
+    if (!is_taken) ++counters_.other_group;
+    return;
   }
-  if (event.group >= 0 && static_cast<std::uint32_t>(event.group) != group_) {
-    ++counters_.other_group;
+  if (event.masked) {  // where in the prompt its blocks are, nobody can tell
+    ++counters_.masked;
     return;
   }
   if (event.tokens > 0) {
@@ -150,6 +183,89 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
     seed = chain_seed(model_, batch.lora(event), batch.salt(event));
   }
   store_told(run, seed);
+}
+
+// What was told before of blocks was another group's.
+void WorkerBlocks::take_full_group(std::uint32_t group) {
+  full_attention_ = true;
+  if (group != group_) {
+    group_ = group;
+    forget_blocks();
+  }
+  groups_.leave(group);
+  name_chains();
+}
+
+// Blocks of a window or states, in tier 0; false for all others.
+bool WorkerBlocks::take_group(const EventBatch& batch, const Event& event) {
+  const bool is_ours = event.cache == CacheKind::window || event.cache == CacheKind::state;
+  const bool is_full = full_attention_ && (event.group < 0 ? 0 : event.group) ==
+                                              static_cast<std::int32_t>(group_);
+  if (!is_ours || is_full || event.tier != 0) return false;
+  const std::uint64_t changes = groups_.changes();
+  if (!groups_.store(event, batch.names(event), counts_copies_)) ++counters_.no_room;
+  if (!is_hybrid_) {
+    name_chains();
+  } else if (changes != groups_.changes()) {
+    tell_ends();
+  } else {
+    for (const std::uint64_t name : batch.names(event)) tell_named(name);
+  }
+  return true;
+}
+
+void WorkerBlocks::name_chains() {
+  is_hybrid_ = full_attention_ && !groups_.empty();
+  by_chain_.clear();
+  if (!is_hybrid_) return;
+  names_.each([&](const BlockNames::Known& known) {
+    BlockNames::Known named = by_chain_.at(known.chain());
+    if (named.tiers() == 0 || named.chain() < known.name()) named.set(known.name(), 1);
+  });
+  tell_ends();
+}
+
+void WorkerBlocks::tell_ends() {
+  if (ends_ == nullptr) return;
+  ends_->clear_worker(worker_);
+  for (const auto [kind, tier] : kEnds) {
+    std::vector<std::uint64_t> chains;
+    groups_.each_held_by_all(kind, [&](std::uint64_t name) {
+      const BlockNames::Known known = names_.find(name);
+      if (known) chains.push_back(known.chain());
+    });
+    ends_->store(worker_, chains, tier);
+  }
+}
+
+void WorkerBlocks::tell_named(std::uint64_t name) {
+  if (ends_ == nullptr) return;
+  const BlockNames::Known known = names_.find(name);
+  if (known) tell_end(known.chain(), name);
+}
+
+// Which of the groups hold the block now.
+void WorkerBlocks::tell_end(std::uint64_t chain, std::uint64_t name) {
+  if (ends_ == nullptr) return;
+  for (const auto [kind, tier] : kEnds) {
+    const std::span<const std::uint64_t> one(&chain, 1);
+    if (groups_.all_hold(kind, name)) {
+      ends_->store(worker_, one, tier);
+    } else {
+      ends_->remove(worker_, one, tier);
+    }
+  }
+}
+
+// The name does not stand for this chain any more.
+void WorkerBlocks::unname(std::uint64_t chain, std::uint64_t name) {
+  if (!is_hybrid_) return;
+  const BlockNames::Known known = by_chain_.find(chain);
+  if (!known || known.chain() != name) return;
+  by_chain_.erase(known);
+  for (const auto [kind, tier] : kEnds) {
+    if (ends_ != nullptr) ends_->remove(worker_, std::span<const std::uint64_t>(&chain, 1), tier);
+  }
 }
 
 void WorkerBlocks::note_size(const Event& event) {
@@ -278,6 +394,9 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier, bool counts
     const bool renamed = tiers != 0 && known.chain() != chain[i];
     const std::uint64_t before = renamed ? known.chain() : 0;
     known.set(chain[i], static_cast<std::uint8_t>(renamed ? bit : tiers | bit));
+    if (renamed) unname(before, names[i]);
+    if (is_hybrid_) by_chain_.at(chain[i]).set(names[i], 1);
+    if (is_hybrid_) tell_end(chain[i], names[i]);
     if (renamed) {
       leave(before, tiers);
       copies_.erase(names[i]);
@@ -311,6 +430,7 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
     tell(Told::removed, tier, known.chain());
     if (tier == 0) left(known.chain());
     if (known.tiers() == bit) {
+      unname(known.chain(), names[i]);
       names_.erase(known);
     } else {
       known.set_tiers(static_cast<std::uint8_t>(known.tiers() & ~bit));
@@ -329,6 +449,13 @@ bool WorkerBlocks::drop_copy(std::uint64_t name, std::uint8_t tier) {
 }
 
 void WorkerBlocks::forget() {
+  forget_blocks();
+  groups_.forget();
+}
+
+void WorkerBlocks::forget_blocks() {
+  by_chain_.clear();
+  if (ends_ != nullptr) ends_->clear_worker(worker_);
   pending_.clear();  // all of it is this worker's
   index_.clear_worker(worker_);
   names_.clear();

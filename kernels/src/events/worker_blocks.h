@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "events/block_names.h"
+#include "events/cache_groups.h"
 #include "events/event_batch.h"
 #include "events/worker_blocks_parked.h"
 #include "index/prefix_index.h"
@@ -31,6 +32,7 @@ struct FrozenBlocks {
   ParkedBlocks parked;
   std::uint32_t group;
   bool full_attention;
+  CacheGroups groups;
 
   std::string dump() const;
 };
@@ -51,11 +53,12 @@ class WorkerBlocks {
     std::uint64_t other_block_size = 0;
     std::uint64_t unknown_names = 0;
     std::uint64_t no_room = 0;
+    std::uint64_t masked = 0;
     // Events that tell tier 0's blocks by tokens, of this block size; `OtherSize` has the others.
     std::uint64_t own_size = 0;
 
     std::uint64_t skipped_events() const {
-      return other_group + other_block_size + unknown_names + no_room;
+      return other_group + other_block_size + unknown_names + no_room + masked;
     }
   };
 
@@ -107,15 +110,36 @@ class WorkerBlocks {
   // worker of the same model and block size.
   void load(std::string_view data);
 
+  // How many of the first `blocks` blocks of the chain the engine reuses, given that its
+  // full-attention group holds them.
+  std::size_t limit(Names chain, std::size_t blocks) const;
+  bool is_hybrid() const;  // what `limit` says may be less than `blocks`
+
+  // Tell `ends`, from now on, which blocks all windows (tier 0) and all states (tier 1) hold, so
+  // that it can compute `limit` for many workers at once by `end_rule`. It must outlive this, or
+  // be detached by nullptr.
+  void attach(PrefixIndex* ends);
+  // None: ask `limit`.
+  std::optional<PrefixIndex::EndRule> end_rule() const;
+  std::vector<CacheGroups::Facts> groups() const;
+
   std::size_t size() const;
   std::size_t parked() const;
   std::size_t memory_bytes() const;
   std::uint32_t block_size() const { return block_size_; }
+  std::size_t worker() const { return static_cast<std::size_t>(worker_); }
   Counters counters() const;
   std::vector<OtherSize> other_sizes() const;  // in the order in which they were met
 
  private:
   void take_stored(const EventBatch& batch, const Event& event);
+  void take_full_group(std::uint32_t group);
+  bool take_group(const EventBatch& batch, const Event& event);
+  void name_chains();
+  void tell_ends();
+  void tell_end(std::uint64_t chain, std::uint64_t name);
+  void tell_named(std::uint64_t name);
+  void unname(std::uint64_t chain, std::uint64_t name);
   void note_size(const Event& event);
   void store_told(const Stored& run, std::uint64_t seed);
   void store_run(const Stored& run, std::uint64_t seed);
@@ -127,6 +151,7 @@ class WorkerBlocks {
   bool drop_copy(std::uint64_t name, std::uint8_t tier);
   void leave(std::uint64_t chain, std::uint8_t tiers);
   void forget();
+  void forget_blocks();
   Names chain_of(const Stored& run, std::uint64_t seed);
 
   // What the index must still be told, in order; told in one call where it is all alike.
@@ -146,6 +171,10 @@ class WorkerBlocks {
   ParkedBlocks parked_;
   std::uint32_t group_ = 0;       // the cache group that counts
   bool full_attention_ = false;   // somebody told of such a group: it is `group_`
+  CacheGroups groups_;
+  bool is_hybrid_ = false;        // it has both
+  BlockNames by_chain_;           // of a hybrid: chain hash -> name, as `names_` the other way
+  PrefixIndex* ends_ = nullptr;   // tier 0: held by all windows, tier 1: by all states
   Counters counters_;
   std::vector<OtherSize> other_sizes_;
 

@@ -13,7 +13,7 @@ namespace kv {
 namespace {
 
 constexpr std::string_view kMagic = "kvwb";
-constexpr std::uint32_t kVersion = 2;
+constexpr std::uint32_t kVersion = 3;
 
 std::uint64_t hash_text(std::string_view text) {
   return hash_bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
@@ -161,11 +161,60 @@ void get_parked(Parts& parts, std::uint32_t block_size, ParkedBlocks& parked) {
   }
 }
 
+// Their blocks ascending by name, each with how many copies there are.
+void put_groups(Writer& out, const CacheGroups& groups) {
+  out.put(static_cast<std::uint32_t>(groups.groups().size()));
+  for (const CacheGroups::Group& group : groups.groups()) {
+    std::map<std::uint64_t, std::uint64_t> sorted;
+    group.held.each([&](const BlockNames::Known& known) {
+      sorted.emplace(known.name(), known.chain());
+    });
+    out.put(group.number);
+    out.put(static_cast<std::uint8_t>(group.kind));
+    out.put(group.window);
+    out.put(group.block_size);
+    out.put(static_cast<std::uint64_t>(sorted.size()));
+    for (const auto& [name, copies] : sorted) {
+      out.put(name);
+      out.put(copies);
+    }
+  }
+}
+
+CacheGroups get_groups(Parts& parts) {
+  CacheGroups groups;
+  for (auto left = parts.get<std::uint32_t>(); left > 0; --left) {
+    const auto number = parts.get<std::uint32_t>();
+    const auto kind = static_cast<CacheKind>(parts.get<std::uint8_t>());
+    const auto window = parts.get<std::uint32_t>();
+    const auto block_size = parts.get<std::uint32_t>();
+    CacheGroups::Group group{number, kind, window, block_size, {}};
+    const bool is_kind = kind == CacheKind::state ? window == 0
+                                                  : kind == CacheKind::window && window > 0;
+    if (!is_kind || number > EventBatch::kMaxRank || block_size > EventBatch::kMaxBlockSize ||
+        groups.groups().size() == CacheGroups::kMostGroups) {
+      Parts::refuse("its groups are malformed");
+    }
+    for (auto names = parts.get<std::uint64_t>(); names > 0; --names) {
+      const auto name = parts.get<std::uint64_t>();
+      const auto copies = parts.get<std::uint64_t>();
+      if (copies == 0 || group.held.find(name)) Parts::refuse("its groups are malformed");
+      group.held.at(name).set(copies, 1);
+    }
+    for (const CacheGroups::Group& other : groups.groups()) {
+      if (other.number == number) Parts::refuse("its groups are malformed");
+    }
+    groups.put(std::move(group));
+  }
+  if (groups.held() > CacheGroups::kMostHeld) Parts::refuse("its groups hold too much");
+  return groups;
+}
+
 }  // namespace
 
 FrozenBlocks WorkerBlocks::frozen() const {
   const std::lock_guard lock(mutex_);
-  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_};
+  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_, groups_};
 }
 
 std::string FrozenBlocks::dump() const {
@@ -209,6 +258,7 @@ std::string FrozenBlocks::dump() const {
     out.put(name);
     out.put(tier);
   }
+  put_groups(out, groups);
   out.put(hash_text(out.bytes));
   return std::move(out.bytes);
 }
@@ -245,15 +295,18 @@ void WorkerBlocks::load(std::string_view data) {
   Copies copies = get_copies(parts, names, tiers);
   ParkedBlocks parked(parked_.limit());
   get_parked(parts, block_size_, parked);
+  CacheGroups groups = get_groups(parts);
   if (!parts.empty()) Parts::refuse("more bytes follow it");
   forget();
   group_ = group;
   full_attention_ = full_attention != 0;
   parked_ = std::move(parked);
   copies_ = std::move(copies);
+  groups_ = std::move(groups);
   for (std::size_t i = 0; i < names.size(); ++i) {
     names_.at(names[i]).set(chains[i], tiers[i]);
   }
+  name_chains();
   for (std::uint8_t tier = 0; tier < kTiers; ++tier) {
     for (std::size_t i = 0; i < names.size(); ++i) {
       if ((tiers[i] >> tier & 1) != 0) tell(Told::stored, tier, chains[i]);

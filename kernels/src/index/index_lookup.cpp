@@ -98,4 +98,49 @@ void PrefixIndex::longest_prefix_tiers(Hashes chain, std::int32_t* hits) const {
   for (auto& walk : walks) walk->finish(static_cast<std::int32_t>(depth));
 }
 
+// From the longest prefix down: one look at each block, whoever holds it.
+void PrefixIndex::lower_to_ends(Hashes chain, const EndRule& rule,
+                                std::span<const std::size_t> workers, std::int32_t* hits) const {
+  const std::shared_lock lock(lock_);
+  SeatBits left;
+  std::size_t depth = 0;
+  for (const std::size_t worker : workers) {
+    if (hits[worker] <= 0) continue;
+    left.add(seats_.of(worker));
+    depth = std::max(depth, static_cast<std::size_t>(hits[worker]));
+  }
+  depth = std::min(depth, chain.size());
+  // Whoever of these seats has the blocks that an end here needs, but for the first of them.
+  const auto at_end = [&](const SeatBits& seats, std::size_t from) {
+    SeatBits here = seats;
+    for (std::size_t i = from; i < std::min(rule.tier0_blocks, depth) && !here.empty(); ++i) {
+      const Record* record = tiers_[0] == nullptr ? nullptr : tiers_[0]->find(chain[depth - 1 - i]);
+      if (record == nullptr) return SeatBits();
+      here = here.kept(sets_, BlockTable::word_of(*record));
+    }
+    return here;
+  };
+  const bool needs_any = rule.tier1_last || rule.tier0_blocks > 0;
+  const IndexTier* first = tiers_[rule.tier1_last ? 1 : 0].get();  // of those that must have it
+  for (; depth > 0 && !left.empty(); --depth) {
+    const Record* record = nullptr;
+    if (needs_any) {  // nobody holds most blocks there: passed by with one look
+      if (first == nullptr) break;
+      if (depth > kNear) first->prefetch(chain[depth - 1 - kNear]);
+      record = first->find(chain[depth - 1]);
+      if (record == nullptr) continue;
+    }
+    const std::size_t seen = rule.tier1_last || !needs_any ? 0 : 1;
+    const SeatBits here =
+        at_end(record == nullptr ? left : left.kept(sets_, BlockTable::word_of(*record)), seen);
+    here.each([&](unsigned seat) {
+      std::int32_t& hit = hits[seats_.worker_on(seat)];
+      if (static_cast<std::size_t>(hit) < depth) return;  // its prefix is shorter than that
+      hit = static_cast<std::int32_t>(depth);
+      left.remove(seat);
+    });
+  }
+  left.each([&](unsigned seat) { hits[seats_.worker_on(seat)] = 0; });
+}
+
 }  // namespace kv

@@ -50,6 +50,21 @@ class PrefixIndex {
   // Writes three such rows: row t counts blocks held in any of the tiers 0..t.
   void longest_prefix_tiers(Hashes chain, std::int32_t* hits) const;
 
+  // Where a prefix may end at workers that need more than its leading blocks: the last
+  // `tier0_blocks` before the end in tier 0, or all where there are fewer, and the very last one in
+  // tier 1 if `tier1_last`.
+  struct EndRule {
+    std::size_t tier0_blocks = 0;
+    bool tier1_last = false;
+
+    bool operator==(const EndRule&) const = default;
+  };
+
+  // Lowers hits[w] of each of these workers to the longest prefix of the chain, no longer than
+  // that, that ends as `rule` wants it; 0 where there is none.
+  void lower_to_ends(Hashes chain, const EndRule& rule, std::span<const std::size_t> workers,
+                     std::int32_t* hits) const;
+
   std::size_t held(std::int64_t worker, int tier = 0) const;
 
   // How many of these blocks the worker holds in the tier.

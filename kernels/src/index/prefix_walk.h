@@ -18,11 +18,68 @@ struct SeatBits {
   std::uint64_t summary = 0;
   std::array<std::uint64_t, 64 * kWords> words;
 
+  SeatBits() = default;
+  SeatBits(const SeatBits& other) { *this = other; }
+  SeatBits& operator=(const SeatBits& other) {
+    summary = other.summary;
+    for (std::uint64_t left = summary; left != 0; left &= left - 1) {
+      const std::size_t at = kWords * static_cast<std::size_t>(std::countr_zero(left));
+      words[at] = other.words[at];
+      words[at + 1] = other.words[at + 1];
+    }
+    return *this;
+  }
+
   std::uint64_t* chunk(unsigned number) { return &words[kWords * number]; }
 
   bool has(unsigned seat) const {
     return (summary >> (seat / BitmapForm::kChunkBits) & 1) != 0 &&
            (words[seat / 64] >> (seat % 64) & 1) != 0;
+  }
+
+  bool empty() const { return summary == 0; }
+  void clear() { summary = 0; }
+
+  // Those of these seats that are in the set. Precondition: no chunk is empty; nor is one then.
+  SeatBits kept(const WorkerSets& sets, std::uint64_t word) const {
+    SeatBits kept;
+    if (form_of(word) != SetForm::bitmap) {
+      sets.each(word, [&](unsigned seat) {
+        if (has(seat)) kept.add(seat);
+      });
+      return kept;
+    }
+    const BitmapForm map = sets.bitmap(word);
+    for (std::uint64_t left = summary & map.summary(); left != 0; left &= left - 1) {
+      const auto number = static_cast<unsigned>(std::countr_zero(left));
+      const std::size_t at = std::size_t{kWords} * number;
+      const std::uint64_t low = words[at] & map.chunk(number)[0];
+      const std::uint64_t high = words[at + 1] & map.chunk(number)[1];
+      if ((low | high) == 0) continue;
+      kept.summary |= std::uint64_t{1} << number;
+      kept.words[at] = low;
+      kept.words[at + 1] = high;
+    }
+    return kept;
+  }
+
+  void remove(unsigned seat) {
+    const unsigned number = seat / BitmapForm::kChunkBits;
+    words[seat / 64] &= ~(std::uint64_t{1} << (seat % 64));
+    if ((chunk(number)[0] | chunk(number)[1]) == 0) summary &= ~(std::uint64_t{1} << number);
+  }
+
+  template <class See>
+  void each(See see) const {
+    for (std::uint64_t left = summary; left != 0; left &= left - 1) {
+      const auto number = static_cast<unsigned>(std::countr_zero(left));
+      for (unsigned half = 0; half < kWords; ++half) {
+        for (std::uint64_t bits = words[kWords * number + half]; bits != 0; bits &= bits - 1) {
+          see(number * BitmapForm::kChunkBits + 64 * half +
+              static_cast<unsigned>(std::countr_zero(bits)));
+        }
+      }
+    }
   }
 
   void open(unsigned number) {

@@ -97,8 +97,18 @@ def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
         "kv_overflows": worker.kv.overflows,
         "events_skipped": dict(+skipped_events(member, worker)),
         "told_block_size": worker.told_block_size,
+        "cache_groups": _groups_shown(worker),
         "mirrored": worker.kv.guessed,
     }
+
+
+def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:
+    """The cache groups that limit a hybrid model's hits; None if full attention alone counts."""
+    blocks = worker.kv.blocks
+    if not blocks.is_hybrid:
+        return None
+    names = ("group", "kind", "window_tokens", "block_size", "resident_blocks")
+    return [dict(zip(names, group, strict=True)) for group in blocks.groups()]
 
 
 _GUESSED = {

@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from kvkernels import PrefixIndex, hit_tokens
+from kvkernels import HybridWorkers, PrefixIndex, hit_tokens
 from policies.contract import Bools, Hashes, Ints
 from policies.facts import (
     Arrival,
@@ -104,6 +104,7 @@ class WorkerCaches:
         self._workers = workers
         slots, entries = settings.max_workers, settings.speculative_entries
         self.index = PrefixIndex(slots, settings.index_entries, settings.index_bytes)
+        self._hybrids = HybridWorkers(slots)
         self._evicted_blocks = 0  # by the index, as of the latest tick
         self.speculative = ExpectedBlocks(slots, entries, settings.speculative_s)
         self.slow_start = SlowStart(settings.slow_start_s)
@@ -113,7 +114,7 @@ class WorkerCaches:
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
         self.confidence = HitConfidence(columns.hit_confidence)
         self._news: list[Action] = []
-        # The chain that was looked up last, and its leading blocks by events alone.
+        # The chain that was looked up last, and the leading blocks that events alone promise.
         self._by_events: tuple[Hashes | None, Blocks] = (None, np.zeros(0, dtype=np.int32))
 
     # --- workers ----------------------------------------------------------------------------
@@ -171,6 +172,7 @@ class WorkerCaches:
         if math.isnan(facts.kv_capacity_tokens):
             learned = kv.learned_blocks if tells else self.mirrors.learned_blocks(slot)
             columns.kv_capacity_tokens[slot] = learned * facts.block_size
+        self._hybrids.set(slot, kv.blocks if tells and kv.blocks.is_hybrid else None)
         columns.hits_unknown[slot] = tells and not kv.known
         columns.cached_tokens[slot] = kv.gpu_blocks * facts.block_size if tells else math.nan
         if self.index.tiers > 1:
@@ -231,6 +233,7 @@ class WorkerCaches:
 
     def _close(self, worker: Worker) -> None:
         worker.kv.close()
+        self._hybrids.set(worker.slot, None)
         self.confidence.forget(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
@@ -456,6 +459,8 @@ class WorkerCaches:
         """
         facts, chain = worker.facts, arrival.chains[worker.facts.block_size]
         if worker.tells and not arrival.approximate:
+            if worker.kv.blocks.is_hybrid:  # which blocks its windows will keep, its events say
+                chain = chain[:0]
             return self.speculative.expect(worker.slot, chain, now_s)
         told_blocks = facts.kv_capacity_tokens / facts.block_size
         return self.mirrors.expect(worker.slot, chain, told_blocks)
@@ -472,8 +477,8 @@ class WorkerCaches:
             return None
         chain, size = arrival.chains[facts.block_size], facts.block_size
         looked_up, blocks = self._by_events
-        by_events = blocks if looked_up is chain else self.index.longest_prefix(chain)
         most = max(arrival.prompt_tokens - 1, 0) // size
+        by_events = blocks if looked_up is chain else self._promised(chain, most)
         expected = min(int(by_events[slot]), most)
         if expected < 2:  # an answer may find one fewer though the events are right
             return None
@@ -562,12 +567,12 @@ class WorkerCaches:
         sizes = rows.distinct_block_sizes
         most = max(prompt_tokens - 1, 0)
         if len(sizes) == 1:
-            blocks = self._hit_blocks(chains[sizes[0]])
+            blocks = self._hit_blocks(chains[sizes[0]], most // sizes[0])
             return self._counted(rows, hit_tokens(blocks, rows.slot_ids, sizes[0], most))
         hits = np.zeros(len(rows), dtype=np.int64)
         own_sizes = np.array(rows.block_sizes)
         for size in sizes:
-            blocks = self._hit_blocks(chains[size])[rows.slots]
+            blocks = self._hit_blocks(chains[size], most // size)[rows.slots]
             np.multiply(blocks, size, out=hits, where=own_sizes == size, dtype=np.int64)
         return self._counted(rows, np.minimum(hits, most, out=hits))
 
@@ -593,16 +598,37 @@ class WorkerCaches:
 
         The shape is bool[slots]. A chain hash stands for the block and all blocks before it.
         """
-        return self._hit_blocks(np.array([last_hash], dtype=np.uint64)) > 0
+        chain = np.array([last_hash], dtype=np.uint64)
+        return self._with_expected(chain, self.index.longest_prefix(chain)) > 0
 
-    def _hit_blocks(self, chain: Hashes) -> Blocks:
-        """Return how many leading blocks of `chain` each worker has cached, or soon will have.
+    def _hit_blocks(self, chain: Hashes, most: int) -> Blocks:
+        """Return how many leading blocks of `chain` each worker can reuse, or soon will.
 
         The shape is int32[slots]. The sources are KV events, this router's recent dispatches, and
-        the estimated caches of workers without usable events.
+        the estimated caches of workers without usable events. `most` is the most blocks that a
+        worker can reuse of this prompt.
+        """
+        blocks = self._promised(chain, most)
+        self._by_events = chain, blocks.copy()
+        return self._with_expected(chain, blocks)
+
+    def _promised(self, chain: Hashes, most: int) -> Blocks:
+        """Return how many leading blocks of `chain` each worker can reuse, according to KV events.
+
+        A worker with a hybrid cache reuses a prefix only where each of its cache groups holds what
+        it needs: full attention all blocks, a sliding window its last blocks, a state-space layer
+        its state at the end (vLLM, `v1/core/kv_cache_coordinator.py`, 2026).
         """
         blocks = self.index.longest_prefix(chain)
-        self._by_events = chain, blocks.copy()
+        if len(self._hybrids):
+            self._hybrids.limit(chain, blocks, most)
+        return blocks
+
+    def _with_expected(self, chain: Hashes, blocks: Blocks) -> Blocks:
+        """Raise `blocks` to the leading blocks of `chain` that no KV event has reported yet.
+
+        These are expected from recent dispatches, or estimated for workers without usable events.
+        """
         self.speculative.raise_prefix(blocks, chain)
         self.mirrors.raise_prefix(blocks, chain)
         return blocks

@@ -76,9 +76,9 @@ class WireEvents(Sequence[KvEvent]):
 
 def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
     match event:
-        case ("stored", names, parent, tokens, size, tier, lora, salt, extras, group, full):
+        case ("stored", names, parent, tokens, size, tier, lora, salt, extras, group, cache, _, _):
             seed = chain_seed(model, lora, salt)
-            told = {"extras": extras, "group": group, "full_attention": full}
+            told = {"extras": extras, "group": group, "full_attention": cache == "full"}
             return Stored(names, parent, tokens, size, TIERS[tier], seed, **told)
         case ("removed", names, tier, group):
             return Removed(names, TIERS[tier], group)

@@ -60,7 +60,11 @@ class SameHistory(RuleBasedStateMachine):
                     "size": st.sampled_from([BLOCK_SIZE] * 8 + [1, 1, 4, 0]),
                     "wide": st.integers(0, 5).map(lambda chance: chance == 0),
                     "group": st.sampled_from([None] * 4 + [0, 0, 0, 1]),
-                    "kind": st.sampled_from([None] * 9 + ["full_attention", "sliding_window"]),
+                    "kind": st.sampled_from(
+                        [None] * 9 + ["full_attention", "sliding_window", "mamba"]
+                    ),
+                    "window": st.sampled_from([None, 0, 1, 3, 4, 9]),
+                    "cut": st.integers(0, 3),
                     "lora": st.sampled_from([None] * 4 + ["fr"]),
                     "keys": st.none() | st.lists(st.sampled_from([None, [["img", 3]], ["s"]])),
                 }
@@ -121,6 +125,10 @@ class SameHistory(RuleBasedStateMachine):
         for counter in COUNTERS:
             assert getattr(native, counter) == getattr(twin, counter), counter
         assert (native.skips(), native.other_sizes()) == (twin.skips(), twin.other_sizes())
+        assert (native.is_hybrid, native.groups()) == (twin.is_hybrid, twin.groups())
+        chain = native.chains()
+        for blocks in range(len(chain) + 1):
+            assert native.limit(chain, blocks) == twin.limit(chain, blocks)
         for tier in range(3):
             chains = native.chains(tier)
             np.testing.assert_array_equal(chains, twin.chains(tier))
@@ -139,11 +147,11 @@ def wire(event: dict[str, Any]) -> Any:
     if event["wide"]:
         ids = [ids[0] + 2**62, *ids[1:]] if ids else []
     size = event["size"]
-    ids = (ids * size)[: len(event["run"]) * size]
+    ids = (ids * size)[: max(0, len(event["run"]) * size - (event["cut"] == 3))]
     return [
         *("BlockStored", event["run"], event["parent"], ids if event["tokens"] else []),
         *(size, None, event["medium"], event["lora"], event["keys"]),
-        *(event["group"], event["kind"]),
+        *(event["group"], event["kind"], event["window"]),
     ]
 
 

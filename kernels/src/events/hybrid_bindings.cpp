@@ -1,0 +1,110 @@
+// Python's side of workers with hybrid caches: one call that limits the hits of all of them.
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "arguments.h"
+#include "bindings.h"
+#include "events/worker_blocks.h"
+#include "index/prefix_index.h"
+
+namespace nb = nanobind;
+using kv::PrefixIndex;
+using kv::WorkerBlocks;
+using kv::arguments::Depths;
+using kv::arguments::Hashes;
+using kv::arguments::in_range;
+
+namespace {
+
+auto arg(const char* name) { return nb::arg(name).none(); }
+
+// Which workers' hits need a second look. Every member needs the GIL. Lifetime: process.
+class HybridWorkers {
+ public:
+  explicit HybridWorkers(std::int64_t workers) : ends_(workers, INT64_MAX) {}
+  ~HybridWorkers() {
+    for (const Row& row : rows_) row.blocks->attach(nullptr);
+  }
+  HybridWorkers(const HybridWorkers&) = delete;
+  HybridWorkers& operator=(const HybridWorkers&) = delete;
+
+  void set(nb::handle worker, nb::object blocks) {
+    const auto slot = static_cast<std::size_t>(
+        in_range(worker, "worker", 0, static_cast<std::int64_t>(ends_.workers()) - 1));
+    WorkerBlocks* known = blocks.is_none() ? nullptr : nb::cast<WorkerBlocks*>(blocks);
+    const auto is_it = [&](const Row& row) { return row.slot == slot; };
+    const auto found = std::find_if(rows_.begin(), rows_.end(), is_it);
+    if (found != rows_.end()) {
+      if (found->blocks == known) {
+        found->rule = known->end_rule();
+        return;
+      }
+      found->blocks->attach(nullptr);
+      rows_.erase(found);
+    }
+    if (known == nullptr) return;
+    if (known->worker() != slot) throw nb::value_error("blocks must be those of the worker");
+    known->attach(&ends_);
+    rows_.push_back({slot, known, known->end_rule(), std::move(blocks)});
+  }
+
+  void limit(nb::handle chain, nb::handle hits, nb::handle most) const {
+    const Hashes hashes(chain, "chain");
+    const Depths depths(hits, "hits", ends_.workers());
+    const auto bound = static_cast<std::int32_t>(in_range(most, "most", 0, INT32_MAX));
+    std::vector<std::pair<PrefixIndex::EndRule, std::vector<std::size_t>>> alike;
+    for (const Row& row : rows_) {
+      std::int32_t& depth = depths.data()[row.slot];
+      depth = std::clamp(depth, 0, bound);
+      if (depth == 0) continue;
+      if (!row.rule) {
+        const auto blocks = static_cast<std::size_t>(depth);
+        depth = static_cast<std::int32_t>(row.blocks->limit(hashes.span(), blocks));
+        continue;
+      }
+      const auto is_it = [&](const auto& one) { return one.first == *row.rule; };
+      auto found = std::find_if(alike.begin(), alike.end(), is_it);
+      if (found == alike.end()) found = alike.insert(alike.end(), {*row.rule, {}});
+      found->second.push_back(row.slot);
+    }
+    for (const auto& [rule, workers] : alike) {
+      ends_.lower_to_ends(hashes.span(), rule, workers, depths.data());
+    }
+  }
+
+  std::size_t size() const { return rows_.size(); }
+
+ private:
+  struct Row {
+    std::size_t slot;
+    WorkerBlocks* blocks;
+    std::optional<PrefixIndex::EndRule> rule;  // as of the latest `set`
+    nb::object owner;
+  };
+
+  PrefixIndex ends_;  // tier 0: blocks that all windows hold; tier 1: all states
+  std::vector<Row> rows_;
+};
+
+void make(HybridWorkers* self, nb::handle workers) {
+  new (self) HybridWorkers(in_range(workers, "workers", 1, 4096));
+}
+
+}  // namespace
+
+void kv::bind_hybrids(nb::module_& module) {
+  nb::class_<HybridWorkers>(module, "HybridWorkers", "The workers whose models have hybrid caches.")
+      .def("__init__", make, arg("workers"),
+           nb::sig("def __init__(self, workers: int) -> None"))
+      .def("set", &HybridWorkers::set, arg("worker"), arg("blocks"),
+           nb::sig("def set(self, worker: int, blocks: WorkerBlocks | None) -> None"),
+           "Limit the worker's hits by these blocks, whose groups may be others since the latest "
+           "call; None: not any more.")
+      .def("limit", &HybridWorkers::limit, arg("chain"), arg("hits"), arg("most"),
+           nb::sig("def limit(self, chain: Buffer, hits: Hits, most: int) -> None"),
+           "Lower int32[workers], leading blocks of the chain that full attention has, to what "
+           "each of these workers reuses, at most `most`.")
+      .def("__len__", &HybridWorkers::size, "How many there are.");
+}

@@ -1,0 +1,103 @@
+"""Workers of hybrid models: hits by all of their cache groups, beside workers of dense ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvkernels import EventBatch
+from policies.facts import KvEvents, WorkerChange
+from router.core.placement.eligible import Rows
+from router.core.workers.kv_events import WireEvents
+from tests.router.core.core_world import BLOCK, World, chain_of, names_of, tokens_of
+
+WINDOW = 2 * BLOCK + 1  # tokens: the two blocks before the next one
+PROMPT = [1, 2, 3, 4, 5, 6]
+
+
+def full(blocks: list[int], first: int = 0) -> dict[str, Any]:
+    """Full attention's blocks of a prompt from `first` on."""
+    names = names_of(blocks)
+    return {
+        "type": "BlockStored", "block_hashes": names[first:], "block_size": BLOCK,
+        "token_ids": tokens_of(blocks[first:]).tolist(), "group_idx": 1,
+        "parent_block_hash": names[first - 1] if first else None,
+        "kv_cache_spec_kind": "full_attention",
+    }  # fmt: skip
+
+
+def window(blocks: list[int], last: int = 2) -> dict[str, Any]:
+    """The last blocks that a window keeps of a prompt, told with the tokens of all of it."""
+    return {
+        **full(blocks), "block_hashes": names_of(blocks)[len(blocks) - last :], "group_idx": 0,
+        "kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": WINDOW,
+    }  # fmt: skip
+
+
+def tell(world: World, worker_id: int, seq: int, *events: dict[str, Any]) -> None:
+    batch = EventBatch(msgspec.msgpack.encode([0.0, events, 0]))
+    fact = KvEvents(world.now_s, worker_id, seq, WireEvents(batch, "m"), "live")
+    world.core.on_kv_events(fact)
+
+
+def hits(world: World, blocks: list[int], prompt_tokens: int) -> list[int]:
+    """Hit tokens of each worker."""
+    rows = Rows.of(world.core.workers)
+    found = world.core.caches.hit_tokens(rows, {BLOCK: chain_of(blocks)}, prompt_tokens)
+    return [int(hit) for hit in found]
+
+
+def test_a_hybrid_worker_hits_where_its_window_goes_on_and_a_dense_one_everywhere() -> None:
+    world = World(workers=3)
+    tell(world, 0, 0, window(PROMPT), full(PROMPT))
+    tell(world, 1, 0, full(PROMPT))
+    longer = [*PROMPT, 7]
+    assert hits(world, longer, 7 * BLOCK + 1) == [6 * BLOCK, 6 * BLOCK, 0]
+    assert hits(world, PROMPT[:4], 4 * BLOCK + 1) == [0, 4 * BLOCK, 0]
+    # A token of each prompt is computed: one block less, where the window has none.
+    assert hits(world, PROMPT, 6 * BLOCK) == [0, 6 * BLOCK - 1, 0]
+
+
+def test_a_decision_counts_what_is_reused() -> None:
+    world = World(workers=2, policy="kv_prefix")
+    tell(world, 0, 0, window(PROMPT), full(PROMPT))
+    tell(world, 1, 0, full(PROMPT[:3]))
+    (sent, *_) = world.core.on_arrival(world.arrival(PROMPT[:4]))
+    assert sent.worker_id == 1
+
+
+def test_what_was_sent_there_is_no_hit_before_its_events_come() -> None:
+    world = World(workers=1)
+    tell(world, 0, 0, window(PROMPT), full(PROMPT))
+    other = [11, 12, 13, 14]
+    world.core.on_arrival(world.arrival(other))
+    assert hits(world, other, 4 * BLOCK + 1) == [0]
+    tell(world, 0, 1, window(other), full(other))
+    assert hits(world, other, 4 * BLOCK + 1) == [4 * BLOCK]
+
+
+def test_a_worker_that_goes_or_changes_its_model_limits_nobody() -> None:
+    world = World(workers=1)
+    tell(world, 0, 0, window(PROMPT, last=1), full(PROMPT))
+    assert hits(world, PROMPT, 6 * BLOCK + 1) == [0]
+    world.join(0, models=("other",))
+    tell(world, 0, 0, full(PROMPT))
+    assert hits(world, PROMPT, 6 * BLOCK + 1) == [6 * BLOCK]
+    tell(world, 0, 1, window(PROMPT, last=1))
+    assert hits(world, PROMPT, 6 * BLOCK + 1) == [0]
+    world.core.on_worker(WorkerChange(world.now_s, 0, "gone"))
+    world.join(1)
+    tell(world, 1, 0, full(PROMPT))
+    assert hits(world, PROMPT, 6 * BLOCK + 1) == [6 * BLOCK]
+
+
+def test_another_block_size_begins_anew_with_its_groups() -> None:
+    """The first event shows that blocks are twice as large, and is applied again with that."""
+    world = World(workers=1)
+    doubled = {"block_size": 2 * BLOCK, "block_hashes": names_of(PROMPT)[1::2]}
+    tell(world, 0, 0, {**window(PROMPT), **doubled}, {**full(PROMPT), **doubled})
+    worker = world.core.workers.get(0)
+    assert worker is not None
+    assert worker.facts.block_size == 2 * BLOCK
+    assert worker.kv.blocks.groups() == [(0, "window", WINDOW, 2 * BLOCK, 3)]
