@@ -38,39 +38,38 @@ class HybridWorkers {
     const auto found = std::find_if(rows_.begin(), rows_.end(), is_it);
     if (found != rows_.end()) {
       if (found->blocks == known) {
-        found->rule = known->end_rule();
+        const auto rule = known->end_rule();
+        is_sorted_ = is_sorted_ && rule == found->rule;
+        found->rule = rule;
         return;
       }
       found->blocks->attach(nullptr);
       rows_.erase(found);
+      is_sorted_ = false;
     }
     if (known == nullptr) return;
     if (known->worker() != slot) throw nb::value_error("blocks must be those of the worker");
     known->attach(&ends_);
     rows_.push_back({slot, known, known->end_rule(), std::move(blocks)});
+    is_sorted_ = false;
   }
 
-  void limit(nb::handle chain, nb::handle hits, nb::handle most) const {
+  void limit(nb::handle chain, nb::handle hits, nb::handle most) {
     const Hashes hashes(chain, "chain");
     const Depths depths(hits, "hits", ends_.workers());
     const auto bound = static_cast<std::int32_t>(in_range(most, "most", 0, INT32_MAX));
-    std::vector<std::pair<PrefixIndex::EndRule, std::vector<std::size_t>>> alike;
-    for (const Row& row : rows_) {
-      std::int32_t& depth = depths.data()[row.slot];
-      depth = std::clamp(depth, 0, bound);
-      if (depth == 0) continue;
-      if (!row.rule) {
-        const auto blocks = static_cast<std::size_t>(depth);
-        depth = static_cast<std::int32_t>(row.blocks->limit(hashes.span(), blocks));
-        continue;
+    sort();
+    for (const auto& [rule, workers] : alike_) {
+      for (const std::size_t slot : workers) {
+        depths.data()[slot] = std::clamp(depths.data()[slot], 0, bound);
       }
-      const auto is_it = [&](const auto& one) { return one.first == *row.rule; };
-      auto found = std::find_if(alike.begin(), alike.end(), is_it);
-      if (found == alike.end()) found = alike.insert(alike.end(), {*row.rule, {}});
-      found->second.push_back(row.slot);
-    }
-    for (const auto& [rule, workers] : alike) {
       ends_.lower_to_ends(hashes.span(), rule, workers, depths.data());
+    }
+    for (const Row& row : rows_) {
+      if (row.rule) continue;
+      std::int32_t& depth = depths.data()[row.slot];
+      const auto blocks = static_cast<std::size_t>(std::clamp(depth, 0, bound));
+      depth = static_cast<std::int32_t>(row.blocks->limit(hashes.span(), blocks));
     }
   }
 
@@ -84,8 +83,24 @@ class HybridWorkers {
     nb::object owner;
   };
 
+  // Puts workers of one rule together.
+  void sort() {
+    if (is_sorted_) return;
+    alike_.clear();
+    for (const Row& row : rows_) {
+      if (!row.rule) continue;
+      const auto is_it = [&](const auto& one) { return one.first == *row.rule; };
+      auto found = std::find_if(alike_.begin(), alike_.end(), is_it);
+      if (found == alike_.end()) found = alike_.insert(alike_.end(), {*row.rule, {}});
+      found->second.push_back(row.slot);
+    }
+    is_sorted_ = true;
+  }
+
   PrefixIndex ends_;  // tier 0: blocks that all windows hold; tier 1: all states
   std::vector<Row> rows_;
+  std::vector<std::pair<PrefixIndex::EndRule, std::vector<std::size_t>>> alike_;
+  bool is_sorted_ = true;
 };
 
 void make(HybridWorkers* self, nb::handle workers) {

@@ -1,0 +1,99 @@
+"""What hits of hybrid models cost beside those of dense ones.
+
+    python -m tests.bench.hybrid [--json] [--runs N] [--core C]
+
+Both look up the same prompt in the same index; hybrid lowers the hits to where every cache group
+can go on. Worker w of n holds (w + 1) / n of the prompt in full attention, and in its window or
+state "its end", as an engine keeps it, or "its first blocks" only, so that all of the prompt is
+gone through for nothing. Every figure is the median of N runs on one pinned core.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import msgspec
+import numpy as np
+
+from kvkernels import (
+    EventBatch,
+    HybridWorkers,
+    PrefixIndex,
+    WorkerBlocks,
+    chain_hashes,
+    chain_seed,
+)
+from tests.bench.measuring import Row, arguments, median_us, pinned, show
+
+SIZE = 32
+WINDOW_TOKENS = 128
+KEPT = 4  # blocks that reach as far as the window
+
+
+class Workers:
+    """Workers of one hybrid model that hold a prompt to different depths. Lifetime: row."""
+
+    def __init__(self, workers: int, blocks: int, kind: str, at_end: bool) -> None:
+        self.index = PrefixIndex(workers, 1 << 24)
+        self.hybrids = HybridWorkers(workers)
+        tokens = np.random.default_rng(1).integers(0, 150_000, blocks * SIZE).astype(np.int32)
+        self.chain = chain_hashes(tokens, SIZE, chain_seed("m", None, None))
+        self.blocks = []
+        for worker in range(workers):
+            own = max(2 * KEPT, blocks * (worker + 1) // workers)
+            names = [(at << 12) + worker for at in range(own)]
+            kept = names[-KEPT:] if at_end else names[:KEPT]
+            events = [
+                self.stored(1, "full_attention", names, tokens[: own * SIZE].tolist()),
+                self.stored(0, kind, kept, [1]),
+            ]
+            made = WorkerBlocks(self.index, worker, SIZE, "m")
+            made.apply(EventBatch(msgspec.msgpack.encode([0.0, events, 0])))
+            self.hybrids.set(worker, made)
+            self.blocks.append(made)
+
+    @staticmethod
+    def stored(group: int, kind: str, names: list[int], tokens: list[int]) -> dict[str, object]:
+        """A group's blocks; tokens that do not match them are those of a masked event."""
+        return {
+            "type": "BlockStored", "block_hashes": names, "token_ids": tokens, "block_size": SIZE,
+            "group_idx": group, "kv_cache_spec_kind": kind,
+            "kv_cache_spec_sliding_window": WINDOW_TOKENS,
+        }  # fmt: skip
+
+    def dense(self) -> np.ndarray:
+        """Leading blocks by full attention alone."""
+        return self.index.longest_prefix(self.chain)
+
+    def hybrid(self) -> np.ndarray:
+        """Leading blocks that the engines reuse."""
+        hits = self.index.longest_prefix(self.chain)
+        self.hybrids.limit(self.chain, hits, len(self.chain))
+        return hits
+
+
+def measure(runs: int) -> Iterator[Row]:
+    """A row for each number of workers, length of prompt, kind, and what was kept."""
+    for workers in (8, 64, 1_024):
+        for blocks in (32, 256, 2_048):
+            for kind in ("sliding_window", "mamba"):
+                for at_end in (True, False):
+                    world = Workers(workers, blocks, kind, at_end)
+                    assert bool((world.hybrid() == KEPT).all()) != at_end
+                    dense_us = median_us(world.dense, runs, 100)
+                    hybrid_us = median_us(world.hybrid, runs, 100)
+                    kept = "its end" if at_end else "its first blocks"
+                    what = f"{workers} workers, {blocks} blocks, {kind}, {kept}"
+                    bar = round(2 * dense_us, 1)
+                    yield Row(what, hybrid_us, "us", bar, {"dense": dense_us})
+
+
+def main() -> None:
+    """Measure and print."""
+    options = arguments(__doc__ or "", runs=15).parse_args()
+    pinned(options.core)
+    show(measure(options.runs), options.json)
+
+
+if __name__ == "__main__":
+    main()
