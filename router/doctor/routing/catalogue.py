@@ -32,6 +32,7 @@ ROUTING_CAUSES = (
     RoutingCause("routers-apart", "routers do not share their state", pool.routers_apart),
     RoutingCause("passed-by", "requests pass by the router", pool.passed_by),
     RoutingCause("cache-too-small", "prefixes are evicted too soon", engine.cache_too_small),
+    RoutingCause("states-dropped", "windows and states are dropped", engine.states_dropped),
     RoutingCause("events-missed", "KV events were lost", events.events_missed),
     RoutingCause("refuted", "answers refute KV events", events.refuted),
     RoutingCause("hits-not-reported", "hits are not reported", engine.hits_not_reported),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from router.doctor.routing.facts import ExaminedWorker, PoolFacts
-from router.doctor.routing.findings import Figure, RoutingVerdict, named
+from router.doctor.routing.findings import Figure, RoutingVerdict, named, percent
 
 _KEEPS = {  # by kind of engine
     "vllm": "start the engine without --no-enable-prefix-caching",
@@ -20,6 +20,7 @@ _ROOMIER = {
     "sglang": "a larger --mem-fraction-static, or --enable-hierarchical-cache",
     "warmroute": "a larger --kv-cache-free-gpu-mem-fraction, or --host-kv-tokens",
 }
+_RETENTION = "prefix_cache_retention_interval"
 _TURNED = 0.5  # of its blocks were removed again
 
 
@@ -70,6 +71,27 @@ def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
     )
 
 
+def states_dropped(facts: PoolFacts) -> RoutingVerdict | None:
+    """The engine keeps windows and states at few places of a prompt only."""
+    found = [one for one in facts.serving() if _drops_states(one)] if facts.low else []
+    if not found or not facts.decisions:
+        return None
+    first = found[0]
+    kinds = sorted({group.kind for group in first.row.cache_groups or ()})
+    return RoutingVerdict(
+        "The engine keeps the windows and states of its layers at the ends of prompts alone: one "
+        "that shares a shorter beginning finds nothing.",
+        (
+            Figure(f"{_RETENTION} {first.engine.settings[_RETENTION]}", "the engine's settings"),
+            Figure(f"its caches are of the kinds {', '.join(kinds)}", "GET /workers"),
+            Figure(f"workers reported {percent(facts.reported)} of prompt tokens", "GET /explain"),
+        ),
+        "--prefix-cache-retention-interval None of the engine (it keeps more blocks then)",
+        0.5 * facts.weight(found),
+        named(found),
+    )
+
+
 def hits_not_reported(facts: PoolFacts) -> RoutingVerdict | None:
     """The engine finds prefixes, and does not say so in its answers."""
     found = [
@@ -90,6 +112,11 @@ def hits_not_reported(facts: PoolFacts) -> RoutingVerdict | None:
         0.0,
         named(found),
     )
+
+
+def _drops_states(one: ExaminedWorker) -> bool:
+    kinds = {group.kind for group in one.row.cache_groups or ()}
+    return bool(kinds - {"full"}) and one.engine.settings.get(_RETENTION, "None") != "None"
 
 
 def _outgrown(one: ExaminedWorker) -> bool:

@@ -14,6 +14,12 @@ from router.doctor.routing.tokens import ComparedTokens
 LOW_SHARE = 0.3  # of prompt tokens: below it hits are called low
 
 
+class GroupRow(msgspec.Struct, frozen=True):
+    """A group of an engine's layers that keep their cache alike."""
+
+    kind: str = "full"
+
+
 class WorkerRow(msgspec.Struct, frozen=True):
     """A worker as the router shows it in `/workers`."""
 
@@ -36,6 +42,7 @@ class WorkerRow(msgspec.Struct, frozen=True):
     mirrored: str | None = None
     hit_confidence: float | None = None
     working_set_tokens: float | None = None
+    cache_groups: list[GroupRow] | None = None
 
     @property
     def name(self) -> str:

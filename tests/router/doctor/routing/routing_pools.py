@@ -12,6 +12,7 @@ from router.doctor.routing.facts import (
     DecisionRow,
     EngineFacts,
     ExaminedWorker,
+    GroupRow,
     PolicyRow,
     PoolFacts,
     WorkerRow,
@@ -264,6 +265,17 @@ CASES = (
         "390 of 400 blocks",
         "--gpu-memory-utilization",
         cold(workers=counted(both(working_set_tokens=900_000.0), removed_blocks=390.0)),
+    ),
+    RoutingCase(
+        "states-dropped",
+        "prefix_cache_retention_interval 0",
+        "--prefix-cache-retention-interval None",
+        cold(
+            workers=both(
+                cache_groups=[GroupRow("full"), GroupRow("window")],
+                engine={"settings": {"prefix_cache_retention_interval": "0"}},
+            )
+        ),
     ),
     RoutingCase(
         "events-missed",
