@@ -25,6 +25,7 @@ from tests.engines.environment import (
     VLLM_RELEASES,
     Environment,
 )
+from tests.engines.hybrid_models import HYBRIDS, HybridModel
 from tests.engines.llamacpp_server import LlamaServer
 from tests.engines.model import make_model
 from tests.engines.pool import Pool
@@ -123,6 +124,24 @@ async def vllm(
     servers = [Server(environment, model, folder / f"server-{n}") for n in range(SERVERS)]
     async with _pool(servers, folder) as pool:
         yield pool
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=HYBRIDS, ids=[one.name for one in HYBRIDS]
+)
+async def hybrid(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[HybridModel, Pool]]:
+    """A server of each model whose layers do not all keep everything, and a router."""
+    made: HybridModel = request.param
+    folder = tmp_path_factory.mktemp(made.name)
+    environment, model = Environment("vllm", NEWEST_VLLM), made.make(folder / "model")
+    server = Server(
+        environment, model, folder / "server", adapted=False,
+        blocks=made.blocks, block_size=made.asked_size, flags=made.flags,
+    )  # fmt: skip
+    async with _pool([server], folder) as pool:
+        yield made, pool
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

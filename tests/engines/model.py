@@ -49,7 +49,7 @@ TEMPLATE = """\
 def make_model(directory: Path, shows_tools: bool = True) -> Path:
     """Writes the model into `directory` and the adapter into its folder `lora`; returns it."""
     directory.mkdir(parents=True, exist_ok=True)
-    _write_tokenizer(
+    write_tokenizer(
         directory, TEMPLATE if shows_tools else TEMPLATE.replace("if tools", "if false")
     )
     torch.manual_seed(0)
@@ -67,7 +67,8 @@ def make_model(directory: Path, shows_tools: bool = True) -> Path:
     return directory
 
 
-def _write_tokenizer(directory: Path, template: str) -> None:
+def write_tokenizer(directory: Path, template: str = TEMPLATE) -> None:
+    """Writes a tokenizer trained on the project's own pages, and its chat template."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()

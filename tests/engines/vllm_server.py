@@ -60,6 +60,7 @@ class Server:
     block_size: int = BLOCK_SIZE
     name: str = MODEL  # of its model
     publishes: bool = True  # KV events
+    adapted: bool = True  # with the model's adapter, and with tools
     flags: Sequence[str] = ()
     port: int = 0
     events: tuple[int, int] = (0, 0)  # ports: live, replay
@@ -135,10 +136,15 @@ class Server:
             *("--kv-cache-memory-bytes", str(1 << 28), "--enable-prefix-caching"),
             "--enable-prompt-tokens-details",
             *(("--kv-events-config", json.dumps(events)) if self.publishes else ()),
+            *(self._adapter() if self.adapted else ()),
+            *self.flags,
+        ]
+
+    def _adapter(self) -> list[str]:
+        return [
             *("--enable-lora", "--max-lora-rank", "8"),
             *("--lora-modules", f"{LORA}={self.model / 'lora'}"),
             *("--enable-auto-tool-choice", "--tool-call-parser", "hermes"),
-            *self.flags,
         ]
 
     async def until_healthy(self) -> None:

@@ -150,7 +150,8 @@ def testLIKELY_events(batch: list[Any], rank: int | None) -> None:
 
 @pytest.mark.parametrize("name", sorted(set(vectors()) - {"future"}))
 def test_the_decoder_of_our_engine_names_blocks_alike(name: str) -> None:
+    """All but masked ones: our engine's own events never leave a block out."""
     payload = vectors()[name].payload
     read = [getattr(event, "hashes", ()) for event in decode_batch(payload).events]
-    listed = EventBatch(payload).listed()
+    listed = [e for e in EventBatch(payload).listed() if e[0] != "stored" or not e[-1]]
     assert read == [tuple(e[1].tolist()) if len(e) > 1 else () for e in listed]

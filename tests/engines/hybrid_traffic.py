@@ -1,0 +1,71 @@
+"""Prompts that hold a hybrid cache to its rules: new, with a shared root, again, longer, shorter.
+
+A window's blocks are kept where a prompt ended, and not before: so a prompt cut short may find
+nothing of what the model's other layers still have.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.engines.model import SPECIALS, VOCABULARY
+from tests.engines.vllm_server import MODEL
+
+ROOTS = 3
+LASTING = 8  # prompts that may be asked for again
+LONGEST_ANSWER = 40  # tokens: more than a block
+FEWEST = 20  # tokens of a prompt
+Tokens = list[int]
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Draws prompts that follow on from earlier ones and their answers. Lifetime: test."""
+
+    draw: random.Random
+    longest: int  # prompt, in tokens
+    roots: list[Tokens] = field(default_factory=list)
+    said: list[Tokens] = field(default_factory=list)  # prompts with their answers, newest last
+
+    def __post_init__(self) -> None:
+        """Draws the roots."""
+        self.roots = [self._new(self.longest // 4, self.longest // 2) for _ in range(ROOTS)]
+
+    def prompt(self) -> Tokens:
+        """The next prompt."""
+        draw = self.draw
+        before = draw.choice(self.said) if self.said else self._new(FEWEST, self.longest)
+        match draw.choices(range(5), (2, 3, 2, 5, 2))[0]:
+            case 0:
+                made = self._new(FEWEST, self.longest)
+            case 1:
+                made = draw.choice(self.roots) + self._new(1, self.longest // 2)
+            case 2:
+                made = list(before)
+            case 3:
+                made = before + self._new(1, 100)
+            case _:
+                made = before[: draw.randrange(FEWEST, max(FEWEST + 1, len(before)))]
+        return made[: self.longest]
+
+    def body(self) -> dict[str, Any]:
+        """The next request."""
+        return {
+            "model": MODEL,
+            "prompt": self.prompt(),
+            "max_tokens": self.draw.choice([1, 1, 8, LONGEST_ANSWER]),
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+
+    def answered(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
+        """Notes what was said, so that a later prompt may follow on."""
+        self.said.append(body["prompt"] + answer["choices"][0]["token_ids"])
+        del self.said[:-LASTING]
+
+    def _new(self, fewest: int, most: int) -> Tokens:
+        count = self.draw.randint(fewest, most)
+        return [self.draw.randrange(len(SPECIALS), VOCABULARY) for _ in range(count)]

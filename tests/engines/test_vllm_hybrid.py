@@ -1,0 +1,127 @@
+"""The router in front of real vLLM whose models keep windows or states: hits as they are found.
+
+Such a cache holds a prefix only where each group of its layers has what it needs, which is less
+than full attention alone would have. The pools are small: blocks are evicted throughout.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+import pytest_asyncio
+
+from tests.effort import QUICK
+from tests.engines.hybrid_models import HybridModel
+from tests.engines.hybrid_traffic import LONGEST_ANSWER, Traffic
+from tests.engines.pool import Pool
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ALONE, AT_ONCE = (40, 40) if QUICK else (152, 152)
+CLIENTS = 8
+HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
+AFTERWARDS = 10  # requests that follow a crowd, one at a time
+EXACT_SHARE = 0.99
+WARMING = 3  # requests
+ABOVE_AT_ONCE = 0.2  # share of requests whose blocks were evicted before their turn came
+Served = tuple[HybridModel, Pool]
+Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
+Noted = Callable[[str, object], None]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def served(hybrid: Served) -> AsyncIterator[Served]:
+    """A server that has told of its cache groups, which it does with its first blocks."""
+    model, pool = hybrid
+    await asked(pool, traffic_of(model, 0), WARMING)
+
+    async def told() -> bool:
+        row = await pool.router.row(0)
+        return bool(row["cache_groups"] if model.limits else row["events_skipped"])
+
+    await until(told, "the cache groups to be known")
+    await hits(pool, 0, WARMING)  # all lines are written
+    yield model, pool
+
+
+def traffic_of(model: HybridModel, seed: int) -> Traffic:
+    return Traffic(random.Random(seed), model.max_tokens - LONGEST_ANSWER)
+
+
+async def asked(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD_S) -> None:
+    """Sends so many requests, one after the other, with a pause before each."""
+    for _ in range(count):
+        await asyncio.sleep(pause_s)
+        body = traffic.body()
+        status, answer = await pool.ask("/v1/completions", body)
+        assert status == 200, answer
+        traffic.answered(body, answer)
+
+
+async def hits(pool: Pool, before: int, count: int) -> Hits:
+    """What the router expected of the requests after the first ones, and what was cached."""
+
+    async def written() -> bool:
+        return len(pool.logged()) >= before + count
+
+    await until(written, "all lines of the access log")
+    lines = pool.logged()[before:]
+    assert all(line["status"] == 200 for line in lines)
+    return [(line["expected_hit_tokens"], line["cached_tokens"]) for line in lines]
+
+
+def above(seen: Hits) -> Hits:
+    return [one for one in seen if one[0] > one[1]]
+
+
+def unequal(seen: Hits) -> Hits:
+    return [one for one in seen if one[0] != one[1]]
+
+
+def counted(seen: Hits) -> str:
+    found = sum(cached > 0 for _, cached in seen)
+    equal, too_many = len(seen) - len(unequal(seen)), len(above(seen))
+    return f"{equal} of {len(seen)} equal, {too_many} above; {found} found something"
+
+
+async def test_groups_are_known(served: Served) -> None:
+    model, pool = served
+    row = await pool.router.row(0)
+    assert tuple(group["kind"] for group in row["cache_groups"] or ()) == model.limits
+    assert row["block_size"] >= model.asked_size
+
+
+async def test_hits_of_requests_alone_are_as_expected(
+    served: Served, record_property: Noted
+) -> None:
+    model, pool = served
+    before = len(pool.logged())
+    await asked(pool, traffic_of(model, 1), ALONE)
+    seen = await hits(pool, before, ALONE)
+    record_property(f"{model.name} alone", counted(seen))
+    assert sum(cached > 0 for _, cached in seen) > ALONE / 3
+    if model.limits:
+        assert len(unequal(seen)) <= ALONE * (1 - EXACT_SHARE), unequal(seen)
+        assert not above(seen)
+
+
+async def test_a_crowd_leaves_the_index_true(served: Served, record_property: Noted) -> None:
+    """What is expected may be evicted before a request's turn comes, and not after the crowd."""
+    model, pool = served
+    before = len(pool.logged())
+    clients = [traffic_of(model, 2 + n) for n in range(CLIENTS)]
+    for one in clients:
+        one.roots = clients[0].roots
+    await asyncio.gather(*(asked(pool, one, AT_ONCE // CLIENTS, 0.0) for one in clients))
+    seen = await hits(pool, before, AT_ONCE)
+    record_property(f"{model.name} at once", counted(seen))
+    await pool.router.assert_idle()
+    await asked(pool, clients[0], AFTERWARDS)
+    after = await hits(pool, before + AT_ONCE, AFTERWARDS)
+    if model.limits:
+        assert len(above(seen)) <= AT_ONCE * ABOVE_AT_ONCE, above(seen)
+        assert not unequal(after)
