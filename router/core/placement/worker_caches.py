@@ -172,7 +172,12 @@ class WorkerCaches:
         if math.isnan(facts.kv_capacity_tokens):
             learned = kv.learned_blocks if tells else self.mirrors.learned_blocks(slot)
             columns.kv_capacity_tokens[slot] = learned * facts.block_size
+        hybrids = len(self._hybrids)
         self._hybrids.set(slot, kv.blocks if tells and kv.blocks.is_hybrid else None)
+        if (
+            len(self._hybrids) > hybrids
+        ):  # its first events: what it was expected to keep, it may not
+            self.speculative.clear_worker(slot)
         columns.hits_unknown[slot] = tells and not kv.known
         columns.cached_tokens[slot] = kv.gpu_blocks * facts.block_size if tells else math.nan
         if self.index.tiers > 1:

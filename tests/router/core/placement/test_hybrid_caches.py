@@ -77,6 +77,15 @@ def test_what_was_sent_there_is_no_hit_before_its_events_come() -> None:
     assert hits(world, other, 4 * BLOCK + 1) == [4 * BLOCK]
 
 
+def test_the_first_events_end_what_was_expected_of_a_dense_model() -> None:
+    """Before them, nobody knows that the worker's model is a hybrid one."""
+    world = World(workers=1)
+    world.core.on_arrival(world.arrival(PROMPT))
+    assert hits(world, PROMPT, 6 * BLOCK + 1) == [6 * BLOCK]
+    tell(world, 0, 0, window(PROMPT, last=1), full(PROMPT))
+    assert hits(world, PROMPT, 6 * BLOCK + 1) == [0]
+
+
 def test_a_worker_that_goes_or_changes_its_model_limits_nobody() -> None:
     world = World(workers=1)
     tell(world, 0, 0, window(PROMPT, last=1), full(PROMPT))
