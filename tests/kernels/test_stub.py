@@ -46,6 +46,7 @@ def twin_of(name: str) -> Any:
         "Trunks": trunks_twin,
         "EventBatch": event_twins,
         "FrozenBlocks": blocks_file_twin,
+        "HybridWorkers": event_twins,
         "WorkerBlocks": event_twins,
         "drain_queues": column_twins,
         "missing_tokens": column_twins,
@@ -156,5 +157,7 @@ def test_the_twin_has_the_same_properties() -> None:
         twin, native = made(twin_of(node.name)), made(getattr(_native, node.name))
         for name, function in functions(node).items():
             if is_property(function):
-                wanted = {"int": int, "float": float}[ast.unparse(function.returns or STUB)]
+                wanted = {"int": int, "float": float, "bool": bool}[
+                    ast.unparse(function.returns or STUB)
+                ]
                 assert type(getattr(twin, name)) is type(getattr(native, name)) is wanted

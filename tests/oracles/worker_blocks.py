@@ -763,6 +763,33 @@ class WorkerBlocks:
         return np.array(self._left, dtype=np.uint64) if self._left else None
 
 
+class HybridWorkers:
+    """The workers whose models have hybrid caches, each with its blocks. Lifetime: process."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = in_range(workers, "workers", 1, 4096)
+        self._blocks: dict[int, WorkerBlocks] = {}
+
+    def set(self, worker: int, blocks: WorkerBlocks | None) -> None:
+        """Limit the worker's hits by these blocks; None: not any more."""
+        slot = in_range(worker, "worker", 0, self._workers - 1)
+        if blocks is None:
+            self._blocks.pop(slot, None)
+        else:
+            self._blocks[slot] = blocks
+
+    def limit(self, chain: Buffer, hits: npt.NDArray[np.int32], most: int) -> None:
+        """Lower int32[workers], leading blocks of the chain that full attention has, to what each
+        of these workers reuses, at most `most`.
+        """
+        for slot, blocks in self._blocks.items():
+            hits[slot] = blocks.limit(chain, min(int(hits[slot]), most))
+
+    def __len__(self) -> int:
+        """How many there are."""
+        return len(self._blocks)
+
+
 def _chain(run: Run, block_size: int, seed: int) -> list[int]:
     chain: list[int] = []
     if run.chain is not None:

@@ -6,14 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from kvkernels import EventBatch, PrefixIndex, WorkerBlocks
+from kvkernels import EventBatch, HybridWorkers, PrefixIndex, WorkerBlocks
 from tests.oracles import index as twins
 from tests.oracles import worker_blocks as event_twins
 
 BLOCK_SIZE = 2
 KINDS = {
-    "native": (PrefixIndex, WorkerBlocks, EventBatch),
-    "twin": (twins.PrefixIndex, event_twins.WorkerBlocks, event_twins.EventBatch),
+    "native": (PrefixIndex, WorkerBlocks, EventBatch, HybridWorkers),
+    "twin": (
+        twins.PrefixIndex,
+        event_twins.WorkerBlocks,
+        event_twins.EventBatch,
+        event_twins.HybridWorkers,
+    ),
 }
 
 
@@ -21,14 +26,23 @@ class Pool:
     """An index of two workers, the second one's blocks, and how to change them."""
 
     def __init__(self, kind: str, max_parked: int = 65536, counts_copies: bool = False) -> None:
-        make_index, make_blocks, self.decode = KINDS[kind]
+        make_index, make_blocks, self.decode, make_hybrids = KINDS[kind]
         self.index: Any = make_index(2)
         self.blocks: Any = make_blocks(self.index, 1, BLOCK_SIZE, "m", max_parked, counts_copies)
+        self.hybrids: Any = make_hybrids(2)
 
     def apply(self, payload: bytes) -> np.ndarray | None:
         """The chain hashes that left the GPU."""
         left: np.ndarray | None = self.blocks.apply(self.decode(payload))
         return left
+
+    def reused(self, chain: np.ndarray, blocks: int) -> int:
+        """How many of the chain's first `blocks` blocks its cache groups let an engine reuse."""
+        self.hybrids.set(1, self.blocks if self.blocks.is_hybrid else None)
+        hits = np.array([blocks, blocks], dtype=np.int32)
+        self.hybrids.limit(chain, hits, len(chain))
+        assert hits[0] == blocks, "nobody limits the other worker"
+        return int(hits[1])
 
     def hits(self, chain: np.ndarray) -> list[int]:
         """Leading blocks that the worker has in the first tier, in the first two, in all."""

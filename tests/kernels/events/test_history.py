@@ -128,7 +128,9 @@ class SameHistory(RuleBasedStateMachine):
         assert (native.is_hybrid, native.groups()) == (twin.is_hybrid, twin.groups())
         chain = native.chains()
         for blocks in range(len(chain) + 1):
-            assert native.limit(chain, blocks) == twin.limit(chain, blocks)
+            limit = twin.limit(chain, blocks)
+            assert native.limit(chain, blocks) == limit
+            assert [pool.reused(chain, blocks) for pool in self.pools] == [limit, limit]
         for tier in range(3):
             chains = native.chains(tier)
             np.testing.assert_array_equal(chains, twin.chains(tier))
