@@ -31,7 +31,7 @@ from tests.engines.model import make_model
 from tests.engines.pool import Pool
 from tests.engines.sglang_server import TREES, SglangServer
 from tests.engines.triton_server import TritonServer
-from tests.engines.vllm_server import Server
+from tests.engines.vllm_server import MODEL, Server
 from tests.live.stack import Stack
 
 SERVERS = 2
@@ -156,6 +156,15 @@ async def sglang(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool
     for tree in TREES:
         servers.append(SglangServer(environment, model, folder / tree, tree=tree))
     async with _pool(servers, folder) as pool:
+        # A server's first forward pass may leave its probes unanswered for twelve seconds on a busy
+        # machine, and the router would take the other server for everything.
+        for server in servers:
+            first = {"model": MODEL, "prompt": [5], "max_tokens": 1}
+            url = f"{server.url}/v1/completions"
+            async with pool.router.http.post(url, json=first) as reply:
+                assert reply.status == 200, await reply.text()
+        for worker_id in range(len(servers)):
+            await pool.router.until_state(worker_id, "ready")
         yield pool
 
 
