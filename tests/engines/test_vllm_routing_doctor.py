@@ -49,7 +49,7 @@ async def test_a_healthy_server_shows_nothing(vllm: Pool) -> None:
 )
 async def test_a_worker_s_line_is_wrong(vllm: Pool, options: str, cause: str) -> None:
     if vllm.environment.release < (0, 31):
-        pytest.skip("it does not name where its events are")
+        pytest.skip("vLLM before 0.31 does not name the address of its KV events")
     async with routed(vllm, f"{vllm.servers[0].url},{options}") as pool:
         assert (await found(pool))[:1] == [cause]
 

@@ -43,7 +43,7 @@ def prefix_caching_off(facts: PoolFacts) -> RoutingVerdict | None:
 
 
 def cache_too_small(facts: PoolFacts) -> RoutingVerdict | None:
-    """What requests will want again does not fit into the engine's cache."""
+    """The engine's cache is smaller than the prefixes that requests will ask for again."""
     found = [one for one in facts.serving() if _outgrown(one)] if facts.low else []
     if not found:
         return None

@@ -52,7 +52,7 @@ _MOST_ENGINES = 64
 
 @dataclass(frozen=True, slots=True)
 class RoutingOptions:
-    """How a routing examination is made."""
+    """The options of a routing examination, as the command's flags give them."""
 
     seconds: float = 10.0
     timeout_s: float = 5.0  # of each page
@@ -88,7 +88,10 @@ async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> Routi
 
 @dataclass(slots=True)
 class _Examined:
-    """Lifetime: one call of `examine_routing`."""
+    """The state of one routing examination.
+
+    Lifetime: one call of `examine_routing`.
+    """
 
     http: aiohttp.ClientSession
     router: RouterPages

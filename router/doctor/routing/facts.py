@@ -86,7 +86,7 @@ class PolicyRow(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What the engine behind a URL says of itself; NaN or None where it does not say."""
+    """The facts that an engine reports of itself; NaN or None where it does not report one."""
 
     trouble: str = ""  # why it could not be asked
     settings: Mapping[str, str] = field(default_factory=dict)  # of its cache

@@ -1,4 +1,4 @@
-"""What a routing examination found: values, text for people, JSON for machines."""
+"""The findings of a routing examination: values, text for people, JSON for machines."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class RoutingVerdict:
-    """What one cause's function says."""
+    """The evidence for one cause, and the change that would remove it."""
 
     wrong: str  # one sentence
     figures: tuple[Figure, ...]

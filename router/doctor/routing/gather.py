@@ -125,7 +125,7 @@ class RouterPages:
         return await self._json("/policy", PolicyRow)
 
     async def counts(self) -> Counts:
-        """Its metrics."""
+        """Return the router's metrics."""
         text = (await self._page("/metrics")).decode("utf-8", "replace")
         try:
             return Counts(tuple(samples(text, _OF_ROUTER)))
@@ -180,7 +180,7 @@ class EnginePages:
         self._trouble = ""
 
     async def counts(self) -> Counts:
-        """Its metrics; none where it has none that can be read."""
+        """Return the engine's metrics; an empty `Counts` if it has none that can be read."""
         body = await self._page("/metrics", MAX_METRICS_BYTES)
         try:
             return Counts(tuple(samples(body.decode("utf-8", "replace"), _OF_ENGINE)))
@@ -189,7 +189,7 @@ class EnginePages:
             return Counts()
 
     async def facts(self, before: Counts) -> EngineFacts:
-        """What it says of itself, and what it counted since `before`."""
+        """Return the engine's report of itself, and its counts since `before`."""
         after, cards, info, named = await asyncio.gather(
             self.counts(),
             self._page("/v1/models"),
@@ -214,7 +214,7 @@ class EnginePages:
         return facts
 
     async def tokens(self, model: str, prompts: Iterable[FixedPrompt]) -> ComparedTokens:
-        """Its ids of prompts beside ours; nothing where it has no `/tokenize`."""
+        """Compare the engine's token ids of prompts with ours; all 0 if it has no `/tokenize`."""
         compared = ComparedTokens()
         for prompt in prompts:
             data = msgspec.json.encode({"model": model} | prompt.body)

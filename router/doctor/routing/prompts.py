@@ -25,7 +25,7 @@ class GivenFileError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class GivenPrompts:
-    """What the given requests have in common. Sizes are bytes; each is a median over requests."""
+    """The common parts of the given requests. Sizes are bytes; each is a median over requests."""
 
     count: int
     salts: int = 0  # distinct ones
@@ -109,7 +109,7 @@ def _plain(part: Any) -> str:
 
 
 def _common(one: bytes, other: bytes) -> int:
-    """How many bytes both begin with."""
+    """Return the length in bytes of the longest common beginning of two texts."""
     most = min(len(one), len(other))
     low, high = 0, most
     while low < high:

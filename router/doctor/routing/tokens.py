@@ -1,4 +1,4 @@
-"""What a tokenizer's folder makes of fixed prompts, beside what an engine makes of them."""
+"""Compares the token ids of fixed prompts: those by a tokenizer's folder and an engine's."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class FixedPrompt(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ComparedTokens:
-    """How many fixed prompts the engines answered otherwise than the folder; texts and chats."""
+    """Counts of fixed prompts, texts and chats, and of those with other ids than the folder's."""
 
     texts: int = 0
     other_texts: int = 0
