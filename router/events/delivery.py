@@ -198,6 +198,7 @@ class SharedReaders:
 
 _SLICE_S = 0.005  # of batches that wait already, before others get the event loop
 _LARGE_BYTES = 256 << 10  # of a payload: decoded beside the event loop
+_MAX_MEDIA = 8  # unknown ones of a worker that are named
 
 
 # Of a worker, with the number of its latest live batch: whether a peer told all that it holds.
@@ -233,6 +234,7 @@ class FeedCounters:
 
     malformed_frames: int = 0
     skips: Counter[str] = field(default_factory=Counter)  # events that cannot be used, by why
+    unknown_media: Counter[str] = field(default_factory=Counter)  # of those, by the medium's name
     replays: int = 0
     snapshots: int = 0
     failed_syncs: int = 0  # neither a replay nor a snapshot could be had
@@ -279,7 +281,7 @@ class Delivery:
         if source == "live" and batch.ts_s and math.isfinite(batch.ts_s):
             self.counters.lag_s = self._wall() - batch.ts_s
         if batch.skipped:
-            self.skipped(batch.skips())
+            self._skipped_in(batch)
         self.next_seq = seq + 1
         if source == "live":
             self.live_seq = seq
@@ -309,7 +311,7 @@ class Delivery:
         self.counters.snapshots += 1
         for batch in batches:
             if batch.skipped:
-                self.skipped(batch.skips())
+                self._skipped_in(batch)
         self.next_seq = seq + 1
         events = WireEvents(batches, self.model)
         self.counters.heard |= self._connected
@@ -367,6 +369,15 @@ class Delivery:
             line = "worker %d: %d of its KV events cannot be used and are left out: %s"
             whys = ", ".join(f"{count} {why}" for why, count in self.counters.skips.most_common())
             log.warning(line, self.worker_id, total, whys)
+
+    def _skipped_in(self, batch: EventBatch) -> None:
+        self.skipped(batch.skips())
+        known = self.counters.unknown_media
+        for medium, count in batch.unknown_media().items():
+            if medium not in known and medium and len(known) < _MAX_MEDIA:
+                line = "worker %d: its KV events tell of an unknown medium, %r: left out"
+                log.warning(line, self.worker_id, medium)
+            known[medium if medium in known or len(known) < _MAX_MEDIA else ""] += count
 
     def malformed(self, error: WireError) -> None:
         """Count a message that cannot be read."""

@@ -198,6 +198,9 @@ _TIERS = {
     **dict.fromkeys((b"cpu_tier2", b"disk", b"storage", b"external"), 2),
     **dict.fromkeys((b"fs", b"obj", b"nvme", b"ssd"), 2),
 }
+_FAR_TIER = 2  # of what is in another machine, whatever it is in there
+MAX_MEDIA = 8  # unknown ones of a batch that are named
+MAX_MEDIUM_BYTES = 48
 _STORED = (
     b"block_hashes",
     b"parent_block_hash",
@@ -227,6 +230,7 @@ class Fields:
     def __init__(self, reader: Reader) -> None:
         self._reader = reader
         self._at: dict[bytes, int] = {}
+        self.unknown_media: dict[str, int] = {}  # events skipped for them, by their names
         self._kept = [0, 0, 0]  # blocks, tokens, bytes of extra keys
         self._sums = [0, 0, 0]
 
@@ -327,12 +331,25 @@ class Fields:
         return 0 if header is None else header.value
 
     def tier(self) -> int:
-        """0 gpu, 1 host, 2 disk."""
-        medium = self.text("medium", "unknown_medium")
-        tier = 0 if medium is None else _TIERS.get(medium.lower())
+        """0 gpu, 1 host, 2 disk, or anywhere that is not local to the worker (vLLM 0.27)."""
+        told = self.text("medium", "unknown_medium")
+        medium = b"GPU" if told is None else told
+        tier = _TIERS.get(medium.lower())
         if tier is None:
-            raise UnusableError("unknown_medium")
-        return tier
+            raise self._unknown_medium(medium)
+        locality = self.text("locality")
+        if locality is None or locality.lower() == b"local":
+            return tier
+        if tier == 0:  # no GPU of this worker
+            raise self._unknown_medium(medium + b" " * bool(locality) + locality)
+        return _FAR_TIER
+
+    def _unknown_medium(self, medium: bytes) -> UnusableError:
+        name = medium[:MAX_MEDIUM_BYTES].decode(errors="ignore")
+        if name not in self.unknown_media and len(self.unknown_media) >= MAX_MEDIA:
+            name = ""
+        self.unknown_media[name] = self.unknown_media.get(name, 0) + 1
+        return UnusableError("unknown_medium")
 
     def text(self, field: str, why: str = "bad_field") -> bytes | None:
         """A string, as the bytes it has on the wire."""
@@ -498,6 +515,7 @@ class EventBatch:
         self.ts_s = 0.0
         self.rank = 0
         self._skips: dict[str, int] = {}
+        self._unknown_media: dict[str, int] = {}
         self.blocks = 0
         self._events: list[tuple[Any, ...]] = []
         try:
@@ -516,6 +534,13 @@ class EventBatch:
     def skips(self) -> dict[str, int]:
         """`skipped`, by why."""
         return dict(self._skips)
+
+    def unknown_media(self) -> dict[str, int]:
+        """Of those skipped for an unknown medium: how many, by its name; beyond the first eight
+        names of a batch by "". A medium is named by what of its first 48 bytes is whole; a GPU that
+        is not the worker's by its locality, too ("GPU REMOTE").
+        """
+        return dict(self._unknown_media)
 
     def listed(self) -> list[tuple[Any, ...]]:
         """The events, in order, each one of these tuples:
@@ -547,6 +572,7 @@ class EventBatch:
         if events.kind != "array" or events.size > MAX_EVENTS:
             raise ValueError(f"the events must be an array of at most {MAX_EVENTS}")
         fields = Fields(reader)
+        self._unknown_media = fields.unknown_media
         for _ in range(events.size):
             self._read_event(reader, fields)
         if envelope.size > 2:

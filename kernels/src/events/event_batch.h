@@ -9,6 +9,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kv {
@@ -72,6 +73,8 @@ class EventBatch {
   static constexpr std::size_t kMaxHashBytes = 64;
   static constexpr std::uint32_t kMaxBlockSize = 1U << 16;
   static constexpr std::uint32_t kMaxRank = (1U << 16) - 1;
+  static constexpr std::size_t kMaxMedia = 8;  // unknown ones that are named
+  static constexpr std::size_t kMaxMediumBytes = 48;
 
   // Throws std::invalid_argument with the reason.
   explicit EventBatch(std::span<const std::uint8_t> payload);
@@ -82,6 +85,11 @@ class EventBatch {
     return std::accumulate(skips_.begin(), skips_.end(), std::size_t{0});
   }
   const Skips& skips() const { return skips_; }
+
+  // How many events each medium that is not known costs, by its name, in the order in which they
+  // were met. Beyond the first few names all are counted under "".
+  using Media = std::vector<std::pair<std::string, std::uint64_t>>;
+  const Media& unknown_media() const { return unknown_media_; }
   std::size_t blocks() const { return blocks_; }
   std::span<const Event> events() const { return events_; }
 
@@ -117,6 +125,7 @@ class EventBatch {
   double ts_s_ = 0;
   std::uint32_t rank_ = 0;
   Skips skips_{};
+  Media unknown_media_;
   std::size_t blocks_ = 0;
   std::vector<Event> events_;
   std::vector<std::uint64_t> names_;

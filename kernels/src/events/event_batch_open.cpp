@@ -12,10 +12,10 @@ using msgpack::Kind;
 namespace {
 
 // The wire's names of the fields that mean something to us, in the enumeration's order.
-constexpr std::array<std::string_view, 14> kKeys = {
+constexpr std::array<std::string_view, 15> kKeys = {
     "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id",
     "medium", "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-    "kv_cache_spec_sliding_window", "cache_salt", "mm_keys", "type"};
+    "kv_cache_spec_sliding_window", "locality", "cache_salt", "mm_keys", "type"};
 
 // A key as it is packed mostly, in words to compare at once.
 struct PackedKey {
@@ -64,7 +64,7 @@ std::optional<EventReader::Field> EventReader::field_of(std::string_view key) {
 
 std::optional<EventReader::Field> EventReader::field_at(Tag tag, std::size_t position) {
   constexpr std::array removed = {kHashes, kMedium, kGroup};
-  if (tag == Tag::stored && position < kSalt) return static_cast<Field>(position);
+  if (tag == Tag::stored && position < kLocality) return static_cast<Field>(position);
   if (tag == Tag::removed && position < removed.size()) return removed[position];
   return std::nullopt;
 }

@@ -14,6 +14,14 @@ bool is_window_or_state(std::string_view kind) {
   return kind == "sliding_window" || kind == "sliding_window_mla" || kind == "mamba";
 }
 
+constexpr std::uint8_t kFarTier = 2;  // of what is in another machine, whatever it is in there
+
+// `lower`: ASCII, in lower case.
+bool is_in_any_case(std::string_view text, std::string_view lower) {
+  return std::equal(text.begin(), text.end(), lower.begin(), lower.end(),
+                    [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a | 0x20 : a) == b; });
+}
+
 }  // namespace
 
 void EventReader::read() {
@@ -227,15 +235,37 @@ void EventReader::tier(Event& event) {
       {"cpu_pinned", 1}, {"cpu_tier1", 1}, {"host", 1}, {"host_pinned", 1}, {"cpu_tier2", 2},
       {"disk", 2}, {"storage", 2}, {"external", 2}, {"fs", 2}, {"obj", 2}, {"nvme", 2},
       {"ssd", 2}}};
-  const std::optional<std::string_view> told = text(kMedium, Skip::medium);
-  if (!told || *told == "GPU") return;  // tier 0
-  const auto is_it = [&](const Medium& medium) {
-    return std::equal(told->begin(), told->end(), medium.name.begin(), medium.name.end(),
-                      [](char a, char b) { return (a >= 'A' && a <= 'Z' ? a | 0x20 : a) == b; });
-  };
-  const auto* found = std::find_if(kMedia.begin(), kMedia.end(), is_it);
-  if (found == kMedia.end()) throw Unusable{Skip::medium};
+  const std::string_view told = text(kMedium, Skip::medium).value_or("GPU");
+  if (told == "GPU" && at_[kLocality] == nullptr) return;  // tier 0
+  const auto* found = std::find_if(kMedia.begin(), kMedia.end(), [&](const Medium& medium) {
+    return is_in_any_case(told, medium.name);
+  });
+  if (found == kMedia.end()) unknown_medium(told, "");
   event.tier = found->tier;
+  const std::optional<std::string_view> locality = text(kLocality, Skip::field);
+  if (!locality || is_in_any_case(*locality, "local")) return;
+  if (event.tier == 0) unknown_medium(told, *locality);  // no GPU of this worker
+  event.tier = kFarTier;
+}
+
+void EventReader::unknown_medium(std::string_view medium, std::string_view locality) {
+  std::string name(medium);
+  if (!locality.empty()) name.append(" ").append(locality);
+  if (name.size() > EventBatch::kMaxMediumBytes) {
+    std::size_t size = EventBatch::kMaxMediumBytes;
+    while ((name[size] & 0xC0) == 0x80) --size;  // no half characters
+    name.resize(size);
+  }
+  auto& media = batch_.unknown_media_;
+  const auto named = [&] {
+    return std::find_if(media.begin(), media.end(), [&](const auto& m) { return m.first == name; });
+  };
+  if (named() == media.end()) {
+    if (media.size() >= EventBatch::kMaxMedia) name.clear();
+    if (named() == media.end()) media.emplace_back(name, 0);
+  }
+  ++named()->second;
+  throw Unusable{Skip::medium};
 }
 
 Piece EventReader::keep(std::string_view text) {

@@ -28,7 +28,7 @@ class EventReader {
   // In the array form's order; those that mean nothing to us are left out.
   enum Field {
     kHashes, kParent, kTokens, kBlockSize, kLoraId, kMedium, kLoraName, kExtraKeys, kGroup, kKind,
-    kWindow, kSalt, kMmKeys, kType, kFields
+    kWindow, kLocality, kSalt, kMmKeys, kType, kFields
   };
   enum class Tag { stored, removed, cleared, unknown };
 
@@ -69,6 +69,7 @@ class EventReader {
   std::optional<std::string_view> text(Field field, Skip otherwise);
   std::string_view utf8(std::size_t size, Skip otherwise);
   void tier(Event& event);
+  [[noreturn]] void unknown_medium(std::string_view medium, std::string_view locality);
   void extra_keys(Event& event);
   Entry entry(std::optional<std::string_view> lora);
   void identified(const msgpack::Header& item);

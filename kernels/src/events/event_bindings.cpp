@@ -101,6 +101,14 @@ nb::dict skips_of(const WorkerBlocks& blocks) {
   return skips;
 }
 
+nb::dict media_of(const EventBatch& batch) {
+  nb::dict media;
+  for (const auto& [name, count] : batch.unknown_media()) {
+    media[nb::str(name.data(), name.size())] = count;
+  }
+  return media;
+}
+
 nb::list other_sizes_of(const WorkerBlocks& blocks) {
   nb::list sizes;
   for (const WorkerBlocks::OtherSize& one : blocks.other_sizes()) {
@@ -284,6 +292,8 @@ void kv::bind_events(nb::module_& module) {
            "The events, in order, as tuples.")
       .def("skips", [](const EventBatch& self) { return skips_of(self); },
            nb::sig("def skips(self) -> dict[str, int]"), "`skipped`, by why.")
+      .def("unknown_media", media_of, nb::sig("def unknown_media(self) -> dict[str, int]"),
+           "Of those skipped for an unknown medium: how many, by its name.")
       .def("__len__", [](const EventBatch& self) { return self.events().size(); },
            "Events that can be used.")
       .def_prop_ro("ts_s", &EventBatch::ts_s, "The publisher's wall clock, seconds.")

@@ -96,6 +96,7 @@ def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
         "kv_evicted_blocks": worker.kv.evicted_blocks,
         "kv_overflows": worker.kv.overflows,
         "events_skipped": dict(+skipped_events(member, worker)),
+        "unknown_media": {} if member.feed is None else dict(member.feed.counters.unknown_media),
         "told_block_size": worker.told_block_size,
         "cache_groups": _groups_shown(worker),
         "mirrored": worker.kv.guessed,

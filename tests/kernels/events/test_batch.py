@@ -115,6 +115,10 @@ UNUSABLE: list[tuple[Any, str]] = [
     (stored(medium=1), "unknown_medium"),
     (stored(medium="MOON"), "unknown_medium"),
     (["BlockRemoved", [7], "TAPE"], "unknown_medium"),
+    (stored(locality="REMOTE"), "unknown_medium"),
+    (stored(locality="RACK", medium="gpu"), "unknown_medium"),
+    (stored(locality=3, medium="CPU"), "bad_field"),
+    ({"type": "BlockRemoved", "block_hashes": [7], "locality": "remote"}, "unknown_medium"),
     (stored(lora_id="a"), "bad_field"),
     (stored(lora_name=["a"]), "bad_field"),
     (stored(group_idx=-1), "bad_field"),
@@ -165,6 +169,44 @@ def test_media_in_any_case(decode: type[EventBatch], media: list[str], tier: int
     assert [event[5] for event in listed] == [tier] * len(media)
     listed = decode(pack(*(["BlockRemoved", [7], medium] for medium in media))).listed()
     assert [event[2] for event in listed] == [tier] * len(media)
+
+
+@pytest.mark.parametrize(
+    ("medium", "locality", "tier"),
+    [
+        ("GPU", "LOCAL", 0),
+        (None, "local", 0),
+        ("CPU", "LOCAL", 1),
+        ("CPU", "REMOTE", 2),
+        ("cpu", "RACK", 2),
+        ("STORAGE", "REMOTE", 2),
+        ("STORAGE", "LOCAL", 2),
+    ],
+)
+def test_what_is_not_local_is_far(
+    decode: type[EventBatch], medium: str | None, locality: str, tier: int
+) -> None:
+    where = {"medium": medium, "locality": locality}
+    removed = {"type": "BlockRemoved", "block_hashes": [7], **where}
+    listed = decode(pack(stored(**where), removed)).listed()
+    assert (listed[0][5], listed[1][2]) == (tier, tier)
+
+
+def test_unknown_media_are_named(decode: type[EventBatch]) -> None:
+    removed = ["BlockRemoved", [7], "TAPE"]
+    batch = decode(pack(stored(medium="TAPE"), stored(locality="REMOTE"), removed, stored()))
+    assert (batch.unknown_media(), len(batch)) == ({"TAPE": 2, "GPU REMOTE": 1}, 1)
+    assert batch.skips() == {"unknown_medium": 3}
+    batch = decode(pack(stored(medium=7), stored(medium="é" * 40), stored(medium="CPU")))
+    assert batch.unknown_media() == {"é" * 24: 1}  # what is no text has no name
+    batch = decode(pack(stored(medium="x" + "€" * 40)))
+    assert list(batch.unknown_media()) == ["x" + "€" * 15]
+
+
+def test_few_unknown_media_are_named(decode: type[EventBatch]) -> None:
+    media = [f"tier{i % 12}" for i in range(24)]
+    batch = decode(pack(*(stored(medium=medium) for medium in media)))
+    assert batch.unknown_media() == {**dict.fromkeys(media[:8], 2), "": 8}
 
 
 def test_ids_beyond_int32(decode: type[EventBatch]) -> None:

@@ -28,7 +28,7 @@ def outcome(decode: type[EventBatch], payload: bytes) -> Any:
     except ValueError as error:
         return str(error)
     seen = (batch.rank, batch.skipped, batch.skips(), batch.blocks, len(batch), repr(batch.ts_s))
-    return (*seen, plain(batch.listed()))
+    return (*seen, list(batch.unknown_media().items()), plain(batch.listed()))
 
 
 def same(payload: bytes) -> Any:
@@ -110,11 +110,13 @@ LIKELY: dict[str, st.SearchStrategy[Any]] = {
     "token_ids": st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 2**63), max_size=6),
     "block_size": st.integers(0, 3),
     "lora_id": st.none() | st.integers(-3, 2**64 - 1),
-    "medium": st.sampled_from([None, "GPU", "CPU", "CPU_PINNED", "STORAGE", "MOON", "cpu", "gPu"]),
+    "medium": st.sampled_from([None, "GPU", "CPU", "CPU_PINNED", "STORAGE", "cpu", "gPu"])
+    | st.sampled_from(["MOON", "", "x" * 47 + "€", *(f"tier{i}" for i in range(9))]),
     "lora_name": st.sampled_from([None, "fr", ""]),
     "extra_keys": st.none() | st.lists(st.none() | _keys, max_size=3),
     "group_idx": st.none() | st.integers(0, 70000),
     "kv_cache_spec_kind": st.sampled_from([None, "full_attention", "mamba"]),
+    "locality": st.sampled_from([None, None, "LOCAL", "local", "REMOTE", "RACK", ""]),
     "cache_salt": st.none() | st.text(max_size=3),
     "mm_keys": st.none() | st.lists(st.none() | _images, max_size=3),
     "unknown": _values,

@@ -79,6 +79,24 @@ async def test_it_costs_itself_alone(name: str) -> None:
         assert len(one.publisher.replays) <= replays + 1  # the one after the subscription
 
 
+async def test_unknown_media_are_named_once_each(caplog: pytest.LogCaptureFixture) -> None:
+    media = ["TAPE", "TAPE", *(f"TIER{i}" for i in range(12)), "GPU"]
+    async with line() as one:
+        await one.subscribed()
+        await one.settled()
+        held, seq = one.kv.resident_blocks, one.publisher.next_seq
+        events = [good(99 + i) | {"medium": medium} for i, medium in enumerate(media)]
+        for payload in (events, [good(98) | {"medium": "TIER9"}]):
+            one.publisher.others[seq] = msgspec.msgpack.encode([0.0, payload, 0])
+            seq += 1
+            await one.publisher.publish()
+        await until(lambda: one.kv.skips() or one.feed.counters.skips.total() == 15, "all")
+        await until(lambda: one.kv.resident_blocks == held + 1, "the one in the GPU")
+        names = [f"TIER{i}" for i in range(7)]
+        assert one.feed.counters.unknown_media == {"TAPE": 2, **dict.fromkeys(names, 1), "": 6}
+        assert caplog.text.count("tell of an unknown medium") == 8
+
+
 async def test_ids_of_images_are_hashed_and_the_batch_is_whole() -> None:
     async with line() as one:
         await one.subscribed()
