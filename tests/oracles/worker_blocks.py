@@ -157,7 +157,7 @@ class ParkedBlocks:
 
 
 _MAGIC = b"kvwb"
-_VERSION = 3
+_VERSION = 4
 TIERS = 3
 _KINDS = ("", "full", "window", "state", "other")
 MOST_SIZES = 8  # of blocks that are told apart, one of them "more sizes"
@@ -171,7 +171,7 @@ class Contents(NamedTuple):
     names: npt.NDArray[np.uint64]
     chains: npt.NDArray[np.uint64]
     tiers: npt.NDArray[np.uint8]
-    copies: dict[int, int]  # how often more than once tier 0 holds a name
+    copies: list[dict[int, int]]  # by tier: how often more than once it holds a name
     parked: ParkedBlocks
     groups: CacheGroups
 
@@ -180,7 +180,7 @@ def contents_of(
     group: int,
     full_attention: bool,
     known: Mapping[int, tuple[int, int]],
-    copies: Mapping[int, int],
+    copies: Sequence[Mapping[int, int]],
     parked: ParkedBlocks,
     groups: CacheGroups,
 ) -> Contents:
@@ -189,7 +189,7 @@ def contents_of(
     columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
     tiers = columns[2].astype(np.uint8)
     arrays = columns[0], columns[1], tiers
-    kept = dict(copies), deepcopy(parked), deepcopy(groups)
+    kept = [dict(each) for each in copies], deepcopy(parked), deepcopy(groups)
     return Contents(group, full_attention, *arrays, *kept)
 
 
@@ -213,8 +213,9 @@ def _written(block_size: int, model: str, contents: Contents) -> bytes:
     )
     parts = [_MAGIC, head]
     parts += [contents.names.tobytes(), contents.chains.tobytes(), contents.tiers.tobytes()]
-    parts.append(struct.pack("<Q", len(contents.copies)))
-    parts += [struct.pack("<QI", *copy) for copy in sorted(contents.copies.items())]
+    for copies in contents.copies:
+        parts.append(struct.pack("<Q", len(copies)))
+        parts += [struct.pack("<QI", *copy) for copy in sorted(copies.items())]
     runs = [run for _, waiting in sorted(contents.parked.runs.items()) for run in waiting]
     parts.append(struct.pack("<I", len(runs)))
     for run in runs:
@@ -253,18 +254,22 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
     legal = ((tiers >= 1) & (tiers < 1 << TIERS)).all() and (names[1:] > names[:-1]).all()
     if group > MAX_RANK or full_attention > 1 or not legal:
         raise ValueError("dump of blocks: its names are malformed")
-    in_gpu = set(names[tiers & 1 > 0].tolist())
-    copies = dict[int, int]()
-    for _ in range(parts.unpack("<Q")[0]):
-        name, more = parts.unpack("<QI")
-        if name not in in_gpu or name in copies or not more:
-            raise ValueError("dump of blocks: its copies are malformed")
-        copies[name] = more
+    copies = [_read_copies(parts, names[tiers >> tier & 1 > 0]) for tier in range(TIERS)]
     parked = _read_parked(parts, block_size, max_parked)
     groups = _read_groups(parts)
     if parts.at != len(body):
         raise ValueError("dump of blocks: more bytes follow it")
     return Contents(group, bool(full_attention), names, chains, tiers, copies, parked, groups)
+
+
+def _read_copies(parts: _Parts, held: npt.NDArray[np.uint64]) -> dict[int, int]:
+    names, copies = set(held.tolist()), dict[int, int]()
+    for _ in range(parts.unpack("<Q")[0]):
+        name, more = parts.unpack("<QI")
+        if name not in names or name in copies or not more:
+            raise ValueError("dump of blocks: its copies are malformed")
+        copies[name] = more
+    return copies
 
 
 def _read_groups(parts: _Parts) -> CacheGroups:
@@ -370,9 +375,10 @@ class WorkerBlocks:
     leaves the old one. Each tier has its own stores and removals; a name is known while any tier
     holds it.
 
-    Where `counts_copies`, a block that tier 0 has and that is stored again under its name is there
-    once more, and stays until it was removed as often: vLLM keeps copies of equal blocks. Else a
-    store that repeats another changes nothing. Blocks that were parked are no copies: nobody knows
+    Where `counts_copies`, a block that a tier has and that is stored there again under its name is
+    there once more, and stays until it was removed as often: vLLM keeps copies of equal blocks, and
+    tells of the blocks that chunks in its host memory share once a chunk. Else a store that repeats
+    another changes nothing. Blocks that were parked are no copies: nobody knows
     how many of their stores and removals belong together.
 
     The counters only grow. `stored_blocks` and `removed_blocks` are those of tier 0, whose
@@ -410,7 +416,7 @@ class WorkerBlocks:
         self._parked = ParkedBlocks(in_range(max_parked, "max_parked", 0, 2**31 - 1))
         self._known: dict[int, Known] = {}
         self._counts_copies = counts_copies
-        self._copies: Counter[int] = Counter()
+        self._copies: list[Counter[int]] = [Counter() for _ in range(TIERS)]  # by tier
         self._group = 0
         self._full_attention = False  # somebody told of such a group: it is `_group`
         self._groups = CacheGroups()
@@ -523,7 +529,7 @@ class WorkerBlocks:
         self._by_chain.clear()
         self._index.clear_worker(self._worker)
         self._known.clear()
-        self._copies.clear()
+        self._copies = [Counter() for _ in range(TIERS)]
         self._parked.clear()
 
     def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
@@ -553,7 +559,7 @@ class WorkerBlocks:
         contents = read(data_bytes(data, "data"), self._block_size, self._model, self._parked.limit)
         self.clear()
         self._group, self._full_attention = contents.group, contents.full_attention
-        self._parked, self._copies = contents.parked, Counter(contents.copies)
+        self._parked, self._copies = contents.parked, [Counter(each) for each in contents.copies]
         self._groups = contents.groups
         columns = (column.tolist() for column in contents[2:5])
         self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
@@ -663,12 +669,14 @@ class WorkerBlocks:
 
     def _store_told(self, run: Run, seed: int) -> None:
         assert run.tokens is not None
-        if len(run.tokens) or not run.names:
+        elsewhere = run.tier > 0 and all(name in self._known for name in run.names)
+        if (len(run.tokens) and not elsewhere) or not run.names:
             self._store(run, seed)
             return
         known = [name for name in run.names if name in self._known]
         if len(known) < len(run.names):
             self._skip("unknown_names")
+        self._parked.revive(known, run.tier)
         chains = [self._known[name].chain for name in known]
         self._hold(known, chains, run.tier, self._counts_copies)
 
@@ -685,12 +693,25 @@ class WorkerBlocks:
                     self._park(run)
                     continue
                 seed = parent.chain
-            self._hold(run.names, _chain(run, self._block_size, seed), run.tier, counts)
+            self._hold(run.names, self._chain(run, seed), run.tier, counts)
             counts = False
             held.append(run)
             queue += self._parked.wake(run.names)
         for run in held:  # last: a block may be in several of them, and its removal holds for all
             self._drop(self._parked.take_dead(run.names, run.tier), run.tier)
+
+    def _chain(self, run: Run, seed: int) -> list[int]:
+        """The chain hashes of the run's blocks. Outside tier 0 a name that is known keeps its
+        chain: there vLLM leaves out salts and images.
+        """
+        if run.chain is not None:
+            return [int(block) for block in run.chain]
+        chain: list[int] = []
+        for i, name in enumerate(run.names):
+            known = self._known.get(name) if run.tier else None
+            seed = _hashed(run, i, self._block_size, seed) if known is None else known.chain
+            chain.append(seed)
+        return chain
 
     def _park(self, run: Run) -> None:
         if self._parked.park(run):
@@ -710,10 +731,11 @@ class WorkerBlocks:
                 pending = []
                 self._unname(known.chain, name)
                 self._leave(known)
-                self._copies.pop(name, None)
+                for copies in self._copies:
+                    copies.pop(name, None)
                 known = Known(block, 0)
-            elif counts_copies and tier == 0 and known.tiers & 1:
-                self._copies[name] += 1
+            elif counts_copies and known.tiers >> tier & 1:
+                self._copies[tier][name] += 1
             self._known[name] = Known(block, known.tiers | 1 << tier)
             if self._is_hybrid:
                 self._by_chain[block] = name
@@ -736,9 +758,9 @@ class WorkerBlocks:
             known = self._known.get(name)
             if known is None or not known.tiers >> tier & 1:
                 continue
-            if tier == 0 and name in self._copies:
-                self._copies -= Counter([name])
-                self.removed_blocks += 1
+            if name in self._copies[tier]:
+                self._copies[tier] -= Counter([name])
+                self.removed_blocks += tier == 0
                 continue
             gone.append(known.chain)
             left = known.tiers & ~(1 << tier)
@@ -790,16 +812,12 @@ class HybridWorkers:
         return len(self._blocks)
 
 
-def _chain(run: Run, block_size: int, seed: int) -> list[int]:
-    chain: list[int] = []
-    if run.chain is not None:
-        return [int(block) for block in run.chain]
+def _hashed(run: Run, i: int, block_size: int, seed: int) -> int:
+    """The chain hash of the run's block `i`, from its tokens."""
     assert run.tokens is not None
-    if not run.extras:
-        hashes = wide_chain_hashes if run.tokens.dtype == np.int64 else chain_hashes
-        return [int(block) for block in hashes(run.tokens.data, block_size, seed)]
-    for i, extra in enumerate(run.extras):
-        tokens = block_bytes(run.tokens[i * block_size : (i + 1) * block_size])
-        seed = xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little") + tokens + extra)
-        chain.append(seed)
-    return chain
+    tokens = run.tokens[i * block_size : (i + 1) * block_size]
+    if run.extras:
+        data = seed.to_bytes(8, "little") + block_bytes(tokens) + run.extras[i]
+        return xxhash.xxh3_64_intdigest(data)
+    hashes = wide_chain_hashes if tokens.dtype == np.int64 else chain_hashes
+    return int(hashes(tokens.copy().data, block_size, seed)[0])

@@ -135,9 +135,11 @@ std::size_t WorkerBlocks::parked() const {
 
 std::size_t WorkerBlocks::memory_bytes() const {
   const std::lock_guard lock(mutex_);
+  std::size_t copy_bytes = 0;
+  for (const CopiesInTier& copies : copies_) copy_bytes += copies.size() * kCopyBytes;
   return sizeof *this + names_.memory_bytes() + parked_.memory_bytes() + bytes_.capacity() +
          (pending_.capacity() + chain_.capacity()) * sizeof(std::uint64_t) +
-         woken_.capacity() * sizeof(Run) + copies_.size() * kCopyBytes +
+         woken_.capacity() * sizeof(Run) + copy_bytes +
          groups_.memory_bytes() + by_chain_.memory_bytes();
 }
 
@@ -286,11 +288,17 @@ void WorkerBlocks::note_size(const Event& event) {
 }
 
 void WorkerBlocks::store_told(const Stored& run, std::uint64_t seed) {
-  if (run.tokens.empty() && run.wide.empty()) {
+  if ((run.tokens.empty() && run.wide.empty()) || (run.tier > 0 && are_known(run.names))) {
     resolve(run);
   } else {
     store_run(run, seed);
   }
+}
+
+bool WorkerBlocks::are_known(Names names) const {
+  return std::all_of(names.begin(), names.end(), [this](std::uint64_t name) {
+    return static_cast<bool>(names_.find(name));
+  });
 }
 
 // Names without tokens mean what they mean in another tier.
@@ -304,6 +312,7 @@ void WorkerBlocks::resolve(const Stored& run) {
     chain.push_back(entry.chain());
   }
   if (known.size() < run.names.size()) ++counters_.unknown_names;
+  if (parked_.any()) parked_.revive(known, run.tier);
   hold(known, chain, run.tier, counts_copies_);
 }
 
@@ -354,20 +363,39 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
   return true;
 }
 
+// Outside the GPU a name that is known keeps its chain: there vLLM leaves out salts and images.
 WorkerBlocks::Names WorkerBlocks::chain_of(const Stored& run, std::uint64_t seed) {
   if (run.chain) return *run.chain;
   const std::size_t blocks = run.names.size();
   chain_.resize(blocks);
+  for (std::size_t from = 0, to = 0; from < blocks; from = ++to) {
+    std::optional<std::uint64_t> known;
+    for (to = run.tier == 0 ? blocks : from; to < blocks; ++to) {
+      if (const BlockNames::Known entry = names_.find(run.names[to])) {
+        known = entry.chain();
+        break;
+      }
+    }
+    hash_blocks(run, from, to, seed);
+    if (known) seed = chain_[to] = *known;
+  }
+  return chain_;
+}
+
+// Computes the chain hashes of some of the run's blocks. `seed`: the one before them.
+void WorkerBlocks::hash_blocks(const Stored& run, std::size_t from, std::size_t to,
+                               std::uint64_t seed) {
+  const std::size_t at = from * block_size_;
   if (run.extras.empty()) {
     if (run.wide.empty()) {
-      chain_hashes(run.tokens.data(), block_size_, blocks, seed, chain_.data());
+      chain_hashes(run.tokens.data() + at, block_size_, to - from, seed, &chain_[from]);
     } else {
-      chain_hashes(run.wide.data(), block_size_, blocks, seed, chain_.data(), bytes_);
+      chain_hashes(run.wide.data() + at, block_size_, to - from, seed, &chain_[from], bytes_);
     }
-    return chain_;
+    return;
   }
   const std::size_t token_bytes = block_size_ * sizeof(std::int32_t);
-  for (std::size_t i = 0; i < blocks; ++i) {
+  for (std::size_t i = from; i < to; ++i) {
     bytes_.resize(sizeof seed);
     std::memcpy(bytes_.data(), &seed, sizeof seed);
     if (run.wide.empty()) {
@@ -380,7 +408,6 @@ WorkerBlocks::Names WorkerBlocks::chain_of(const Stored& run, std::uint64_t seed
     seed = hash_bytes(bytes_.data(), bytes_.size());
     chain_[i] = seed;
   }
-  return chain_;
 }
 
 // One block after another: stored, once what its name stood for before was dropped.
@@ -399,9 +426,9 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier, bool counts
     if (is_hybrid_) tell_end(chain[i], names[i]);
     if (renamed) {
       leave(before, tiers);
-      copies_.erase(names[i]);
-    } else if (counts_copies && tier == 0 && (tiers & bit) != 0) {
-      ++copies_[names[i]];
+      for (CopiesInTier& copies : copies_) copies.erase(names[i]);
+    } else if (counts_copies && (tiers & bit) != 0) {
+      ++copies_[tier][names[i]];
     }
     tell(Told::stored, tier, chain[i]);
   }
@@ -440,11 +467,12 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
 
 // Whether another copy of the block stays.
 bool WorkerBlocks::drop_copy(std::uint64_t name, std::uint8_t tier) {
-  if (tier != 0 || copies_.empty()) return false;
-  const auto found = copies_.find(name);
-  if (found == copies_.end()) return false;
-  if (--found->second == 0) copies_.erase(found);
-  ++counters_.removed_blocks;
+  CopiesInTier& copies = copies_[tier];
+  if (copies.empty()) return false;
+  const auto found = copies.find(name);
+  if (found == copies.end()) return false;
+  if (--found->second == 0) copies.erase(found);
+  if (tier == 0) ++counters_.removed_blocks;
   return true;
 }
 
@@ -459,7 +487,7 @@ void WorkerBlocks::forget_blocks() {
   pending_.clear();  // all of it is this worker's
   index_.clear_worker(worker_);
   names_.clear();
-  copies_.clear();
+  for (CopiesInTier& copies : copies_) copies.clear();
   parked_.clear();
 }
 

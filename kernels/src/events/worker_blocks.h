@@ -2,6 +2,7 @@
 // written at the oracle, `tests/oracles/worker_blocks.py`. Any thread may call any member.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <mutex>
@@ -20,8 +21,9 @@
 
 namespace kv {
 
-// How often more than once tier 0 holds a name.
-using Copies = std::unordered_map<std::uint64_t, std::uint32_t>;
+// How often more than once each tier holds a name.
+using CopiesInTier = std::unordered_map<std::uint64_t, std::uint32_t>;
+using Copies = std::array<CopiesInTier, 3>;
 
 // One worker's blocks as they were at a moment; nobody else has them. Lifetime: one dump.
 struct FrozenBlocks {
@@ -40,7 +42,7 @@ struct FrozenBlocks {
 // Lifetime: worker; the index must outlive it.
 class WorkerBlocks {
  public:
-  static constexpr int kTiers = 3;
+  static constexpr int kTiers = std::tuple_size_v<Copies>;
   using Names = std::span<const std::uint64_t>;
 
   struct Counters {
@@ -153,6 +155,8 @@ class WorkerBlocks {
   void forget();
   void forget_blocks();
   Names chain_of(const Stored& run, std::uint64_t seed);
+  void hash_blocks(const Stored& run, std::size_t from, std::size_t to, std::uint64_t seed);
+  bool are_known(Names names) const;
 
   // What the index must still be told, in order; told in one call where it is all alike.
   enum class Told : std::uint8_t { stored, removed };

@@ -13,7 +13,7 @@ namespace kv {
 namespace {
 
 constexpr std::string_view kMagic = "kvwb";
-constexpr std::uint32_t kVersion = 3;
+constexpr std::uint32_t kVersion = 4;
 
 std::uint64_t hash_text(std::string_view text) {
   return hash_bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
@@ -124,26 +124,31 @@ Run get_run(Parts& parts, std::uint32_t block_size) {
   return run;
 }
 
-// Ascending by name.
+// Of one tier after the other, ascending by name.
 void put_copies(Writer& out, const Copies& copies) {
-  const std::map<std::uint64_t, std::uint32_t> sorted(copies.begin(), copies.end());
-  out.put(static_cast<std::uint64_t>(sorted.size()));
-  for (const auto& [name, count] : sorted) {
-    out.put(name);
-    out.put(count);
+  for (const CopiesInTier& of_tier : copies) {
+    const std::map<std::uint64_t, std::uint32_t> sorted(of_tier.begin(), of_tier.end());
+    out.put(static_cast<std::uint64_t>(sorted.size()));
+    for (const auto& [name, count] : sorted) {
+      out.put(name);
+      out.put(count);
+    }
   }
 }
 
 Copies get_copies(Parts& parts, const std::vector<std::uint64_t>& names,
                   const std::vector<std::uint8_t>& tiers) {
   Copies copies;
-  for (auto left = parts.get<std::uint64_t>(); left > 0; --left) {
-    const auto name = parts.get<std::uint64_t>();
-    const auto count = parts.get<std::uint32_t>();
-    const auto at = std::lower_bound(names.begin(), names.end(), name);
-    const bool held = at != names.end() && *at == name && (tiers[at - names.begin()] & 1) != 0;
-    if (!held || count == 0 || !copies.emplace(name, count).second) {
-      Parts::refuse("its copies are malformed");
+  for (std::size_t tier = 0; tier < copies.size(); ++tier) {
+    for (auto left = parts.get<std::uint64_t>(); left > 0; --left) {
+      const auto name = parts.get<std::uint64_t>();
+      const auto count = parts.get<std::uint32_t>();
+      const auto at = std::lower_bound(names.begin(), names.end(), name);
+      const bool held = at != names.end() && *at == name &&
+                        (tiers[at - names.begin()] >> tier & 1) != 0;
+      if (!held || count == 0 || !copies[tier].emplace(name, count).second) {
+        Parts::refuse("its copies are malformed");
+      }
     }
   }
   return copies;

@@ -1,0 +1,183 @@
+"""Blocks in host memory and on disk, as vLLM's offload connectors tell of them, native and twin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvkernels import chain_seed
+from tests.effort import examples
+from tests.kernels.events.event_pool import BLOCK_SIZE, KINDS, Pool, tokens
+from tests.oracles import index as twins
+
+Event = dict[str, Any]
+
+
+@pytest.fixture(params=sorted(KINDS))
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def apply(pool: Pool, *events: Event) -> None:
+    pool.apply(msgspec.msgpack.encode([0, list(events), 0]))
+
+
+def stored(names: list[int], ids: list[int], parent: int | None = None, **more: Any) -> Event:
+    told = {"block_hashes": names, "parent_block_hash": parent, "token_ids": ids}
+    return {"type": "BlockStored", "block_size": BLOCK_SIZE, "medium": "GPU", **told, **more}
+
+
+def placeholder(name: int, group: int = 0, medium: str = "CPU") -> Event:
+    """vLLM's OffloadingConnector in its default form; of windows and states always."""
+    return stored([name], [], block_size=0, medium=medium, group_idx=group)
+
+
+def removed(names: list[int], medium: str, group: int | None = None) -> Event:
+    event = {"type": "BlockRemoved", "block_hashes": names, "medium": medium}
+    return event if group is None else event | {"group_idx": group}
+
+
+def test_placeholders_mean_what_their_names_mean(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    chain = twins.chain_hashes(tokens(1, 2, 3, 4), BLOCK_SIZE)
+    apply(pool, stored([11, 12], [1, 2, 3, 4]), placeholder(11), placeholder(12), placeholder(99))
+    assert pool.blocks.skips() == {"unknown_names": 1}
+    apply(pool, removed([11, 12], "GPU"))
+    assert pool.hits(chain) == [0, 2, 2]
+    apply(pool, placeholder(12, medium="STORAGE"), removed([12, 99], "CPU", group=0))
+    assert pool.hits(chain) == [0, 1, 2]
+    assert pool.blocks.orphans == 0, "a parent of nil puts nothing at the root"
+
+
+def test_placeholders_of_other_groups_are_not_full_attention(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    full = {"group_idx": 1, "kv_cache_spec_kind": "full_attention"}
+    window = {"kv_cache_spec_kind": "sliding_window", "kv_cache_spec_sliding_window": 3}
+    apply(pool, stored([11, 12], [1, 2, 3, 4], **full))
+    apply(pool, stored([11, 12], [1, 2, 3, 4], group_idx=0, **window))
+    apply(pool, placeholder(11, group=0), placeholder(12, group=0), placeholder(11, group=2))
+    assert pool.blocks.chains(1).size == 0
+    assert pool.blocks.skips() == {"other_group": 3}
+    apply(pool, placeholder(11, group=1), removed([11], "CPU", group=0))
+    assert pool.blocks.chains(1).size == 1
+    assert pool.blocks.groups()[0][4] == 2, "host memory's removal says nothing of the GPU's"
+    tail = {"group_idx": 2, "kv_cache_spec_kind": "mamba", "medium": "CPU"}
+    apply(pool, stored([12], [3, 4], 11, **tail))  # a state's partial tail describes itself
+    assert pool.blocks.chains(1).size == 1
+
+
+def test_salts_and_images_that_a_connector_leaves_out(kind: str) -> None:
+    """The name is resolved first: it differs where the salt does."""
+    pool = Pool(kind, counts_copies=True)
+    salted = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE, chain_seed("m", None, "s"))
+    plain = twins.chain_hashes(tokens(1, 2, 3, 4, 5, 6), BLOCK_SIZE)
+    keys = {"extra_keys": [["s"], None]}
+    apply(pool, stored([11, 12], [1, 2, 3, 4], **keys))
+    apply(pool, stored([11, 12, 13], [1, 2, 3, 4, 5, 6], medium="CPU"))  # 13 is news
+    assert pool.hits(salted) == [2, 3, 3]
+    assert pool.hits(plain) == [0, 0, 0]
+    apply(pool, removed([11, 12], "GPU"))
+    assert pool.hits(salted) == [0, 3, 3]
+
+
+def test_blocks_that_chunks_share_are_counted(kind: str) -> None:
+    """vLLM with `blocks_per_chunk`: a chunk tells all its blocks, and its removal takes them."""
+    pool = Pool(kind, counts_copies=True)
+    one = stored([11, 12], [1, 2, 3, 4], medium="CPU")
+    other = stored([11, 13], [1, 2, 5, 6], medium="CPU")
+    apply(pool, one, other)
+    pool.blocks.load(pool.blocks.dump())
+    apply(pool, removed([11, 12], "CPU"))
+    assert pool.hits(twins.chain_hashes(tokens(1, 2, 5, 6), BLOCK_SIZE)) == [0, 2, 2]
+    apply(pool, removed([11, 13], "CPU"))
+    assert (len(pool.blocks), pool.blocks.removed_blocks) == (0, 0)
+
+
+def test_a_block_on_two_media_is_counted_on_each(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    everywhere = [stored([11], [1, 2], medium=medium) for medium in ("GPU", "CPU", "FS")]
+    chain = twins.chain_hashes(tokens(1, 2), BLOCK_SIZE)
+    apply(pool, *everywhere, *everywhere)
+    for hits, medium in (([1, 1, 1], "GPU"), ([0, 1, 1], "CPU"), ([0, 0, 1], "FS")):
+        apply(pool, removed([11], medium))
+        assert pool.hits(chain) == hits or medium != "GPU"
+        apply(pool, removed([11], medium))
+    assert len(pool.blocks) == 0
+
+
+class Offloading:
+    """A vLLM with OffloadingConnector that describes itself: what it tells, and what is so."""
+
+    def __init__(self, random: Random, blocks_per_chunk: int) -> None:
+        self.random, self.per_chunk = random, blocks_per_chunk
+        self.gpu: dict[int, int] = {}  # our chain hash by its name
+        self.host: dict[int, list[int]] = {}  # names by chunk, which its last block's name names
+        self.meant: dict[int, int] = {}
+
+    def step(self) -> list[Event]:
+        """What happens next."""
+        if self.gpu and self.random.random() < 0.4:
+            return [self._evicted(self.random.choice(list(self.gpu)))]
+        if self.host and self.random.random() < 0.3:
+            return [removed(self.host.pop(self.random.choice(list(self.host))), "CPU", group=0)]
+        return self._prompt()
+
+    def expected(self) -> tuple[set[int], set[int]]:
+        """Chain hashes in the GPU, in host memory."""
+        held = {name for names in self.host.values() for name in names}
+        return set(self.gpu.values()), {self.meant[name] for name in held}
+
+    def _evicted(self, name: int) -> Event:
+        del self.gpu[name]
+        return removed([name], "GPU", group=0)
+
+    def _prompt(self) -> list[Event]:
+        salt = self.random.choice([None, None, "s"])
+        ids = [self.random.randint(0, 1) for _ in range(BLOCK_SIZE * self.random.randint(1, 9))]
+        chain = twins.chain_hashes(tokens(*ids), BLOCK_SIZE, chain_seed("m", None, salt)).tolist()
+        names = [block ^ 0x5555 for block in chain]
+        self.meant.update(zip(names, chain, strict=True))
+        return [*self._computed(names, ids, salt), *self._offloaded(names, ids)]
+
+    def _computed(self, names: list[int], ids: list[int], salt: str | None) -> list[Event]:
+        events = []
+        for i, name in enumerate(names):
+            if name in self.gpu:
+                continue
+            self.gpu[name] = self.meant[name]
+            keys = [[salt]] if salt and not i else None
+            block = ids[i * BLOCK_SIZE : (i + 1) * BLOCK_SIZE]
+            parent = names[i - 1] if i else None
+            events.append(stored([name], block, parent, extra_keys=keys, group_idx=0))
+        return events
+
+    def _offloaded(self, names: list[int], ids: list[int]) -> list[Event]:
+        events = []
+        for start in range(0, len(names) - self.per_chunk + 1, self.per_chunk):
+            chunk = names[start : start + self.per_chunk]
+            if chunk[-1] in self.host or self.random.random() < 0.3:
+                continue
+            self.host[chunk[-1]] = chunk
+            told = ids[start * BLOCK_SIZE : (start + self.per_chunk) * BLOCK_SIZE]
+            parent = names[start - 1] if start else None
+            where = {"medium": "CPU", "group_idx": 0, "kv_cache_spec_kind": "full_attention"}
+            events.append(stored(chunk, told, parent, **where))
+        return events
+
+
+@pytest.mark.parametrize("seed", range(examples(200)))
+def test_a_life_of_chunks(kind: str, seed: int) -> None:
+    random = Random(seed)
+    pool, engine = Pool(kind, counts_copies=True), Offloading(random, random.randint(1, 4))
+    for _ in range(40):
+        apply(pool, *engine.step())
+        held = tuple(set(pool.blocks.chains(tier).tolist()) for tier in (0, 1))
+        assert held == engine.expected()
+        assert pool.index.held(1, 0) == len(held[0])
+        if random.random() < 0.05:
+            pool.blocks.load(pool.blocks.dump())
+    assert Counter(pool.blocks.skips()) == Counter()
