@@ -19,6 +19,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from engine.cache_groups import CacheGroup, GroupBlocks, Kept
+
 MAX_PRIORITY = 100
 DEFAULT_PRIORITY = 35
 MAX_RANGES = 64
@@ -127,12 +129,14 @@ class Stored:
     """Consecutive blocks became visible. `tokens` is int32[len(block_hashes) * block_size].
 
     Blocks that come to the host while the GPU still has them: no tokens, and not in a row.
+    `group`: 0 is full attention, the others are counted from 1; None: there is only one.
     """
 
     block_hashes: list[int]
     parent_hash: int | None  # chain hash before the first block; None at the start of a prompt
     tokens: Tokens
     tier: PoolTier = "gpu"
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,7 @@ class Removed:
 
     block_hashes: list[int]
     tier: PoolTier = "gpu"
+    group: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +212,19 @@ class IdleBlocks:
     def __iter__(self) -> Iterator[int]:
         yield from self._plain
         yield from self._kept
+
+    def stamp(self) -> int:
+        """A number for a use that is later than all before."""
+        self._stamp += 1
+        return self._stamp
+
+    def goes_before(self, stamp: int) -> bool:
+        """Would a block go before another one of that stamp, which is worth as much as most?"""
+        leaf = self._first_leaf() if self._kept else None
+        firsts = [leaf] if leaf is not None else []
+        if self._plain:
+            firsts.append(self._head())
+        return bool(firsts) and min(firsts) < (DEFAULT_PRIORITY, stamp, 0)
 
     @property
     def has_worths(self) -> bool:
@@ -432,10 +450,20 @@ class BlockPool:
     visible blocks are kept for `snapshot`. One step changes each block at most twice, so more
     than 4 x blocks + 1024 pending changes mean that nobody drains: RuntimeError. What is evicted
     goes to `host`, which keeps `host_blocks` of it (a write-back cache).
+
+    `groups`: the windows and states that the model caches beside full attention, in the same
+    memory. A prefix is then reused where all of them allow it (`reusable`). Raises ValueError for
+    groups and a host together, and for a pool that has no room beside one request's groups.
     """
 
     def __init__(
-        self, blocks: int, block_size: int, *, record_events: bool = True, host_blocks: int = 0
+        self,
+        blocks: int,
+        block_size: int,
+        *,
+        record_events: bool = True,
+        host_blocks: int = 0,
+        groups: Sequence[CacheGroup] = (),
     ) -> None:
         if blocks < 1:
             raise ValueError(f"blocks must be at least 1, got {blocks}")
@@ -456,13 +484,27 @@ class BlockPool:
         self._tokens: Tokens = np.zeros((kept, block_size), dtype=np.int32)
         self.host = HostTier(host_blocks)
         self._saves: dict[int, int] = {}  # evicted block by its id in the host
+        self.groups = GroupBlocks(groups, block_size) if groups else None
+        self._full_group = 0 if groups else None  # its number in events
+        if groups and host_blocks:
+            raise ValueError(
+                "windows and states are not kept in host memory: host blocks must be 0"
+            )
+        if self.groups is not None and self.groups.working_blocks >= blocks:
+            raise ValueError(
+                f"windows and states of one request take {self.groups.working_blocks} blocks, and "
+                f"the cache has {blocks}"
+            )
         # An eviction may bring a block to the host and push another one out of it.
         self._changes = Changes((12 if host_blocks else 4) * blocks + 1024)
+        for event in self._empty_groups():
+            self._note(event, 1)
 
     @property
     def available_blocks(self) -> int:
         """Blocks that `allocate` could give: free ones and idle ones."""
-        return len(self._free) + len(self._idle)
+        available = len(self._free) + len(self._idle)
+        return available if self.groups is None else available + self.groups.blocks
 
     @property
     def used_blocks(self) -> int:
@@ -483,6 +525,47 @@ class BlockPool:
         stop = len(chain) if limit is None else min(limit, len(chain))
         by_hash = self._by_hash
         return bisect_left(range(stop), True, key=lambda depth: chain[depth] not in by_hash)
+
+    def reusable(self, chain: Sequence[int], limit: int) -> int:
+        """How many leading blocks of `chain` (at most `limit`) a request need not compute."""
+        hit = self.hit(chain, limit)
+        return hit if self.groups is None else self.groups.longest(chain, hit)
+
+    def keep_end(self, chain: Sequence[int], end: int, tokens: Tokens) -> None:
+        """Keep the windows and states behind the first `end` blocks of `chain`, all visible, if
+        there is room. `tokens`: of those blocks, from the first on."""
+        if self.groups is None:
+            return
+        missing = self.touch_end(chain, end)
+        ids = self.allocate(self.groups.cost(missing))
+        if ids is None:
+            return
+        stamp, size, runs = self._idle.stamp(), self.block_size, list[list[int]]()
+        for number, at in missing:
+            cost = self.groups.groups[number - 1].cost
+            own, ids = ids[:cost], ids[cost:]
+            for block in own:
+                self._references[block] = 0
+            if self._record:
+                self._tokens[own[0]] = tokens[at * size : (at + 1) * size]
+            parent_hash = chain[at - 1] if at else None
+            self.groups.keep((number, chain[at]), Kept(stamp, parent_hash, own))
+            if runs and runs[-1][:2] == [number, at + 1]:
+                runs[-1][1] = at
+            else:
+                runs.append([number, at, at + 1])
+        for number, start, stop in runs:
+            parent_hash, part = (
+                chain[start - 1] if start else None,
+                tokens[start * size : stop * size],
+            )
+            stored = Stored(list(chain[start:stop]), parent_hash, part, group=number)
+            self._note(stored, stop - start)
+
+    def touch_end(self, chain: Sequence[int], end: int) -> list[tuple[int, int]]:
+        """The windows and states behind the first `end` blocks of `chain` are used now; returns the
+        missing ones as (group, position in the chain)."""
+        return [] if self.groups is None else self.groups.touch(chain, end, self._idle.stamp())
 
     def available_beyond(self, chain: Sequence[int], hit: int) -> int:
         """Blocks that `allocate` could still give after `acquire(chain, hit)`. O(log n)."""
@@ -514,7 +597,10 @@ class BlockPool:
             return None
         evictions = count - len(self._free)
         if evictions > 0:
-            self._evict(evictions)
+            if self.groups is None:
+                self._evict(evictions)
+            else:
+                self._evict_by_age(evictions, self.groups)
         split = len(self._free) - count
         ids = self._free[split:]
         del self._free[split:]
@@ -597,6 +683,8 @@ class BlockPool:
         self._idle.clear()
         self.host.clear()
         self._saves.clear()
+        if self.groups is not None:
+            self._free.extend(self.groups.clear())
         self.epoch += 1
         self._note(Cleared(), 1)
 
@@ -635,7 +723,51 @@ class BlockPool:
             else:
                 runs.append([block])
             previous = block_hash
-        return [self._stored(run) for run in runs] + self.host.snapshot()
+        return [self._stored(run) for run in runs] + self._kept() + self.host.snapshot()
+
+    def _kept(self) -> list[Stored]:
+        """The windows and states as events."""
+        return self._empty_groups() + [
+            Stored([block_hash], kept.parent_hash, self._tokens[kept.block_ids[0]], group=number)
+            for (number, block_hash), kept in self.groups or ()
+        ]
+
+    def _empty_groups(self) -> list[Stored]:
+        """Tells of every group, before it holds anything, that there is such a one."""
+        groups = () if self.groups is None else self.groups.groups
+        return [
+            Stored([], None, _NO_TOKENS, group=number) for number, _ in enumerate(groups, start=1)
+        ]
+
+    def _evict_by_age(self, count: int, groups: GroupBlocks) -> None:
+        """Free at least `count` blocks: of all groups, what was used longest ago goes first."""
+        gone: list[tuple[int, list[int]]] = []  # group, hashes
+        while count > 0:
+            stamp = groups.oldest_stamp
+            if stamp is None or self._idle.goes_before(stamp):
+                number, block_hash, freed = 0, *self._drop_idle()
+            else:
+                (number, block_hash), kept = groups.pop()
+                freed = kept.block_ids
+            self._free.extend(freed)
+            self.evicted_total += len(freed)
+            count -= len(freed)
+            if gone and gone[-1][0] == number:
+                gone[-1][1].append(block_hash)
+            else:
+                gone.append((number, [block_hash]))
+        for number, hashes in gone:
+            self._note(Removed(hashes, group=number), len(hashes))
+
+    def _drop_idle(self) -> tuple[int, list[int]]:
+        """The idle block that goes first is visible no longer: its hash, and its id."""
+        block = self._idle.pop()
+        block_hash = self._hash[block]
+        assert block_hash is not None
+        del self._by_hash[block_hash]
+        self._idle.forget(block)
+        self._hash[block] = self._parent[block] = None
+        return block_hash, [block]
 
     def _evict(self, count: int) -> None:
         gone: dict[int, int] = {}  # block by chain hash
@@ -697,7 +829,8 @@ class BlockPool:
 
     def _stored(self, run: list[int]) -> Stored:
         hashes = [block_hash for block in run if (block_hash := self._hash[block]) is not None]
-        return Stored(hashes, self._parent[run[0]], self._tokens[run].reshape(-1))
+        tokens = self._tokens[run].reshape(-1)
+        return Stored(hashes, self._parent[run[0]], tokens, group=self._full_group)
 
     def _note(self, event: PoolEvent, changes: int) -> None:
         if self._record:

@@ -22,15 +22,20 @@ class RequestBlocks:
     def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
         self.pins = Pins(pool, int(settings.pinned_share * pool.blocks))
         self._pool = pool
+        self._groups = pool.groups
         self._block_size = pool.block_size
         self._frontier: dict[int, Request] = {}
+        self._ends_in_flight: dict[int, tuple[int, Request]] = {}  # by chain hash; see `_plan_ends`
         self._reserves = settings.reserves_outputs
         self.reserved_blocks = 0  # promised to running requests, not yet theirs
         self._held_by: dict[str, int] = {}  # own blocks of running requests, by tenant
 
     def hit(self, request: Request) -> int:
-        """Its leading blocks in the cache; the last token is always computed, for its logits."""
-        return self._pool.hit(request.chain, (request.total_tokens - 1) // self._block_size)
+        """Its leading blocks that need not be computed; its last token always is, for logits."""
+        limit = (request.total_tokens - 1) // self._block_size
+        if self._groups is None:
+            return self._pool.hit(request.chain, limit)
+        return self._pool.reusable(request.chain, limit)
 
     def host_hit(self, request: Request, hit: int) -> int:
         """Blocks beyond its `hit` ones that the host has; none for one that reads elsewhere."""
@@ -51,11 +56,12 @@ class RequestBlocks:
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
         # What may yet be pinned cannot be promised.
         available -= self.pins.max_blocks - self.pins.held_blocks
-        return self._limit(request) - hit <= available
+        return self._limit(request) + self._working(request) - hit <= available
 
     def fresh(self, request: Request, hit: int) -> int:
         """Blocks that it takes at its start, `hit` being cached."""
-        return self._blocks(request.total_tokens) - hit
+        fresh = -(-request.total_tokens // self._block_size) - hit
+        return fresh if self._groups is None else fresh + self._working(request)
 
     def held_by(self, tenant: str) -> int:
         """Blocks that running requests of `tenant` hold, those not counted that were cached
@@ -70,12 +76,18 @@ class RequestBlocks:
         total_tokens = request.total_tokens
         request.host_blocks = host_hit
         self._pool.host.pin(request.chain[hit : hit + host_hit])  # what is evicted comes there
+        if self._groups is not None:
+            self._plan_ends(request, hit)
+            self._pool.touch_end(request.chain, hit)
         held = self._pool.acquire(request.chain, hit, self._worths(request, 0, hit))
         fresh = self._pool.allocate(self.fresh(request, hit))
         if fresh is None:
             raise AssertionError(f"request {request.request_id} was admitted without room")
-        request.block_ids = held + fresh
         self._own(request, len(fresh))
+        if self._groups is not None:
+            working = self._working(request)
+            request.group_ids, fresh = fresh[:working], fresh[working:]
+        request.block_ids = held + fresh
         if self._reserves:
             self.reserved_blocks += self._limit(request) - len(request.block_ids)
         request.visible_blocks = hit
@@ -120,6 +132,10 @@ class RequestBlocks:
             self._worths(request, start, stop),
         )
         request.visible_blocks = stop
+        while request.ends and request.ends[0] <= stop:
+            end = self._drop_end(request)
+            tokens = request.tokens(0, end * self._block_size)
+            self._pool.keep_end(request.chain, end, tokens)
         self._mark(request)
 
     def leave(self, request: Request) -> None:
@@ -131,12 +147,16 @@ class RequestBlocks:
         self._own(request, -request.own_blocks)
         self._pool.release(request.block_ids)
         request.block_ids = []
+        if self._groups is not None:
+            self._leave_groups(request)
         request.visible_blocks = request.prefill_target = 0
         request.computed_tokens = request.scheduled_tokens = 0
 
     def in_flight_tokens(self, request: Request, hit: int) -> int:
         """Tokens beyond its `hit` blocks that a running prefill is about to publish."""
         mine = request.chain
+        if self._groups is not None:
+            return self._ends_in_flight_tokens(request, hit)
         if hit == len(mine):
             return 0
         owner = self._frontier.get(mine[hit])
@@ -147,6 +167,49 @@ class RequestBlocks:
         stop = min(len(mine), len(theirs), owner.prefill_target // self._block_size)
         common = bisect_left(range(stop), True, key=lambda depth: mine[depth] != theirs[depth])
         return (common - hit) * self._block_size
+
+    def _ends_in_flight_tokens(self, request: Request, hit: int) -> int:
+        """As `in_flight_tokens` where windows and states are kept at ends alone."""
+        chain, limit = request.chain, (request.total_tokens - 1) // self._block_size
+        best = hit
+        for block_hash, (end, owner) in self._ends_in_flight.items():
+            is_usable = best < end <= limit and chain[end - 1] == block_hash
+            if is_usable and owner.epoch == self._pool.epoch:
+                best = end
+        return (best - hit) * self._block_size
+
+    def _plan_ends(self, request: Request, hit: int) -> None:
+        """Beyond its `hit` blocks, those behind which it leaves windows and states: where it parts
+        from what full attention has of it, and its last block that a repeat need not compute."""
+        parts = self._pool.hit(request.chain, (request.total_tokens - 1) // self._block_size)
+        request.ends = sorted({end for end in (parts, self._own_end(request)) if end > hit})
+        for end in request.ends:
+            self._ends_in_flight[request.chain[end - 1]] = end, request
+
+    def _leave_groups(self, request: Request) -> None:
+        """Give back what its windows and states took; what they left at its end is used now."""
+        self._pool.release(request.group_ids)
+        if request.group_ids:
+            self._pool.touch_end(request.chain, self._own_end(request))
+        while request.ends:
+            self._drop_end(request)
+        request.group_ids = ()
+
+    def _drop_end(self, request: Request) -> int:
+        """The first of its ends is reached, or never will be."""
+        end, *request.ends = request.ends
+        block_hash = request.chain[end - 1]
+        if self._ends_in_flight.get(block_hash, (end, None))[1] is request:
+            del self._ends_in_flight[block_hash]
+        return end
+
+    def _own_end(self, request: Request) -> int:
+        return (request.prompt_tokens - 1) // self._block_size
+
+    def _working(self, request: Request) -> int:
+        """Blocks that its windows and states take while it runs."""
+        groups = self._groups
+        return 0 if groups is None else groups.working(self._blocks(request.token_limit))
 
     def _limit(self, request: Request) -> int:
         """Blocks that it may come to hold; the last token's KV is never computed."""

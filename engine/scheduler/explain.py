@@ -133,7 +133,7 @@ def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
     tokens = sum(max(0, one.prefill_target - one.computed_tokens) for one in running)
     step = 1
     for request in queue:
-        hit = pool.hit(request.chain, (request.total_tokens - 1) // pool.block_size)
+        hit = pool.reusable(request.chain, (request.total_tokens - 1) // pool.block_size)
         need_blocks = _counted_blocks(scheduler, request) - hit
         while free_at and (free_slots < 1 or free_blocks < need_blocks):
             freed_step, blocks = heapq.heappop(free_at)

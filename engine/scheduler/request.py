@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
@@ -85,7 +86,9 @@ class Request:
     prefill_target: int = 0  # tokens to compute before the next one is sampled by a prefill
     preemptions: int = 0
     block_ids: list[int] = field(default_factory=list)
-    own_blocks: int = 0  # of those, ones that were not cached when it was admitted
+    group_ids: Sequence[int] = ()  # blocks that its windows and states take
+    ends: Sequence[int] = ()  # in blocks: it will leave such ones there
+    own_blocks: int = 0  # of all these, ones that were not cached when it was admitted
     visible_blocks: int = 0  # leading blocks of `block_ids` that are published
     epoch: int = 0  # of the pool, at admission
     finish_reason: FinishReason | None = None

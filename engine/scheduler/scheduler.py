@@ -165,7 +165,8 @@ class Scheduler:
         self.exports = Exports(pool, settings.export_lease_s, settings.max_exports)
         self._reading: dict[int, Request] = {}  # by id, in which others write; ended ones, too
         self._reads: list[Read] = []  # that nobody has taken yet
-        self.max_sequence_tokens = min(settings.max_model_tokens, self.pins.spared_tokens)
+        working = 0 if pool.groups is None else pool.groups.working_blocks * pool.block_size
+        self.max_sequence_tokens = min(settings.max_model_tokens, self.pins.spared_tokens - working)
         self.not_scheduled_total = dict.fromkeys(Reason, 0)  # request-steps spent waiting
         self._filling_until_s: float | None = None  # an idle engine waits for more to start with
         # Without eviction nobody grows beyond what was reserved, so nothing need be spared.

@@ -113,9 +113,11 @@ class EventLog:
         if isinstance(change, Removed):
             if self._root_salts:
                 for block_hash in change.block_hashes:
-                    if not self._pool.holds(block_hash):
+                    if not change.group and not self._pool.holds(block_hash):
                         self._root_salts.pop(block_hash, None)
-            return BlockRemoved(tuple(change.block_hashes), medium=MEDIA[change.tier])
+            return BlockRemoved(
+                tuple(change.block_hashes), medium=MEDIA[change.tier], group_idx=change.group
+            )
         self._root_salts.clear()
         return AllBlocksCleared()
 
@@ -123,6 +125,7 @@ class EventLog:
         # Blocks that the host takes over bring no tokens: they are known already.
         salt = self._salt_of(run) if run.parent_hash is None and len(run.tokens) else None
         blocks = len(run.block_hashes)
+        kind, window = self._kind_of(run)
         return BlockStored(
             hashes=tuple(run.block_hashes),
             parent=run.parent_hash,
@@ -130,7 +133,19 @@ class EventLog:
             block_size=self._pool.block_size,
             medium=MEDIA[run.tier],
             extra_keys=None if salt is None else [[salt], *[None] * (blocks - 1)],
+            group_idx=run.group,
+            kv_cache_spec_kind=kind,
+            kv_cache_spec_sliding_window=window,
         )
+
+    def _kind_of(self, run: Stored) -> tuple[str | None, int | None]:
+        """What vLLM calls the layers that have these blocks, and their window."""
+        if run.group is None or self._pool.groups is None:
+            return None, None
+        if not run.group:
+            return "full_attention", None
+        group = self._pool.groups.groups[run.group - 1]
+        return ("sliding_window", group.window) if group.kind == "window" else ("mamba", None)
 
     def _salt_of(self, run: Stored) -> str | None:
         """The salt of a prompt's first block, whose chain hash is all that the pool knows."""

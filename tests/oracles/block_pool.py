@@ -12,7 +12,11 @@ def check_pool(pool: BlockPool) -> None:
     assert len(free) == len(pool._free), "a block is in the free list twice"
     assert free.isdisjoint(idle), "a block is free and idle"
     assert held.isdisjoint(free | idle), "a held block can be given away"
-    assert len(free) + len(idle) + len(held) == pool.blocks, "a block was lost"
+    kept = [block for _, one in pool.groups or () for block in one.block_ids]
+    assert pool.groups is None or len(kept) == pool.groups.blocks, "blocks of groups are miscounted"
+    assert len(set(kept)) == len(kept), "a block is in two groups"
+    assert (free | idle | held).isdisjoint(kept), "a group's block can be given away"
+    assert len(free) + len(idle) + len(held) + len(kept) == pool.blocks, "a block was lost"
     assert all(pool._by_hash[h] == b for b, h in enumerate(pool._hash) if h is not None)
     assert len(pool._by_hash) == sum(h is not None for h in pool._hash), "a stale hash"
     assert all(pool._hash[block] is not None for block in idle), "an idle block has no content"

@@ -46,7 +46,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prompts: dict[int, list[int]] = {}
         self.requests: dict[int, Request] = {}
         self.cancelled: set[int] = set()
-        self.told: set[int] = set()
+        self.told: set[tuple[int, int]] = set()  # group, chain hash
         self.waits = dict.fromkeys(Reason, 0)
 
     def driven(self) -> Driver:
@@ -129,27 +129,31 @@ class SchedulerMachine(RuleBasedStateMachine):
         running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
         assert scheduler.running == len(running)
         assert scheduler.running + scheduler.waiting == len(scheduler.requests)
-        held = {block for one in [*running, *self.leaving()] for block in one.block_ids}
+        holders = [*running, *self.leaving()]
+        held = {block for one in holders for block in (*one.block_ids, *one.group_ids)}
         assert pool.used_blocks == scheduler.kv_used_blocks == len(held)
         for one in running:
             assert len(set(one.block_ids)) == len(one.block_ids)
             assert one.computed_tokens <= len(one.block_ids) * SIZE
         for event in pool.drain_events():
+            if isinstance(event, Stored | Removed):
+                told = {(event.group or 0, block_hash) for block_hash in event.block_hashes}
             if isinstance(event, Stored):
-                assert not self.told & set(event.block_hashes)
-                self.told |= set(event.block_hashes)
+                assert not self.told & told
+                self.told |= told
             elif isinstance(event, Removed):
-                assert self.told >= set(event.block_hashes)
-                self.told -= set(event.block_hashes)
+                assert self.told >= told
+                self.told -= told
             else:
                 self.told.clear()
-        assert len(self.told) == pool.cached_blocks
+        assert len(self.told) == pool.cached_blocks + len(pool.groups or ())
 
     def teardown(self) -> None:
         """Whatever happened, the rest drains, and each answer is the only right one."""
         self.driver.run(limit=5000)
         assert self.scheduler.kv_used_blocks == 0
         assert not self.scheduler._blocks._frontier
+        assert not self.scheduler._blocks._ends_in_flight
         answered = set(self.driver.finished)
         assert answered | self.cancelled == set(self.prompts)
         assert not answered & self.cancelled
