@@ -16,6 +16,7 @@ LOST = (
 
 
 _KNOWN = selected("warmroute_worker_kv_known", 'worker=~"$worker"')
+_MODE = selected("warmroute_worker_hit_mode", 'worker=~"$worker"')
 _CONFIDENCE = selected("warmroute_worker_hit_confidence", 'worker=~"$worker"')
 
 
@@ -36,6 +37,14 @@ KV = Row(
             ((f"bottomk($top, {_KNOWN})", "worker {{worker}}"),),
             kind="state-timeline",
             alert="WarmrouteKvUnknown",
+        ),
+        Panel(
+            "How exact expected hits are",
+            "Workers by mode. exact: hits are known. degraded: they are a bound. approximate: they "
+            "are guessed, as without KV events or a tokenizer. /workers says why, and what would "
+            "lift it.",
+            "short",
+            ((f"sum by (mode, cause) ({_MODE})", "{{mode}} {{cause}}"),),
         ),
         Panel(
             "Gaps and how they were closed",

@@ -23,7 +23,7 @@ from router.collectors.core import router_metrics
 from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
-from router.collectors.workers import discovery_metrics, role_metrics
+from router.collectors.workers import discovery_metrics, hit_metrics, role_metrics
 from router.core.core import RouterCore
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import parse_worker_spec
@@ -52,6 +52,7 @@ from router.request.quotas import Tenants
 from router.request.reading import InferenceReader
 from router.request.service import Service
 from router.request.tokenizing import Tokenizing
+from router.request.worker_hits import WorkerHits
 from router.server.client_port import ClientPort
 from router.settings.extras import installed
 from router.settings.load import reloadable, without
@@ -136,7 +137,9 @@ class Router:
         self.tokenizing = self._tokenizing(http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
+        self.hits = WorkerHits(core, check, prompts.encoder is not None)
         self.metrics = router_metrics(core, self.fleet, prompts, lines, check, self._keeper)
+        self.metrics.register(lambda: hit_metrics(core, self.fleet, self.hits))
         self.access, self.traces = _access_log(config), exporter(config.tracing)
         self.pulse = Pulse(self.relay_turn, time.monotonic)
         self.service = self._service(config, lines, check)
@@ -233,6 +236,7 @@ class Router:
             self.metrics,
             request_log,
             check,
+            hits=self.hits,
             access=self.access,
             traces=self.traces,
             tracer=Tracer(below_of(config.tracing.sample)) if traced else None,

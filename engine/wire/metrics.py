@@ -161,6 +161,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
     kv_late: int = 0  # of these, fetched all the same: the answers may be wrong
     kv_failed: int = 0  # transfers that failed
     adapters: frozenset[str] | None = None  # LoRA adapters in use; None: it serves none
+    caches_prefixes: bool = True  # False: it says that its prefix caching is off
 
     @property
     def kv_capacity_tokens(self) -> int | None:
@@ -210,6 +211,7 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
     model_name: str | None = None
     block_size: int | None = None
     blocks = 0
+    caches_prefixes = True
     states: dict[str, bool] = {}
     emptied = 0
     lora: Sample | None = None
@@ -217,6 +219,7 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
         if sample.name == CACHE_CONFIG:
             block_size = label_count(sample, "block_size") or block_size
             blocks += label_count(sample, "num_gpu_blocks") or 0
+            caches_prefixes &= sample.labels.get("enable_prefix_caching") != "False"
         elif sample.name == SLEEP_STATE:
             state = sample.labels.get("sleep_state", "")
             states[state] = states.get(state, False) or sample.value == 1
@@ -247,6 +250,7 @@ def _load_of(found: Iterable[Sample]) -> EngineLoad:
         kv_late=_total(values, NIXL_LATE) or 0,
         kv_failed=_total(values, NIXL_FAILED) or 0,
         adapters=None if lora is None else _adapters_in(lora),
+        caches_prefixes=caches_prefixes,
     )
 
 

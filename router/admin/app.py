@@ -166,12 +166,12 @@ class AdminApi:
 
     async def list_workers(self, request: Request) -> Response:
         """Every worker: who it is, what it does, what it holds; and who names workers."""
-        rows = [worker_shown(self._dispatcher, m) for m in self._fleet.members.values()]
+        rows = [worker_shown(self._service, m) for m in self._fleet.members.values()]
         return json_response({"workers": rows, "sources": self._sources()})
 
     async def show_worker(self, request: Request) -> Response:
         """One worker."""
-        return json_response(worker_shown(self._dispatcher, self._member(_id_in(request) or "")))
+        return json_response(worker_shown(self._service, self._member(_id_in(request) or "")))
 
     async def add_worker(self, request: Request) -> Response:
         """Begin to follow a worker: a JSON string `URL,key=value...` or an object of the keys."""
@@ -182,7 +182,7 @@ class AdminApi:
             raise ClientError(400, str(error), code="bad_worker") from error
         except (DuplicateWorkerError, TableFullError) as error:
             raise ClientError(409, str(error), code="worker_refused") from error
-        return json_response(worker_shown(self._dispatcher, member), status=201)
+        return json_response(worker_shown(self._service, member), status=201)
 
     async def drain_workers(self, request: Request) -> Response:
         """Send them nothing new; what runs there finishes."""
@@ -287,7 +287,7 @@ class AdminApi:
         return members
 
     def _shown(self, request: Request, members: list[Member], status: int = 200) -> Response:
-        return _rows(request, [worker_shown(self._dispatcher, m) for m in members], status)
+        return _rows(request, [worker_shown(self._service, m) for m in members], status)
 
 
 def _rows(request: Request, rows: list[dict[str, Any]], status: int = 200) -> Response:

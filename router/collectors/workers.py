@@ -22,6 +22,7 @@ from router.fleet.manager import FleetManager, RoleKeeper
 from router.fleet.member import Member, skipped_events
 from router.fleet.sources import Discovery
 from router.metrics.exposition import counter, counters, gauge, gauges
+from router.request.worker_hits import WorkerHits
 
 _GAUGES = {
     "warmroute_worker_requests": "Requests dispatched to a worker and unfinished",
@@ -109,6 +110,20 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
     text = "Models that workers list and that are not served, by a limit"
     yield gauge("warmroute_refused_models", text, fleet.refused_models)
     yield from _gauges(joined, core.columns, fleet.now_s)
+
+
+def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iterator[Metric]:
+    """How exact each worker's expected hits are."""
+    family = GaugeMetricFamily(
+        "warmroute_worker_hit_mode",
+        "1 for how exact a worker's expected hits are, and why not",
+        labels=["worker", "mode", "cause"],
+    )
+    for member in fleet.members.values():
+        verdict = hits.of(member, core.workers.get(member.worker_id))
+        if verdict is not None:
+            family.add_metric([str(member.worker_id), verdict.mode, verdict.cause], 1)
+    yield family
 
 
 def panic_metric(core: RouterCore) -> Metric:

@@ -305,6 +305,8 @@ class Profile:
     roles: Mapping[str, Roles] = field(default_factory=dict)  # of KServe's inputs, by model
     lacks: frozenset[str] = frozenset()  # paths, besides those that its kind has never
     grpc: str | None = None  # HOST:PORT where it speaks KServe's gRPC
+    caches_prefixes: bool = True  # False: its prefix caching is off
+    leaves_out_groups: bool = False  # its KV events do not tell of its windows or states
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,6 +321,19 @@ class StreamForm:
     chat: bool = True
     hidden: bytes = b""
     chat_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ExactnessFlags:
+    """The flags of an engine on which exact cache hits depend. None: it has no such flag."""
+
+    caching: str | None = None  # switches its prefix caching on
+    events: str | None = None  # switches its KV events on
+    replay: str | None = None  # lets it send missed events again
+    buffer: str | None = None  # lets it keep more events for that
+
+
+NO_FLAGS = ExactnessFlags()
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,6 +356,7 @@ class Adapter:
     role_switch: str | None = None  # the path at which an engine is told another role
     speaks_kserve: bool = False
     has_repository: bool = False  # clients may load and unload its models, as Triton's
+    flags: ExactnessFlags = NO_FLAGS
 
 
 Count = Annotated[int, Meta(ge=0, le=10**12)]

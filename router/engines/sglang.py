@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -17,6 +18,7 @@ from router.body.paths import KSERVE_PATHS
 from router.engines.adapter import (
     Adapter,
     Count,
+    ExactnessFlags,
     HealthCheck,
     Interview,
     LoadReader,
@@ -43,8 +45,36 @@ _GAUGES = {
     "sglang:num_used_tokens": "used",
     "sglang:token_usage": "usage",
 }
+_MODEL_INFO = "/model_info"
+# Models with layers that keep states, by `model_type` (0.5.23, `configs/hybrid_arch.py`), and with
+# windows, for releases that do not say it themselves (`configs/model_config.py`).
+_STATE_MODELS = frozenset(
+    {
+        *("qwen3_next", "qwen3_5", "qwen3_5_moe", "intern_s2_preview", "jet_nemotron", "jet_vlm"),
+        *("falcon_h1", "nemotron_h", "nemotron_h_puzzle", "lfm2", "lfm2_moe", "lfm2_vl", "zaya"),
+        *("mamba", "mamba2", "falcon_mamba", "granitemoehybrid", "kimi_linear", "bailing_hybrid"),
+    }
+)
+_WINDOW_MODELS = frozenset({"gpt_oss", "llama4", "gemma4"})
 _HEALTH = HealthCheck(least_s=5.0)  # it waits for its scheduler to do something, a second or more
 _ONE_TOKEN = "its blocks have 1 token, which costs memory and time: give it --page-size 16 or more"
+
+
+class _MemoryUsage(msgspec.Struct):
+    # Of the layers with a sliding window; None: they keep all. Older releases do not say.
+    token_capacity_swa: Count | msgspec.UnsetType | None = msgspec.UNSET
+
+
+class _InternalState(msgspec.Struct):
+    memory_usage: _MemoryUsage | None = None
+
+
+class _InternalStates(msgspec.Struct):
+    internal_states: Annotated[list[_InternalState], Meta(max_length=4_096)] = []
+
+
+class _ModelInfo(msgspec.Struct):
+    model_type: Short | None = None
 
 
 class _SglangInfo(msgspec.Struct):
@@ -58,6 +88,7 @@ class _SglangInfo(msgspec.Struct):
     disaggregation_bootstrap_port: Port | None = None
     disaggregation_transfer_backend: Short | None = None
     disaggregation_decode_enable_radix_cache: bool | None = None
+    disable_radix_cache: bool = False
 
 
 class _Load(msgspec.Struct):
@@ -159,7 +190,34 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         loads=await _reader(talk),
         health=_HEALTH,
         advice=_ONE_TOKEN if size in (None, 1) and talk.spec.block_size is None else "",
+        caches_prefixes=not info.disable_radix_cache,
+        leaves_out_groups=bool(sources.by_rank or talk.spec.events) and await _is_hybrid(talk),
     )
+
+
+async def _is_hybrid(talk: Interview) -> bool:
+    """True if layers of its model keep a window or a state, of which its KV events do not tell."""
+    model, has_windows = None, None
+    for path in _INFO:
+        with suppress(WireError):
+            status, body = await talk.get(path)
+            if status == 200:
+                has_windows = _has_windows(decoded(body, _InternalStates, path))
+                break
+    with suppress(WireError):
+        status, body = await talk.get(_MODEL_INFO)
+        if status == 200:
+            model = decoded(body, _ModelInfo, _MODEL_INFO).model_type
+    if has_windows is None:
+        has_windows = model in _WINDOW_MODELS
+    return has_windows or model in _STATE_MODELS
+
+
+def _has_windows(info: _InternalStates) -> bool | None:
+    """Return True if layers have a pool of their own for their windows; None: it does not say."""
+    usages = [state.memory_usage for state in info.internal_states if state.memory_usage]
+    told = [u.token_capacity_swa for u in usages if u.token_capacity_swa is not msgspec.UNSET]
+    return any(tokens is not None for tokens in told) if told else None
 
 
 def _role(talk: Interview, info: _SglangInfo) -> Role:
@@ -218,4 +276,11 @@ ADAPTER = Adapter(
     stream_form=StreamForm(chat=False),  # pull request 30917 refuses the field for streamed chats
     transfer=Rooms(),
     role_switch="/pd_role_switch",  # 0.5.23, `role_switch.py`
+    flags=ExactnessFlags(
+        caching="the engine without --disable-radix-cache",
+        events='--kv-events-config \'{"publisher":"zmq","endpoint":"tcp://*:5557",'
+        '"replay_endpoint":"tcp://*:5657"}\'',
+        replay='"replay_endpoint":"tcp://*:5657" in the engine\'s --kv-events-config',
+        buffer='a larger "buffer_steps" in the engine\'s --kv-events-config',
+    ),
 )

@@ -16,6 +16,7 @@ from router.body.paths import KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
     Count,
+    ExactnessFlags,
     Interview,
     LoadReader,
     Profile,
@@ -154,4 +155,9 @@ ADAPTER = Adapter(
     takes_prompt_ids=True,
     chat_ids="prompt_token_ids",
     transfer=Trtllm(),
+    flags=ExactnessFlags(
+        caching="enable_block_reuse: true in kv_cache_config",
+        events="event_buffer_max_size: 16384 in kv_cache_config, and events=poll of the worker",
+        replay="kv_events_config of a newer release, which pushes events and can repeat them",
+    ),
 )

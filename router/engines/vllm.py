@@ -20,6 +20,7 @@ from router.body.legs import NIXL, BootstrapAddress, Warmroute
 from router.body.paths import GRPC_PATHS, KSERVE_PATHS, OPTIONAL_PATHS
 from router.engines.adapter import (
     Adapter,
+    ExactnessFlags,
     Interview,
     KvTransfers,
     LoadReader,
@@ -37,6 +38,14 @@ from router.events.sources import RankedSources, kv_event_sources
 _IS_PAUSED = "/is_paused"
 _BOOTSTRAP_PORT = 8_998  # VLLM_MOONCAKE_BOOTSTRAP_PORT
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 500
+_FLAGS = ExactnessFlags(
+    caching="the engine without --no-enable-prefix-caching",
+    events='--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
+    '"endpoint":"tcp://*:5557","replay_endpoint":"tcp://*:5657"}\'',
+    replay='"replay_endpoint":"tcp://*:5657" in the engine\'s --kv-events-config (before 0.31 also '
+    "replay= of the worker)",
+    buffer='a larger "buffer_steps" in the engine\'s --kv-events-config',
+)
 _NO_EVENTS = (
     "it names no KV events, so its cache is guessed: start it with --kv-events-config, or, before "
     "0.31, give the worker events=..."
@@ -105,6 +114,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         version=await _version(talk),
         transfers=True,
         bootstrap=await _bootstrap(talk),
+        caches_prefixes=all(load.caches_prefixes for load in loads.values()),
     )
 
 
@@ -188,6 +198,7 @@ ADAPTER = Adapter(
     # `openai/chat_completion/serving.py` names the fields in each choice, null where not asked.
     stream_form=StreamForm(hidden=b"null"),
     transfer=NIXL,
+    flags=_FLAGS,
 )
 
 

@@ -241,6 +241,7 @@ class FeedCounters:
     failed_polls: int = 0
     dropped_frames: int = 0  # that waited in front of this feed, beyond its backlog
     disconnects: int = 0  # connections to a publisher that were lost
+    other_windows: int = 0  # events of attention windows that are not the largest
     # No counts: how old the latest live batch was when it came, by its publisher's stamp; and
     # whether what is published reaches us, with nothing left to ask for since it did not.
     lag_s: float | None = None

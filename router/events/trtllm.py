@@ -270,7 +270,9 @@ class PolledFeed:
             return
         if event.number < self._delivery.next_seq:  # its engine began anew
             self._windows = Windows()
-        events, skipped = wire_events(event) if self._windows.counts(event) else ([], 0)
+        is_counted = self._windows.counts(event)
+        events, skipped = wire_events(event) if is_counted else ([], 0)
+        self._delivery.counters.other_windows += not is_counted
         if skipped:
             self._delivery.skipped({"bad_tokens": skipped})
         try:

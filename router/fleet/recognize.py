@@ -74,6 +74,9 @@ class Recognized:
     silent: frozenset[str] = frozenset()  # addresses beside its own where nobody answered
     kv_block_tokens: int | None = None  # of its own blocks, which ours may be several of
     refused_models: int = 0  # that it lists beyond those that are served
+    events_refused: bool = False  # it names another host for its events, so they are not read
+    caches_prefixes: bool = True  # False: its prefix caching is off
+    leaves_out_groups: bool = False  # its events do not tell of its windows or states
 
     def __str__(self) -> str:
         """One line for people."""
@@ -113,13 +116,12 @@ async def recognize(
     if refused:
         source = None
     size = _block_size(spec, profile, source is not None)
-    limits = [m.max_model_len for m in models if m.max_model_len]
     facts = WorkerFacts(
         name=spec.name,
         models=(spec.model,) if spec.model else tuple(m.id for m in models),
         block_size=size,
         kv_capacity_tokens=_capacity(spec, profile),
-        max_model_tokens=min(limits) if limits else None,
+        max_model_tokens=min(filter(None, (m.max_model_len for m in models)), default=None),
         has_events=source is not None,
         keeps_copies=profile.keeps_copies,
         adapters=frozenset(m.id for m in models if m.parent is not None),
@@ -146,6 +148,9 @@ async def recognize(
         frozenset(talk.silent),
         _own_block_size(spec, profile),
         0 if spec.model else len(listed) - len(models),
+        bool(refused),
+        profile.caches_prefixes,
+        profile.leaves_out_groups,
     )
     return with_role(with_thresholds(recognized, spec), spec)
 

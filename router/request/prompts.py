@@ -34,6 +34,7 @@ from router.body.scan import (
     Tokens,
     scan,
 )
+from router.core.workers.hit_modes import TokenState
 from router.core.workers.kv_events import hashes_of
 from router.engines.table import TRANSFER_FIELDS
 from router.http.errors import ClientError
@@ -124,6 +125,14 @@ class TokenCheck:
             account.until_s = None
             account.strikes = _PAST_STRIKES
         return account.until_s is None and not account.failing
+
+    def state(self, model: str) -> TokenState:
+        """What our ids of the prompts of `model` are worth, by what workers said of them."""
+        if model not in self._accounts:
+            return "unchecked"
+        if not self.trusts(model):
+            return "differ"
+        return "checked" if self.trusts(model, tools=True) else "tools"
 
     def exact(self) -> Iterator[tuple[str, bool]]:
         """Every model that was checked, and whether it is trusted."""

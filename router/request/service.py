@@ -23,6 +23,7 @@ from router.record.trace_export import Exporter
 from router.request.dispatcher import Dispatcher
 from router.request.prompts import TokenCheck
 from router.request.sequences import Sequences
+from router.request.worker_hits import WorkerHits
 
 ID_HEADER = "x-request-id"
 _DRAINING = "draining"  # a rejection's code
@@ -42,19 +43,22 @@ class Service:
         request_log: RequestLog | None = None,
         check: TokenCheck | None = None,
         *,
+        hits: WorkerHits | None = None,
         access: AccessLog | None = None,
         traces: Exporter | None = None,
         tracer: Tracer | None = None,
         hangs: Callable[[], str] = str,
         refuses: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`tracer`: there is one where traces are exported. `hangs`: what of this router does not
+        """`hits`: judges how exact workers' hits are. `tracer`: there is one where traces are
+        exported. `hangs`: what of this router does not
         go on; empty: all does. `refuses`: whether it refuses new requests while it drains.
         """
         self.dispatcher = dispatcher
         self.fleet = fleet
         self.metrics = metrics
         self.check = check
+        self.hits = hits
         self.request_log = request_log
         self.access = access
         self.traces = traces

@@ -15,14 +15,15 @@ from router.http.errors import ClientError
 from router.http.messages import Request
 from router.record.explain import everything, explanation
 from router.record.request_record import Attempt
-from router.request.dispatcher import Dispatcher
+from router.request.service import Service
+from router.request.worker_hits import WorkerHits
 
 _SHOWN_DEFAULT, _SHOWN_MAX = 20, 1_000
 
 
-def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
+def worker_shown(service: Service, member: Member) -> dict[str, Any]:
     """What is known of it; of one that was not recognized yet, little."""
-    core, spec = dispatcher.core, member.spec
+    dispatcher, core, spec = service.dispatcher, service.dispatcher.core, member.spec
     worker = core.workers.get(member.worker_id)
     now_s = dispatcher.clock()
     shown: dict[str, Any] = {
@@ -46,7 +47,7 @@ def worker_shown(dispatcher: Dispatcher, member: Member) -> dict[str, Any]:
         return shown
     columns, slot, facts = core.columns, worker.slot, worker.facts
     dispatcher.advance()
-    shown |= _health_shown(worker, now_s)
+    shown |= _health_shown(worker, now_s) | hits_shown(service.hits, member, worker)
     return shown | {
         "kind": member.recognized.kind,
         "models": facts.models,
@@ -101,6 +102,12 @@ def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
         "cache_groups": _groups_shown(worker),
         "mirrored": worker.kv.guessed,
     }
+
+
+def hits_shown(hits: WorkerHits | None, member: Member, worker: Worker) -> dict[str, Any]:
+    """How exact a worker's expected hits are, why, and what would make them exact."""
+    verdict = None if hits is None else hits.of(member, worker)
+    return {"hits": None if verdict is None else verdict.shown()}
 
 
 def _groups_shown(worker: Worker) -> list[dict[str, Any]] | None:

@@ -66,6 +66,13 @@ def test_what_names_no_rank_is_said_of_every_rank() -> None:
     assert parse_loads(LEAST + config) == {0: parse_load(LEAST + config)}
 
 
+def test_an_engine_says_whether_it_keeps_prefixes() -> None:
+    config = 'vllm:cache_config_info{block_size="16",enable_prefix_caching="%s"} 1\n'
+    assert not parse_load(LEAST + config % "False").caches_prefixes
+    assert parse_load(LEAST + config % "True").caches_prefixes
+    assert parse_load(LEAST).caches_prefixes
+
+
 def test_an_engine_that_sleeps_says_so() -> None:
     state = 'vllm:engine_sleep_state{engine="0",sleep_state="%s"} %d\n'
     for awake in (1, 0):

@@ -132,3 +132,33 @@ async def test_impossible_loads_are_refused(key: str, value: object) -> None:
 async def test_loads_that_are_no_json_are_no_way_to_read_its_load(page: bytes) -> None:
     one = await recognized({**SGLANG, "/v1/loads": page})
     assert (one.kind, one.loads) == ("sglang", None)
+
+
+@pytest.mark.parametrize(
+    ("state", "model", "left_out"),
+    [
+        ({"token_capacity_swa": 9_000}, "gpt_oss", True),
+        ({"token_capacity_swa": None}, "gpt_oss", False),  # --disable-hybrid-swa-memory
+        ({"token_capacity_swa": None}, "qwen3_next", True),
+        ({}, "gpt_oss", True),  # an older release, which does not say
+        ({}, "llama", False),
+    ],
+)
+async def test_windows_and_states_of_which_its_events_do_not_tell_are_noticed(
+    state: dict[str, int | None], model: str, left_out: bool
+) -> None:
+    info = {**INFO, "kv_events": EVENTS, "internal_states": [{"memory_usage": state}]}
+    pages = {**SGLANG, "/server_info": info, "/model_info": {"model_type": model}}
+    assert (await recognized(pages, ",rank=0")).leaves_out_groups == left_out
+
+
+@pytest.mark.parametrize("page", ["text", [1], {"model_type": 5}])
+async def test_a_model_page_that_makes_no_sense_tells_nothing(page: object) -> None:
+    pages = {**SGLANG, "/server_info": {**INFO, "kv_events": EVENTS}, "/model_info": page}
+    assert not (await recognized(pages, ",rank=0")).leaves_out_groups
+
+
+async def test_prefix_caching_may_be_off() -> None:
+    assert (await recognized(SGLANG)).caches_prefixes
+    pages = {**SGLANG, "/server_info": {**INFO, "disable_radix_cache": True}}
+    assert not (await recognized(pages)).caches_prefixes

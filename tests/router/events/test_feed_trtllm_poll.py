@@ -51,7 +51,7 @@ async def test_first_releases_name_no_window() -> None:
 
 
 async def test_only_the_largest_window_counts() -> None:
-    async with polled() as (one, engine, _):
+    async with polled() as (one, engine, feed):
         engine.emit(CREATED, window=512)
         engine.emit(CREATED, window=4096)
         engine.emit(stored(None, block(1, TOKENS[:4]), block(2, TOKENS[4:8])))
@@ -60,6 +60,7 @@ async def test_only_the_largest_window_counts() -> None:
         engine.emit(stored(2, block(3, TOKENS[8:])))
         await one.until_hit(CHAIN, 3)
         assert one.kv().known
+        assert feed.counters.other_windows == 2
 
 
 async def test_a_partial_block_and_its_removal_change_nothing() -> None:

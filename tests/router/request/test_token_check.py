@@ -185,3 +185,20 @@ def test_all_of_it_is_exposed() -> None:
     assert 'warmroute_tokenized_characters_total{result="encoded"} 5.0' in text
     assert 'warmroute_tokenized_characters_total{result="reused"} 7.0' in text
     assert "warmroute_token_memo_bytes 9.0" in text
+
+
+def test_the_state_says_what_our_ids_are_worth() -> None:
+    world = World()
+    check = world.check
+    assert check.state("m") == "unchecked"
+    check.probed("m", 1, None)
+    assert check.state("m") == "checked"
+    check.probed_tools("m", 1, "a chat with tools has 9 tokens by our count, 10 by its own")
+    assert check.state("m") == "tools"
+    check.probed("m", 2, "a text has 9 tokens by our count, 10 by its own")
+    assert check.state("m") == "differ"
+    check.forget(2)
+    check.forget(1)
+    assert check.state("m") == "checked"
+    world.differ(3)
+    assert check.state("m") == "differ"

@@ -1,0 +1,76 @@
+"""How exact the expected hits of each worker are, from what the router's parts know of it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from router.core.core import RouterCore
+from router.core.workers.hit_modes import HitFacts, HitVerdict, TokenState, hit_verdict
+from router.core.workers.table import Worker
+from router.engines.table import adapter_of
+from router.events.sources import EventSource, ZmqSource
+from router.fleet.member import Member, skipped_events
+from router.request.prompts import TokenCheck
+
+
+class WorkerHits:
+    """Judges how exact workers' expected hits are. Lifetime: process."""
+
+    def __init__(self, core: RouterCore, check: TokenCheck, has_tokenizer: bool) -> None:
+        self._core = core
+        self._check = check
+        self._has_tokenizer = has_tokenizer
+
+    def of(self, member: Member, worker: Worker | None) -> HitVerdict | None:
+        """Return how exact a worker's expected hits are; None if it is down or not recognized."""
+        if worker is None or member.recognized is None or worker.state == "down":
+            return None
+        return hit_verdict(self._facts(member, worker))
+
+    def of_worker(self, member: Member | None) -> HitVerdict | None:
+        """Return the same for a worker of the fleet; None also for one that has left it."""
+        if member is None:
+            return None
+        return self.of(member, self._core.workers.get(member.worker_id))
+
+    def _facts(self, member: Member, worker: Worker) -> HitFacts:
+        recognized = member.recognized
+        assert recognized is not None
+        kv, slot, flags = worker.kv, worker.slot, adapter_of(recognized.kind).flags
+        feed, index = member.feed, self._core.caches.index
+        tiers = range(1, index.tiers)
+        return HitFacts(
+            tokens=self._tokens(worker.facts.models[0]),
+            is_caching=recognized.caches_prefixes,
+            caching_flag=flags.caching,
+            has_events=worker.facts.has_events,
+            events_none=member.spec.events == "none",
+            events_refused=recognized.events_refused,
+            events_flag=flags.events,
+            guessed=kv.guessed,
+            is_connected=feed is None or feed.counters.heard,
+            severed=kv.severed,
+            known=kv.known,
+            resyncing=kv.resyncing,
+            has_replay=_can_tell_again(recognized.source),
+            replay_flag=flags.replay,
+            buffer_flag=flags.buffer,
+            forgotten_blocks=kv.evicted_blocks,
+            overflows=kv.overflows,
+            confidence=float(np.nan_to_num(self._core.columns.hit_confidence[slot], nan=1.0)),
+            is_hybrid=kv.blocks.is_hybrid,
+            lower_tier_blocks=sum(index.held(slot, tier) for tier in tiers),
+            leaves_out_groups=recognized.leaves_out_groups,
+            other_windows=0 if feed is None else feed.counters.other_windows,
+            skips=skipped_events(member, worker),
+        )
+
+    def _tokens(self, model: str) -> TokenState:
+        return self._check.state(model) if self._has_tokenizer else "none"
+
+
+def _can_tell_again(source: EventSource | None) -> bool:
+    """Return True if missed events, or the whole cache, can be had of the engine again."""
+    if not isinstance(source, ZmqSource):
+        return False
+    return source.replay is not None or source.snapshot is not None

@@ -1,0 +1,119 @@
+"""How exact each worker's hits are, as running programs show it: `/workers` and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.engine.model_dirs import write_model
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
+
+TEXT = "The quick brown fox jumps over the lazy dog. " * 20
+Cause = tuple[str, str | None]
+EXACT: Cause = ("exact", None)
+
+
+async def cause_of(stack: Stack, worker_id: int = 0) -> Cause:
+    """Mode and cause of a worker; its reason and what lifts it are texts, or there is none."""
+    hits = (await stack.row(worker_id))["hits"]
+    assert (hits["reason"] is None) == (hits["cause"] is None) == (hits["mode"] == "exact")
+    return hits["mode"], hits["cause"]
+
+
+async def until_cause(stack: Stack, wanted: Cause, worker_id: int = 0) -> None:
+    async def reached() -> bool:
+        return await cause_of(stack, worker_id) == wanted
+
+    await until(reached, f"worker {worker_id} to be {wanted}")
+
+
+async def counted(stack: Stack, mode: str, cause: str) -> float:
+    """Workers of this mode and cause, by the router's metrics."""
+    async with stack.http.get(f"{stack.admin}/metrics") as reply:
+        lines = (await reply.text()).splitlines()
+    labels = f'cause="{cause}",mode="{mode}"'
+    return sum(float(line.split()[-1]) for line in lines if labels in line.replace(" ", ""))
+
+
+@asynccontextmanager
+async def engines(folder: Path) -> AsyncIterator[tuple[Stack, Path]]:
+    """A router with the tokenizer of its engines, of which none is added yet."""
+    model = write_model(folder / "model")
+    async with running(folder, workers=0, router=["--tokenizer", str(model)]) as stack:
+        yield stack, model
+
+
+async def started(stack: Stack, model: Path, **options: Any) -> str:
+    name = f"worker-{len(stack.workers)}"
+    arguments = engine_arguments(tokenizer=model, **options)
+    stack.workers.append(await stack.programs.start(name, "engine", arguments))
+    return stack.workers[-1].url
+
+
+async def test_a_worker_that_tells_all_is_exact_and_one_without_events_is_not(
+    tmp_path: Path,
+) -> None:
+    async with engines(tmp_path) as (stack, model):
+        await stack.add(await started(stack, model))
+        await stack.add(f"{await started(stack, model)},events=none")
+        await until_cause(stack, EXACT, 0)
+        await until_cause(stack, ("approximate", "events-none"), 1)
+        hits = (await stack.row(1))["hits"]
+        assert hits["lift"] == "events=none out of the worker's line"
+        assert (await counted(stack, "exact", ""), await counted(stack, "degraded", "")) == (1, 0)
+        assert await counted(stack, "approximate", "events-none") == 1
+        assert await metric_sum(stack.http, stack.admin, "warmroute_worker_hit_mode") == 2
+        status, _ = await stack.complete(TEXT)
+        assert status == 200
+        assert await cause_of(stack, 0) == EXACT
+
+
+async def test_without_a_tokenizer_all_is_approximate(tmp_path: Path) -> None:
+    async with running(tmp_path, workers=1) as stack:
+        assert await cause_of(stack) == ("approximate", "no-tokenizer")
+        assert (await stack.row(0))["hits"]["lift"] == "--tokenizer DIR"
+
+
+async def test_another_tokenizer_than_the_engine_s_is_approximate(tmp_path: Path) -> None:
+    router = ["--tokenizer", str(write_model(tmp_path / "model"))]
+    async with running(tmp_path, workers=1, router=router) as stack:
+        await until_cause(stack, ("approximate", "tokens-differ"))
+
+
+async def test_a_router_that_comes_late_to_an_engine_without_replay_is_degraded(
+    tmp_path: Path,
+) -> None:
+    """Until the engine's cache is cleared: then nothing is missing any more."""
+    async with engines(tmp_path) as (stack, model):
+        url = await started(stack, model)
+        async with stack.http.get(f"{url}/kv_event_sources") as reply:
+            endpoint = (await reply.json())["0"]["endpoint"].replace("*", "127.0.0.1")
+        await ask(stack, url)
+        await stack.add(f"{url},kind=vllm,events={endpoint}")
+        await until_cause(stack, ("degraded", "no-replay"))
+        hits = (await stack.row(0))["hits"]
+        assert "replay_endpoint" in hits["lift"]
+        async with stack.http.post(f"{url}/reset_prefix_cache") as reply:
+            assert reply.status == 200
+        await ask(stack, url)
+        await until_cause(stack, EXACT)
+
+
+async def test_a_worker_that_is_down_has_no_mode(tmp_path: Path) -> None:
+    async with engines(tmp_path) as (stack, model):
+        await stack.add(await started(stack, model))
+        await until_cause(stack, EXACT)
+        stack.workers[0].process.kill()
+        await stack.until_state(0, "down")
+        assert (await stack.row(0))["hits"] is None
+        assert await metric_sum(stack.http, stack.admin, "warmroute_worker_hit_mode") == 0
+
+
+async def ask(stack: Stack, url: str) -> None:
+    """A request of several blocks that the router does not see."""
+    body = {"model": MODEL, "prompt": TEXT, "max_tokens": 2}
+    async with asyncio.timeout(20), stack.http.post(f"{url}/v1/completions", json=body) as reply:
+        assert reply.status == 200, await reply.text()

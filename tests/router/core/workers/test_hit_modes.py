@@ -1,0 +1,117 @@
+"""How exact a worker's hits are: one set of facts for each cause, and which cause goes first."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from router.core.workers.hit_modes import CAUSES, EXACT, HitFacts, hit_verdict
+
+ROOT = Path(__file__).parents[4]
+FLAGS = {
+    "caching_flag": "CACHING",
+    "events_flag": "EVENTS",
+    "replay_flag": "REPLAY",
+    "buffer_flag": "BUFFER",
+}
+MISSING: dict[str, Any] = {"known": False}
+# By cause: facts that lead to it, and what would lift it.
+FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
+    "prefix-caching-off": ({"is_caching": False}, "CACHING"),
+    "events-refused": ({"has_events": False, "events_refused": True}, "event_hosts: [HOST]"),
+    "events-none": (
+        {"has_events": False, "events_none": True},
+        "events=none out of the worker's line",
+    ),
+    "no-events": ({"has_events": False, **MISSING}, "EVENTS"),
+    "block-sizes": ({"guessed": "sizes", **MISSING}, "block_size= out of the worker's line"),
+    "no-full-group": ({"guessed": "useless", "skips": {"masked": 20}}, None),
+    "events-useless": ({"guessed": "useless", "skips": {"bad_tokens": 20}}, None),
+    "no-tokenizer": ({"tokens": "none"}, "--tokenizer DIR"),
+    "tokens-differ": ({"tokens": "differ"}, "--tokenizer DIR: the folder that the engine serves"),
+    "connection-lost": (
+        {"is_connected": False, "severed": True, **MISSING},
+        "the address in events=, or the network between",
+    ),
+    "severed": ({"severed": True, "has_replay": False, **MISSING}, "REPLAY"),
+    "index-full": ({"forgotten_blocks": 1, **MISSING}, "limits.index_entries"),
+    "overflow": ({"overflows": 1, **MISSING}, "events= of the worker: this engine's own address"),
+    "replaying": ({"resyncing": True, **MISSING}, None),
+    "events-missed": (MISSING, "BUFFER"),
+    "no-replay": ({"has_replay": False, "resyncing": True, **MISSING}, "REPLAY"),
+    "refuted": ({"confidence": 0.9}, "events= of the worker: this engine's own address"),
+    "masked-events": ({"skips": {"masked": 1}}, None),
+    "groups-left-out": ({"leaves_out_groups": True}, None),
+    "windows": ({"other_windows": 1}, None),
+    "unknown-group": ({"skips": {"other_group": 1}}, None),
+    "hybrid-tiers": (
+        {"is_hybrid": True, "lower_tier_blocks": 1, "skips": {"other_group": 1}},
+        None,
+    ),
+    "placeholders": (
+        {"skips": {"unknown_names": 1}},
+        '"self_describing_kv_events": true in the engine\'s kv_connector_extra_config',
+    ),
+    "events-unread": ({"skips": {"bad_tokens": 1}}, None),
+    "tools-differ": (
+        {"tokens": "tools"},
+        "chat_template.jinja in the folder of --tokenizer: the engine's own",
+    ),
+    "tokens-unchecked": ({"tokens": "unchecked"}, None),
+}
+BY_NAME = {cause.name: cause for cause in CAUSES}
+
+
+def test_every_cause_has_facts_here() -> None:
+    assert list(FACTS) == [cause.name for cause in CAUSES]
+
+
+@pytest.mark.parametrize("name", FACTS)
+def test_facts_lead_to_the_cause_with_its_mode_reason_and_lift(name: str) -> None:
+    facts, lift = FACTS[name]
+    verdict = hit_verdict(HitFacts(**FLAGS, **facts))
+    cause = BY_NAME[name]
+    told = (verdict.cause, verdict.mode, verdict.reason, verdict.lift)
+    assert told == (name, cause.mode, cause.reason, lift)
+
+
+@pytest.mark.parametrize("name", [n for n in FACTS if BY_NAME[n].mode == "degraded"])
+def test_a_cause_gives_way_to_one_of_a_worse_mode(name: str) -> None:
+    facts = FACTS[name][0] | {"tokens": "none"}
+    assert hit_verdict(HitFacts(**facts)).cause == "no-tokenizer"
+
+
+def test_the_worst_mode_comes_first() -> None:
+    modes = [cause.mode for cause in CAUSES]
+    assert modes == sorted(modes)  # approximate, degraded
+
+
+def test_reasons_are_one_plain_sentence() -> None:
+    for cause in CAUSES:
+        assert cause.reason.isascii()
+        assert cause.reason.endswith(".")
+        assert cause.reason.count(". ") == 0
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {},
+        {"is_hybrid": True, "skips": {"masked": 3}},  # told before its full group was known
+        {"skips": {"token_count": 9, "other_block_size": 2}},  # unfinished blocks
+        {"lower_tier_blocks": 4},
+        {"overflows": 1, "forgotten_blocks": 1},  # and told anew since
+        {"has_replay": False, **FLAGS},
+    ],
+)
+def test_hits_are_exact_where_nothing_is_missing(facts: dict[str, Any]) -> None:
+    assert hit_verdict(HitFacts(**facts)) is EXACT
+
+
+def test_operators_read_the_same_table() -> None:
+    page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
+    rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (degraded|approximate) \|", page)
+    assert rows == [(cause.name, cause.mode) for cause in CAUSES]
