@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from engine.cache_groups import CacheGroup, GroupBlocks, Kept
+from engine.cache_groups import CacheGroup, GroupBlocks, Kept, check_room
 
 MAX_PRIORITY = 100
 DEFAULT_PRIORITY = 35
@@ -490,11 +490,7 @@ class BlockPool:
             raise ValueError(
                 "windows and states are not kept in host memory: host blocks must be 0"
             )
-        if self.groups is not None and self.groups.working_blocks >= blocks:
-            raise ValueError(
-                f"windows and states of one request take {self.groups.working_blocks} blocks, and "
-                f"the cache has {blocks}"
-            )
+        check_room(groups, block_size, blocks)
         # An eviction may bring a block to the host and push another one out of it.
         self._changes = Changes((12 if host_blocks else 4) * blocks + 1024)
         for event in self._empty_groups():

@@ -67,6 +67,16 @@ def parse_groups(text: str) -> tuple[CacheGroup, ...]:
     return tuple(groups)
 
 
+def check_room(groups: Sequence[CacheGroup], block_size: int, blocks: int) -> None:
+    """Raise ValueError for a pool of `blocks` with no room beside the groups of one request."""
+    most = sum(group.working(MAX_WINDOW, block_size) for group in groups)
+    if groups and most >= blocks:
+        raise ValueError(
+            f"windows and states of one request take {most} blocks of {block_size} tokens, and the "
+            f"cache has {blocks}"
+        )
+
+
 class Kept(NamedTuple):
     """One block of a window, or one state."""
 

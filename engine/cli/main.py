@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from engine.cache_groups import parse_groups
 from engine.cli.options import (
     BriefParser,
     CommandFailed,
@@ -116,6 +117,7 @@ def _settings(flags: argparse.Namespace) -> WorkerSettings:
         kv_tokens=flags.kv_tokens,
         host_kv_tokens=flags.host_kv_tokens,
         host_gbytes_per_s=flags.host_gbytes_per_s,
+        cache_groups=parse_groups(flags.cache_groups),
         model_name=flags.model_name,
         tokenizer=flags.tokenizer,
         step_log=flags.step_log,
@@ -156,6 +158,10 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--host-gbytes-per-s", type=float, metavar="X",
         help="at which that is loaded again (25 a GPU)",
+    )  # fmt: skip
+    add(
+        "--cache-groups", default="", metavar="G",
+        help="beside full attention, as window:1024*5,state (none)",
     )  # fmt: skip
     add("--block-size", type=int, default=worker.block_size, metavar="B", help="tokens (16)")
     add("--model-name", default=worker.model_name, metavar="M", help="as clients name it")

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Literal, Protocol, get_args
 
 from engine.block_pool import BlockPool
+from engine.cache_groups import CacheGroup, check_room
 from engine.profiles import gpus_of, profile
 from engine.scheduler.request import Request
 from engine.scheduler.scheduler import Scheduler
@@ -35,6 +36,7 @@ class WorkerSettings:
 
     `host_kv_tokens`: how much of what is evicted is kept in host memory, cut to whole blocks;
     `host_gbytes_per_s`: at which a timed worker loads that again; None: HOST_GBYTES_PER_S a GPU.
+    `cache_groups`: windows and states that a timed worker caches beside full attention.
 
     KV that others read is at `kv_port`, which they reach at `kv_host` (None: `host`, or where that
     is any address the machine's name). `kv_gbytes_per_s` and `kv_latency_ms` are those of the link
@@ -46,6 +48,7 @@ class WorkerSettings:
     kv_tokens: int | None = None
     host_kv_tokens: int = 0
     host_gbytes_per_s: float | None = None
+    cache_groups: tuple[CacheGroup, ...] = ()
     block_size: int = 16
     model_name: str = "warmroute-timed"
     host: str = "127.0.0.1"
@@ -87,6 +90,7 @@ class WorkerSettings:
             raise ValueError(f"grace must be 0..3600 seconds, got {self.grace_s}")
         if self.blocks < 1:
             raise ValueError(f"kv tokens must be at least one block of {self.block_size} tokens")
+        check_room(self.cache_groups, self.block_size, self.blocks)
 
     def _check_transfers(self) -> None:
         for name, values in (
@@ -110,6 +114,8 @@ class WorkerSettings:
                 f"host_kv_tokens must be 0, or at least one block of {self.block_size} tokens, got "
                 f"{self.host_kv_tokens}"
             )
+        if self.host_kv_tokens and self.cache_groups:
+            raise ValueError("host_kv_tokens must be 0 with cache groups: they stay on the GPU")
         if self.host_kv_tokens and self.profile_name is not None and not self.load_token_s:
             raise ValueError(
                 "host_kv_tokens need a profile that says how large a token's KV is "

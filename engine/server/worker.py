@@ -186,7 +186,10 @@ class Worker:
         self._step_log = None if settings.step_log is None else StepLog(settings.step_log)
         self.counters = Counters()
         self.pool = BlockPool(
-            settings.blocks, settings.block_size, host_blocks=settings.host_blocks
+            settings.blocks,
+            settings.block_size,
+            host_blocks=settings.host_blocks,
+            groups=settings.cache_groups,
         )
         self.served = served or timed(settings, tokenizer.vocab)
         self.runner = self.served.make_runner(self.pool, self._on_step, self._on_failed)

@@ -56,7 +56,7 @@ def test_groups_are_named_by_kind_window_and_cost() -> None:
 
 
 def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
-    with pytest.raises(ValueError, match="take 5 blocks, and the cache has 5"):
+    with pytest.raises(ValueError, match="take 5 blocks of 4 tokens, and the cache has 5"):
         BlockPool(5, SIZE, groups=GROUPS)
     with pytest.raises(ValueError, match="not kept in host memory"):
         BlockPool(50, SIZE, groups=GROUPS, host_blocks=4)
