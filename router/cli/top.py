@@ -110,8 +110,9 @@ def of_workers(decisions: list[dict[str, Any]]) -> dict[int, OfWorker]:
 
 
 _STATE_FIRST = ("down", "silent", "ejected", "trial", "joining", "draining", "busy", "ready")
-_DECISIONS, _TENANTS, _SOURCES = 8, 3, 3
-_HEAD = "worker state     run wait  queued  kv% hit%  ttft  address"
+_DECISIONS, _TENANTS, _SOURCES, _REASONS = 8, 3, 3, 3
+_HEAD = "worker state     run wait  queued  kv% hit% hits   ttft  address"
+_MODES = {"exact": "exact", "degraded": "degr.", "approximate": "appr."}  # how exact hits are
 
 SORTS: tuple[str, ...] = ("trouble", "requests", "queued", "worker")
 
@@ -135,7 +136,7 @@ def frame(admin: str, before: Look | None, now: Look | None, view: View) -> list
     if now is None:
         return _fit([*notes, "waiting for the router"], view)
     top = [*notes, *_traffic(before, now), *_sources(now), ""]
-    below = [*_held(now), *_latest(now)]
+    below = [*_inexact(now), *_held(now), *_latest(now)]
     room = view.lines - len(top) - 2
     below = below[: max(room // 2, 0)]
     return _fit([*top, *_fleet(now, view, room - len(below)), *below], view)
@@ -192,9 +193,30 @@ def _worker(row: Mapping[str, Any], said: OfWorker | None) -> str:
     return (
         f"{row['id']:>6} {state:<8} {_short(row.get('inflight_requests')):>4} "
         f"{_short(row.get('waiting_requests')):>4} {_short(row.get('queued_prefill_tokens')):>7} "
-        f"{_percent(share):>4} {_percent(hit):>4} {_seconds(ttft):>5}  "
+        f"{_percent(share):>4} {_percent(hit):>4} {_mode(row):<5} {_seconds(ttft):>5}  "
         f"{address}{why}"
     )
+
+
+def _mode(row: Mapping[str, Any]) -> str:
+    mode = (row.get("hits") or {}).get("mode")
+    return "-" if mode is None else _MODES.get(mode, str(mode)[:5])
+
+
+def _inexact(now: Look) -> list[str]:
+    """Why workers' hits are not exact, and what would lift it; approximate ones first."""
+    workers: dict[tuple[str, str, str], list[str]] = {}
+    for row in now.rows:
+        hits = row.get("hits") or {}
+        if hits.get("reason"):
+            key = hits["mode"], hits["reason"], hits.get("lift") or ""
+            workers.setdefault(key, []).append(str(row["id"]))
+    lines = []
+    for (mode, reason, lift), ids in sorted(workers.items())[:_REASONS]:
+        whose = ", ".join(ids) if len(ids) <= _REASONS else f"{len(ids)} workers"
+        lines.append(f"{mode} hits ({whose}): {reason}")
+        lines += [f"  to lift it: {lift}"] if lift else []
+    return ["", *lines] if lines else []
 
 
 def _held(now: Look) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from router.core.core import RouterCore
 from router.core.workers.hit_modes import HitFacts, HitVerdict, TokenState, hit_verdict
 from router.core.workers.table import Worker
@@ -37,8 +35,7 @@ class WorkerHits:
         recognized = member.recognized
         assert recognized is not None
         kv, slot, flags = worker.kv, worker.slot, adapter_of(recognized.kind).flags
-        feed, index = member.feed, self._core.caches.index
-        tiers = range(1, index.tiers)
+        feed = member.feed
         return HitFacts(
             tokens=self._tokens(worker.facts.models[0]),
             is_caching=recognized.caches_prefixes,
@@ -57,12 +54,12 @@ class WorkerHits:
             buffer_flag=flags.buffer,
             forgotten_blocks=kv.evicted_blocks,
             overflows=kv.overflows,
-            confidence=float(np.nan_to_num(self._core.columns.hit_confidence[slot], nan=1.0)),
+            confidence=float(self._core.columns.hit_confidence[slot]),
             is_hybrid=kv.blocks.is_hybrid,
-            lower_tier_blocks=sum(index.held(slot, tier) for tier in tiers),
+            lower_tier_blocks=worker.kv.resident_blocks - worker.kv.gpu_blocks,
             leaves_out_groups=recognized.leaves_out_groups,
             other_windows=0 if feed is None else feed.counters.other_windows,
-            skips=skipped_events(member, worker),
+            skips=skipped_events(member, worker) if worker.facts.has_events else {},
         )
 
     def _tokens(self, model: str) -> TokenState:

@@ -123,6 +123,24 @@ def attempt(deed: str) -> str:
     return f"(() => {{ try {{ {deed}; return 'done'; }} catch (e) {{ return e.name; }} }})()"
 
 
+async def test_why_hits_are_not_exact_is_said(tmp_path: Path) -> None:
+    async with crowd(8) as one:
+        await busy(one, 2, 4)
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.until("!document.querySelector('#exactness').hidden", "the reasons")
+            reasons = await page.text("#exactness")
+            assert "approximate hits. The engine publishes no KV events" in reasons
+            assert "Worker 3: approximate hits. The router has no tokenizer" in reasons
+            assert "To lift it: --tokenizer DIR" in reasons
+            assert "7 with approximate hits" in await page.text("#fleet-said")  # one is down
+            await page.run("document.querySelector('#as-table').click()")
+            await page.run("document.querySelectorAll('#table button')[3].click()")
+            await page.until("document.querySelector('#detail dl')", "the worker's details")
+            assert "Its expected hits are approximate." in await page.text("#detail")
+            await page.picture(tmp_path / "exactness.png")
+            inert(page, one)
+
+
 async def test_the_keyboard_reaches_every_worker_and_opens_one(tmp_path: Path) -> None:
     async with crowd(30) as one:
         await busy(one, 3, 10)

@@ -33,6 +33,7 @@ FRAME: dict[str, Any] = {
     "unix_s": 1e300,
     "workers": WORKERS,
     "troubles": ["x"],
+    "exactness": {"kinds": [{"mode": 5, "reason": {}, "lift": []}, None], "rows": [0, 1, 7]},
     "policy": 4,
     "readiness": {"ready": "yes", "reasons": "because"},
     "trunks": {"followed": True, "rows": [None, {"hash": "ff", "holders": "zz", "tokens": []}, 4]},

@@ -86,13 +86,8 @@ function drawCell(pen, ink, worker, place, full, mood) {
   drawBars(pen, ink, worker, { x: x + 2, y: y + head + 1, wide: wide - 4, high: high - head - 2 }, full);
   if (roomy) drawWords(pen, ink, worker, look, { x, y, wide, high });
   else if (look.letter) badge(pen, ink, look.letter, x + wide / 2, y + high / 2, 11);
-  if (worker.index === "0") {
-    pen.fillStyle = ink.text;
-    pen.beginPath();
-    pen.moveTo(x + wide, y);
-    pen.lineTo(x + wide, y + (roomy ? 13 : 7));
-    pen.lineTo(x + wide - (roomy ? 13 : 7), y);
-    pen.fill();
+  if (worker.exact?.mode === "degraded" || worker.exact?.mode === "approximate") {
+    drawCorner(pen, ink, worker.exact.mode === "approximate", x + wide, y, roomy ? 13 : 7);
   }
   const border = mood.chosen ? 4 : mood.lit ? 3 : worker.hot ? 2.5 : 1;
   pen.lineWidth = border;
@@ -101,6 +96,20 @@ function drawCell(pen, ink, worker, place, full, mood) {
   pen.strokeRect(x + border / 2 - 0.5, y + border / 2 - 0.5, wide - border + 1, high - border + 1);
   pen.setLineDash([]);
   pen.globalAlpha = 1;
+}
+
+/** The corner of a worker whose hits are not exact: full if they are a bound, empty if guessed. */
+function drawCorner(pen, ink, guessed, right, top, size) {
+  pen.fillStyle = guessed ? ink.cell : ink.text;
+  pen.strokeStyle = ink.text;
+  pen.lineWidth = 1;
+  pen.beginPath();
+  pen.moveTo(right, top);
+  pen.lineTo(right, top + size);
+  pen.lineTo(right - size, top);
+  pen.closePath();
+  pen.fill();
+  pen.stroke();
 }
 
 function drawBars(pen, ink, worker, box, full) {

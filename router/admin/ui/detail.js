@@ -29,6 +29,7 @@ async function drawDetail() {
   if (detail.id !== id || detail.asked !== asked) return;
   const parts = [];
   if (row) parts.push(make("p", { class: "said" }, stateLook(row.state).means));
+  if (row?.exact) parts.push(make("p", {}, exactnessWords(row.exact)));
   parts.push(told === null ? make("p", {}, "The router tells no more of it.") : termsOf(told));
   const here = decisions.kept.filter((one) => one.told.worker === id).slice(0, 5);
   if (here.length) {
@@ -41,7 +42,7 @@ async function drawDetail() {
 function termsOf(told) {
   const terms = [];
   for (const [name, value] of Object.entries(record(told)).slice(0, 60)) {
-    if (value === null || name === "id" || name === "state") continue;
+    if (value === null || ["id", "state", "hits"].includes(name)) continue;
     terms.push(make("dt", {}, calledWithoutUnit(name)), make("dd", {}, valueWords(name, value)));
   }
   return make("dl", {}, ...terms);

@@ -1,5 +1,6 @@
 // All workers: what is told of them as rows, and the rows as cells or as a table.
 const TABLE_ROWS = 100;
+const REASONS = 5; // for which hits are not exact, shown at once
 const fleet = {
   names: [],
   all: [], // rows, in the router's order
@@ -16,7 +17,8 @@ function takeFleet(frame) {
   const told = record(frame.workers);
   const states = list(told.states);
   const troubles = record(frame.troubles);
-  const index = typeof told.index === "string" ? told.index : "";
+  const exactness = record(frame.exactness);
+  const kinds = list(exactness.kinds).map(exactnessOf);
   const of = (name) => list(told[name]);
   const thousandths = (value) => (known(value) === null ? null : value / 1e3);
   fleet.all = fleet.names.map((name, at) => {
@@ -32,7 +34,7 @@ function takeFleet(frame) {
       role: text(role, 20),
       capacity: known(capacity),
       state: text(states[of("state")[at]] ?? "unknown", 20),
-      index: index[at] ?? "-",
+      exact: kinds[list(exactness.rows)[at]] ?? null,
       requests: known(of("requests")[at]),
       waiting: known(of("waiting")[at]),
       queued: known(of("queued_tokens")[at]),
@@ -45,6 +47,19 @@ function takeFleet(frame) {
   });
   const present = new Set(fleet.all.map((row) => row.state));
   offer(by("states"), [...present].sort((a, b) => rankOf(a) - rankOf(b)));
+}
+
+/** How exact hits are: the mode, why, and what would lift it. */
+function exactnessOf(told) {
+  const { mode, reason, lift } = record(told);
+  const words = (value) => (typeof value === "string" ? text(value, 300) : "");
+  return { mode: text(mode, 20), reason: words(reason), lift: words(lift) };
+}
+
+function exactnessWords(exact) {
+  if (!exact.reason) return `Its expected hits are ${exact.mode}.`;
+  const lift = exact.lift ? ` To lift it: ${exact.lift}.` : "";
+  return `Its expected hits are ${exact.mode}. ${exact.reason}${lift}`;
 }
 
 function rankOf(state) {
@@ -92,6 +107,7 @@ function drawFleet() {
   say(by("fleet-said"), fleetWords());
   by("grid").hidden = by("hint").hidden = by("legend").hidden = fleet.asTable;
   by("table").hidden = !fleet.asTable;
+  drawExactness();
   if (fleet.asTable) drawTable();
   else drawCells();
 }
@@ -102,13 +118,37 @@ function fleetWords() {
   const states = [...counts].sort((a, b) => rankOf(a[0]) - rankOf(b[0]));
   const hidden = fleet.all.length - fleet.shown.length;
   const words = states.map(([state, count]) => `${count} ${state}`).join(", ");
-  const unknown = fleet.all.filter((row) => row.index === "0").length;
+  const modes = ["approximate", "degraded"].map((mode) => {
+    const count = fleet.all.filter((row) => row.exact?.mode === mode).length;
+    return count ? `${count} with ${mode} hits` : "";
+  });
   return [
     `${fleet.all.length} worker${fleet.all.length === 1 ? "" : "s"}${words ? `: ${words}` : ""}`,
-    unknown ? `${unknown} with an index that is a lower bound` : "",
+    ...modes,
     hidden ? `${hidden} filtered out` : "",
     fleet.lit ? fleet.lit.words : "",
   ].filter(Boolean).join(" · ");
+}
+
+/** Why hits are not exact, for how many workers, and what would lift it: approximate first. */
+function drawExactness() {
+  const reasons = new Map();
+  for (const { id, exact } of fleet.all) {
+    if (!exact?.reason) continue;
+    const key = `${exact.mode} ${exact.reason} ${exact.lift}`;
+    if (!reasons.has(key)) reasons.set(key, { exact, ids: [] });
+    reasons.get(key).ids.push(id);
+  }
+  const all = [...reasons.values()].sort((a, b) => (a.exact.mode < b.exact.mode ? -1 : 1));
+  const lines = all.slice(0, REASONS).map(({ exact, ids }) => {
+    const few = `Worker${ids.length > 1 ? "s" : ""} ${ids.join(", ")}`;
+    const whose = ids.length > 3 ? plural(ids.length, "worker") : few;
+    const lift = exact.lift ? [" To lift it: ", make("code", {}, exact.lift)] : [];
+    return make("li", {}, make("strong", {}, `${whose}: ${exact.mode} hits. `), exact.reason, ...lift);
+  });
+  if (all.length > REASONS) lines.push(make("li", {}, `${plural(all.length - REASONS, "more reason")}`));
+  by("exactness").hidden = lines.length === 0;
+  by("exactness").replaceChildren(...lines);
 }
 
 function drawCells() {
@@ -133,11 +173,12 @@ function drawCells() {
 function drawLegend(ink) {
   const present = new Set(fleet.all.map((row) => row.state));
   const unit = by("measure").value === "wait" ? seconds : short;
-  const told = [...present, unit(fleet.full), fleet.all.some((r) => r.hot), ink.load].join();
+  const modes = ["degraded", "approximate"].filter((m) => fleet.all.some((r) => r.exact?.mode === m));
+  const told = [...present, ...modes, unit(fleet.full), fleet.all.some((r) => r.hot), ink.load].join();
   const legend = by("legend");
   if (legend.dataset.told === told) return;
   legend.dataset.told = told;
-  const plain = { state: "ready", index: "1", load: null, kv: null, hits: null, hot: false };
+  const plain = { state: "ready", exact: null, load: null, kv: null, hits: null, hot: false };
   const item = (worker, words) => {
     const canvas = make("canvas", { "aria-hidden": "true" });
     canvas.style.width = "24px";
@@ -149,8 +190,9 @@ function drawLegend(ink) {
     item({ ...plain, kv: 1 }, "middle: KV in use"),
     item({ ...plain, hits: 1 }, "right: hits of the last minute"),
     item({ ...plain, hot: true }, "thick border: more than twice the mean"),
-    item({ ...plain, index: "0" }, "corner: index is a lower bound"),
   ];
+  const corners = { degraded: "full corner: hits are a bound", approximate: "empty corner: hits are guessed" };
+  for (const mode of modes) items.push(item({ ...plain, exact: { mode } }, corners[mode]));
   for (const state of [...present].sort((a, b) => rankOf(a) - rankOf(b)).slice(0, 20)) {
     if (state !== "ready") {
       items.push(item({ ...plain, state }, `${stateLook(state).letter}: ${state}`));
@@ -160,14 +202,15 @@ function drawLegend(ink) {
 }
 
 function drawTable() {
-  const heads = ["Worker", "State", "Requests", "Before first token", "Queued prefill", "KV", "Hits", "Address"];
+  const heads = ["Worker", "State", "Requests", "Before first token", "Queued prefill", "KV", "Hits", "Hits are", "Address"];
   const head = make("tr", {}, ...heads.map((name) => make("th", { scope: "col" }, name)));
   const rows = fleet.shown.slice(0, TABLE_ROWS).map((row) => {
     const open = make("button", { type: "button", "data-worker": row.id }, `${row.id}`);
     const lit = fleet.lit !== null && fleet.lit.has(row);
     const cells = [
-      row.state + (row.hot ? ", hot" : "") + (row.index === "0" ? ", index ?" : ""),
+      row.state + (row.hot ? ", hot" : ""),
       short(row.requests), short(row.waiting), seconds(row.wait), percent(row.kv), percent(row.hits),
+      row.exact?.mode ?? NOTHING,
     ];
     return make("tr", { class: lit ? "lit" : null },
       make("td", {}, open),
@@ -198,7 +241,7 @@ function workerWords(row) {
     `${short(row.queued)} tokens to prefill, ${seconds(row.wait)}`,
     `KV in use ${percent(row.kv)}, hits ${percent(row.hits)}`,
   ];
-  if (row.index === "0") lines.push("its index is a lower bound");
+  if (row.exact !== null) lines.push(exactnessWords(row.exact));
   if (row.trouble) lines.push(row.trouble);
   return lines.join("\n");
 }

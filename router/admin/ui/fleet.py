@@ -14,9 +14,11 @@ from policies.contract import Floats, Ints
 from router.admin.views.rows import trunk_shown
 from router.core.core import RouterCore
 from router.core.placement.health import SlowStart
+from router.core.workers.hit_modes import HitVerdict
 from router.core.workers.table import Worker
 from router.fleet.member import Member
 from router.record.request_record import LatestAttempts
+from router.request.worker_hits import WorkerHits
 
 _FADE_S = 60.0  # time constant: what is older counts less and less
 
@@ -141,6 +143,16 @@ def troubles(fleet: list[Row]) -> dict[str, str]:
     """Why workers are not ready, by id; of the first hundred that have a reason."""
     told = ((str(m.worker_id), m.trouble[:_TROUBLE_CHARS]) for m, _ in fleet if m.trouble)
     return {name: why for (name, why), _ in zip(told, range(_TROUBLES), strict=False)}
+
+
+def exactness(fleet: list[Row], hits: WorkerHits | None) -> dict[str, Any]:
+    """How exact each worker's expected hits are: what there is of it, and which a row has."""
+    kinds: dict[HitVerdict, int] = {}
+    rows: list[int] = []
+    for member, worker in fleet:
+        verdict = None if hits is None else hits.of(member, worker)
+        rows.append(-1 if verdict is None else kinds.setdefault(verdict, len(kinds)))
+    return {"kinds": [one.shown() for one in kinds], "rows": rows}
 
 
 def trunks(core: RouterCore, fleet: list[Row]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import secrets
 import time
 from collections.abc import Callable
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_S = 1.0
 _DECISIONS = 40  # told at once: a page that asks each second sees all of a calm router
+_JUDGED_EVERY = 3  # samples: it takes 20 us a worker
 _OUTCOMES = 300  # decisions whose outcome is told
 
 Replicas = Callable[[], list[dict[str, Any]]]
@@ -58,6 +60,8 @@ class UiState:
         self._roots: list[tuple[object, ...]] = []  # of the names told
         self._named = b"[]"
         self.version = 0  # of `_named`
+        self._judged = -math.inf  # the sample at which it was judged how exact hits are
+        self._exactness: dict[str, Any] = {}
 
     async def run(self) -> None:
         """Take a sample a second, for ever, whether anybody looks or not."""
@@ -108,6 +112,10 @@ class UiState:
         if roots != self._roots or not self.version:
             self._roots, self._named = roots, msgspec.json.encode(frame.names(fleet))
             self.version += 1
+            self._judged = -math.inf
+        if taken >= self._judged + _JUDGED_EVERY:
+            self._judged = taken
+            self._exactness = frame.exactness(fleet, self._service.hits)
         now_s = self._dispatcher.clock()
         self._frame = msgspec.json.encode(
             {
@@ -121,6 +129,7 @@ class UiState:
                 "inflight": core.inflight_requests,
                 "workers": frame.columns(core, fleet, self._hits, now_s),
                 "troubles": frame.troubles(fleet),
+                "exactness": self._exactness,
                 "trunks": frame.trunks(core, fleet),
                 "decisions": self._latest(),
                 "replicas": self.replicas(),

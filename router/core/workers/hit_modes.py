@@ -46,7 +46,7 @@ class HitFacts:
     overflows: int = 0  # how often it told of more blocks than it has room for
     confidence: float = 1.0  # share of its hits that counts
     is_hybrid: bool = False  # its hits are limited by windows or states, and they are followed
-    lower_tier_blocks: int = 0  # known in its host memory or on its disk
+    lower_tier_blocks: int = 0  # known in its host memory or on its disk alone
     leaves_out_groups: bool = False  # its events do not tell of the windows or states that it has
     other_windows: int = 0  # events of attention windows that are not followed
     skips: Mapping[str, int] = field(default_factory=dict)  # events that changed nothing, by why

@@ -86,6 +86,9 @@ async def test_the_columns_say_what_the_workers_own_pages_say() -> None:
             assert columns["queued_tokens"][n] <= columns["waiting"][n] * 10_000
             used = row["kv_used_tokens"] / row["kv_capacity_tokens"]
             assert columns["kv"][n] == pytest.approx(1e3 * used, abs=0.51)
+            exactness = told["frame"]["exactness"]
+            kind = exactness["rows"][n]
+            assert (None if kind < 0 else exactness["kinds"][kind]) == row["hits"]
             assert columns["index"][n] == ("1" if row["kv_known"] else "0" if n % 7 == 3 else "-")
 
 

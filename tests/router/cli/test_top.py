@@ -128,3 +128,22 @@ def test_a_thousand_workers_show_the_worst_and_say_how_many_more() -> None:
     assert " 500 ejected" in text
     assert " 999 ready" in text
     assert "more" in text
+
+
+def test_workers_whose_hits_are_not_exact_are_shown_with_the_reason_and_what_lifts_it() -> None:
+    none = {"mode": "approximate", "reason": "No tokenizer.", "lift": "--tokenizer DIR"}
+    gap = {"mode": "degraded", "reason": "Events are missing.", "lift": None}
+    exact = {"mode": "exact", "cause": None, "reason": None, "lift": None}
+    rows = [row(0, hits=exact), row(1, hits=gap), row(2, hits=none), row(3, hits=none)]
+    rows += [row(4, "down", hits=None), row(5, hits={"mode": "of the future"})]
+    lines = frame(ADMIN, None, Look(0.0, rows), View(120, 40))
+    at = next(line for line in lines if line.startswith("worker ")).index("hits ")
+    modes = {line.split()[0]: line[at : at + 5].strip() for line in lines if ":8000" in line}
+    assert [modes[str(n)] for n in range(6)] == ["exact", "degr.", "appr.", "appr.", "-", "of th"]
+    at = lines.index("approximate hits (2, 3): No tokenizer.")
+    assert lines[at + 1] == "  to lift it: --tokenizer DIR"
+    assert lines[at + 2] == "degraded hits (1): Events are missing."
+    crowd = [row(n, hits=gap) for n in range(9)]
+    assert "degraded hits (9 workers): Events are missing." in frame(
+        ADMIN, None, Look(0.0, crowd), View(120, 40)
+    )
