@@ -501,9 +501,11 @@ class EventBatch:
     which are not all ints in 0..2^63-1 (bigrams and strings are not); "token_count", not blocks x
     block_size of them; "bad_block_size", not in 0..65536, or 0 with tokens; "unknown_medium";
     "bad_extra_keys", of an unknown shape; "bad_field", any other; "over_limit", too many blocks,
-    tokens or bytes of extra keys for one batch. Of several reasons the first one counts, in this
-    order but for "token_count", which stands behind "bad_block_size". Such an event costs no other
-    one. Names are uint64: ints modulo 2^64, digests by their last 8 bytes, big-endian.
+    tokens or bytes of extra keys for one batch; "never_removed", of LMCache's connector in vLLM's
+    process, which tells what it stores and never what it drops: the one that tells tokens of a
+    medium "cpu", in lower case, and no cache group. Of several reasons the first one counts, in
+    this order but for "token_count", which stands behind "bad_block_size". Such an event costs no
+    other one. Names are uint64: ints modulo 2^64, digests by their last 8 bytes, big-endian.
     Raises TypeError for a payload that is no buffer of bytes, ValueError with the reason for bytes
     that are no msgpack of an array [time, events, rank], or too many.
     """
@@ -627,6 +629,8 @@ class EventBatch:
         extras, keyed_salt = fields.extra_keys(len(names), lora_name, at_root)
         salt = salt if keyed_salt is None else keyed_salt
         extras = fields.mm_keys(extras, len(names))
+        if len(tokens) and group is None and fields.is_text("medium", (b"cpu",)):
+            raise UnusableError("never_removed")
         self.blocks += len(names)
         lora = None if lora_name is None else lora_name.decode()
         salted = None if salt is None else salt.decode()

@@ -51,6 +51,7 @@ class Run:
     chain: npt.NDArray[np.uint64] | None = None
     tokens: npt.NDArray[np.int32] | npt.NDArray[np.int64] | None = None
     extras: tuple[bytes, ...] = ()
+    unit: int = 1  # blocks a name; of more: outside tier 0, no extras
 
     @property
     def cost_tokens(self) -> int:
@@ -157,7 +158,7 @@ class ParkedBlocks:
 
 
 _MAGIC = b"kvwb"
-_VERSION = 4
+_VERSION = 5
 TIERS = 3
 _KINDS = ("", "full", "window", "state", "other")
 MOST_SIZES = 8  # of blocks that are told apart, one of them "more sizes"
@@ -174,6 +175,7 @@ class Contents(NamedTuple):
     copies: list[dict[int, int]]  # by tier: how often more than once it holds a name
     parked: ParkedBlocks
     groups: CacheGroups
+    chunks: dict[int, list[int]]  # of names of several blocks: the chain hashes of all but the last
 
 
 def contents_of(
@@ -183,13 +185,15 @@ def contents_of(
     copies: Sequence[Mapping[int, int]],
     parked: ParkedBlocks,
     groups: CacheGroups,
+    chunks: Mapping[int, list[int]],
 ) -> Contents:
-    """A copy of what is known: chain hash and tiers by name, copies, what is parked, and groups."""
+    """A copy of what is known: chain hash and tiers by name, copies, what is parked, groups, and
+    chunks."""
     rows = sorted((name, chain, tiers) for name, (chain, tiers) in known.items())
     columns = np.array(rows, dtype=np.uint64).reshape(-1, 3).T
     tiers = columns[2].astype(np.uint8)
     arrays = columns[0], columns[1], tiers
-    kept = [dict(each) for each in copies], deepcopy(parked), deepcopy(groups)
+    kept = [dict(each) for each in copies], deepcopy(parked), deepcopy(groups), dict(chunks)
     return Contents(group, full_attention, *arrays, *kept)
 
 
@@ -228,6 +232,9 @@ def _written(block_size: int, model: str, contents: Contents) -> bytes:
         told = number, kind, one.window, one.block_size, len(one.held)
         parts.append(struct.pack("<IBIIQ", *told))
         parts += [struct.pack("<QQ", *held) for held in sorted(one.held.items())]
+    parts.append(struct.pack("<Q", len(contents.chunks)))
+    for name, inner in sorted(contents.chunks.items()):
+        parts += [struct.pack("<QI", name, len(inner)), np.array(inner, dtype=np.uint64).tobytes()]
     body = b"".join(parts)
     return body + struct.pack("<Q", xxhash.xxh3_64_intdigest(body))
 
@@ -257,9 +264,13 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
     copies = [_read_copies(parts, names[tiers >> tier & 1 > 0]) for tier in range(TIERS)]
     parked = _read_parked(parts, block_size, max_parked)
     groups = _read_groups(parts)
+    chunks = _read_chunks(parts, set(names.tolist()))
+    if full_attention and groups.groups and chunks:
+        raise ValueError("dump of blocks: its chunks are malformed")
     if parts.at != len(body):
         raise ValueError("dump of blocks: more bytes follow it")
-    return Contents(group, bool(full_attention), names, chains, tiers, copies, parked, groups)
+    kept = copies, parked, groups, chunks
+    return Contents(group, bool(full_attention), names, chains, tiers, *kept)
 
 
 def _read_copies(parts: _Parts, held: npt.NDArray[np.uint64]) -> dict[int, int]:
@@ -291,11 +302,21 @@ def _read_groups(parts: _Parts) -> CacheGroups:
     return groups
 
 
+def _read_chunks(parts: _Parts, names: set[int]) -> dict[int, list[int]]:
+    chunks = dict[int, list[int]]()
+    for _ in range(parts.unpack("<Q")[0]):
+        name, inner = parts.unpack("<QI")
+        if name not in names or name in chunks or not 1 <= inner < MAX_BLOCK_SIZE:
+            raise ValueError("dump of blocks: its chunks are malformed")
+        chunks[name] = parts.array(inner, np.uint64).tolist()
+    return chunks
+
+
 def _run_parts(run: Run) -> list[bytes]:
     assert run.parent is not None
     is_wide = run.tokens is not None and run.tokens.dtype == np.int64
     flags = (1 if run.chain is not None else 2 * is_wide, bool(run.extras))
-    parts = [struct.pack("<QBBBI", run.parent, run.tier, *flags, len(run.names))]
+    parts = [struct.pack("<QBBBII", run.parent, run.tier, *flags, len(run.names), run.unit)]
     parts.append(np.array(run.names, dtype=np.uint64).tobytes())
     content = run.tokens if run.chain is None else run.chain
     assert content is not None
@@ -321,14 +342,16 @@ def _read_parked(parts: _Parts, block_size: int, max_parked: int) -> ParkedBlock
 
 
 def _read_run(parts: _Parts, block_size: int) -> Run:
-    parent, tier, told, has_extras, blocks = parts.unpack("<QBBBI")
-    if tier >= TIERS or told > 2 or has_extras > 1 or blocks == 0:
+    parent, tier, told, has_extras, blocks, unit = parts.unpack("<QBBBII")
+    may_chunk = tier > 0 and told != 1 and not has_extras and 1 < unit <= MAX_BLOCK_SIZE
+    is_unit = unit == 1 or may_chunk
+    if tier >= TIERS or told > 2 or has_extras > 1 or blocks == 0 or not is_unit:
         raise ValueError("dump of blocks: a parked run is malformed")
-    run = Run(parts.array(blocks, np.uint64).tolist(), parent, tier)
+    run = Run(parts.array(blocks, np.uint64).tolist(), parent, tier, unit=unit)
     if told == 1:
         run.chain = parts.array(blocks, np.uint64)
     else:
-        run.tokens = parts.array(blocks * block_size, np.int64 if told else np.int32)
+        run.tokens = parts.array(blocks * unit * block_size, np.int64 if told else np.int32)
     if has_extras:
         run.extras = tuple(parts.take(parts.unpack("<I")[0]) for _ in range(blocks))
     return run
@@ -355,6 +378,16 @@ class _Parts:
 
 
 __all__ = ["EventBatch", "WorkerBlocks"]
+
+
+_INNER = 0x6B6E756863FF00FF
+
+
+def inner_name(chain: int) -> int:
+    """The name of a block within a chunk, which has none at the engine; chunks that begin alike
+    share it.
+    """
+    return chain ^ _INNER
 
 
 class Known(NamedTuple):
@@ -395,6 +428,10 @@ class WorkerBlocks:
     states are kept by name, tier 0 alone, and `limit` says what they leave of a hit; where no
     group has full attention, they limit nothing. Their events that are "masked" tell nothing of
     where in a prompt their blocks are.
+    Outside tier 0 a name may stand for several blocks, a chunk (LMCache, 256 tokens): each of them
+    is there as often as chunks that have it are, until these are removed. A "chunk_size" that is no
+    multiple of the block size, or that comes with extra keys, is of no use; nor are chunks of
+    hybrid models, which do not say whose they are ("other_group").
     Raises IndexError for a worker the index does not have, ValueError for other bad arguments.
     """
 
@@ -417,6 +454,7 @@ class WorkerBlocks:
         self._known: dict[int, Known] = {}
         self._counts_copies = counts_copies
         self._copies: list[Counter[int]] = [Counter() for _ in range(TIERS)]  # by tier
+        self._chunks: dict[int, list[int]] = {}  # chain hashes of all their blocks but the last
         self._group = 0
         self._full_attention = False  # somebody told of such a group: it is `_group`
         self._groups = CacheGroups()
@@ -469,19 +507,23 @@ class WorkerBlocks:
         """Blocks told by their tokens, in order; `seed` starts the chain where there is no parent.
 
         No tokens: the names are known already, from another tier. `extras`: bytes to hash after
-        the tokens of each block, one a block, or none at all.
+        the tokens of each block, one a block, or none at all. Outside tier 0 and without extras,
+        each name may stand for the same number of blocks.
         """
         is_wide = isinstance(tokens, np.ndarray) and tokens.dtype == np.int64
         blocks = names_of(names)
         ids = _buffer(tokens, "tokens", "int64" if is_wide else "int32").copy()
         tier, seed = in_range(tier, "tier", 0, TIERS - 1), uint64(seed, "seed")
+        a_name, unit = len(blocks) * self._block_size, 1
+        if tier and not extras and a_name and not len(ids) % a_name:
+            unit = max(len(ids) // a_name, 1)
         for what, got, wanted in (
-            ("tokens", len(ids), len(blocks) * self._block_size),
+            ("tokens", len(ids), a_name * unit),
             ("extras", len(extras), len(blocks)),
         ):
             if got not in (0, wanted):
                 raise ValueError(f"{what} must be {wanted} or none at all, not {got}")
-        run = Run(blocks, parent_of(parent), tier, tokens=ids, extras=tuple(extras))
+        run = Run(blocks, parent_of(parent), tier, tokens=ids, extras=tuple(extras), unit=unit)
         self._store_told(run, seed)
 
     def remove(self, names: Buffer, tier: int = 0) -> npt.NDArray[np.uint64] | None:
@@ -518,6 +560,8 @@ class WorkerBlocks:
 
     def _name_chains(self) -> None:
         self._is_hybrid = self._full_attention and bool(self._groups.groups)
+        if self._is_hybrid:
+            self._forget_chunks()
         names = sorted(self._known) if self._is_hybrid else ()
         self._by_chain = {self._known[name].chain: name for name in names}
 
@@ -530,6 +574,7 @@ class WorkerBlocks:
         self._index.clear_worker(self._worker)
         self._known.clear()
         self._copies = [Counter() for _ in range(TIERS)]
+        self._chunks = {}
         self._parked.clear()
 
     def chains(self, tier: int = 0) -> npt.NDArray[np.uint64]:
@@ -546,7 +591,7 @@ class WorkerBlocks:
         """All of it as it is now, for a thread to dump: a copy, made at once."""
         contents = contents_of(
             *(self._group, self._full_attention, self._known, self._copies, self._parked),
-            self._groups,
+            *(self._groups, self._chunks),
         )
         return FrozenBlocks(self._block_size, self._model, contents)
 
@@ -560,7 +605,7 @@ class WorkerBlocks:
         self.clear()
         self._group, self._full_attention = contents.group, contents.full_attention
         self._parked, self._copies = contents.parked, [Counter(each) for each in contents.copies]
-        self._groups = contents.groups
+        self._groups, self._chunks = contents.groups, contents.chunks
         columns = (column.tolist() for column in contents[2:5])
         self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
         self._name_chains()
@@ -640,10 +685,16 @@ class WorkerBlocks:
             return
         if len(tokens) and tier == 0:
             self._note_size(block_size, len(names))
+        unit = 1
         if len(tokens) and block_size != self._block_size:
-            self._skip("other_block_size")
-            return
-        run = Run(names.tolist(), parent, tier, tokens=tokens, extras=extras)
+            if not tier:
+                self._skip("other_block_size")
+                return
+            if block_size % self._block_size or extras:
+                self._skip("chunk_size")
+                return
+            unit = block_size // self._block_size
+        run = Run(names.tolist(), parent, tier, tokens=tokens, extras=extras, unit=unit)
         self._store_told(run, chain_seed(self._model, lora_name, salt))
 
     def _take_removed(self, names: npt.NDArray[np.uint64], tier: int, group: int | None) -> None:
@@ -669,7 +720,8 @@ class WorkerBlocks:
 
     def _store_told(self, run: Run, seed: int) -> None:
         assert run.tokens is not None
-        elsewhere = run.tier > 0 and all(name in self._known for name in run.names)
+        places = self._chunks if run.unit > 1 else self._known
+        elsewhere = run.tier > 0 and all(name in places for name in run.names)
         if (len(run.tokens) and not elsewhere) or not run.names:
             self._store(run, seed)
             return
@@ -687,13 +739,20 @@ class WorkerBlocks:
         queue, held, counts = [run], list[Run](), self._counts_copies
         while queue:  # a parent that arrives late brings its parked descendants along
             run = queue.pop()
+            if run.unit > 1 and self._groups.groups:  # of which group it is, nobody can tell
+                self._skip("other_group")
+                held.append(run)
+                continue
             if run.parent is not None:
                 parent = self._known.get(run.parent)
                 if parent is None:
                     self._park(run)
                     continue
                 seed = parent.chain
-            self._hold(run.names, self._chain(run, seed), run.tier, counts)
+            if run.unit > 1:
+                self._hold_chunks(run, seed, counts)
+            else:
+                self._hold(run.names, self._chain(run, seed), run.tier, counts)
             counts = False
             held.append(run)
             queue += self._parked.wake(run.names)
@@ -712,6 +771,38 @@ class WorkerBlocks:
             seed = _hashed(run, i, self._block_size, seed) if known is None else known.chain
             chain.append(seed)
         return chain
+
+    def _hold_chunks(self, run: Run, seed: int, counts_copies: bool) -> None:
+        """A chunk's name stands for its last block; those before it are held as often as chunks
+        have them.
+        """
+        for i, name in enumerate(run.names):
+            known, is_new = self._known.get(name), name not in self._chunks
+            chain: list[int] = []
+            for block in range(i * run.unit, (i + 1) * run.unit) if is_new else ():
+                seed = _hashed(run, block, self._block_size, seed)
+                chain.append(seed)
+            seed = chain[-1] if known is None else known.chain
+            self._hold([name], [seed], run.tier, counts_copies)
+            if is_new:
+                self._chunks[name] = chain[:-1]
+                self._hold_inner(name, run.tier)
+
+    def _hold_inner(self, chunk: int, tier: int) -> None:
+        chain = self._chunks.get(chunk, []) if tier else []
+        self._hold([inner_name(block) for block in chain], chain, tier, counts_copies=True)
+
+    def _drop_inner(self, chunk: int, tier: int) -> None:
+        chain = self._chunks.get(chunk, []) if tier else []
+        self._drop([inner_name(block) for block in chain], tier)
+
+    def _forget_chunks(self) -> None:
+        """Groups cannot judge their blocks: nobody knows the names that the engine has for them."""
+        for chunk in list(self._chunks):
+            for tier in range(1, TIERS):
+                self._copies[tier].pop(chunk, None)
+                self._drop([chunk], tier)
+        self._chunks.clear()
 
     def _park(self, run: Run) -> None:
         if self._parked.park(run):
@@ -733,6 +824,10 @@ class WorkerBlocks:
                 self._leave(known)
                 for copies in self._copies:
                     copies.pop(name, None)
+                for held in range(1, TIERS):
+                    if known.tiers >> held & 1:
+                        self._drop_inner(name, held)
+                self._chunks.pop(name, None)
                 known = Known(block, 0)
             elif counts_copies and known.tiers >> tier & 1:
                 self._copies[tier][name] += 1
@@ -740,6 +835,8 @@ class WorkerBlocks:
             if self._is_hybrid:
                 self._by_chain[block] = name
             pending.append(block)
+            if not known.tiers >> tier & 1:
+                self._hold_inner(name, tier)
         self._tell_stored(pending, tier)
         self.stored_blocks += 0 if tier else len(names)
 
@@ -768,6 +865,9 @@ class WorkerBlocks:
             if not left:
                 self._unname(known.chain, name)
                 del self._known[name]
+            self._drop_inner(name, tier)
+            if not left:
+                self._chunks.pop(name, None)
         self._tell_removed(gone, tier)
 
     def _tell_stored(self, chain: Sequence[int], tier: int) -> None:

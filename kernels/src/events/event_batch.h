@@ -22,7 +22,8 @@ struct Piece {
 
 // Why an event is skipped. `kSkipNames` has their names, in the same order.
 enum class Skip : std::uint8_t {
-  type, hashes, tokens, token_count, block_size, medium, extra_keys, field, limit
+  type, hashes, tokens, token_count, block_size, medium, extra_keys, field, limit,
+  never_removed
 };
 
 // What a cache group keeps of a prompt: every block; those in a sliding window; one state.
@@ -31,9 +32,10 @@ enum class CacheKind : std::uint8_t { untold, full, window, state, other };
 inline constexpr std::array<std::string_view, 5> kCacheNames = {
     "", "full", "window", "state", "other"};
 
-inline constexpr std::array<std::string_view, 9> kSkipNames = {
+inline constexpr std::array<std::string_view, 10> kSkipNames = {
     "unknown_type", "bad_hashes", "bad_tokens", "token_count", "bad_block_size",
-    "unknown_medium", "bad_extra_keys", "bad_field", "over_limit"};
+    "unknown_medium", "bad_extra_keys", "bad_field", "over_limit",
+    "never_removed"};
 
 using Skips = std::array<std::uint64_t, kSkipNames.size()>;
 

@@ -96,6 +96,7 @@ void EventReader::stored(Event& event) {
   if (salt) event.salt = keep(*salt);
   extra_keys(event);
   mm_keys(event);
+  if (is_never_removed(event)) throw Unusable{Skip::never_removed};
 }
 
 void EventReader::hashes(Event& event) {
@@ -183,6 +184,12 @@ bool EventReader::may_mask() {
   const auto header = field(kKind);
   if (!header || header->kind != Kind::text) return false;
   return is_window_or_state(reader_.take_text(header->size));
+}
+
+// LMCache's connector in vLLM's process tells what it stores in chunks, never what it drops. No
+// other writes "cpu" in lower case without a cache group.
+bool EventReader::is_never_removed(const Event& event) {
+  return event.tokens > 0 && event.group < 0 && text(kMedium, Skip::medium) == "cpu";
 }
 
 // Kinds as vLLM names them. A window of no tokens is none that we understand.

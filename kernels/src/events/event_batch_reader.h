@@ -65,6 +65,7 @@ class EventReader {
   void group(Event& event);
   void cache(Event& event);
   bool may_mask();
+  bool is_never_removed(const Event& event);
   std::string lora_id();
   std::optional<std::string_view> text(Field field, Skip otherwise);
   std::string_view utf8(std::size_t size, Skip otherwise);

@@ -98,6 +98,7 @@ nb::dict skips_of(const WorkerBlocks& blocks) {
   if (counters.unknown_names != 0) skips["unknown_names"] = counters.unknown_names;
   if (counters.no_room != 0) skips["no_room"] = counters.no_room;
   if (counters.masked != 0) skips["masked"] = counters.masked;
+  if (counters.chunk_size != 0) skips["chunk_size"] = counters.chunk_size;
   return skips;
 }
 
@@ -229,7 +230,10 @@ void store_tokens(WorkerBlocks& self, nb::handle names, nb::handle parent, nb::h
   const std::uint64_t start = kv::arguments::uint64(seed, "seed");
   const std::size_t count = blocks.span().size();
   const std::size_t wanted = count * self.block_size();
-  if (ids.size() != 0 && ids.size() != wanted) {
+  if (run.tier > 0 && parts.empty() && wanted > 0 && ids.size() % wanted == 0) {
+    run.unit = std::max<std::size_t>(ids.size() / wanted, 1);
+  }
+  if (ids.size() != 0 && ids.size() != wanted * run.unit) {
     throw wrong_count("tokens", wanted, " or none at all", ids.size());
   }
   if (!parts.empty() && parts.size() != count) {

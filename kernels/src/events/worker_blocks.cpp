@@ -16,6 +16,7 @@ constexpr std::size_t kMostPending = 4096;
 // Which groups' blocks `ends_` has in which tier.
 constexpr std::array kEnds = {std::pair(CacheKind::window, 0), std::pair(CacheKind::state, 1)};
 constexpr std::size_t kCopyBytes = 40;  // of a hash map: the node, its share of the buckets
+constexpr std::size_t kChunkBytes = 64;  // the same with a list, without what is in it
 
 }  // namespace
 
@@ -137,6 +138,9 @@ std::size_t WorkerBlocks::memory_bytes() const {
   const std::lock_guard lock(mutex_);
   std::size_t copy_bytes = 0;
   for (const CopiesInTier& copies : copies_) copy_bytes += copies.size() * kCopyBytes;
+  for (const auto& [name, inner] : chunks_) {
+    copy_bytes += kChunkBytes + inner.capacity() * sizeof(std::uint64_t);
+  }
   return sizeof *this + names_.memory_bytes() + parked_.memory_bytes() + bytes_.capacity() +
          (pending_.capacity() + chain_.capacity()) * sizeof(std::uint64_t) +
          woken_.capacity() * sizeof(Run) + copy_bytes +
@@ -167,8 +171,13 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
   }
   if (event.tokens > 0) {
     if (event.tier == 0) note_size(event);
-    if (event.block_size != block_size_) {
+    if (event.block_size != block_size_ && event.tier == 0) {
       ++counters_.other_block_size;
+      return;
+    }
+    if (event.block_size % block_size_ != 0 ||
+        (event.has_extras && event.block_size != block_size_)) {
+      ++counters_.chunk_size;
       return;
     }
   }
@@ -178,6 +187,7 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
   }
   Stored run{batch.names(event), std::nullopt, event.tier, std::nullopt, batch.tokens(event),
              extras, batch.wide_tokens(event)};
+  if (event.tokens > 0) run.unit = event.block_size / block_size_;
   std::uint64_t seed = 0;
   if (event.has_parent) {
     run.parent = event.parent;
@@ -218,6 +228,7 @@ bool WorkerBlocks::take_group(const EventBatch& batch, const Event& event) {
 
 void WorkerBlocks::name_chains() {
   is_hybrid_ = full_attention_ && !groups_.empty();
+  if (is_hybrid_ && !chunks_.empty()) forget_chunks();
   by_chain_.clear();
   if (!is_hybrid_) return;
   names_.each([&](const BlockNames::Known& known) {
@@ -288,16 +299,16 @@ void WorkerBlocks::note_size(const Event& event) {
 }
 
 void WorkerBlocks::store_told(const Stored& run, std::uint64_t seed) {
-  if ((run.tokens.empty() && run.wide.empty()) || (run.tier > 0 && are_known(run.names))) {
+  if ((run.tokens.empty() && run.wide.empty()) || (run.tier > 0 && are_known(run))) {
     resolve(run);
   } else {
     store_run(run, seed);
   }
 }
 
-bool WorkerBlocks::are_known(Names names) const {
-  return std::all_of(names.begin(), names.end(), [this](std::uint64_t name) {
-    return static_cast<bool>(names_.find(name));
+bool WorkerBlocks::are_known(const Stored& run) const {
+  return std::all_of(run.names.begin(), run.names.end(), [&](std::uint64_t name) {
+    return run.unit > 1 ? chunks_.contains(name) : static_cast<bool>(names_.find(name));
   });
 }
 
@@ -327,7 +338,7 @@ void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
     woken_.pop_back();
     const std::vector<std::string_view> extras(woken.extras.begin(), woken.extras.end());
     Stored next{woken.names, woken.parent, woken.tier, std::nullopt, woken.tokens, extras,
-                woken.wide};
+                woken.wide, woken.unit};
     if (woken.chain) next.chain = *woken.chain;
     place(next, 0, true);
   }
@@ -338,6 +349,10 @@ void WorkerBlocks::store_run(const Stored& run, std::uint64_t seed) {
 // Stores a run whose parent is known, or parks it and says false. A run that waited is no copy: of
 // what was told and removed meanwhile nobody knows how much it still stands for.
 bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
+  if (run.unit > 1 && !groups_.empty()) {  // of which group it is, nobody can tell
+    ++counters_.other_group;
+    return false;
+  }
   if (run.parent) {
     const BlockNames::Known parent = names_.find(*run.parent);
     if (!parent) {
@@ -347,7 +362,8 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
                  std::nullopt,
                  {run.tokens.begin(), run.tokens.end()},
                  {run.wide.begin(), run.wide.end()},
-                 {run.extras.begin(), run.extras.end()}};
+                 {run.extras.begin(), run.extras.end()},
+                 run.unit};
       if (run.chain) orphan.chain.emplace(run.chain->begin(), run.chain->end());
       if (parked_.park(std::move(orphan))) {
         counters_.orphans += run.names.size();
@@ -358,7 +374,11 @@ bool WorkerBlocks::place(const Stored& run, std::uint64_t seed, bool woken) {
     }
     seed = parent.chain();
   }
-  hold(run.names, chain_of(run, seed), run.tier, counts_copies_ && !woken);
+  if (run.unit > 1) {
+    hold_chunks(run, seed, counts_copies_ && !woken);
+  } else {
+    hold(run.names, chain_of(run, seed), run.tier, counts_copies_ && !woken);
+  }
   if (parked_.any()) parked_.wake(run.names, woken_);
   return true;
 }
@@ -419,6 +439,7 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier, bool counts
     BlockNames::Known known = names_.at(names[i]);
     const std::uint8_t tiers = known.tiers();
     const bool renamed = tiers != 0 && known.chain() != chain[i];
+    const bool is_chunk = !chunks_.empty() && chunks_.contains(names[i]);
     const std::uint64_t before = renamed ? known.chain() : 0;
     known.set(chain[i], static_cast<std::uint8_t>(renamed ? bit : tiers | bit));
     if (renamed) unname(before, names[i]);
@@ -427,10 +448,12 @@ void WorkerBlocks::hold(Names names, Names chain, std::uint8_t tier, bool counts
     if (renamed) {
       leave(before, tiers);
       for (CopiesInTier& copies : copies_) copies.erase(names[i]);
+      if (is_chunk) forget_chunk(names[i], tiers);
     } else if (counts_copies && (tiers & bit) != 0) {
       ++copies_[tier][names[i]];
     }
     tell(Told::stored, tier, chain[i]);
+    if (is_chunk && !renamed && (tiers & bit) == 0) hold_inner(names[i], tier);
   }
   if (tier == 0) counters_.stored_blocks += names.size();
 }
@@ -456,12 +479,16 @@ void WorkerBlocks::drop(Names names, std::uint8_t tier) {
     if (!known || (known.tiers() & bit) == 0 || drop_copy(names[i], tier)) continue;
     tell(Told::removed, tier, known.chain());
     if (tier == 0) left(known.chain());
-    if (known.tiers() == bit) {
+    const bool is_last = known.tiers() == bit;
+    if (is_last) {
       unname(known.chain(), names[i]);
       names_.erase(known);
     } else {
       known.set_tiers(static_cast<std::uint8_t>(known.tiers() & ~bit));
     }
+    if (chunks_.empty()) continue;
+    drop_inner(names[i], tier);
+    if (is_last) chunks_.erase(names[i]);
   }
 }
 
@@ -487,6 +514,7 @@ void WorkerBlocks::forget_blocks() {
   pending_.clear();  // all of it is this worker's
   index_.clear_worker(worker_);
   names_.clear();
+  chunks_.clear();
   for (CopiesInTier& copies : copies_) copies.clear();
   parked_.clear();
 }

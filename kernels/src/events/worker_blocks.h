@@ -25,6 +25,9 @@ namespace kv {
 using CopiesInTier = std::unordered_map<std::uint64_t, std::uint32_t>;
 using Copies = std::array<CopiesInTier, 3>;
 
+// Of names that stand for several blocks: the chain hashes of all but the last of these.
+using Chunks = std::unordered_map<std::uint64_t, std::vector<std::uint64_t>>;
+
 // One worker's blocks as they were at a moment; nobody else has them. Lifetime: one dump.
 struct FrozenBlocks {
   std::uint32_t block_size;
@@ -35,6 +38,7 @@ struct FrozenBlocks {
   std::uint32_t group;
   bool full_attention;
   CacheGroups groups;
+  Chunks chunks;
 
   std::string dump() const;
 };
@@ -56,11 +60,13 @@ class WorkerBlocks {
     std::uint64_t unknown_names = 0;
     std::uint64_t no_room = 0;
     std::uint64_t masked = 0;
+    std::uint64_t chunk_size = 0;
     // Events that tell tier 0's blocks by tokens, of this block size; `OtherSize` has the others.
     std::uint64_t own_size = 0;
 
     std::uint64_t skipped_events() const {
-      return other_group + other_block_size + unknown_names + no_room + masked;
+      return other_group + other_block_size + unknown_names + no_room + masked +
+             chunk_size;
     }
   };
 
@@ -82,6 +88,7 @@ class WorkerBlocks {
     std::span<const std::int32_t> tokens;
     std::span<const std::string_view> extras;  // one a block, or none at all
     std::span<const std::int64_t> wide;        // instead of tokens, where one is beyond int32
+    std::size_t unit = 1;                      // blocks a name; of more: outside tier 0, no extras
   };
 
   // Throws std::out_of_range for a worker that the index does not have.
@@ -156,7 +163,12 @@ class WorkerBlocks {
   void forget_blocks();
   Names chain_of(const Stored& run, std::uint64_t seed);
   void hash_blocks(const Stored& run, std::size_t from, std::size_t to, std::uint64_t seed);
-  bool are_known(Names names) const;
+  bool are_known(const Stored& run) const;
+  void hold_chunks(const Stored& run, std::uint64_t seed, bool counts_copies);
+  void hold_inner(std::uint64_t chunk, std::uint8_t tier);
+  void drop_inner(std::uint64_t chunk, std::uint8_t tier);
+  void forget_chunk(std::uint64_t chunk, std::uint8_t tiers);
+  void forget_chunks();
 
   // What the index must still be told, in order; told in one call where it is all alike.
   enum class Told : std::uint8_t { stored, removed };
@@ -172,6 +184,7 @@ class WorkerBlocks {
   BlockNames names_;
   bool counts_copies_;
   Copies copies_;
+  Chunks chunks_;
   ParkedBlocks parked_;
   std::uint32_t group_ = 0;       // the cache group that counts
   bool full_attention_ = false;   // somebody told of such a group: it is `group_`

@@ -13,7 +13,7 @@ namespace kv {
 namespace {
 
 constexpr std::string_view kMagic = "kvwb";
-constexpr std::uint32_t kVersion = 4;
+constexpr std::uint32_t kVersion = 5;
 
 std::uint64_t hash_text(std::string_view text) {
   return hash_bytes(reinterpret_cast<const std::uint8_t*>(text.data()), text.size());
@@ -84,6 +84,7 @@ void put_run(Writer& out, const Run& run) {
   out.put(static_cast<std::uint8_t>(told));
   out.put(static_cast<std::uint8_t>(!run.extras.empty()));
   out.put(static_cast<std::uint32_t>(run.names.size()));
+  out.put(static_cast<std::uint32_t>(run.unit));
   out.put_all(run.names);
   if (told == Told::chain) {
     out.put_all(*run.chain);
@@ -105,12 +106,16 @@ Run get_run(Parts& parts, std::uint32_t block_size) {
   const auto told = parts.get<std::uint8_t>();
   const auto has_extras = parts.get<std::uint8_t>();
   const auto blocks = parts.get<std::uint32_t>();
+  run.unit = parts.get<std::uint32_t>();
+  const bool is_unit = run.unit == 1 ||
+                       (run.unit > 1 && run.unit <= EventBatch::kMaxBlockSize && run.tier > 0 &&
+                        has_extras == 0 && told != static_cast<std::uint8_t>(Told::chain));
   if (run.tier >= WorkerBlocks::kTiers || told > static_cast<std::uint8_t>(Told::wide) ||
-      has_extras > 1 || blocks == 0) {
+      has_extras > 1 || blocks == 0 || !is_unit) {
     Parts::refuse("a parked run is malformed");
   }
   run.names = parts.get_all<std::uint64_t>(blocks);
-  const std::uint64_t tokens = std::uint64_t{blocks} * block_size;
+  const std::uint64_t tokens = std::uint64_t{blocks} * run.unit * block_size;
   if (told == static_cast<std::uint8_t>(Told::chain)) {
     run.chain = parts.get_all<std::uint64_t>(blocks);
   } else if (told == static_cast<std::uint8_t>(Told::wide)) {
@@ -166,6 +171,32 @@ void get_parked(Parts& parts, std::uint32_t block_size, ParkedBlocks& parked) {
   }
 }
 
+// Ascending by name.
+void put_chunks(Writer& out, const Chunks& chunks) {
+  const std::map<std::uint64_t, std::vector<std::uint64_t>> sorted(chunks.begin(), chunks.end());
+  out.put(static_cast<std::uint64_t>(sorted.size()));
+  for (const auto& [name, inner] : sorted) {
+    out.put(name);
+    out.put(static_cast<std::uint32_t>(inner.size()));
+    out.put_all(inner);
+  }
+}
+
+// `names`: those of the dump, ascending.
+Chunks get_chunks(Parts& parts, const std::vector<std::uint64_t>& names) {
+  Chunks chunks;
+  for (auto left = parts.get<std::uint64_t>(); left > 0; --left) {
+    const auto name = parts.get<std::uint64_t>();
+    const auto inner = parts.get<std::uint32_t>();
+    const bool is_known = std::binary_search(names.begin(), names.end(), name);
+    if (!is_known || inner == 0 || inner >= EventBatch::kMaxBlockSize ||
+        !chunks.emplace(name, parts.get_all<std::uint64_t>(inner)).second) {
+      Parts::refuse("its chunks are malformed");
+    }
+  }
+  return chunks;
+}
+
 // Their blocks ascending by name, each with how many copies there are.
 void put_groups(Writer& out, const CacheGroups& groups) {
   out.put(static_cast<std::uint32_t>(groups.groups().size()));
@@ -219,7 +250,8 @@ CacheGroups get_groups(Parts& parts) {
 
 FrozenBlocks WorkerBlocks::frozen() const {
   const std::lock_guard lock(mutex_);
-  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_, groups_};
+  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_, groups_,
+          chunks_};
 }
 
 std::string FrozenBlocks::dump() const {
@@ -264,6 +296,7 @@ std::string FrozenBlocks::dump() const {
     out.put(tier);
   }
   put_groups(out, groups);
+  put_chunks(out, chunks);
   out.put(hash_text(out.bytes));
   return std::move(out.bytes);
 }
@@ -301,6 +334,10 @@ void WorkerBlocks::load(std::string_view data) {
   ParkedBlocks parked(parked_.limit());
   get_parked(parts, block_size_, parked);
   CacheGroups groups = get_groups(parts);
+  Chunks chunks = get_chunks(parts, names);
+  if (full_attention != 0 && !groups.empty() && !chunks.empty()) {
+    Parts::refuse("its chunks are malformed");
+  }
   if (!parts.empty()) Parts::refuse("more bytes follow it");
   forget();
   group_ = group;
@@ -308,6 +345,7 @@ void WorkerBlocks::load(std::string_view data) {
   parked_ = std::move(parked);
   copies_ = std::move(copies);
   groups_ = std::move(groups);
+  chunks_ = std::move(chunks);
   for (std::size_t i = 0; i < names.size(); ++i) {
     names_.at(names[i]).set(chains[i], tiers[i]);
   }

@@ -24,6 +24,7 @@ struct Run {
   std::vector<std::int32_t> tokens;
   std::vector<std::int64_t> wide;    // instead of `tokens`, where one of them is beyond int32
   std::vector<std::string> extras;  // one a block, or none at all
+  std::size_t unit = 1;             // blocks a name
 
   // What it takes while it is parked; a chain hash counts as two tokens, so do a name and a token
   // of 64 bits.

@@ -87,7 +87,7 @@ _TOKENIZER = "--tokenizer DIR"
 # `other_block_size` count them, are found again by nobody.
 _UNREAD = (
     *("bad_hashes", "bad_tokens", "bad_block_size", "bad_extra_keys", "bad_field"),
-    *("unknown_type", "unknown_medium", "over_limit", "no_room"),
+    *("unknown_type", "unknown_medium", "over_limit", "no_room", "chunk_size", "never_removed"),
 )
 
 

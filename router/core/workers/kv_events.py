@@ -182,8 +182,11 @@ def _store(event: Stored, blocks: WorkerBlocks, block_size: int) -> str:
         blocks.store(names, parent, event.chain, tier)
         return ""
     if len(event.tokens) and event.block_size != block_size:
-        return OTHER_SIZE
-    if len(event.tokens) not in (0, len(names) * block_size):
+        if not tier:
+            return OTHER_SIZE
+        if event.block_size % block_size or event.extras:
+            return "chunk_size"
+    if len(event.tokens) not in (0, len(names) * event.block_size):
         return "token_count"
     if len(event.extras) not in (0, len(names)):
         return "bad_extra_keys"

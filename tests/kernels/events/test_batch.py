@@ -115,6 +115,8 @@ UNUSABLE: list[tuple[Any, str]] = [
     (stored(medium=1), "unknown_medium"),
     (stored(medium="MOON"), "unknown_medium"),
     (["BlockRemoved", [7], "TAPE"], "unknown_medium"),
+    (stored(medium="cpu"), "never_removed"),
+    (["BlockStored", [7], 5, [1, 2], 2, None, "cpu", None], "never_removed"),
     (stored(locality="REMOTE"), "unknown_medium"),
     (stored(locality="RACK", medium="gpu"), "unknown_medium"),
     (stored(locality=3, medium="CPU"), "bad_field"),
@@ -165,7 +167,7 @@ def test_names_must_be_utf8(decode: type[EventBatch], field: str, why: str, text
     ],
 )
 def test_media_in_any_case(decode: type[EventBatch], media: list[str], tier: int) -> None:
-    listed = decode(pack(*(stored(medium=medium) for medium in media))).listed()
+    listed = decode(pack(*(stored(medium=medium, group_idx=0) for medium in media))).listed()
     assert [event[5] for event in listed] == [tier] * len(media)
     listed = decode(pack(*(["BlockRemoved", [7], medium] for medium in media))).listed()
     assert [event[2] for event in listed] == [tier] * len(media)
@@ -178,7 +180,7 @@ def test_media_in_any_case(decode: type[EventBatch], media: list[str], tier: int
         (None, "local", 0),
         ("CPU", "LOCAL", 1),
         ("CPU", "REMOTE", 2),
-        ("cpu", "RACK", 2),
+        ("Cpu", "RACK", 2),
         ("STORAGE", "REMOTE", 2),
         ("STORAGE", "LOCAL", 2),
     ],

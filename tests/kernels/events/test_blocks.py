@@ -128,7 +128,7 @@ def test_the_sizes_of_the_blocks_that_are_told(kind: str) -> None:
     stored(64, group=1)
     assert pool.blocks.own_size == 1
     assert pool.blocks.other_sizes() == [(1, 1, 1), (768, 1, 0)]
-    assert pool.blocks.skips() == {"other_block_size": 4, "other_group": 1}
+    assert pool.blocks.skips() == {"other_block_size": 3, "other_group": 1}
     for size in range(10, 20):
         stored(size)
     assert pool.blocks.other_sizes()[2:] == [*((n, 1, 0) for n in range(10, 15)), (0, 5, 0)]

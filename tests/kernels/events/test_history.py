@@ -57,7 +57,7 @@ class SameHistory(RuleBasedStateMachine):
                     "what": st.sampled_from(["stored"] * 6 + ["removed"] * 3 + ["cleared"]),
                     "medium": st.sampled_from(MEDIA),
                     "tokens": st.sampled_from([True, True, True, False]),
-                    "size": st.sampled_from([BLOCK_SIZE] * 8 + [1, 1, 4, 0]),
+                    "size": st.sampled_from([BLOCK_SIZE] * 8 + [1, 4, 4, 6, 0]),
                     "wide": st.integers(0, 5).map(lambda chance: chance == 0),
                     "group": st.sampled_from([None] * 4 + [0, 0, 0, 1]),
                     "kind": st.sampled_from(
@@ -93,6 +93,14 @@ class SameHistory(RuleBasedStateMachine):
         extras = [b"x" * i for i in range(len(run))] if extra else []
         for pool in self.pools:
             pool.blocks.store_tokens(array(run), parent, ids, 9, tier, extras)
+
+    @rule(run=runs, parent=parents, tier=st.sampled_from([1, 2]), unit=st.integers(2, 3))
+    def store_chunks(self, run: list[int], parent: int | None, tier: int, unit: int) -> None:
+        alike = (0 if parent is None else 1) * unit * BLOCK_SIZE  # all begin with the same block
+        ids = [token for name in run for token in [alike, alike, *[name % 6] * (2 * unit - 2)]]
+        for pool in self.pools:
+            tokens = np.array(ids, dtype=np.int32)
+            pool.blocks.store_tokens(array(run), parent, tokens, 9, tier)
 
     @rule(run=runs, tier=tiers)
     def remove(self, run: list[int], tier: int) -> None:

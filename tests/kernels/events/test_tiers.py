@@ -1,4 +1,4 @@
-"""Blocks in host memory and on disk, as vLLM's offload connectors tell of them, native and twin."""
+"""Blocks in host memory and on disk, as vLLM's connectors tell of them, native and twin."""
 
 from __future__ import annotations
 
@@ -181,3 +181,133 @@ def test_a_life_of_chunks(kind: str, seed: int) -> None:
         if random.random() < 0.05:
             pool.blocks.load(pool.blocks.dump())
     assert Counter(pool.blocks.skips()) == Counter()
+
+
+def chunk(names: list[int], ids: list[int], parent: int | None = None, size: int = 8) -> Event:
+    """As LMCache's multi-process connector tells it: names of its own, no group, no kind."""
+    return stored(names, ids, parent, block_size=size, medium="CPU")
+
+
+IDS = [*range(1, 17)]
+CHAIN = twins.chain_hashes(tokens(*IDS), BLOCK_SIZE)
+
+
+def test_chunks_of_several_blocks(kind: str) -> None:
+    """Four of ours each, under names that the GPU's blocks do not have."""
+    pool = Pool(kind, counts_copies=True)
+    apply(pool, stored([11, 12], IDS[:4]), chunk([91], IDS[:8]), chunk([92], IDS[8:], 91))
+    assert pool.hits(CHAIN) == [2, 8, 8]
+    assert pool.blocks.chains(1).tolist() == sorted(CHAIN.tolist())
+    pool.blocks.load(pool.blocks.dump())
+    apply(pool, removed([92], "CPU"), removed([7], "CPU"))
+    assert pool.hits(CHAIN) == [2, 4, 4]
+    apply(pool, chunk([92], IDS[8:], 91), removed([91], "CPU"), removed([11, 12], "GPU"))
+    assert pool.hits(CHAIN) == [0, 0, 0]
+    apply(pool, chunk([91], IDS[:8]))
+    assert pool.hits(CHAIN) == [0, 8, 8]
+    assert pool.blocks.other_sizes() == []
+    apply(pool, removed([91, 92], "CPU"))
+    assert len(pool.blocks) == 0
+    assert pool.blocks.skips() == {}
+
+
+def test_chunks_that_begin_alike_share_blocks(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    other = [*IDS[:6], 99, 99]
+    apply(pool, chunk([91], IDS[:8]), chunk([93], other), removed([91], "CPU"))
+    assert pool.hits(CHAIN) == [0, 3, 3]
+    assert pool.hits(twins.chain_hashes(tokens(*other), BLOCK_SIZE)) == [0, 4, 4]
+    apply(pool, removed([93], "CPU"))
+    assert (pool.hits(CHAIN), len(pool.blocks)) == ([0, 0, 0], 0)
+
+
+def test_a_chunk_may_be_told_twice_and_wait_for_its_parent(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    apply(pool, chunk([92], IDS[8:], 91), chunk([93], [5] * 8, 91), removed([93], "CPU"))
+    assert (pool.blocks.parked, len(pool.blocks)) == (2, 0)
+    pool.blocks.load(pool.blocks.dump())
+    apply(pool, chunk([91], IDS[:8]), chunk([91], IDS[:8]))
+    assert pool.hits(CHAIN) == [0, 8, 8]
+    apply(pool, removed([91], "CPU"))
+    assert pool.hits(CHAIN) == [0, 8, 8]
+    apply(pool, removed([91, 92], "CPU"))
+    assert (len(pool.blocks), pool.blocks.parked) == (0, 0)
+
+
+def test_stores_whose_removals_nobody_tells(kind: str) -> None:
+    """LMCache in vLLM's own process; Mooncake's store, which names the group, is an upper bound."""
+    pool = Pool(kind, counts_copies=True)
+    lmcache = chunk([91], IDS[:8]) | {"medium": "cpu"}
+    assert pool.decode(msgspec.msgpack.encode([0, [lmcache]])).skips() == {"never_removed": 1}
+    apply(pool, lmcache)
+    assert len(pool.blocks) == 0
+    apply(pool, stored([11], IDS[:2], medium="cpu", group_idx=0))
+    assert pool.hits(CHAIN) == [0, 1, 1]
+
+
+def test_chunks_that_are_of_no_use_are_counted(kind: str) -> None:
+    pool = Pool(kind, counts_copies=True)
+    apply(
+        pool,
+        chunk([91], IDS[:3], size=3),  # no multiple
+        chunk([91], IDS[:1], size=1),  # smaller
+        chunk([91], []),  # without tokens
+        chunk([91], IDS[:8]) | {"extra_keys": [["s", ["img", 1]]]},
+        chunk([91], IDS[:8]) | {"medium": "GPU"},
+    )
+    assert pool.blocks.skips() == {"chunk_size": 3, "unknown_names": 1, "other_block_size": 1}
+    assert len(pool.blocks) == 0
+    apply(pool, chunk([91], IDS[:8]))
+    state = {"kv_cache_spec_kind": "mamba", "group_idx": 1}
+    apply(pool, stored([11], IDS[:2], group_idx=0, kv_cache_spec_kind="full_attention"))
+    apply(pool, stored([11], IDS[:2], **state), chunk([92], IDS[8:], 91))
+    assert pool.blocks.is_hybrid
+    assert pool.blocks.skips()["other_group"] == 1
+    assert pool.blocks.chains(1).size == 0, "the groups cannot judge what is in it"
+    apply(pool, stored([91], IDS[:2], medium="CPU"), removed([91], "CPU"))
+    pool.blocks.load(pool.blocks.dump())
+
+
+class LmCache:
+    """An LMCache server with chunks of so many blocks: what it tells, and what is so."""
+
+    def __init__(self, random: Random, unit: int) -> None:
+        self.random, self.unit = random, unit
+        self.held: dict[int, list[int]] = {}  # chain hashes of a chunk's blocks, by its name
+
+    def step(self) -> list[Event]:
+        """What happens next."""
+        if self.held and self.random.random() < 0.5:
+            few = self.random.sample(list(self.held), min(len(self.held), 2))
+            for name in few:
+                del self.held[name]
+            return [removed(few, "CPU")]
+        size = self.unit * BLOCK_SIZE
+        ids = [self.random.randint(0, 1) for _ in range(size * self.random.randint(1, 3))]
+        chain = twins.chain_hashes(tokens(*ids), BLOCK_SIZE).tolist()
+        names = [block ^ 0x77 for block in chain[self.unit - 1 :: self.unit]]
+        events = []
+        for i, name in enumerate(names):
+            if name in self.held:
+                continue
+            self.held[name] = chain[i * self.unit : (i + 1) * self.unit]
+            parent = names[i - 1] if i else None
+            events.append(chunk([name], ids[i * size : (i + 1) * size], parent, size))
+        return events
+
+
+@pytest.mark.parametrize("seed", range(examples(200)))
+def test_a_life_of_an_lmcache(kind: str, seed: int) -> None:
+    random = Random(seed)
+    pool, server = (
+        Pool(kind, counts_copies=random.random() < 0.7),
+        LmCache(random, random.randint(2, 4)),
+    )
+    for _ in range(40):
+        apply(pool, *server.step())
+        held = {block for chain in server.held.values() for block in chain}
+        assert set(pool.blocks.chains(1).tolist()) == held
+        assert pool.index.held(1, 1) == len(held)
+        if random.random() < 0.05:
+            pool.blocks.load(pool.blocks.dump())
+    assert (pool.blocks.skips(), pool.blocks.parked) == ({}, 0)
