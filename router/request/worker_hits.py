@@ -56,6 +56,7 @@ class WorkerHits:
             overflows=kv.overflows,
             confidence=float(self._core.columns.hit_confidence[slot]),
             is_hybrid=kv.blocks.is_hybrid,
+            has_full_attention=kv.blocks.has_full_attention,
             lower_tier_blocks=worker.kv.resident_blocks - worker.kv.gpu_blocks,
             leaves_out_groups=recognized.leaves_out_groups,
             other_windows=0 if feed is None else feed.counters.other_windows,

@@ -39,7 +39,7 @@ class HybridModel:
     config: Mapping[str, Any]
     asked_size: int  # of a block; vLLM may take a larger one
     blocks: int  # of the pool that its groups share
-    limits: tuple[str, ...]  # the kinds of its cache groups beside full attention
+    limits: tuple[str, ...]  # the kinds of its cache groups but full attention
     max_tokens: int = 1024  # of a prompt and its answer
 
     @property
@@ -119,6 +119,6 @@ MISTRAL = HybridModel(
     },
     asked_size=32,
     blocks=120,
-    limits=(),
+    limits=("window",),
 )
 HYBRIDS = (GEMMA, GPT_OSS, QWEN3_NEXT, MISTRAL)

@@ -14,7 +14,7 @@ from tests.engines.model import SPECIALS, VOCABULARY
 from tests.engines.vllm_server import MODEL
 
 ROOTS = 3
-LASTING = 8  # prompts that may be asked for again
+LASTING = 8  # prompts that one client may ask for again
 LONGEST_ANSWER = 40  # tokens: more than a block
 FEWEST = 20  # tokens of a prompt
 Tokens = list[int]
@@ -26,6 +26,7 @@ class Traffic:
 
     draw: random.Random
     longest: int  # prompt, in tokens
+    lasting: int = LASTING
     roots: list[Tokens] = field(default_factory=list)
     said: list[Tokens] = field(default_factory=list)  # prompts with their answers, newest last
 
@@ -37,7 +38,7 @@ class Traffic:
         """The next prompt."""
         draw = self.draw
         before = draw.choice(self.said) if self.said else self._new(FEWEST, self.longest)
-        match draw.choices(range(5), (2, 3, 2, 5, 2))[0]:
+        match draw.choices(range(5), (1, 3, 4, 6, 1))[0]:
             case 0:
                 made = self._new(FEWEST, self.longest)
             case 1:
@@ -64,7 +65,7 @@ class Traffic:
     def answered(self, body: dict[str, Any], answer: dict[str, Any]) -> None:
         """Notes what was said, so that a later prompt may follow on."""
         self.said.append(body["prompt"] + answer["choices"][0]["token_ids"])
-        del self.said[:-LASTING]
+        del self.said[: -self.lasting]
 
     def _new(self, fewest: int, most: int) -> Tokens:
         count = self.draw.randint(fewest, most)

@@ -65,6 +65,14 @@ class CacheGroups:
         for group in self.groups.values():
             group.held.clear()
 
+    def judge(self, block_size: int) -> bool:
+        """One of them can judge hits in blocks of this size."""
+        return any(_needed(group) for group in self._asked(block_size))
+
+    def _asked(self, block_size: int) -> list[Group]:
+        groups = self.groups.values()
+        return [g for g in groups if g.block_size and not g.block_size % block_size]
+
     def longest(
         self, chain: Sequence[int], blocks: int, block_size: int, names: Mapping[int, int]
     ) -> int:
@@ -74,11 +82,16 @@ class CacheGroups:
         and every block that it needs looked up. A group whose block size is no multiple of
         `block_size` is not asked.
         """
-        asked = [g for g in self.groups.values() if g.block_size and not g.block_size % block_size]
+        asked = self._asked(block_size)
         for end in range(min(blocks, len(chain)), 0, -1):
             if all(_goes_on(group, chain, end, block_size, names) for group in asked):
                 return end
         return 0
+
+
+def _needed(group: Group) -> int:
+    """How many of its blocks a hit needs at its end."""
+    return 1 if group.kind == "state" else -(-(group.window - 1) // group.block_size)
 
 
 def _goes_on(
@@ -86,7 +99,7 @@ def _goes_on(
 ) -> bool:
     """Whether the group can go on behind the first `end` blocks."""
     step = group.block_size // block_size
-    needed = 1 if group.kind == "state" else -(-(group.window - 1) // group.block_size)
+    needed = _needed(group)
     if not needed:
         return True
     if end % step:

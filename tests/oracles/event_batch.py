@@ -544,6 +544,12 @@ class EventBatch:
         """
         return dict(self._unknown_media)
 
+    @property
+    def windows_alone(self) -> bool:
+        """It tells blocks of windows or states, and none of full attention."""
+        kinds = {event[10] for event in self._events if event[0] == "stored"}
+        return bool(kinds & {"window", "state"}) and "full" not in kinds
+
     def listed(self) -> list[tuple[Any, ...]]:
         """The events, in order, each one of these tuples:
 
@@ -554,8 +560,8 @@ class EventBatch:
         tokens of each block, () where no block has any; `group` a hybrid model's cache group or
         None; `cache` what it keeps, None where that was not told: "full" every block, "window"
         those of the last `window` tokens, "state" one state, "other" nobody knows; `masked`, in a
-        window or states only: tokens were told of other blocks than those that are named, and are
-        left out;
+        window or states only: `tokens` are those of more blocks than are named, and none where one
+        is beyond int32;
         ("removed", names, tier, group); ("cleared",).
         """
         return list(self._events)
@@ -616,7 +622,8 @@ class EventBatch:
         if masked:
             if not fields.is_text("kv_cache_spec_kind", (*_WINDOWS, _STATE)):
                 raise UnusableError("token_count")
-            tokens = np.empty(0, dtype=np.int32)
+            if tokens.dtype == np.int64:
+                tokens = np.empty(0, dtype=np.int32)
         lora_id = fields.lora_id()
         tier = fields.tier()
         lora_name = fields.text("lora_name")

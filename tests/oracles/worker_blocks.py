@@ -169,6 +169,7 @@ class Contents(NamedTuple):
 
     group: int
     full_attention: bool
+    is_placed: bool  # the blocks of windows alone
     names: npt.NDArray[np.uint64]
     chains: npt.NDArray[np.uint64]
     tiers: npt.NDArray[np.uint8]
@@ -181,6 +182,7 @@ class Contents(NamedTuple):
 def contents_of(
     group: int,
     full_attention: bool,
+    is_placed: bool,
     known: Mapping[int, tuple[int, int]],
     copies: Sequence[Mapping[int, int]],
     parked: ParkedBlocks,
@@ -194,7 +196,7 @@ def contents_of(
     tiers = columns[2].astype(np.uint8)
     arrays = columns[0], columns[1], tiers
     kept = [dict(each) for each in copies], deepcopy(parked), deepcopy(groups), dict(chunks)
-    return Contents(group, full_attention, *arrays, *kept)
+    return Contents(group, full_attention, is_placed, *arrays, *kept)
 
 
 class FrozenBlocks(NamedTuple):
@@ -211,9 +213,9 @@ class FrozenBlocks(NamedTuple):
 
 def _written(block_size: int, model: str, contents: Contents) -> bytes:
     head = struct.pack(
-        "<IIQIBQ",
+        "<IIQIBBQ",
         *(_VERSION, block_size, xxhash.xxh3_64_intdigest(model.encode())),
-        *(contents.group, contents.full_attention, len(contents.names)),
+        *(contents.group, contents.full_attention, contents.is_placed, len(contents.names)),
     )
     parts = [_MAGIC, head]
     parts += [contents.names.tobytes(), contents.chains.tobytes(), contents.tiers.tobytes()]
@@ -254,12 +256,12 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
     parts.at = start
     if parts.unpack("<IQ") != (block_size, xxhash.xxh3_64_intdigest(model.encode())):
         raise ValueError("dump of blocks: it is of another model or block size")
-    group, full_attention, count = parts.unpack("<IBQ")
+    group, full_attention, is_placed, count = parts.unpack("<IBBQ")
     names = parts.array(count, np.uint64)
     chains = parts.array(count, np.uint64)
     tiers = parts.array(count, np.uint8)
     legal = ((tiers >= 1) & (tiers < 1 << TIERS)).all() and (names[1:] > names[:-1]).all()
-    if group > MAX_RANK or full_attention > 1 or not legal:
+    if group > MAX_RANK or full_attention + is_placed > 1 or not legal:
         raise ValueError("dump of blocks: its names are malformed")
     copies = [_read_copies(parts, names[tiers >> tier & 1 > 0]) for tier in range(TIERS)]
     parked = _read_parked(parts, block_size, max_parked)
@@ -269,8 +271,8 @@ def read(data: bytes, block_size: int, model: str, max_parked: int) -> Contents:
         raise ValueError("dump of blocks: its chunks are malformed")
     if parts.at != len(body):
         raise ValueError("dump of blocks: more bytes follow it")
-    kept = copies, parked, groups, chunks
-    return Contents(group, bool(full_attention), names, chains, tiers, *kept)
+    how = bool(full_attention), bool(is_placed)
+    return Contents(group, *how, names, chains, tiers, copies, parked, groups, chunks)
 
 
 def _read_copies(parts: _Parts, held: npt.NDArray[np.uint64]) -> dict[int, int]:
@@ -425,9 +427,10 @@ class WorkerBlocks:
     count as size 0.
     Of a hybrid model's cache groups the first told to be one of full attention is what the index
     gets, until then group 0; blocks told without a group count always. Groups with a window or
-    states are kept by name, tier 0 alone, and `limit` says what they leave of a hit; where no
-    group has full attention, they limit nothing. Their events that are "masked" tell nothing of
-    where in a prompt their blocks are.
+    states are kept by name, tier 0 alone, and `limit` says what they leave of a hit. Where no
+    group has full attention, their events do not say where in a prompt their blocks are, and those
+    that are "masked" tell nothing at all, unless `apply` is given what their names stand for. From
+    then on the groups alone say how much of a chain is reused.
     Outside tier 0 a name may stand for several blocks, a chunk (LMCache, 256 tokens): each of them
     is there as often as chunks that have it are, until these are removed. A "chunk_size" that is no
     multiple of the block size, or that comes with extra keys, is of no use; nor are chunks of
@@ -458,6 +461,9 @@ class WorkerBlocks:
         self._group = 0
         self._full_attention = False  # somebody told of such a group: it is `_group`
         self._groups = CacheGroups()
+        self._is_placed = False  # the blocks of windows alone have come with their places
+        self._placed: dict[int, int] = {}  # in this call: chain hash by name
+        self._windows_alone = False  # in this call
         self._is_hybrid = False
         # Of a hybrid: the name that was stored last of those that stand for a chain hash, until
         # it goes; after `load`, and where it becomes one, the greatest of them.
@@ -471,12 +477,22 @@ class WorkerBlocks:
         self._other_sizes: dict[int, list[int]] = {}
         self._left: list[int] = []  # chain hashes that left tier 0 in this call
 
-    def apply(self, batch: EventBatch) -> npt.NDArray[np.uint64] | None:
+    def apply(
+        self, batch: EventBatch, names: Buffer | None = None, chain: Buffer | None = None
+    ) -> npt.NDArray[np.uint64] | None:
         """All events of a batch, in order.
 
-        Returns the chain hashes that left tier 0 by it, in order; None: there are none.
+        `names` and `chain`: what blocks of windows without full attention stand for, as far as
+        somebody computed it. Returns the chain hashes that left tier 0 by it, in order; None: there
+        are none.
         """
-        self._left = []
+        self._left, self._placed, self._windows_alone = [], {}, batch.windows_alone
+        if names is not None or chain is not None:
+            placed, places = names_of(names), _buffer(chain, "chain", "uint64").tolist()
+            if len(placed) != len(places):
+                wanted = f"chain must be {len(placed)} hashes, one a name"
+                raise ValueError(f"{wanted}, not {len(places)}")
+            self._placed = dict(zip(placed, places, strict=True))
         for event in batch.listed():
             if event[0] == "stored":
                 self._take_stored(*event[1:])
@@ -548,8 +564,13 @@ class WorkerBlocks:
 
     @property
     def is_hybrid(self) -> bool:
-        """It has groups with windows or states beside full attention."""
+        """It has groups with windows or states beside full attention, or alone in known places."""
         return self._is_hybrid
+
+    @property
+    def has_full_attention(self) -> bool:
+        """Some event told of a group of full attention."""
+        return self._full_attention
 
     def groups(self) -> list[tuple[int, str, int, int, int]]:
         """Groups with windows or states: (number, kind, window, block size, blocks held)."""
@@ -559,7 +580,8 @@ class WorkerBlocks:
         ]
 
     def _name_chains(self) -> None:
-        self._is_hybrid = self._full_attention and bool(self._groups.groups)
+        alone = self._is_placed and self._groups.judge(self._block_size)
+        self._is_hybrid = bool(self._groups.groups) if self._full_attention else alone
         if self._is_hybrid:
             self._forget_chunks()
         names = sorted(self._known) if self._is_hybrid else ()
@@ -590,8 +612,8 @@ class WorkerBlocks:
     def frozen(self) -> FrozenBlocks:
         """All of it as it is now, for a thread to dump: a copy, made at once."""
         contents = contents_of(
-            *(self._group, self._full_attention, self._known, self._copies, self._parked),
-            *(self._groups, self._chunks),
+            *(self._group, self._full_attention, self._is_placed, self._known, self._copies),
+            *(self._parked, self._groups, self._chunks),
         )
         return FrozenBlocks(self._block_size, self._model, contents)
 
@@ -604,9 +626,10 @@ class WorkerBlocks:
         contents = read(data_bytes(data, "data"), self._block_size, self._model, self._parked.limit)
         self.clear()
         self._group, self._full_attention = contents.group, contents.full_attention
+        self._is_placed = contents.is_placed
         self._parked, self._copies = contents.parked, [Counter(each) for each in contents.copies]
         self._groups, self._chunks = contents.groups, contents.chunks
-        columns = (column.tolist() for column in contents[2:5])
+        columns = (column.tolist() for column in contents[3:6])
         self._known = {name: Known(c, t) for name, c, t in zip(*columns, strict=True)}
         self._name_chains()
         for tier in range(TIERS):
@@ -662,8 +685,8 @@ class WorkerBlocks:
         number = group or 0
         if cache == "full" and not self._full_attention:
             self._full_attention = True
-            if number != self._group:  # what came before was another group's
-                self._group = number
+            if number != self._group or self._is_placed:  # what came before was another group's
+                self._group, self._is_placed = number, False
                 self._forget_blocks()
             self._groups.groups.pop(number, None)
             self._name_chains()
@@ -680,8 +703,13 @@ class WorkerBlocks:
             if not is_side:
                 self._skip("other_group")
             return
+        if is_side and self._take_placed(names.tolist(), block_size, tier):
+            return
+        if masked and is_side and self._windows_alone:
+            self._note_size(block_size, len(names))
         if masked:  # where in the prompt its blocks are, nobody can tell
-            self._skip("masked")
+            if len(names):
+                self._skip("masked")
             return
         if len(tokens) and tier == 0:
             self._note_size(block_size, len(names))
@@ -697,11 +725,27 @@ class WorkerBlocks:
         run = Run(names.tolist(), parent, tier, tokens=tokens, extras=extras, unit=unit)
         self._store_told(run, chain_seed(self._model, lora_name, salt))
 
+    def _take_placed(self, names: list[int], block_size: int, tier: int) -> bool:
+        """Blocks of windows alone, whose places somebody computed; False where nobody did."""
+        known = [name for name in names if name in self._placed]
+        if self._full_attention or block_size != self._block_size or not known:
+            return False
+        if len(known) < len(names):
+            self._skip("masked")
+        self.own_size += 1
+        if not self._is_placed:
+            self._is_placed = True
+            self._name_chains()
+        chain = np.array([self._placed[name] for name in known], dtype=np.uint64)
+        self._store(Run(known, None, tier, chain=chain), 0)
+        return True
+
     def _take_removed(self, names: npt.NDArray[np.uint64], tier: int, group: int | None) -> None:
-        if group in (None, self._group):
+        counts = group in (None, self._group)
+        if counts:
             self._remove(names.tolist(), tier)
-        elif tier == 0:
-            self._groups.remove(group, names.tolist())
+        if tier == 0 and not (counts and self._full_attention):
+            self._groups.remove(group or 0, names.tolist())
 
     def _skip(self, why: str) -> None:
         self._skips[why] = self._skips.get(why, 0) + 1
@@ -902,10 +946,12 @@ class HybridWorkers:
 
     def limit(self, chain: Buffer, hits: npt.NDArray[np.int32], most: int) -> None:
         """Lower int32[workers], leading blocks of the chain that full attention has, to what each
-        of these workers reuses, at most `most`.
+        of these workers reuses, at most `most`. Of workers without full attention, what is there
+        counts for nothing.
         """
         for slot, blocks in self._blocks.items():
-            hits[slot] = blocks.limit(chain, min(int(hits[slot]), most))
+            told = int(hits[slot]) if blocks.has_full_attention else len(names_of(chain))
+            hits[slot] = blocks.limit(chain, min(told, most))
 
     def __len__(self) -> int:
         """How many there are."""

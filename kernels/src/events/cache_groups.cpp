@@ -39,6 +39,10 @@ bool holds(const BlockNames& held, const BlockNames& by_chain, std::uint64_t cha
 
 }  // namespace
 
+bool CacheGroups::judge(std::uint32_t block_size) const {
+  return !rules_of(groups_, block_size).empty();
+}
+
 std::size_t CacheGroups::memory_bytes() const {
   std::size_t bytes = groups_.capacity() * sizeof(Group);
   for (const Group& group : groups_) bytes += group.held.memory_bytes();

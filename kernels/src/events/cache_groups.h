@@ -57,6 +57,9 @@ class CacheGroups {
   template <class See>
   void each_held_by_all(CacheKind kind, See see) const;
 
+  // Whether one of them can judge hits in blocks of this size.
+  bool judge(std::uint32_t block_size) const;
+
   // How `longest` may be computed from nothing but who holds what: none where windows differ, or
   // blocks are larger than those of full attention.
   std::optional<PrefixIndex::EndRule> rule(std::uint32_t block_size) const;

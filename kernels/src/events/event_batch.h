@@ -48,7 +48,7 @@ struct Event {
   bool has_lora = false;
   bool has_salt = false;
   CacheKind cache = CacheKind::untold;
-  bool masked = false;         // of a window or states: the tokens told are not those of the names
+  bool masked = false;         // of a window or states: tokens of more blocks than those named
   bool has_extras = false;     // then one piece a block, from `extras_at` on
   bool is_wide = false;        // one of its tokens is beyond int32
   std::int32_t group = -1;     // cache group of a hybrid model; -1: none was told
@@ -93,6 +93,8 @@ class EventBatch {
   using Media = std::vector<std::pair<std::string, std::uint64_t>>;
   const Media& unknown_media() const { return unknown_media_; }
   std::size_t blocks() const { return blocks_; }
+  // Whether it tells blocks of windows or states, and none of full attention.
+  bool windows_alone() const { return has_windows_ && !has_full_; }
   std::span<const Event> events() const { return events_; }
 
   // Names of all events, one event's after the other's.
@@ -129,6 +131,8 @@ class EventBatch {
   Skips skips_{};
   Media unknown_media_;
   std::size_t blocks_ = 0;
+  bool has_windows_ = false;  // or states
+  bool has_full_ = false;
   std::vector<Event> events_;
   std::vector<std::uint64_t> names_;
   std::vector<std::int32_t> tokens_;

@@ -38,6 +38,8 @@ void EventReader::read() {
     use(tag, event);
     if (tag == Tag::stored) {
       batch_.blocks_ += event.names;
+      batch_.has_full_ |= event.cache == CacheKind::full;
+      batch_.has_windows_ |= event.cache == CacheKind::window || event.cache == CacheKind::state;
       if (event.is_wide) batch_.tokens_.resize(tokens);
     } else {
       batch_.tokens_.resize(tokens);  // whatever it had there, it has none
@@ -80,8 +82,8 @@ void EventReader::stored(Event& event) {
   if (event.tokens != 0 && event.tokens != std::uint64_t{event.names} * event.block_size) {
     if (!may_mask()) throw Unusable{Skip::token_count};
     event.masked = true;
+    if (event.is_wide) event.tokens = 0;
     event.is_wide = false;
-    event.tokens = 0;
   }
   const std::string numbered = lora_id();
   tier(event);

@@ -196,11 +196,21 @@ nb::object array_or_none(const std::vector<std::uint64_t>& hashes) {
   return hashes.empty() ? nb::none() : array_of(std::span<const std::uint64_t>(hashes));
 }
 
-nb::object apply(WorkerBlocks& self, const EventBatch& batch) {
+nb::object apply(WorkerBlocks& self, const EventBatch& batch, nb::handle names,
+                 nb::handle chain) {
+  std::optional<Hashes> placed;
+  std::optional<Hashes> places;
+  WorkerBlocks::Placed known;
+  if (!names.is_none() || !chain.is_none()) {
+    known = {placed.emplace(names, "names").span(), places.emplace(chain, "chain").span()};
+    if (known.names.size() != known.chain.size()) {
+      throw wrong_count("chain", known.names.size(), " hashes, one a name", known.chain.size());
+    }
+  }
   std::vector<std::uint64_t> left;
   {
     const Unlocked unlocked;
-    left = self.apply(batch);
+    left = self.apply(batch, known);
   }
   return array_or_none(left);
 }
@@ -303,7 +313,9 @@ void kv::bind_events(nb::module_& module) {
       .def_prop_ro("ts_s", &EventBatch::ts_s, "The publisher's wall clock, seconds.")
       .def_prop_ro("rank", &EventBatch::rank, "Data-parallel rank.")
       .def_prop_ro("skipped", &EventBatch::skipped, "Events that cannot be used.")
-      .def_prop_ro("blocks", &EventBatch::blocks, "Blocks stored.");
+      .def_prop_ro("blocks", &EventBatch::blocks, "Blocks stored.")
+      .def_prop_ro("windows_alone", &EventBatch::windows_alone,
+                   "It tells blocks of windows or states, and none of full attention.");
 
   const auto counter = [](auto member) {
     return [member](const WorkerBlocks& self) { return self.counters().*member; };
@@ -318,9 +330,12 @@ void kv::bind_events(nb::module_& module) {
            nb::arg("counts_copies") = false, nb::keep_alive<1, 2>(),
            nb::sig("def __init__(self, index: PrefixIndex, worker: int, block_size: int, "
                    "model: str, max_parked: int = 65536, counts_copies: bool = False) -> None"))
-      .def("apply", calls::apply, nb::arg("batch"),
-           nb::sig("def apply(self, batch: EventBatch) -> Hashes | None"),
-           "All events of a batch, in order; uint64: the chain hashes that left tier 0 by it.")
+      .def("apply", calls::apply, nb::arg("batch"), nb::arg("names") = nb::none(),
+           nb::arg("chain") = nb::none(),
+           nb::sig("def apply(self, batch: EventBatch, names: Buffer | None = None, "
+                   "chain: Buffer | None = None) -> Hashes | None"),
+           "All events of a batch, in order; uint64: the chain hashes that left tier 0 by it. "
+           "`names` and `chain` say what blocks of windows alone stand for.")
       .def("store", calls::store, arg("names"), arg("parent"), arg("chain"), arg("tier") = 0,
            nb::sig("def store(self, names: Buffer, parent: int | None, chain: Buffer, "
                    "tier: int = 0) -> None"),
@@ -354,7 +369,9 @@ void kv::bind_events(nb::module_& module) {
            nb::sig("def groups(self) -> list[tuple[int, str, int, int, int]]"),
            "Cache groups with windows or states: (number, kind, window, block size, blocks held).")
       .def_prop_ro("is_hybrid", &WorkerBlocks::is_hybrid,
-                   "It has such groups beside full attention.")
+                   "It has such groups beside full attention, or alone in known places.")
+      .def_prop_ro("has_full_attention", &WorkerBlocks::has_full_attention,
+                   "Some event told of a cache group of full attention.")
       .def("other_sizes", other_sizes_of,
            nb::sig("def other_sizes(self) -> list[tuple[int, int, int]]"),
            "As `own_size`, of other sizes: (size, whole ones, perhaps unfinished ones).")

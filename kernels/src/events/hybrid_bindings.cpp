@@ -41,6 +41,7 @@ class HybridWorkers {
         const auto rule = known->end_rule();
         is_sorted_ = is_sorted_ && rule == found->rule;
         found->rule = rule;
+        found->is_full = known->has_full_attention();
         return;
       }
       found->blocks->attach(nullptr);
@@ -50,7 +51,8 @@ class HybridWorkers {
     if (known == nullptr) return;
     if (known->worker() != slot) throw nb::value_error("blocks must be those of the worker");
     known->attach(&ends_);
-    rows_.push_back({slot, known, known->end_rule(), std::move(blocks)});
+    rows_.push_back(
+        {slot, known, known->end_rule(), known->has_full_attention(), std::move(blocks)});
     is_sorted_ = false;
   }
 
@@ -59,6 +61,9 @@ class HybridWorkers {
     const Depths depths(hits, "hits", ends_.workers());
     const auto bound = static_cast<std::int32_t>(in_range(most, "most", 0, INT32_MAX));
     sort();
+    for (const Row& row : rows_) {  // windows alone ask for no block that lies before them
+      if (!row.is_full) depths.data()[row.slot] = static_cast<std::int32_t>(hashes.span().size());
+    }
     for (const auto& [rule, workers] : alike_) {
       for (const std::size_t slot : workers) {
         depths.data()[slot] = std::clamp(depths.data()[slot], 0, bound);
@@ -80,6 +85,7 @@ class HybridWorkers {
     std::size_t slot;
     WorkerBlocks* blocks;
     std::optional<PrefixIndex::EndRule> rule;  // as of the latest `set`
+    bool is_full;                              // it has a group of full attention
     nb::object owner;
   };
 
@@ -120,6 +126,7 @@ void kv::bind_hybrids(nb::module_& module) {
       .def("limit", &HybridWorkers::limit, arg("chain"), arg("hits"), arg("most"),
            nb::sig("def limit(self, chain: Buffer, hits: Hits, most: int) -> None"),
            "Lower int32[workers], leading blocks of the chain that full attention has, to what "
-           "each of these workers reuses, at most `most`.")
+           "each of these workers reuses, at most `most`. What is there of workers without full "
+           "attention counts for nothing.")
       .def("__len__", &HybridWorkers::size, "How many there are.");
 }

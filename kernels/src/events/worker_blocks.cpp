@@ -34,9 +34,13 @@ WorkerBlocks::WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_
   }
 }
 
-std::vector<std::uint64_t> WorkerBlocks::apply(const EventBatch& batch) {
+std::vector<std::uint64_t> WorkerBlocks::apply(const EventBatch& batch, const Placed& placed) {
   const std::lock_guard lock(mutex_);
   left_.clear();
+  if (placed_.size() > 0) placed_.clear();
+  for (std::size_t i = 0; i < placed.names.size(); ++i) {
+    placed_.at(placed.names[i]).set(placed.chain[i], 1);
+  }
   const auto all = batch.names();
   for (std::size_t i = 0; i < std::min(kAhead, all.size()); ++i) names_.prefetch(all[i]);
   for (const Event& event : batch.events()) {
@@ -46,12 +50,7 @@ std::vector<std::uint64_t> WorkerBlocks::apply(const EventBatch& batch) {
     if (event.kind == Event::Kind::stored) {
       take_stored(batch, event);
     } else if (event.kind == Event::Kind::removed) {
-      if (event.group < 0 || static_cast<std::uint32_t>(event.group) == group_) {
-        remove_named(batch.names(event), event.tier);
-      } else if (event.tier == 0) {
-        groups_.remove(static_cast<std::uint32_t>(event.group), batch.names(event));
-        for (const std::uint64_t name : batch.names(event)) tell_named(name);
-      }
+      take_removed(batch, event);
     } else {
       ++counters_.clears;
       forget();
@@ -114,6 +113,11 @@ std::optional<PrefixIndex::EndRule> WorkerBlocks::end_rule() const {
   return ends_ == nullptr ? std::nullopt : groups_.rule(block_size_);
 }
 
+bool WorkerBlocks::has_full_attention() const {
+  const std::lock_guard lock(mutex_);
+  return full_attention_;
+}
+
 bool WorkerBlocks::is_hybrid() const {
   const std::lock_guard lock(mutex_);
   return is_hybrid_;
@@ -165,8 +169,10 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
     if (!is_taken) ++counters_.other_group;
     return;
   }
+  if (is_taken && take_placed(batch, event)) return;
+  if (event.masked && is_taken && batch.windows_alone()) note_size(event);
   if (event.masked) {  // where in the prompt its blocks are, nobody can tell
-    ++counters_.masked;
+    if (event.names > 0) ++counters_.masked;
     return;
   }
   if (event.tokens > 0) {
@@ -197,11 +203,43 @@ void WorkerBlocks::take_stored(const EventBatch& batch, const Event& event) {
   store_told(run, seed);
 }
 
+void WorkerBlocks::take_removed(const EventBatch& batch, const Event& event) {
+  const std::uint32_t group = event.group < 0 ? 0 : static_cast<std::uint32_t>(event.group);
+  const bool counts = event.group < 0 || group == group_;
+  if (counts) remove_named(batch.names(event), event.tier);
+  if (event.tier != 0 || groups_.empty() || (counts && full_attention_)) return;
+  groups_.remove(group, batch.names(event));
+  for (const std::uint64_t name : batch.names(event)) tell_named(name);
+}
+
+// Blocks of windows without full attention, whose places somebody computed; false where nobody did.
+bool WorkerBlocks::take_placed(const EventBatch& batch, const Event& event) {
+  if (full_attention_ || event.block_size != block_size_) return false;
+  std::vector<std::uint64_t> names;
+  std::vector<std::uint64_t> chain;
+  for (const std::uint64_t name : batch.names(event)) {
+    const BlockNames::Known place = placed_.find(name);
+    if (!place) continue;
+    names.push_back(name);
+    chain.push_back(place.chain());
+  }
+  if (names.empty()) return false;
+  if (names.size() < event.names) ++counters_.masked;
+  ++counters_.own_size;
+  if (!is_placed_) {
+    is_placed_ = true;
+    name_chains();
+  }
+  store_run({names, std::nullopt, event.tier, chain, {}, {}, {}}, 0);
+  return true;
+}
+
 // What was told before of blocks was another group's.
 void WorkerBlocks::take_full_group(std::uint32_t group) {
   full_attention_ = true;
-  if (group != group_) {
+  if (group != group_ || is_placed_) {
     group_ = group;
+    is_placed_ = false;
     forget_blocks();
   }
   groups_.leave(group);
@@ -227,7 +265,7 @@ bool WorkerBlocks::take_group(const EventBatch& batch, const Event& event) {
 }
 
 void WorkerBlocks::name_chains() {
-  is_hybrid_ = full_attention_ && !groups_.empty();
+  is_hybrid_ = full_attention_ ? !groups_.empty() : is_placed_ && groups_.judge(block_size_);
   if (is_hybrid_ && !chunks_.empty()) forget_chunks();
   by_chain_.clear();
   if (!is_hybrid_) return;

@@ -37,6 +37,7 @@ struct FrozenBlocks {
   ParkedBlocks parked;
   std::uint32_t group;
   bool full_attention;
+  bool is_placed;
   CacheGroups groups;
   Chunks chunks;
 
@@ -95,8 +96,14 @@ class WorkerBlocks {
   WorkerBlocks(PrefixIndex& index, std::int64_t worker, std::uint32_t block_size,
                std::string_view model, std::size_t max_parked, bool counts_copies);
 
+  // Where in prompts a batch's blocks are, by their names; borrowed, of equal length.
+  struct Placed {
+    Names names;
+    Names chain;
+  };
+
   // The chain hashes that left tier 0 by it, in order; the same for `remove`.
-  std::vector<std::uint64_t> apply(const EventBatch& batch);
+  std::vector<std::uint64_t> apply(const EventBatch& batch, const Placed& placed = {});
 
   // By chain hashes, as many as names.
   void store(const Stored& run);
@@ -123,6 +130,7 @@ class WorkerBlocks {
   // full-attention group holds them.
   std::size_t limit(Names chain, std::size_t blocks) const;
   bool is_hybrid() const;  // what `limit` says may be less than `blocks`
+  bool has_full_attention() const;  // some event told of such a group
 
   // Tell `ends`, from now on, which blocks all windows (tier 0) and all states (tier 1) hold, so
   // that it can compute `limit` for many workers at once by `end_rule`. It must outlive this, or
@@ -144,6 +152,8 @@ class WorkerBlocks {
   void take_stored(const EventBatch& batch, const Event& event);
   void take_full_group(std::uint32_t group);
   bool take_group(const EventBatch& batch, const Event& event);
+  bool take_placed(const EventBatch& batch, const Event& event);
+  void take_removed(const EventBatch& batch, const Event& event);
   void name_chains();
   void tell_ends();
   void tell_end(std::uint64_t chain, std::uint64_t name);
@@ -189,7 +199,8 @@ class WorkerBlocks {
   std::uint32_t group_ = 0;       // the cache group that counts
   bool full_attention_ = false;   // somebody told of such a group: it is `group_`
   CacheGroups groups_;
-  bool is_hybrid_ = false;        // it has both
+  bool is_placed_ = false;        // the blocks of windows alone have come with their places
+  bool is_hybrid_ = false;        // it has groups that limit a hit, or that alone allow one
   BlockNames by_chain_;           // of a hybrid: chain hash -> name, as `names_` the other way
   PrefixIndex* ends_ = nullptr;   // tier 0: held by all windows, tier 1: by all states
   Counters counters_;
@@ -202,6 +213,7 @@ class WorkerBlocks {
   std::vector<std::uint64_t> chain_;   // scratch, as the two that follow
   std::vector<std::uint8_t> bytes_;
   std::vector<Run> woken_;
+  BlockNames placed_;  // of this batch
 };
 
 }  // namespace kv

@@ -250,8 +250,8 @@ CacheGroups get_groups(Parts& parts) {
 
 FrozenBlocks WorkerBlocks::frozen() const {
   const std::lock_guard lock(mutex_);
-  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_, groups_,
-          chunks_};
+  return {block_size_, model_, names_, copies_, parked_, group_, full_attention_,
+          is_placed_, groups_, chunks_};
 }
 
 std::string FrozenBlocks::dump() const {
@@ -277,6 +277,7 @@ std::string FrozenBlocks::dump() const {
   out.put(hash_text(model));
   out.put(group);
   out.put(static_cast<std::uint8_t>(full_attention));
+  out.put(static_cast<std::uint8_t>(is_placed));
   out.put(static_cast<std::uint64_t>(sorted.size()));
   out.put_all(sorted);
   out.put_all(chains);
@@ -320,12 +321,13 @@ void WorkerBlocks::load(std::string_view data) {
   }
   const auto group = parts.get<std::uint32_t>();
   const auto full_attention = parts.get<std::uint8_t>();
+  const auto is_placed = parts.get<std::uint8_t>();
   const auto count = parts.get<std::uint64_t>();
   const auto names = parts.get_all<std::uint64_t>(count);
   const auto chains = parts.get_all<std::uint64_t>(count);
   const auto tiers = parts.get_all<std::uint8_t>(count);
   const auto legal = [](std::uint8_t held) { return held >= 1 && held < 1U << kTiers; };
-  if (group > EventBatch::kMaxRank || full_attention > 1 ||
+  if (group > EventBatch::kMaxRank || full_attention + is_placed > 1 ||
       std::adjacent_find(names.begin(), names.end(), std::greater_equal<>()) != names.end() ||
       !std::all_of(tiers.begin(), tiers.end(), legal)) {
     Parts::refuse("its names are malformed");
@@ -342,6 +344,7 @@ void WorkerBlocks::load(std::string_view data) {
   forget();
   group_ = group;
   full_attention_ = full_attention != 0;
+  is_placed_ = is_placed != 0;
   parked_ = std::move(parked);
   copies_ = std::move(copies);
   groups_ = std::move(groups);

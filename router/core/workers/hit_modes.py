@@ -46,6 +46,7 @@ class HitFacts:
     overflows: int = 0  # how often it told of more blocks than it has room for
     confidence: float = 1.0  # share of its hits that counts
     is_hybrid: bool = False  # its hits are limited by windows or states, and they are followed
+    has_full_attention: bool = True  # in some layers; False: its events told of none
     lower_tier_blocks: int = 0  # known in its host memory or on its disk alone
     leaves_out_groups: bool = False  # its events do not tell of the windows or states that it has
     other_windows: int = 0  # events of attention windows that are not followed
@@ -92,8 +93,8 @@ _UNREAD = (
 
 
 def _has_no_full_group(facts: HitFacts) -> bool:
-    """Return True if events leave out blocks and no group has full attention to place them by."""
-    return facts.skips.get("masked", 0) > 0 and not facts.is_hybrid
+    """Return True if the names of some blocks of windows, without full attention, tell nothing."""
+    return facts.skips.get("masked", 0) > 0 and not facts.has_full_attention
 
 
 CAUSES: tuple[HitCause, ...] = (
@@ -136,8 +137,9 @@ CAUSES: tuple[HitCause, ...] = (
         "no-full-group",
         "approximate",
         lambda f: f.guessed == "useless" and _has_no_full_group(f),
-        "No layers of the model have full attention and its events leave out blocks, so a mirror "
-        "stands in.",
+        "No layers of the model have full attention, and its events name blocks by a rule that the "
+        "router does not know, so a mirror stands in.",
+        "PYTHONHASHSEED=0 in the environment of vLLM",
     ),
     HitCause(
         "events-useless",
@@ -227,8 +229,8 @@ CAUSES: tuple[HitCause, ...] = (
         "masked-events",
         "degraded",
         _has_no_full_group,
-        "No layers of the model have full attention and its events leave out blocks: hits are a "
-        "lower bound.",
+        "No layers of the model have full attention, and some events name blocks that the router "
+        "cannot find, as of adapters, salts and images: hits are a lower bound.",
     ),
     HitCause(
         "groups-left-out",

@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 from kvkernels import EventBatch, WorkerBlocks, chain_hashes, chain_seed, wide_chain_hashes
 from policies.contract import Hashes
 from policies.facts import BlockNames, Cleared, KvEvent, Removed, Stored, Tier
+from router.core.workers.engine_names import EngineNames
 
 TIERS: tuple[Tier, ...] = ("gpu", "host", "disk")  # by the index's number of them
 
@@ -76,10 +77,13 @@ class WireEvents(Sequence[KvEvent]):
 
 def _fact(event: tuple[Any, ...], model: str) -> KvEvent:
     match event:
-        case ("stored", names, parent, tokens, size, tier, lora, salt, extras, group, cache, _, _):
+        case ("stored", *told):
+            names, parent, tokens, size, tier, lora, salt, extras, group, cache, _, masked = told
+            if masked:  # they are the tokens of more blocks than those named
+                tokens = tokens[:0]
             seed = chain_seed(model, lora, salt)
-            told = {"extras": extras, "group": group, "full_attention": cache == "full"}
-            return Stored(names, parent, tokens, size, TIERS[tier], seed, **told)
+            other = {"extras": extras, "group": group, "full_attention": cache == "full"}
+            return Stored(names, parent, tokens, size, TIERS[tier], seed, **other)
         case ("removed", names, tier, group):
             return Removed(names, TIERS[tier], group)
         case _:
@@ -126,17 +130,22 @@ class Applied:
             self.left.append(chain)
 
 
-def apply_events(events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int) -> Applied:
+def apply_events(
+    events: Sequence[KvEvent], blocks: WorkerBlocks, block_size: int, names: EngineNames
+) -> Applied:
     """Apply the KV events of a batch to `blocks`, the record of a worker's cached blocks.
 
-    `block_size` is the worker's block size in tokens. Return the effects that `blocks` itself does
-    not record.
+    `block_size` is the worker's block size in tokens. `names` computes which blocks of a model
+    without full attention are meant. Return the effects that `blocks` itself does not record.
     """
     applied = Applied()
     if type(events) is WireEvents:
         clears = blocks.clears
         for batch in events.batches:
-            applied.add_left(blocks.apply(batch))
+            if batch.windows_alone and not blocks.has_full_attention:
+                applied.add_left(blocks.apply(batch, *names.places(batch)))
+            else:
+                applied.add_left(blocks.apply(batch))
             applied.unreadable += batch.skipped
         applied.clears = blocks.clears - clears
         return applied

@@ -41,6 +41,7 @@ from kvkernels import PrefixIndex, WorkerBlocks
 from policies.contract import Hashes
 from policies.facts import CacheSnapshot, KvEvents
 from router.core.workers.block_sizes import BlockSizes
+from router.core.workers.engine_names import EngineNames
 from router.core.workers.kv_events import Applied, WireEvents, apply_events, gpu_blocks_in
 from router.core.workers.snapshot import FrozenCache
 
@@ -358,11 +359,11 @@ class KvState:
         self._on_left = on_left
         self._terms = model, parked_blocks, keeps_copies
         self.blocks = WorkerBlocks(index, slot, block_size, *self._terms)
+        self.names = EngineNames(model)
         self.sizes = BlockSizes(block_size)
         self._sizes_seen: dict[int, tuple[int, int]] = {}  # of `blocks`, of other sizes
         self._own_seen = self._skipped_seen = 0
-        self._unusable = 0  # events of this life that could not be used
-        self._stored_before = 0  # this life
+        self._unusable = self._stored_before = 0  # useless events of this life; blocks before it
         # Why its events are of no use, so that its cache is guessed; empty where they are.
         self.guessed: Guess | None = None
         self._index, self._slot = index, slot
@@ -835,7 +836,7 @@ class KvState:
             self._overflow()
             return
         held = self._index.held(self._slot)
-        applied = apply_events(batch.events, blocks, self._block_size)
+        applied = apply_events(batch.events, blocks, self._block_size, self.names)
         skipped = blocks.skipped_events
         if skipped != self._skipped_seen or applied.skips or applied.unreadable or self.guessed:
             self._judge(applied, skipped)
@@ -886,6 +887,7 @@ class KvState:
         own, self._own_seen = blocks.own_size - self._own_seen, blocks.own_size
         self.sizes.note(own + applied.own_size, others)
         useless = self._unusable >= USELESS_EVENTS and blocks.stored_blocks == self._stored_before
+        useless |= self.names.unknown and not blocks.has_full_attention
         self.guessed = "sizes" if self.sizes.mixed else "useless" if useless else None
 
     def follow(self, block_size: int) -> None:
@@ -920,6 +922,7 @@ class KvState:
 
     def _empty(self) -> None:
         self.close()
+        self.names.begin_anew()
         self._learned = LearnedCapacity()
         self.sizes.begin_anew()
         self.guessed, self._unusable = None, 0

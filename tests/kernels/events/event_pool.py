@@ -31,16 +31,16 @@ class Pool:
         self.blocks: Any = make_blocks(self.index, 1, BLOCK_SIZE, "m", max_parked, counts_copies)
         self.hybrids: Any = make_hybrids(2)
 
-    def apply(self, payload: bytes) -> np.ndarray | None:
-        """The chain hashes that left the GPU."""
-        left: np.ndarray | None = self.blocks.apply(self.decode(payload))
+    def apply(self, payload: bytes, placed: tuple[np.ndarray, ...] = ()) -> np.ndarray | None:
+        """The chain hashes that left the GPU; `placed`: names, and what they stand for."""
+        left: np.ndarray | None = self.blocks.apply(self.decode(payload), *placed)
         return left
 
     def reused(self, chain: np.ndarray, blocks: int) -> int:
         """How many of the chain's first `blocks` blocks its cache groups let an engine reuse."""
         self.hybrids.set(1, self.blocks if self.blocks.is_hybrid else None)
         hits = np.array([blocks, blocks], dtype=np.int32)
-        self.hybrids.limit(chain, hits, len(chain))
+        self.hybrids.limit(chain, hits, blocks)
         assert hits[0] == blocks, "nobody limits the other worker"
         return int(hits[1])
 

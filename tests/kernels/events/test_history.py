@@ -70,11 +70,13 @@ class SameHistory(RuleBasedStateMachine):
                 }
             ),
             max_size=5,
-        )
+        ),
+        placed=st.none() | runs,
     )
-    def apply(self, batch: list[dict[str, Any]]) -> None:
+    def apply(self, batch: list[dict[str, Any]], placed: list[int] | None) -> None:
         payload = msgspec.msgpack.encode([0, [wire(event) for event in batch], 0])
-        left = [pool.apply(payload) for pool in self.pools]
+        places = () if placed is None else (array(placed), array([100 + n % 6 for n in placed]))
+        left = [pool.apply(payload, places) for pool in self.pools]
         np.testing.assert_array_equal(*left)
 
     @rule(run=runs, parent=parents, tier=tiers, by_name=st.booleans())
@@ -134,6 +136,7 @@ class SameHistory(RuleBasedStateMachine):
             assert getattr(native, counter) == getattr(twin, counter), counter
         assert (native.skips(), native.other_sizes()) == (twin.skips(), twin.other_sizes())
         assert (native.is_hybrid, native.groups()) == (twin.is_hybrid, twin.groups())
+        assert native.has_full_attention == twin.has_full_attention
         chain = native.chains()
         for blocks in range(len(chain) + 1):
             limit = twin.limit(chain, blocks)

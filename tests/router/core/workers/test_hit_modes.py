@@ -17,6 +17,8 @@ FLAGS = {
     "replay_flag": "REPLAY",
     "buffer_flag": "BUFFER",
 }
+ALONE = {"has_full_attention": False}
+HASHES = "PYTHONHASHSEED=0 in the environment of vLLM"
 MISSING: dict[str, Any] = {"known": False}
 # By cause: facts that lead to it, and what would lift it.
 FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
@@ -28,7 +30,7 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "no-events": ({"has_events": False, **MISSING}, "EVENTS"),
     "block-sizes": ({"guessed": "sizes", **MISSING}, "block_size= out of the worker's line"),
-    "no-full-group": ({"guessed": "useless", "skips": {"masked": 20}}, None),
+    "no-full-group": ({"guessed": "useless", "skips": {"masked": 20}, **ALONE}, HASHES),
     "events-useless": ({"guessed": "useless", "skips": {"bad_tokens": 20}}, None),
     "no-tokenizer": ({"tokens": "none"}, "--tokenizer DIR"),
     "tokens-differ": ({"tokens": "differ"}, "--tokenizer DIR: the folder that the engine serves"),
@@ -43,7 +45,7 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "events-missed": (MISSING, "BUFFER"),
     "no-replay": ({"has_replay": False, "resyncing": True, **MISSING}, "REPLAY"),
     "refuted": ({"confidence": 0.9}, "events= of the worker: this engine's own address"),
-    "masked-events": ({"skips": {"masked": 1}}, None),
+    "masked-events": ({"skips": {"masked": 1}, **ALONE}, None),
     "groups-left-out": ({"leaves_out_groups": True}, None),
     "windows": ({"other_windows": 1}, None),
     "unknown-group": ({"skips": {"other_group": 1}}, None),
@@ -100,7 +102,7 @@ def test_reasons_are_one_plain_sentence() -> None:
     "facts",
     [
         {},
-        {"is_hybrid": True, "skips": {"masked": 3}},  # told before its full group was known
+        {"skips": {"masked": 3}},  # told before its full group was known
         {"skips": {"token_count": 9, "other_block_size": 2}},  # unfinished blocks
         {"lower_tier_blocks": 4},
         {"overflows": 1, "forgotten_blocks": 1},  # and told anew since

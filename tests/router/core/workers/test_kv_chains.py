@@ -11,6 +11,7 @@ from engine.wire.events import AllBlocksCleared, BlockRemoved, BlockStored, enco
 from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, chain_hashes, chain_seed
 from policies.facts import Cleared, Removed, ReplayEnd, Stored
 from router.core.contract.actions import Resync
+from router.core.workers.engine_names import EngineNames
 from router.core.workers.kv_events import Applied, WireEvents, apply_events, block_names
 from router.core.workers.kv_events import chain_of as chain_of_event
 from tests.effort import examples
@@ -37,6 +38,7 @@ def by_name(event: object) -> object:
 
 
 # Prompts are made of three families of five blocks; every prefix of one has a name and a chain.
+NAMES = EngineNames("m")  # nobody asks it here
 FAMILIES = [[family * 10 + i for i in range(5)] for family in range(3)]
 CHAIN_OF_NAME = {
     name: chain
@@ -150,7 +152,7 @@ def test_facts_of_a_batch_are_what_the_engine_published() -> None:
 def test_a_chain_of_tokens_is_that_of_the_native_record(extras: tuple[bytes, ...]) -> None:
     event = Stored((1, 2, 3), None, tuple(range(6)), 2, extras=extras)
     blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
-    assert apply_events([event], blocks, 2) == Applied()
+    assert apply_events([event], blocks, 2, NAMES) == Applied()
     chain = chain_of_event(event, 0)
     assert sorted(blocks.chains().tolist()) == sorted(chain.tolist())
     plain = chain_hashes(np.arange(6, dtype=np.int32), 2, 0)
@@ -168,5 +170,5 @@ def test_a_chain_of_tokens_is_that_of_the_native_record(extras: tuple[bytes, ...
 )
 def test_what_tells_too_little_is_skipped_and_counted(event: Stored, why: str) -> None:
     blocks = WorkerBlocks(PrefixIndex(1), 0, 2, "m")
-    assert apply_events([event, Removed((9,)), Cleared()], blocks, 2) == Applied(1, {why: 1})
+    assert apply_events([event, Removed((9,)), Cleared()], blocks, 2, NAMES) == Applied(1, {why: 1})
     assert not len(blocks.chains())

@@ -1,0 +1,164 @@
+"""Workers whose model has no full attention: hits as plain sets of kept blocks allow them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from kvkernels import EventBatch, chain_hashes
+from policies.facts import KvEvents
+from router.core.placement.eligible import Rows
+from router.core.workers.kv_events import WireEvents
+from tests.effort import examples
+from tests.router.core.core_world import BLOCK, World, tokens_of
+from tests.router.core.vllm_names import Engine
+
+NEEDED = 3  # blocks that end at a hit
+WINDOW = (NEEDED - 1) * BLOCK + 2  # tokens
+ENGINE = Engine(BLOCK, WINDOW)
+PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9, 10, 11, 12, 13], [1, 14, 15, 16], [17, 18]]
+
+
+def tokens(blocks: list[int]) -> list[int]:
+    ids: list[int] = tokens_of(blocks).tolist()
+    return ids
+
+
+class Pair:
+    """A worker of windows alone, and what its engine keeps: (prompt's first blocks) by name."""
+
+    def __init__(self) -> None:
+        self.world = World(workers=1)
+        self.held: dict[int, int] = {}  # copies by name
+        self.seq = 0
+
+    def tell(self, *events: dict[str, Any]) -> None:
+        batch = EventBatch(msgspec.msgpack.encode([0.0, events, 0]))
+        fact = KvEvents(self.world.now_s, 0, self.seq, WireEvents(batch, "m"), "live")
+        self.world.core.on_kv_events(fact)
+        self.seq += 1
+
+    def computed(self, blocks: list[int], first: int, kept: list[int]) -> None:
+        """The prompt's blocks behind the first ones, of which the cache keeps some."""
+        event = ENGINE.told(tokens(blocks), first, kept)
+        self.tell(event)
+        for name in event["block_hashes"]:
+            self.held[name] = 1
+
+    def evicted(self, names: list[int]) -> None:
+        self.tell({"type": "BlockRemoved", "block_hashes": names, "medium": "GPU", "group_idx": 0})
+        for name in names:
+            del self.held[name]
+
+    def hit_blocks(self, blocks: list[int]) -> int:
+        """What the router expects of the prompt with one more token."""
+        chain = chain_hashes(tokens_of(blocks), BLOCK)
+        rows, caches = Rows.of(self.world.core.workers), self.world.core.caches
+        (hit,) = caches.hit_tokens(rows, {BLOCK: chain}, len(blocks) * BLOCK + 1)
+        return int(hit) // BLOCK
+
+    def allowed(self, blocks: list[int]) -> int:
+        """The same, by the rule: the last blocks before the hit are kept, or all if fewer."""
+        names = ENGINE.names(tokens(blocks))
+        ends = range(len(blocks), 0, -1)
+        found = (e for e in ends if all(n in self.held for n in names[max(0, e - NEEDED) : e]))
+        return next(found, 0)
+
+
+class Histories(RuleBasedStateMachine):
+    """Prompts in chunks, of each of which any blocks may be kept; evictions; an emptied cache."""
+
+    @initialize()
+    def start(self) -> None:
+        self.pair = Pair()
+
+    @rule(
+        prompt=st.sampled_from(PROMPTS),
+        length=st.integers(1, 8),
+        cuts=st.sets(st.integers(1, 7)),
+        kept=st.sets(st.integers(0, 7)),
+        tail=st.booleans(),
+    )
+    def computed(
+        self, prompt: list[int], length: int, cuts: set[int], kept: set[int], tail: bool
+    ) -> None:
+        blocks = prompt[:length]
+        if tail:
+            kept = {*kept, *range(len(blocks) - NEEDED, len(blocks))}
+        names = ENGINE.names(tokens(blocks))
+        first = self.pair.allowed(blocks)
+        for cut in [*sorted(c for c in cuts if first < c < len(blocks)), len(blocks)]:
+            new = [at for at in range(first, cut) if at in kept]
+            new = [at for at in new if names[at] not in self.pair.held]
+            if first < cut:
+                self.pair.computed(blocks[:cut], first, new)
+            first = cut
+
+    @rule(data=st.data())
+    def evicted(self, data: st.DataObject) -> None:
+        if self.pair.held:
+            some = st.lists(st.sampled_from(sorted(self.pair.held)), max_size=4, unique=True)
+            self.pair.evicted(data.draw(some))
+
+    @rule()
+    def cleared(self) -> None:
+        self.pair.tell({"type": "AllBlocksCleared"})
+        self.pair.held.clear()
+
+    @precondition(lambda self: hasattr(self, "pair"))
+    @invariant()
+    def as_sets_say(self) -> None:
+        for prompt in PROMPTS:
+            for length in range(1, len(prompt) + 1):
+                hit = self.pair.hit_blocks(prompt[:length])
+                assert hit == self.pair.allowed(prompt[:length])
+
+
+Histories.TestCase.settings = settings(
+    max_examples=examples(40), stateful_step_count=25, deadline=None
+)
+TestHistories = Histories.TestCase
+
+
+def test_nothing_is_expected_of_what_was_sent_there() -> None:
+    pair = Pair()
+    pair.computed(PROMPTS[0], 0, [5, 6, 7])
+    pair.world.core.on_arrival(pair.world.arrival(PROMPTS[1]))
+    assert pair.hit_blocks(PROMPTS[1]) == 0
+    assert pair.hit_blocks(PROMPTS[0]) == 8
+
+
+def test_a_copy_of_its_record_promises_the_same() -> None:
+    """A router that starts again goes on from the record that the earlier one saved."""
+    pair = Pair()
+    pair.computed(PROMPTS[0], 0, [5, 6, 7])
+    (worker,) = pair.world.core.workers
+    before = worker.kv.blocks
+    before.load(before.dump())
+    assert before.is_hybrid
+    assert pair.hit_blocks(PROMPTS[0]) == 8
+    assert pair.hit_blocks(PROMPTS[0][:7]) == 0
+
+
+def test_full_attention_that_shows_up_later_ends_it() -> None:
+    pair = Pair()
+    pair.computed(PROMPTS[0], 0, [5, 6, 7])
+    full = ENGINE.told(tokens(PROMPTS[3]), 0, [0, 1])
+    pair.tell({**full, "group_idx": 1, "kv_cache_spec_kind": "full_attention"})
+    assert pair.hit_blocks(PROMPTS[0]) == 0
+    (worker,) = pair.world.core.workers
+    assert worker.kv.blocks.has_full_attention
+
+
+def test_names_by_no_known_rule_leave_the_cache_to_an_estimate() -> None:
+    pair = Pair()
+    stranger = Engine(BLOCK, WINDOW, "another seed")
+    for _ in range(64):
+        pair.tell(stranger.told(tokens(PROMPTS[0]), 0, [5, 6, 7]))
+    (worker,) = pair.world.core.workers
+    assert worker.kv.guessed == "useless"
+    assert not worker.tells
