@@ -24,6 +24,7 @@ _AT_HEADERS = (Mode.NONE, Mode.STREAMED)  # of a request: placed by its headers 
 _PIECES = (Mode.STREAMED, Mode.FULL_DUPLEX_STREAMED)
 _WHOLE = (Mode.BUFFERED, Mode.BUFFERED_PARTIAL)
 _OF_DECISION = b"x-warmroute-"  # headers that tell of it: untrue where it was not followed
+_LENGTH_DIGITS = 19  # of a body's length: fewer are a number of 63 bits
 _NUMBER = re.compile(r"[0-9]{1,4}(\.0)?")
 # What Envoy says of an answer that came from a worker (`response.code_details`).
 _OF_WORKER = "via_upstream"
@@ -88,6 +89,8 @@ class PickerExchange:
         self._owes_bodies = 0  # pieces that came before it was placed
         self._request_mode = self._response_mode = Mode.FULL_DUPLEX_STREAMED
         self._taken: list[bytes] = []  # of the answer's body
+        self._answer_bytes = 0  # of its body that came
+        self._length: int | None = None  # of its body, by its head
 
     @property
     def body(self) -> bytes:
@@ -212,6 +215,9 @@ class PickerExchange:
         status = next((value for name, value in headers if name == b":status"), b"")
         if not (len(status) == 3 and status.isdigit()):
             return self._fault("bad_message", "an answer without a status")
+        lengths = (value for name, value in headers if name == b"content-length")
+        length = next(lengths, b"")
+        self._length = int(length) if length.isdigit() and len(length) < _LENGTH_DIGITS else None
         kinds = (value for name, value in headers if name == b"content-type")
         streams = any(kind.strip().lower().startswith(EVENT_STREAM) for kind in kinds)
         head = ReplyHead(
@@ -251,6 +257,7 @@ class PickerExchange:
         self.over = came.end_of_stream
         if came.body:
             self._taken.append(came.body)
+            self._answer_bytes += len(came.body)
         if duplex:
             return [messages.piece("response_body", came.body, came.end_of_stream)]
         return [PLAIN["response_body"]]
@@ -262,9 +269,14 @@ class PickerExchange:
         return [PLAIN["response_trailers"]]
 
     def closed(self) -> None:
-        """Nothing more comes: where no body is seen that is the answer's end."""
-        if self.reply is not None and not self.shows_body:
-            self.over = True
+        """Nothing more comes.
+
+        That is the answer's end where its body is not seen, or came whole: the data plane may end
+        the exchange before it sends the empty piece that says so.
+        """
+        if self.reply is None:
+            return
+        self.over |= not self.shows_body or self._answer_bytes == self._length
 
     # --- what is decided ----------------------------------------------------------------------
 

@@ -471,12 +471,12 @@ class _Watch:
             outcome.usage, outcome.events = meter.usage(), meter.events
             if self._keeps_ends:
                 outcome.kept = meter.kept
+        if outcome.error is None and outcome.status in RETRYABLE_STATUSES:
+            outcome.error = self._head.error  # the worker's, even if its client did not wait
         if not exchange.over or exchange.refused:
             outcome.error = outcome.error or _left()
         else:
             sink.finish()
-        if outcome.error is None and outcome.status in RETRYABLE_STATUSES:
-            outcome.error = self._head.error
         return outcome
 
     def _feed(self, piece: bytes) -> None:

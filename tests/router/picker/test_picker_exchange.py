@@ -163,6 +163,23 @@ def test_an_answer_goes_on_as_it_came_and_shows_what_it_is() -> None:
     assert exchange.refuse(500, (), b"", "late") == []
 
 
+@pytest.mark.parametrize(
+    ("length", "came", "over"),
+    [("4", b"data", True), ("5", b"data", False), ("0", b"", True), ("x", b"", False),
+     ("9" * 30, b"data", False)],
+)  # fmt: skip
+def test_an_exchange_that_ends_early_had_its_answer_if_all_of_its_length_came(
+    length: str, came: bytes, over: bool
+) -> None:
+    exchange = begun(end=True)
+    exchange.place(AT)
+    exchange.feed(message("response_headers", pairs=[("content-length", length)]))
+    exchange.feed(message("response_body", body=came))
+    assert not exchange.over
+    exchange.closed()
+    assert exchange.over == over
+
+
 def test_of_another_workers_answer_it_is_not_said_who_was_chosen() -> None:
     exchange = begun(end=True)
     exchange.place(AT)
