@@ -37,6 +37,7 @@ from router.engines.adapter import (
     ask,
     trouble_with,
 )
+from router.engines.vllm import RENDERER, is_renderer
 
 _TRITON_METRICS_PORT = 8002
 _MOST_TOLD = 64  # settings of an engine
@@ -157,6 +158,8 @@ class Reader:
         reply = await self._ask_url(metrics_url, MAX_METRICS_BYTES)
         text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
         kind = next((k for k in ("vllm", "sglang") if f"\n{k}:" in f"\n{text}"), None)
+        if kind is None and await is_renderer(self._status):
+            raise DoctorError(f"{self.url}: {RENDERER}")
         if kind is None:
             raise DoctorError(
                 f"{self.url} is neither Triton nor vLLM, SGLang or warmroute-engine: GET /v2 is "
@@ -214,6 +217,9 @@ class Reader:
         if reply.status != 200:
             raise WireError(f"GET {self.url}/v2/models/stats answered {reply.status}")
         return parse_stats(reply.body, "/v2/models/stats")
+
+    async def _status(self, path: str) -> int:
+        return (await self._ask(path)).status
 
     async def _ask(self, path: str, method: str = "GET") -> EngineReply:
         data = b"{}" if method == "POST" else None

@@ -6,7 +6,7 @@ snapshot of its cache at `/kv_snapshot`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from typing import Annotated
 
@@ -38,6 +38,11 @@ from router.events.sources import RankedSources, kv_event_sources
 _IS_PAUSED = "/is_paused"
 _BOOTSTRAP_PORT = 8_998  # VLLM_MOONCAKE_BOOTSTRAP_PORT
 _SHOWN_MODELS, _SHOWN_CHARACTERS = 5, 500
+_RENDERS, _COMPLETES = "/v1/chat/completions/render", ("/v1/chat/completions", "/v1/completions")
+RENDERER = (
+    "it is a renderer, not a worker: vllm launch render makes token ids of requests and answers "
+    "none; name a vllm serve instead"
+)
 _FLAGS = ExactnessFlags(
     caching="the engine without --no-enable-prefix-caching",
     events='--kv-events-config \'{"enable_kv_cache_events":true,"publisher":"zmq",'
@@ -87,12 +92,35 @@ def _load_of(load: EngineLoad) -> RankLoad:
     )
 
 
+async def is_renderer(status_of: Callable[[str], Awaitable[int]]) -> bool:
+    """Return True if a server renders requests and completes none, as `vllm launch render` does.
+
+    `status_of` asks for a path by GET. All of these paths are for POST alone: 405 says that one is
+    there, 404 that it is not.
+    """
+    if await status_of(_RENDERS) != 405:
+        return False
+    return all([await status_of(path) == 404 for path in _COMPLETES])
+
+
+async def _refuse_renderer(talk: Interview, named: bool) -> None:
+    """Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError."""
+
+    async def status_of(path: str) -> int:
+        return (await talk.get(path)).status
+
+    may_be = named or (await cards(talk))[0].owned_by == "vllm"
+    if may_be and await is_renderer(status_of):
+        raise UnrecognizedError(RENDERER)
+
+
 async def profile_of(talk: Interview, named: bool) -> Profile | None:
     """What a vLLM, or an engine with its surface, says of itself. See `Adapter`."""
     loads: dict[int, EngineLoad] = {}
     try:
         loads = parse_loads(await talk.metrics())
     except WireError:
+        await _refuse_renderer(talk, named)
         if not named:
             return None
     await _check_model(talk)

@@ -15,6 +15,10 @@ import pytest
 import pytest_asyncio
 import zmq.asyncio
 
+from router.doctor.examine import Options, examine
+from router.doctor.report import DoctorError
+from router.doctor.routing.examine import RoutingOptions, examine_routing
+from router.engines.vllm import RENDERER
 from tests.engines.lying_front import LyingFront, fronted
 from tests.engines.pool import SERIALS, Pool, routed, started
 from tests.engines.traffic import requests
@@ -124,6 +128,23 @@ async def test_one_without_events_and_of_another_name(seat: Pool) -> None:
             await until_logged(pool, row["trouble"])
             for _ in range(6):
                 await completed(pool, prompt())
+
+
+async def test_a_renderer_is_no_worker(seat: Pool) -> None:
+    """Named in `/workers`, the log and the doctor; the pool serves on."""
+    async with started(seat, renders=True) as renderer:
+        async with routed(seat, seat.servers[0].spec, renderer.url) as pool:
+            await until_row(pool, 0, "ready", ready)
+            await until_row(pool, 1, "in trouble", lambda row: row["trouble"])
+            row = await pool.router.row(1)
+            assert (row["state"], row["trouble"]) == ("joining", RENDERER)
+            await until_logged(pool, RENDERER)
+            assert await completed(pool, prompt()) == 0
+            options = RoutingOptions(seconds=0.1, timeout_s=5.0, again="again")
+            report = await examine_routing([pool.router.admin], options)
+            assert RENDERER in report.text()
+        with pytest.raises(DoctorError, match="it is a renderer, not a worker"):
+            await examine([renderer.url], Options(seconds=0.2))
 
 
 @FULL

@@ -62,6 +62,7 @@ class Server:
     publishes: bool = True  # KV events
     adapted: bool = True  # with the model's adapter, and with tools
     flags: Sequence[str] = ()
+    renders: bool = False  # it makes token ids, and nothing else
     port: int = 0
     events: tuple[int, int] = (0, 0)  # ports: live, replay
     process: asyncio.subprocess.Process | None = None
@@ -120,6 +121,11 @@ class Server:
 
     def command(self) -> list[str]:
         """What starts it."""
+        program = [str(self.environment.python), "-m", "vllm.entrypoints.cli.main"]
+        served = [str(self.model), "--served-model-name", self.name]
+        served += ["--host", "127.0.0.1", "--port", str(self.port)]
+        if self.renders:
+            return [*program, "launch", "render", *served]
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",
@@ -127,9 +133,7 @@ class Server:
             "replay_endpoint": f"tcp://*:{self.events[1]}",
         }
         return [
-            *(str(self.environment.python), "-m", "vllm.entrypoints.cli.main"),
-            *("serve", str(self.model), "--served-model-name", self.name),
-            *("--host", "127.0.0.1", "--port", str(self.port)),
+            *(*program, "serve", *served),
             *("--dtype", "bfloat16", "--enforce-eager", "--max-num-seqs", "16"),
             *("--max-model-len", str(MAX_MODEL_TOKENS), "--block-size", str(self.block_size)),
             *("--num-gpu-blocks-override", str(self.blocks)),

@@ -34,6 +34,7 @@ from router.engines.adapter import (
     ask,
     trouble_with,
 )
+from router.engines.vllm import RENDERER, is_renderer
 from router.events.sources import (
     RankedSources,
     ZmqSource,
@@ -196,6 +197,8 @@ class EnginePages:
             self._page("/server_info"),
             self._page("/kv_event_sources"),
         )
+        if not after.rows and not self._trouble and await is_renderer(self._status):
+            self._trouble = RENDERER
         facts = EngineFacts(
             trouble=self._trouble,
             settings={**_plain(info), **after.labels(CACHE_CONFIG)},
@@ -237,6 +240,12 @@ class EnginePages:
             if isinstance(source, ZmqSource)
         }
         return own or None
+
+    async def _status(self, path: str) -> int:
+        try:
+            return (await ask(self._http, self.url + path, self._timeout)).status
+        except _FAILURES:
+            return 0
 
     async def _page(
         self, path: str, limit: int = MAX_REPLY_BYTES, data: bytes | None = None

@@ -122,6 +122,7 @@ async def test_an_idle_server_is_only_read_and_has_no_finding() -> None:
     [
         ({}, "is neither Triton nor vLLM"),
         ({"/metrics": "up 1\n"}, "is neither Triton nor vLLM"),
+        ({"/v1/chat/completions/render": 405}, "it is a renderer, not a worker"),
         ({"/v2": "garbage"}, "/v2: JSON is malformed"),
         ({"/v2": {"name": "triton"}}, "without a ready model"),
         ({"/v2": {"name": "warmroute", "extensions": []}}, "is it the router?"),

@@ -98,6 +98,22 @@ async def test_an_engine_without_vllms_metrics_is_served_without_load_reports() 
         assert math.isnan(one.facts.kv_capacity_tokens)
 
 
+async def test_a_renderer_is_named() -> None:
+    """As `vllm launch render` of 0.32 answers; vLLM's servers of embeddings render nothing."""
+    models = {"data": [{"id": "m", "owned_by": "vllm"}]}
+    pages: Pages = {"/v1/models": models, "/metrics": "up 1\n", "/version": {"version": "0.32.0"}}
+    renders = {"/v1/chat/completions/render": 405, "/v1/completions/render": 405}
+    for options in ("", ",kind=vllm"):
+        with pytest.raises(UnrecognizedError, match="it is a renderer, not a worker"):
+            await recognized({**pages, **renders}, options)
+    assert (await recognized(pages)).kind == "openai"
+    completes = {"/v1/completions": 405}
+    assert (await recognized({**pages, **renders, **completes})).kind == "openai"
+    assert (await recognized({**VLLM, **renders})).kind == "vllm"
+    others = {**pages, **renders, "/v1/models": MODELS}
+    assert (await recognized(others)).kind == "openai"
+
+
 async def test_our_own_engine_has_a_snapshot() -> None:
     models = {"data": [{"id": "m", "owned_by": "warmroute"}]}
     pages = {**VLLM, "/v1/models": models, "/kv_event_sources": SOURCES}
