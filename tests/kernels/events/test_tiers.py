@@ -268,6 +268,35 @@ def test_chunks_that_are_of_no_use_are_counted(kind: str) -> None:
     pool.blocks.load(pool.blocks.dump())
 
 
+def of_mooncake(event_type: str, hashes: list[int], compatible: bool, medium: str) -> Event:
+    """As Mooncake's master writes it; newer ones leave the hashes out."""
+    legacy = {"stored": "BlockStored", "removed": "BlockRemoved"}[event_type]
+    event: Event = {"event_id": 7, "timestamp": 1_790_000_000_123, "event_type": event_type}
+    event |= {"type": legacy} if compatible else {}
+    event |= dict.fromkeys(("model_name", "block_size", "additional_salt", "lora_name"))
+    event |= {"tenant_id": "default", "backend_id": "m", "medium": medium, "dp_rank": 0}
+    event |= {"group_id": None, "object_key": "m@4093", "seq_hashes": hashes}
+    event |= {"block_hashes": hashes} if compatible else {}
+    stored_only = dict.fromkeys(("parent_hash", "token_ids", "parent_block_hash"))
+    return event | {"base_block_idx": None} | (stored_only if event_type == "stored" else {})
+
+
+def test_mooncakes_master_puts_nothing_at_the_root(kind: str) -> None:
+    """Its parents are nil, and mean nothing: names that the GPU's blocks have count, no others."""
+    pool = Pool(kind, counts_copies=True)
+    apply(pool, stored([11, 2**64 - 12], IDS[:4]))
+    plain = [of_mooncake(what, [11], False, "cpu") for what in ("stored", "removed")]
+    pool.apply(msgspec.msgpack.encode([1_790_000_000_123, plain, 0]))
+    assert pool.decode(msgspec.msgpack.encode([1, plain, 0])).skips() == {"unknown_type": 2}
+    apply(pool, *(of_mooncake(what, [], True, "disk") for what in ("stored", "removed")))
+    assert (pool.hits(CHAIN), len(pool.blocks)) == ([2, 2, 2], 2)
+    apply(pool, of_mooncake("stored", [11, -12, 99], True, "disk"), removed([11, -12], "GPU"))
+    assert (pool.hits(CHAIN), len(pool.blocks)) == ([0, 0, 2], 2)
+    assert pool.blocks.skips() == {"unknown_names": 1}
+    apply(pool, of_mooncake("removed", [-12, 99], True, "disk"))
+    assert pool.hits(CHAIN) == [0, 0, 1]
+
+
 class LmCache:
     """An LMCache server with chunks of so many blocks: what it tells, and what is so."""
 
