@@ -232,6 +232,29 @@ def test_what_is_not_understood_leaves_an_upper_bound(other: dict[str, Any]) -> 
     assert worker.hit(chain_of(0, 4)) == 4
 
 
+@pytest.mark.parametrize("kind", ["full_attention", "mla_attention", "sink_full_attention"])
+def test_kinds_that_keep_every_block(kind: str) -> None:
+    worker = Worker(set())
+    names = names_of(0, 4)
+    worker.apply(
+        stored(WINDOW, names[1:], 0, token_ids=tokens_of(names)),
+        stored(FULL, names, 0, kv_cache_spec_kind=kind),
+    )
+    assert (worker.hit(chain_of(0, 4)), worker.hit(chain_of(0, 3))) == (4, 0)
+    assert worker.blocks.has_full_attention
+
+
+@pytest.mark.parametrize("kind", ["sliding_window", "sliding_window_mla"])
+def test_kinds_with_a_window(kind: str) -> None:
+    worker = Worker({FULL})
+    names = names_of(0, 4)
+    worker.apply(
+        stored(FULL, names, 0),
+        stored(WINDOW, names[1:], 0, token_ids=tokens_of(names), kv_cache_spec_kind=kind),
+    )
+    assert (worker.hit(chain_of(0, 4)), worker.hit(chain_of(0, 3))) == (4, 0)
+
+
 def test_blocks_of_several_blocks_of_full_attention() -> None:
     """A state every three blocks: a hit ends at such a place only."""
     names = names_of(0, 8)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Engine:
-    """An engine whose model's layers all have windows. Lifetime: test."""
+    """An engine whose model's layers all have windows, or states: window 0. Lifetime: test."""
 
     def __init__(self, size: int, window: int, seed: Any = "vllm-none-hash") -> None:
         self.size, self.window, self.seed = size, window, seed
@@ -29,8 +29,8 @@ class Engine:
             "parent_block_hash": names[first - 1] if first else None,
             "token_ids": tokens[first * self.size : len(tokens) // self.size * self.size],
             "block_size": self.size, "medium": "GPU", "group_idx": 0,
-            "kv_cache_spec_kind": "sliding_window",
-            "kv_cache_spec_sliding_window": self.window,
+            "kv_cache_spec_kind": "sliding_window" if self.window else "mamba",
+            "kv_cache_spec_sliding_window": self.window or None,
         }  # fmt: skip
 
 

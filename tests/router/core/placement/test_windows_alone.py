@@ -17,8 +17,7 @@ from tests.effort import examples
 from tests.router.core.core_world import BLOCK, World, tokens_of
 from tests.router.core.vllm_names import Engine
 
-NEEDED = 3  # blocks that end at a hit
-WINDOW = (NEEDED - 1) * BLOCK + 2  # tokens
+WINDOW = 2 * BLOCK + 2  # tokens
 ENGINE = Engine(BLOCK, WINDOW)
 PROMPTS = [[1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 9, 10, 11, 12, 13], [1, 14, 15, 16], [17, 18]]
 
@@ -31,8 +30,10 @@ def tokens(blocks: list[int]) -> list[int]:
 class Pair:
     """A worker of windows alone, and what its engine keeps: (prompt's first blocks) by name."""
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = WINDOW) -> None:
         self.world = World(workers=1)
+        self.engine = Engine(BLOCK, window)
+        self.needed = 3 if window else 1  # blocks that end at a hit
         self.held: dict[int, int] = {}  # copies by name
         self.seq = 0
 
@@ -44,7 +45,7 @@ class Pair:
 
     def computed(self, blocks: list[int], first: int, kept: list[int]) -> None:
         """The prompt's blocks behind the first ones, of which the cache keeps some."""
-        event = ENGINE.told(tokens(blocks), first, kept)
+        event = self.engine.told(tokens(blocks), first, kept)
         self.tell(event)
         for name in event["block_hashes"]:
             self.held[name] = 1
@@ -65,16 +66,16 @@ class Pair:
         """The same, by the rule: the last blocks before the hit are kept, or all if fewer."""
         names = ENGINE.names(tokens(blocks))
         ends = range(len(blocks), 0, -1)
-        found = (e for e in ends if all(n in self.held for n in names[max(0, e - NEEDED) : e]))
+        found = (e for e in ends if all(n in self.held for n in names[max(0, e - self.needed) : e]))
         return next(found, 0)
 
 
 class Histories(RuleBasedStateMachine):
     """Prompts in chunks, of each of which any blocks may be kept; evictions; an emptied cache."""
 
-    @initialize()
-    def start(self) -> None:
-        self.pair = Pair()
+    @initialize(window=st.sampled_from([WINDOW, 0]))
+    def start(self, window: int) -> None:
+        self.pair = Pair(window)
 
     @rule(
         prompt=st.sampled_from(PROMPTS),
@@ -88,7 +89,7 @@ class Histories(RuleBasedStateMachine):
     ) -> None:
         blocks = prompt[:length]
         if tail:
-            kept = {*kept, *range(len(blocks) - NEEDED, len(blocks))}
+            kept = {*kept, *range(len(blocks) - self.pair.needed, len(blocks))}
         names = ENGINE.names(tokens(blocks))
         first = self.pair.allowed(blocks)
         for cut in [*sorted(c for c in cuts if first < c < len(blocks)), len(blocks)]:
