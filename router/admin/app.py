@@ -89,7 +89,7 @@ class AdminApi:
 
     def _all_routes(self) -> dict[str, Mapping[str, Handler]]:
         """Handlers by path and method. `{id}` stands for one segment."""
-        explain = ExplainPages(self._dispatcher, self._inference, self._decisions)
+        explain = ExplainPages(self._service, self._inference, self._decisions)
         pages = UiPages(self.ui)
         return {
             "/workers": {

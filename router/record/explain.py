@@ -9,8 +9,17 @@ from typing import Any, Literal
 import msgspec
 
 from policies.facts import Arrival
-from router.core.contract.actions import Decision, Details, Reject, SeenWorker
+from router.core.contract.actions import (
+    SECONDS,
+    Decision,
+    Details,
+    Reject,
+    SeenWorker,
+    runner_up,
+)
 from router.core.placement.choice import Choice, Withheld
+from router.core.workers.hit_modes import HitVerdict
+from router.record.request_record import Attempt
 
 _IN_A_HEADER = 3  # workers
 
@@ -112,31 +121,88 @@ _OF_PREFILL = ("policy", "reason", "expected_hit_tokens", "unit", "best")
 _HEADER_BYTES = 6_000  # of an explanation: many clients stop at 8,190 for a line
 
 
-def explanation_line(
-    request_id: int,
-    worker_id: int,
-    decision: Decision,
-    full: bool,
-    routed_by: str = "",
-    prefill: tuple[int, Decision] | None = None,
-) -> bytes:
-    """Why it went there, for an answer's header. `full`: with what of the workers it saw.
+def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = None) -> bytes:
+    """Why it went there, for an answer's header: a sentence, then JSON.
 
-    `prefill`: the worker that prefills for the one that answers, and why that one.
+    `full`: with what of the workers it saw. `prefill`: by the worker that prefills for this one.
     """
-    shown = explanation(request_id, worker_id, decision, routed_by)
+    decision, request_id = attempt.decision, attempt.request_id
+    shown = explanation(request_id, attempt.worker_id, decision, attempt.routed_by)
+    shown |= hits_of(attempt if prefill is None else prefill)
     if full and decision.details is not None:
         shown |= columns_in_header(decision.details)
     if prefill is not None:
-        prefill_worker, why = prefill
-        first = explanation(request_id, prefill_worker, why)
+        why = prefill.decision
+        first = explanation(request_id, prefill.worker_id, why)
         shown |= {
-            "prefill_worker": prefill_worker,
+            "prefill_worker": prefill.worker_id,
             "prefill": {name: first[name] for name in _OF_PREFILL},
         }
         if full and why.details is not None:
             shown["prefill"] |= columns_in_header(why.details)
-    return _line(shown)
+    return _line(why_there(attempt, prefill), shown)
+
+
+def hits_of(attempt: Attempt) -> dict[str, Any]:
+    """How exact the expected hits of its worker were, where that was asked."""
+    return {} if attempt.hits is None else {"hits": attempt.hits.shown()}
+
+
+def why_there(attempt: Attempt, prefill: Attempt | None = None) -> str:
+    """Say in one plain sentence why a request went to its worker, and to the one that prefills."""
+    if prefill is None:
+        return why_sentence(attempt.worker_id, attempt.decision, attempt.block_size, attempt.hits)
+    of_prefill = prefill.worker_id, prefill.decision, prefill.block_size, prefill.hits
+    return f"{why_sentence(*of_prefill, 'prefills and ')}; worker {attempt.worker_id} decodes"
+
+
+def why_sentence(
+    worker_id: int,
+    decision: Decision,
+    block_size: int | None,
+    hits: HitVerdict | None = None,
+    does: str = "",
+) -> str:
+    """Say why a decision chose its worker: what it holds, what the next one would cost, and what
+    else led there. ASCII, without braces.
+
+    `hits`: how exact they are. `does`: what else the worker does.
+    """
+    mode = "approximate" if decision.approximate else "exact" if hits is None else hits.mode
+    verb = {"exact": "holds", "degraded": "is known to hold", "approximate": "holds about"}[mode]
+    size, unit = (block_size, "block") if block_size and block_size > 1 else (1, "token")
+    held, of = decision.hit_tokens // size, -(-decision.prompt_tokens // size)
+    parts = [f"worker {worker_id} {does}{verb} {held} of {of} {unit}{'' if of == 1 else 's'}"]
+    parts.append(_next_best(decision, size, unit))
+    return "; ".join(filter(None, (*parts, _REASONS.get(decision.reason, ""))))
+
+
+# What a decision's reason adds to its sentence; "policy" and "only_worker" are said already.
+_REASONS = {
+    "retry": "another worker had failed it",
+    "migration": "another worker had begun it",
+    "held": "it had waited for a worker",
+    "fallback": "the fallback decided, as the policy failed",
+}
+
+
+def _next_best(decision: Decision, size: int, unit: str) -> str:
+    """What the runner-up would have cost, and held."""
+    other, best = runner_up(decision), next(iter(decision.candidates), None)
+    if other is None or best is None or not math.isfinite(other.cost):
+        return "no other worker could take it"
+    whose, more = f"worker {other.worker_id}", other.cost - best.cost
+    if not math.isfinite(more):
+        return f"{whose} was next"
+    if more <= 0:
+        return f"{whose} would do as well"
+    if decision.unit == SECONDS:
+        return f"{whose} would take {_duration(more)} longer"
+    return f"{whose} holds {other.hit_tokens // size} and costs {more:.3g} more"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.3g} ms" if seconds < 0.9995 else f"{seconds:.3g} s"
 
 
 def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Reject) -> str | None:
@@ -144,19 +210,23 @@ def refusal_line(arrival: Arrival, now_s: float, choice: Choice | Withheld | Rej
     if not isinstance(choice, Withheld):
         return None
     shown = withheld(arrival.request_id, choice) | {"held_s": round(now_s - arrival.now_s, 6)}
-    return _line(shown).decode()
+    return _line("no worker would take it in time", shown).decode()
 
 
-def _line(shown: dict[str, Any]) -> bytes:
-    """One line of JSON, cut down where it would be more than a client's parser takes."""
+def _line(why: str, shown: dict[str, Any]) -> bytes:
+    """A sentence and JSON, which begins at the first brace, as the value of a header.
+
+    The JSON is cut down where it would be more than a client's parser takes.
+    """
+    sentence = f"{why}; ".encode("ascii", "replace")
     for part in ("columns", "best"):
-        line = msgspec.json.encode(shown)
+        line = sentence + msgspec.json.encode(shown)
         if len(line) <= _HEADER_BYTES:
             return line
         shown = _without(part, shown)
         if "prefill" in shown:
             shown["prefill"] = _without(part, shown["prefill"])
-    return msgspec.json.encode(shown)
+    return sentence + msgspec.json.encode(shown)
 
 
 def _without(part: str, shown: dict[str, Any]) -> dict[str, Any]:

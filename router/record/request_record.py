@@ -13,6 +13,7 @@ from typing import Literal
 
 from policies.facts import Arrival
 from router.core.contract.actions import Decision, Dispatch, regret_hit_tokens, regret_s
+from router.core.workers.hit_modes import HitVerdict
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import Outcome, Usage
 from router.record.trace import Trace
@@ -33,7 +34,7 @@ class Attempt:
 
     __slots__ = (
         "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "leg", "model", "outcome", "request_id", "routed_by", "sent_s",
+        "ended_s", "error", "hits", "leg", "model", "outcome", "request_id", "routed_by", "sent_s",
         "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
     )  # fmt: skip
 
@@ -60,6 +61,7 @@ class Attempt:
         self.sent_s = sent_s
         self.block_size = block_size
         self.routed_by = ""  # what of it, for people, where that is not plain
+        self.hits: HitVerdict | None = None  # how exact the hits are, where somebody asked why
         self.span_id = 0  # of a traced request
         self.address: tuple[str, int] | None = None  # of the worker; None: it was gone
         self.outcome: Outcome | None = None  # without its error, which holds on to the handler

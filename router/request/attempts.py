@@ -104,6 +104,9 @@ class Attempts:
         account.begins(attempt)
         state.attempts.append(attempt)
         attempt.routed_by = state.prompt.routed_by
+        if service.hits is not None and state.explain != "no":
+            member = service.fleet.members.get(action.worker_id)
+            attempt.hits = service.hits.of_request(member, state.prompt)
         if (sequence := state.prompt.sequence) is not None:
             of = attempt.model, attempt.tenant, sequence
             service.sequences.sent(*of, attempt.worker_id)
@@ -217,6 +220,5 @@ def _explanation(state: RequestState, attempt: Attempt) -> bytes:
     before = state.attempts[-2] if attempt.leg == "decode" and len(state.attempts) > 1 else None
     prefill = None
     if before is not None and before.leg == "prefill":  # noted just before
-        prefill = before.worker_id, before.decision
-    shown = attempt.request_id, attempt.worker_id, attempt.decision
-    return explanation_line(*shown, state.explain == "full", attempt.routed_by, prefill)
+        prefill = before
+    return explanation_line(attempt, state.explain == "full", prefill)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from router.core.core import RouterCore
 from router.core.workers.hit_modes import HitFacts, HitVerdict, TokenState, hit_verdict
 from router.core.workers.table import Worker
 from router.engines.table import adapter_of
 from router.events.sources import EventSource, ZmqSource
 from router.fleet.member import Member, skipped_events
-from router.request.prompts import TokenCheck
+from router.request.prompts import Prompt, TokenCheck
 
 
 class WorkerHits:
@@ -25,11 +27,18 @@ class WorkerHits:
             return None
         return hit_verdict(self._facts(member, worker))
 
-    def of_worker(self, member: Member | None) -> HitVerdict | None:
-        """Return the same for a worker of the fleet; None also for one that has left it."""
-        if member is None:
-            return None
-        return self.of(member, self._core.workers.get(member.worker_id))
+    def of_request(self, member: Member | None, prompt: Prompt) -> HitVerdict | None:
+        """Return how exact a request's expected hits at a worker are; None if the worker has left.
+
+        Token ids that came with the request are exact, whatever tokenizer there is.
+        """
+        worker = None if member is None else self._core.workers.get(member.worker_id)
+        verdict = None if member is None else self.of(member, worker)
+        if member is None or worker is None or verdict is None:
+            return verdict
+        if prompt.approximate or prompt.encoded:
+            return verdict
+        return hit_verdict(replace(self._facts(member, worker), tokens="checked"))
 
     def _facts(self, member: Member, worker: Worker) -> HitFacts:
         recognized = member.recognized

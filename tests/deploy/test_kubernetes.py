@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ from router.settings.schema import Config
 from tests.deploy.chart import VERSIONS, faults, first_requests
 from tests.deploy.parsed import DEPLOY, ENGINE_PATHS, ROUTER_PATHS, engine_ports, router_config
 from tests.live.stack import running
+from tests.told_decision import decision_in
 
 FOLDER = DEPLOY / "kubernetes"
 FILES = {
@@ -222,5 +222,5 @@ async def test_the_first_request_of_the_notes_is_routed(tmp_path) -> None:
         async with stack.http.post(url, json=request.body, headers=request.headers) as reply:
             assert reply.status == 200, await reply.text()
             told = reply.headers["x-warmroute-worker"]
-            assert json.loads(reply.headers["x-warmroute-explain"])["worker"] == int(told)
+            assert decision_in(reply.headers["x-warmroute-explain"])["worker"] == int(told)
         assert told in {str(row["id"]) for row in await stack.rows()}

@@ -24,6 +24,7 @@ from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_models import MODELS, NUMBER, SOURCE, WHOLE, Models, config_of
 from tests.engines.triton_server import KEPT, TENSOR_CONFIGS, TENSORS, TritonServer
 from tests.live.stack import Stack, until
+from tests.told_decision import decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -87,7 +88,7 @@ class Routed:
         async with self.stack.http.post(url, data=body, headers=headers) as reply:
             answer = await reply.read()
             assert reply.status == 200, answer
-            why = json.loads(reply.headers["x-warmroute-explain"])
+            why = decision_in(reply.headers["x-warmroute-explain"])
             number = reply.headers["x-request-id"]
         told = told_in(answer)
 

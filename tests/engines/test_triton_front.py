@@ -19,6 +19,7 @@ from tests.engines.triton_asked import GENERATE, INFER, STREAM, answer_of, asked
 from tests.engines.triton_server import ECHO, KEPT, WHOLE
 from tests.engines.vllm_server import MODEL
 from tests.live.stack import until
+from tests.told_decision import decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -259,7 +260,7 @@ async def test_a_prompt_goes_to_where_it_was_and_explain_says_by_what(triton: Po
         url = f"{triton.router.url}{path}"
         async with triton.router.http.post(url, data=body, headers=headers) as reply:
             assert reply.status == 200, await reply.text()
-            found: dict[str, Any] = json.loads(reply.headers["x-warmroute-explain"])
+            found: dict[str, Any] = decision_in(reply.headers["x-warmroute-explain"])
             return found
 
     body = asked(prompt, 1)

@@ -30,6 +30,7 @@ from tests.engines.environment import NEWEST_TRITON, Environment
 from tests.engines.triton_server import TritonServer
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack, until
+from tests.told_decision import decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -231,7 +232,7 @@ async def test_what_a_request_is_routed_by(whole: Whole, tmp_path: Path) -> None
     url = f"{named.url}/v2/models/ensemble/generate"
     async with whole.http.post(url, json=body, headers={"x-warmroute-explain": "1"}) as reply:
         assert reply.status == 200, await reply.text()
-        why = json.loads(reply.headers["x-warmroute-explain"])
+        why = decision_in(reply.headers["x-warmroute-explain"])
     assert "triton_inputs" in why["routed_by"] or "configur" in why["routed_by"], why
 
 
@@ -249,7 +250,7 @@ async def test_why_a_request_waits(whole: Whole, tmp_path: Path) -> None:
 
     async with ask(max_tokens=50, stream=True) as running:
         assert running.status == 200, await running.text()
-        number = json.loads(running.headers["x-warmroute-explain"])["request"] + 1
+        number = decision_in(running.headers["x-warmroute-explain"])["request"] + 1
         whole.engine.process.send_signal(signal.SIGSTOP)  # so that it does not end meanwhile
         try:
             waiting = asyncio.ensure_future(ask(max_tokens=2, stream=True).__aenter__())

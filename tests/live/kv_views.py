@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 from tests.live.ports import lasting_port
 from tests.live.slow_line import SlowLine
 from tests.live.stack import MODEL, Stack, until
+from tests.told_decision import decision_in
 
 
 async def explained(stack: Stack, prompt: list[int], model: str = MODEL) -> dict[str, Any]:
@@ -20,7 +20,7 @@ async def explained(stack: Stack, prompt: list[int], model: str = MODEL) -> dict
     url = f"{stack.url}/v1/completions"
     async with stack.http.post(url, json=body, headers=headers) as reply:
         usage = (await reply.json())["usage"]
-        explanation = json.loads(reply.headers["x-warmroute-explain"])
+        explanation = decision_in(reply.headers["x-warmroute-explain"])
     return {
         "worker": explanation["worker"],
         "expected": explanation["expected_hit_tokens"],

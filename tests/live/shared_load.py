@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 import aiohttp
 
 from tests.live.stack import MODEL
+from tests.told_decision import decision_in
 
 TRUNKS = 10
 TURNS = 6
@@ -105,7 +105,7 @@ class Load:
                 return
             usage = (await reply.json())["usage"]
             self.served += 1
-            expected = json.loads(reply.headers["x-warmroute-explain"])["expected_hit_tokens"]
+            expected = decision_in(reply.headers["x-warmroute-explain"])["expected_hit_tokens"]
             cached = usage["prompt_tokens_details"]["cached_tokens"]
             sign = (expected > cached) - (expected < cached)
             self.met[("hit as expected", "hit below expected", "hit above expected")[sign]] += 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import aiohttp
@@ -11,6 +10,7 @@ import pytest
 
 from router.process.hang_watch import HUNG_STATUS
 from tests.live.stack import running
+from tests.told_decision import decision_in
 
 HERE = "tests.live.bad_policies"
 
@@ -38,7 +38,7 @@ async def test_every_request_is_served_and_the_policy_is_named_and_suspended(
             url = f"{stack.url}/v1/completions"
             async with stack.http.post(url, json=body, headers=headers) as reply:
                 assert reply.status == 200, await reply.text()
-                reasons.append(json.loads(reply.headers["x-warmroute-explain"])["reason"])
+                reasons.append(decision_in(reply.headers["x-warmroute-explain"])["reason"])
         assert reasons[-2:] == ["fallback"] * 2
         assert await stack.metric("warmroute_policy_suspended") == 1
         label = f'warmroute_policy_faults_total{{kind="{kind}",policy="{policy}"}}'

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.stack import running
+from tests.told_decision import decision_in
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACE = ROOT / "simulator" / "data" / "conversation_sample.jsonl.gz"
@@ -62,7 +62,7 @@ async def test_in_the_router(spec: str, tmp_path: Path, monkeypatch: pytest.Monk
             url = f"{stack.url}/v1/completions"
             async with stack.http.post(url, json=body, headers=headers) as reply:
                 assert reply.status == 200, await reply.text()
-                why = json.loads(reply.headers["x-warmroute-explain"])
+                why = decision_in(reply.headers["x-warmroute-explain"])
             assert why["policy"] == f"{MODULE}:thrifty|{MODULE}:spare_the_newest"
             assert why["reason"] == "policy"
             workers.add(why["worker"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.live.stack import MODEL, Stack, running, until
+from tests.told_decision import decision_in
 
 ASK = "x-warmroute-explain"
 
@@ -19,7 +20,7 @@ async def told(stack: Stack, prompt: list[int], how: str = "1") -> dict[str, Any
     url = f"{stack.url}/v1/completions"
     async with stack.http.post(url, json=body, headers={ASK: how}) as reply:
         await reply.read()
-        return dict(json.loads(reply.headers[ASK]))
+        return decision_in(reply.headers[ASK])
 
 
 async def page(stack: Stack, query: str) -> tuple[int, dict[str, Any]]:
@@ -53,8 +54,14 @@ async def test_the_header_the_page_and_the_log_tell_the_same_story(tmp_path: Pat
         full = await told(stack, list(range(100)), "full")
         assert full["columns"][str(full["worker"])]["hit_tokens"] == full["expected_hit_tokens"]
         kept = await answered(stack, full["request"])
+        assert kept["why"].startswith(f"worker {full['worker']} holds ")
         assert {name: kept[name] for name in short} == {name: full[name] for name in short}
         assert [row["worker"] for row in kept["workers"]] == [one["worker"] for one in kept["best"]]
+        assert kept["hits"]["mode"] == "exact"  # of a prompt of token ids
+        async with stack.http.post(f"{stack.admin}/explain", json={"prompt": "text"}) as reply:
+            would = await reply.json()
+        assert would["hits"]["cause"] == "no-tokenizer"
+        assert " holds about 0 of 1 block; " in would["why"]
         assert kept["considered_workers"] == 2
         assert kept["unit"] == "s"
         expected_s = kept["first_token_s"] - kept["best"][1]["cost"]
@@ -117,7 +124,7 @@ async def test_why_a_request_waits_can_be_asked_while_it_does_and_stands_in_its_
         assert [row["cost"] for row in answer["workers"]] == [None, None]
         reply = await asking
         assert reply.status == 503
-        shown = json.loads(reply.headers[ASK])
+        shown = decision_in(reply.headers[ASK])
         assert shown["held"] is True
         assert shown["held_s"] >= 1.5
         async with stack.http.post(f"{stack.admin}/explain", json=body) as tried:

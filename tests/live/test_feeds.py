@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,6 +19,7 @@ from router.events.sources import ZmqSource, kv_event_sources
 from simulator.live.processes import Program, Programs
 from tests.live.stack import MODEL, Stack, engine_arguments, misbehaving, running, until
 from tests.router.events.feed_wire import Rig, chain_of, pack, rig
+from tests.told_decision import decision_in
 
 SIZE = 16
 PROMPT = [(7 * n) % 100 for n in range(5 * SIZE)]
@@ -153,7 +153,7 @@ async def test_prompts_with_ids_of_images_find_the_blocks_that_events_tell_of(
             url = f"{stack.url}/v1/completions"
             async with stack.http.post(url, data=body, headers=headers) as reply:
                 assert reply.status == 200, await reply.text()
-                told = json.loads(reply.headers["x-warmroute-explain"])
+                told = decision_in(reply.headers["x-warmroute-explain"])
             assert (told["worker"], told["expected_hit_tokens"]) == (worker, 4 * SIZE)
         assert (asked, unasked) == (bodies, [])
         for beyond in (-1, 2**63):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, until
+from tests.told_decision import decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -34,7 +35,7 @@ async def test_the_second_request_goes_to_the_warm_worker_by_its_own_events(stac
         headers = {"x-warmroute-explain": "1"}
         url = f"{stack.url}/v1/completions"
         async with stack.http.post(url, json=body, headers=headers) as reply:
-            explanation = json.loads(reply.headers["x-warmroute-explain"])
+            explanation = decision_in(reply.headers["x-warmroute-explain"])
             usage = (await reply.json())["usage"]
             assert reply.headers["x-warmroute-worker"] == str(explanation["worker"])
             return {**explanation, "cached": usage["prompt_tokens_details"]["cached_tokens"]}
@@ -86,7 +87,7 @@ async def test_text_without_a_tokenizer_is_placed_approximately_and_sticks(stack
         headers = {"x-warmroute-explain": "1"}
         url = f"{stack.url}/v1/completions"
         async with stack.http.post(url, json=body, headers=headers) as reply:
-            explanation = json.loads(reply.headers["x-warmroute-explain"])
+            explanation = decision_in(reply.headers["x-warmroute-explain"])
             await reply.read()
         assert explanation["approximate"]
         seen.add(explanation["worker"])

@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.engine.model_dirs import write_model
 from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
+from tests.told_decision import EXPLAIN, decision_in
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 20
 Cause = tuple[str, str | None]
@@ -66,9 +67,15 @@ async def test_a_worker_that_tells_all_is_exact_and_one_without_events_is_not(
         assert (await counted(stack, "exact", ""), await counted(stack, "degraded", "")) == (1, 0)
         assert await counted(stack, "approximate", "events-none") == 1
         assert await metric_sum(stack.http, stack.admin, "warmroute_worker_hit_mode") == 2
-        status, _ = await stack.complete(TEXT)
-        assert status == 200
+        why, decision = await explained(stack)
         assert await cause_of(stack, 0) == EXACT
+        for _ in range(2):
+            why, decision = await explained(stack)
+            row = await stack.row(decision["worker"])
+            verb = "holds" if decision["hits"]["mode"] == "exact" else "holds about"
+            assert why.startswith(f"worker {row['id']} {verb} ")
+            assert " blocks; " in why
+            assert decision["hits"] == row["hits"]
 
 
 async def test_without_a_tokenizer_all_is_approximate(tmp_path: Path) -> None:
@@ -94,6 +101,9 @@ async def test_a_router_that_comes_late_to_an_engine_without_replay_is_degraded(
         await ask(stack, url)
         await stack.add(f"{url},kind=vllm,events={endpoint}")
         await until_cause(stack, ("degraded", "no-replay"))
+        why, decision = await explained(stack)
+        assert why.startswith("worker 0 is known to hold 0 of ")
+        assert decision["hits"]["cause"] == "no-replay"
         hits = (await stack.row(0))["hits"]
         assert "replay_endpoint" in hits["lift"]
         async with stack.http.post(f"{url}/reset_prefix_cache") as reply:
@@ -110,6 +120,16 @@ async def test_a_worker_that_is_down_has_no_mode(tmp_path: Path) -> None:
         await stack.until_state(0, "down")
         assert (await stack.row(0))["hits"] is None
         assert await metric_sum(stack.http, stack.admin, "warmroute_worker_hit_mode") == 0
+
+
+async def explained(stack: Stack) -> tuple[str, dict[str, Any]]:
+    """The sentence and the JSON of an answer's header."""
+    body = {"model": MODEL, "prompt": TEXT, "max_tokens": 2}
+    url, headers = f"{stack.url}/v1/completions", {EXPLAIN: "1"}
+    async with stack.http.post(url, json=body, headers=headers) as reply:
+        assert reply.status == 200, await reply.text()
+        told = reply.headers[EXPLAIN]
+        return told.partition("; {")[0], decision_in(told)
 
 
 async def ask(stack: Stack, url: str) -> None:

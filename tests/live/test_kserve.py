@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 
 from tests.live.stack import MODEL, running
 from tests.served_app import served_by
+from tests.told_decision import decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -49,7 +50,7 @@ async def explained(stack, path: str, body: bytes, **headers: str) -> tuple[int,
     """(status, answer, why it went where it did)."""
     headers = {"x-warmroute-explain": "1", **headers}
     async with stack.http.post(f"{stack.url}{path}", data=body, headers=headers) as reply:
-        why = json.loads(reply.headers.get("x-warmroute-explain", "{}"))
+        why = decision_in(reply.headers.get("x-warmroute-explain", "; {}"))
         return reply.status, await reply.json(content_type=None), why
 
 

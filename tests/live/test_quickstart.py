@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import shlex
 import shutil
@@ -15,6 +14,7 @@ import pytest
 from simulator.live.processes import Programs
 from tests.live.ports import lasting_port
 from tests.live.stack import Stack
+from tests.told_decision import decision_in
 
 PAGE = (Path(__file__).parents[2] / "docs" / "quickstart.md").read_text(encoding="utf-8")
 KINDS = {"warmroute": "router", "warmroute-engine": "engine"}
@@ -54,7 +54,7 @@ async def test_the_second_answer_comes_from_the_cache_of_the_first(tmp_path: Pat
             )
             answer, _ = await process.communicate()
             head = answer.decode().partition("\r\n\r\n")[0]
-            seen.append(json.loads(re.findall(r"(?im)^x-warmroute-explain: (.*?)\r?$", head)[0]))
+            seen.append(decision_in(re.findall(r"(?im)^x-warmroute-explain: (.*?)\r?$", head)[0]))
         first, second = seen
         assert first["worker"] == second["worker"]
         assert (first["expected_hit_tokens"], second["expected_hit_tokens"] > 0) == (0, True)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
+from tests.told_decision import decision_in
 
 PARAMS = (
     b'{"remote_engine_id":"e", "remote_request_id":"r-1","remote_port": 5600,'
@@ -61,7 +62,7 @@ class Pair:
         url, headers = f"{self.stack.url}/v1/completions", {"x-warmroute-explain": asked}
         async with self.stack.http.post(url, json=body, headers=headers) as reply:
             assert reply.status == status, await reply.text()
-            why: dict[str, Any] = json.loads(reply.headers["x-warmroute-explain"])
+            why: dict[str, Any] = decision_in(reply.headers["x-warmroute-explain"])
             assert reply.headers["x-warmroute-worker"] == str(why["worker"])
             return why
 

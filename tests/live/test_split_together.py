@@ -20,6 +20,7 @@ from tests.effort import QUICK
 from tests.live.meeting_engines import FIRST, REST, MeetingWorker, Mooncake, SGLang
 from tests.live.stack import MODEL, Stack, running, until
 from tests.pauses import measured
+from tests.told_decision import decision_in
 
 TEXT = "".join((FIRST, *REST))
 SOON_TOLD_S = 0.5
@@ -150,7 +151,7 @@ async def test_the_explain_header_names_both_workers(
             sent = both.http.post(url, json=body | {"stream": stream}, headers=headers)
             async with sent as reply:
                 assert reply.status == 200
-                why = json.loads(reply.headers["x-warmroute-explain"])
+                why = decision_in(reply.headers["x-warmroute-explain"])
                 await reply.read()
             assert why["worker"] in (2, 3)
             assert why["prefill"]["best"][0]["worker"] == why["prefill_worker"]

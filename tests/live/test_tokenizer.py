@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from tests.live.stack import MODEL, Stack, running, until
 from tests.tokenizer_folder import write_model
+from tests.told_decision import decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -34,7 +35,7 @@ async def chat(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> d
     async with stack.http.post(url, json=body, headers=headers) as reply:
         answer = await reply.json()
         assert reply.status == 200, answer
-        explanation = json.loads(reply.headers["x-warmroute-explain"])
+        explanation = decision_in(reply.headers["x-warmroute-explain"])
     return {
         "text": answer["choices"][0]["message"]["content"],
         "cached": answer["usage"]["prompt_tokens_details"]["cached_tokens"],
@@ -71,7 +72,7 @@ async def test_text_prompts_are_counted_as_the_engine_counts_them(stack: Stack) 
     body = {"model": MODEL, "prompt": text, "max_tokens": 1}
     async with stack.http.post(f"{stack.url}/v1/completions", json=body, headers=headers) as reply:
         usage = (await reply.json())["usage"]
-        explanation = json.loads(reply.headers["x-warmroute-explain"])
+        explanation = decision_in(reply.headers["x-warmroute-explain"])
     assert explanation["prompt_tokens"] == usage["prompt_tokens"]
     assert not explanation["approximate"]
 

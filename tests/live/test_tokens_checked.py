@@ -11,6 +11,7 @@ import pytest
 from engine.wire.hf import HfTokenizer
 from tests.engine.model_dirs import write_model
 from tests.live.stack import MODEL, Stack, misbehaving, running, until
+from tests.told_decision import decision_in
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 8
 EXACT = f'warmroute_tokenizer_exact{{model="{MODEL}"}}'
@@ -37,7 +38,7 @@ async def explained(stack: Stack, **fields: Any) -> dict[str, Any]:
     body = {"model": MODEL, "prompt": TEXT, "max_tokens": 1} | fields
     async with stack.http.post(f"{stack.url}/v1/completions", json=body, headers=headers) as reply:
         assert reply.status == 200, await reply.text()
-        return dict(json.loads(reply.headers["x-warmroute-explain"]))
+        return decision_in(reply.headers["x-warmroute-explain"])
 
 
 async def checked(stack: Stack, value: float) -> None:

@@ -17,7 +17,6 @@ killed and started again. Whenever the load pauses, this holds of each engine, b
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from pathlib import Path
@@ -31,6 +30,7 @@ from tests.live.cache_pool import KV_BLOCKS, TOUCHED_BLOCKS, Pool, differences, 
 from tests.live.event_relay import CALM, Faults
 from tests.live.shared_load import SALTS, TRUNKS, Load, trunk_prompt
 from tests.live.stack import MODEL, until
+from tests.told_decision import decision_in
 
 SHORT_ROUNDS = 6  # one of each of the worst harms
 FULL_S = 600.0  # of rounds, however many that are
@@ -152,7 +152,7 @@ async def probed(pool: Pool) -> str:
         url = f"{pool.url}/v1/completions"
         async with pool.http.post(url, json=body, headers=headers) as reply:
             assert reply.status == 200, await reply.text()
-            explained = json.loads(reply.headers["x-warmroute-explain"])
+            explained = decision_in(reply.headers["x-warmroute-explain"])
             usage = (await reply.json())["usage"]
         expected = explained["expected_hit_tokens"]
         cached = usage["prompt_tokens_details"]["cached_tokens"]

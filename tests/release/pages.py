@@ -10,6 +10,7 @@ from typing import Any
 
 from release.wheels import ROOT
 from tests.release.host import Host, commands, replaced
+from tests.told_decision import decision_in
 
 TIMED = "warmroute-engine --timed llama-3.1-8b-h100"
 SAMPLE = "simulator/data/conversation_sample.jsonl.gz"
@@ -181,5 +182,4 @@ def workers(on: Host) -> list[dict[str, Any]]:
 def explained(answer: str) -> dict[str, Any]:
     """The decision that an answer's header tells of."""
     (text,) = re.findall(r"(?im)^x-warmroute-explain: (.*?)\r?$", answer)
-    decision: dict[str, Any] = json.loads(text)
-    return decision
+    return decision_in(text)

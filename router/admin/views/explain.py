@@ -11,19 +11,19 @@ from router.core.placement.choice import Choice, Withheld
 from router.http.errors import ClientError
 from router.http.messages import Request, Response, json_response
 from router.keys.key_file import KeyTerms
-from router.record.explain import everything, explanation, withheld
+from router.record.explain import everything, explanation, why_sentence, withheld
 from router.record.request_record import LatestAttempts
-from router.request.dispatcher import Dispatcher
 from router.request.inference import Inference
+from router.request.prompts import Prompt
+from router.request.service import Service
 
 
 class ExplainPages:
     """Handlers of `/explain`. Lifetime: process."""
 
-    def __init__(
-        self, dispatcher: Dispatcher, inference: Inference, decisions: LatestAttempts
-    ) -> None:
-        self._dispatcher = dispatcher
+    def __init__(self, service: Service, inference: Inference, decisions: LatestAttempts) -> None:
+        self._service = service
+        self._dispatcher = service.dispatcher
         self._inference = inference
         self._decisions = decisions
 
@@ -40,7 +40,7 @@ class ExplainPages:
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:
             raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
-        arrival, *_ = await self._inference.reader.arrival(
+        arrival, prompt, _ = await self._inference.reader.arrival(
             request.body, path, request.headers.get, KeyTerms()
         )
         choice = self._dispatcher.explain(arrival)
@@ -48,7 +48,7 @@ class ExplainPages:
             raise ClientError(
                 choice.status if choice.status < 500 else 409, choice.message, code=choice.code
             )
-        return json_response(_tried(arrival.request_id, choice))
+        return json_response(self._tried(arrival.request_id, choice, prompt))
 
     def _of(self, text: str) -> dict[str, Any]:
         if not (text.isascii() and text.isdecimal() and len(text) < 18):
@@ -60,12 +60,19 @@ class ExplainPages:
         choice = self._dispatcher.explain_held(request_id)
         if choice is None or isinstance(choice, Reject):
             raise ClientError(404, f"request {request_id} is neither waiting nor among the latest")
-        return _tried(request_id, choice)
+        return self._tried(request_id, choice)
 
-
-def _tried(request_id: int, choice: Choice | Withheld) -> dict[str, Any]:
-    if isinstance(choice, Withheld):
-        return withheld(request_id, choice) | everything(choice.details)
-    shown = explanation(request_id, choice.worker.worker_id, choice.decision)
-    details = choice.decision.details
-    return shown if details is None else shown | everything(details)
+    def _tried(
+        self, request_id: int, choice: Choice | Withheld, prompt: Prompt | None = None
+    ) -> dict[str, Any]:
+        if isinstance(choice, Withheld):
+            return withheld(request_id, choice) | everything(choice.details)
+        worker, hits = choice.worker, self._service.hits
+        member = self._service.fleet.members.get(worker.worker_id)
+        verdict = None if hits is None or prompt is None else hits.of_request(member, prompt)
+        shown = explanation(request_id, worker.worker_id, choice.decision)
+        size = worker.facts.block_size
+        shown["why"] = why_sentence(worker.worker_id, choice.decision, size, verdict)
+        shown |= {} if verdict is None else {"hits": verdict.shown()}
+        details = choice.decision.details
+        return shown if details is None else shown | everything(details)

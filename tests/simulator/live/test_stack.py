@@ -19,6 +19,7 @@ from simulator.live.processes import StartError
 from simulator.live.stack import StackSettings, run_scenario
 from tests.forks.starting import really_start
 from tests.simulator.made_up import shared_prompt
+from tests.told_decision import decision_in
 
 TIMEOUT_S = 60.0
 HELPERS = re.compile(rb"multiprocessing|tests\.forks")
@@ -114,7 +115,7 @@ async def expected_hit_tokens(line: str) -> int:
         body = await reply.json()
         assert reply.status == 200, body
         assert body["usage"]["completion_tokens"] == sent["max_tokens"]
-        return int(json.loads(reply.headers["x-warmroute-explain"])["expected_hit_tokens"])
+        return int(decision_in(reply.headers["x-warmroute-explain"])["expected_hit_tokens"])
 
 
 async def test_the_stack_prints_a_request_that_works_and_stays(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from policies.facts import Arrival
 from policies.load import LoadedPolicy
 from router.core.contract.actions import (
     MAX_TERMS,
@@ -18,6 +19,7 @@ from router.core.contract.actions import (
     Decision,
     Dispatch,
     Hold,
+    Stage,
     TermsError,
     checked_terms,
     details_of,
@@ -29,8 +31,10 @@ from router.core.core import RouterCore
 from router.core.placement.choice import Choice, Withheld
 from router.core.placement.guard import PolicyFaultError
 from router.record.explain import everything, explanation, explanation_line
+from router.record.request_record import Attempt
 from tests.policies.fleet import fleet_of, request_of
 from tests.router.core.core_world import World
+from tests.told_decision import decision_in
 
 
 class Termed:
@@ -201,12 +205,15 @@ def test_a_thousand_workers_make_a_header_that_clients_take() -> None:
     best = tuple(Candidate(one.worker_id, one.cost, 7) for one in details.seen[:3])
     decision = Decision("p", "policy", 7, 100, best, False)
     decision.details = details
+    of = Arrival(0.0, 1, "m", 100, {})
+    one, first = (Attempt(of, Dispatch(1, (Stage(n, "both"),), decision), 0.0) for n in (3, 5))
+    one.routed_by = "a reason " * 50
     for full in (False, True):
-        for prefill in (None, (5, decision)):
-            line = explanation_line(1, 3, decision, full, "a reason " * 50, prefill)
+        for prefill in (None, first):
+            line = explanation_line(one, full, prefill)
             assert len(line) <= 6_000
-            told = msgspec.json.decode(line)
-            assert (told["worker"], told.get("prefill_worker")) == (3, prefill and prefill[0])
+            told = decision_in(line.decode("ascii"))
+            assert (told["worker"], told.get("prefill_worker")) == (3, prefill and 5)
     assert len(everything(details)["workers"]) == SHOWN_WORKERS
 
 
