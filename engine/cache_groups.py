@@ -48,17 +48,17 @@ class CacheGroup:
 
 
 def parse_groups(text: str) -> tuple[CacheGroup, ...]:
-    """The groups beside full attention in `window:TOKENS[*COST],state[*COST]`; "": there are none.
+    """The groups beside full attention in `window:TOKENS[*COST]+state[*COST]`; "": there are none.
 
     Raises ValueError that says what is wrong and what to write.
     """
     groups: list[CacheGroup] = []
-    for part in filter(None, text.split(",")):
+    for part in text.split("+") if text else ():
         found = _FORM.fullmatch(part)
         if found is None:
             raise ValueError(
                 f"cache groups are window:TOKENS or state, each with *COST where one of its blocks "
-                f"takes several, as in window:1024*5,state; got {part!r}"
+                f"takes several, as in window:1024*5+state; got {part!r}"
             )
         window, cost = int(found["window"] or 0), int(found["cost"] or 1)
         groups.append(CacheGroup("window" if found["window"] else "state", window, cost))

@@ -27,8 +27,10 @@ class Stored:
     the router knows the blocks already, and they were stored in one more tier.
 
     `group` is the cache group of a model with several attention types; None means that there is
-    only one group. Only one group counts: the first that is reported to have full attention, and
-    until then group 0.
+    only one group. Only one group counts as cached blocks: the first that is reported to have full
+    attention, and until then group 0. `window` is given of a group that limits how many of these
+    can be reused: the tokens of its sliding window, or 0 if it keeps states. Such a group's blocks
+    have the names that they have in full attention, and neither chain nor tokens.
     """
 
     hashes: BlockNames
@@ -41,6 +43,7 @@ class Stored:
     extras: tuple[bytes, ...] = ()  # hashed after the tokens of each block (images); or none
     group: int | None = None
     full_attention: bool = False
+    window: int | None = None
 
 
 @record

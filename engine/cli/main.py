@@ -161,7 +161,7 @@ def parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add(
         "--cache-groups", default="", metavar="G",
-        help="beside full attention, as window:1024*5,state (none)",
+        help="beside full attention, as window:1024*5+state (none)",
     )  # fmt: skip
     add("--block-size", type=int, default=worker.block_size, metavar="B", help="tokens (16)")
     add("--model-name", default=worker.model_name, metavar="M", help="as clients name it")

@@ -94,6 +94,8 @@ class Pool(Struct):
         "memory; default: none"] = UNSET  # fmt: skip
     host_load_gbps: Annotated[float | UnsetType, "Gbit/s of each GPU at which they are loaded "
         f"again; default {HOST_LOAD_GBPS:g}"] = UNSET  # fmt: skip
+    cache_groups: Annotated[str | UnsetType, "G", "windows and states that the model caches beside "
+        "full attention, as window:1024*6+state*48; default: none"] = UNSET  # fmt: skip
     prefix_wait_tokens: Annotated[Whole | None, "least prefix for which a request waits while its "
         "worker computes it for another; 0: never, as in vLLM and SGLang; default: 256, as in our "
         "engine"] = None  # fmt: skip
@@ -101,7 +103,7 @@ class Pool(Struct):
         "options above; repeat for a mixed pool. Keys: count, profile, role (both, prefill, "
         "decode), kv_tokens, speed, max_num_tokens, max_batch_size, max_model_tokens, "
         "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction, host_kv_tokens, "
-        "host_load_gbps"] = ()  # fmt: skip
+        "host_load_gbps, cache_groups"] = ()  # fmt: skip
     block_size: Annotated[int | None, "B", "tokens of a KV block of the workers; default: the "
         "trace's, 16 for generators"] = None  # fmt: skip
 
@@ -264,6 +266,7 @@ def groups_of(pool: Pool) -> tuple[WorkerGroup, ...]:
                 role=role,
                 host_kv_tokens=pool.host_kv_tokens,
                 host_load_gbps=pool.host_load_gbps,
+                cache_groups=pool.cache_groups,
             )
             for role, count in roles.items()
             if count

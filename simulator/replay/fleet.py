@@ -10,6 +10,7 @@ from random import Random
 
 import msgspec
 
+from engine.cache_groups import GroupBlocks, parse_groups
 from engine.profiles import Profile, gpus_of, profile
 from engine.scheduler.types import SchedulerSettings
 from kvkernels import VirtualWorker
@@ -59,6 +60,7 @@ def check_setup(setup: Setup) -> None:
         if group.kv_tokens is not None and group.kv_tokens < 1:
             raise ReplayError(f"groups[{number}].kv_tokens: {group.kv_tokens}; expected 1 or more")
         _check_host(number, group)
+        _check_groups(number, group)
     workers = sum(group.count for group in setup.groups)
     if not 1 <= workers <= MAX_WORKERS:
         raise ReplayError(f"groups: {workers} workers in all; expected 1..{MAX_WORKERS}")
@@ -82,6 +84,16 @@ def _check_host(number: int, group: WorkerGroup) -> None:
             f"{where}.profile: {group.profile} does not say how many bytes the KV of a token has "
             "(kv_bytes_per_token), so no load from host memory can be timed"
         )
+
+
+def _check_groups(number: int, group: WorkerGroup) -> None:
+    try:
+        groups = parse_groups(group.cache_groups or "")
+    except ValueError as error:
+        raise ReplayError(f"groups[{number}].cache_groups: {error}") from error
+    if groups and group.host_kv_tokens:
+        where = f"groups[{number}].host_kv_tokens"
+        raise ReplayError(f"{where}: must be 0 with cache_groups, which stay on the GPU")
 
 
 def _check_roles(setup: Setup) -> None:
@@ -184,6 +196,7 @@ class FleetBuilder:
                 "tokens; give it more, none (0), or a smaller block_size"
             )
         limits = _limits(group)
+        groups = GroupBlocks(parse_groups(group.cache_groups or ""), self._block_size)
         has_events = self._setup.world.events
         engine = VirtualWorker(
             blocks=blocks,
@@ -197,6 +210,7 @@ class FleetBuilder:
             speed=group.speed,
             host_blocks=host_tokens // self._block_size,
             load_block_s=self._block_size * _load_token_s(group, hardware),
+            cache_groups=[(one.window, one.cost) for one in groups.groups],
         )
         untold = worker_id < (self._setup.world.untold_capacities or 0)
         facts = WorkerFacts(
@@ -218,13 +232,18 @@ class FleetBuilder:
             engine,
             speed=group.speed,
             step_time=hardware.step_time,
-            sequence_tokens=min(limits.max_model_tokens, blocks * self._block_size),
+            sequence_tokens=min(limits.max_model_tokens, self._room(blocks, groups)),
             kept_batches=self._kept_batches,
             random=Random(f"{self._setup.seed}/lost events/{worker_id}"),
             kv_bytes_per_token=hardware.kv_bytes_per_token,
             link_bytes_per_ns=self._setup.world.link_gbps * gpus_of(group.profile) / 8,
             tells_host=self._setup.world.host_events is not False,
+            windows=[one.window for one in groups.groups],
         )
+
+    def _room(self, blocks: int, groups: GroupBlocks) -> int:
+        """Tokens of the longest sequence, its windows and states beside it."""
+        return (blocks - groups.working_blocks) * self._block_size
 
 
 def _load_token_s(group: WorkerGroup, hardware: Profile) -> float:

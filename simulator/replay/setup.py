@@ -37,6 +37,8 @@ class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # which they are loaded again. Unset: no host tier, HOST_LOAD_GBPS; not said then, as above.
     host_kv_tokens: int | msgspec.UnsetType = msgspec.UNSET
     host_load_gbps: float | msgspec.UnsetType = msgspec.UNSET
+    # Windows and states that its model caches beside full attention; see `engine.cache_groups`.
+    cache_groups: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

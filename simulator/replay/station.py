@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 from engine.step_time import StepTime
@@ -14,6 +15,7 @@ from policies.facts import Cleared, KvEvent, Removed, Stored, Tier, WorkerFacts
 KEPT_BATCHES = 10_000  # as our engine's publisher keeps for replays
 # Kinds of changes that `VirtualWorker.advance` tells.
 _STORED, _REMOVED, _CLEARED, _STORED_HOST, _REMOVED_HOST = range(5)
+_FIRST_GROUP = 5  # stored and removed of the first group of windows or states, then of the next
 
 
 class Station:
@@ -36,6 +38,7 @@ class Station:
         kv_bytes_per_token: int,
         link_bytes_per_ns: float,
         tells_host: bool = True,
+        windows: Sequence[int] = (),
     ) -> None:
         self.worker_id = worker_id
         self.facts = facts
@@ -47,6 +50,7 @@ class Station:
         self.kv_bytes_per_token = kv_bytes_per_token
         self.link_bytes_per_ns = link_bytes_per_ns  # each way
         self._tells_host = tells_host  # its events tell of host memory, too
+        self._windows = windows  # tokens, 0 of states: of each group beside full attention
         self.dispatches = 0
         self.random = random  # which of its batches get lost
 
@@ -86,6 +90,8 @@ class Station:
     def batch(self, changes: Sequence[tuple[int, int | None, Hashes]]) -> tuple[KvEvent, ...]:
         """Cache changes as the facts that an event batch brings."""
         size = self.facts.block_size
+        if self._windows:
+            return tuple([self._of_groups(*change) for change in changes])
         return tuple(
             [
                 _event(kind, parent, hashes, size)
@@ -94,10 +100,29 @@ class Station:
             ]
         )
 
+    def _of_groups(self, kind: int, parent: int | None, hashes: Hashes) -> KvEvent:
+        """A change of a hybrid model's cache."""
+        size = self.facts.block_size
+        if kind < _FIRST_GROUP:
+            event = _event(kind, parent, hashes, size)
+            if isinstance(event, Stored):
+                return replace(event, group=0, full_attention=True)
+            return event
+        number, is_removed = divmod(kind - _FIRST_GROUP, 2)
+        if is_removed:
+            return Removed(hashes, "gpu", number + 1)
+        window = self._windows[number]
+        return Stored(hashes, None, (), size, group=number + 1, window=window)
+
     def snapshot(self, now_ns: int) -> tuple[KvEvent, ...]:
         """The visible contents as facts, parents first."""
         local_ns, size = self.local_ns(now_ns), self.facts.block_size
         contents = self.engine.snapshot(local_ns)
+        if self._windows:
+            groups = enumerate(self.engine.group_blocks(local_ns))
+            changes = [(_STORED, parent, hashes) for parent, hashes in contents]
+            changes += [(_FIRST_GROUP + 2 * number, None, hashes) for number, hashes in groups]
+            return self.batch(changes)
         events = [_event(_STORED, parent, hashes, size) for parent, hashes in contents]
         in_host = self.engine.host_blocks(local_ns)
         if self._tells_host and len(in_host):

@@ -21,7 +21,7 @@ GROUPS = {
     "dense": None,
     "windows": "window:128*2",
     "states": "state*3",
-    "both": "window:64,state*2",
+    "both": "window:64+state*2",
 }
 KINDS = {"dense": [], "windows": ["window"], "states": ["state"], "both": ["window", "state"]}
 

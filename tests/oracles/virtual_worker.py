@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from engine.block_pool import BlockPool, Removed, Stored
+from engine.block_pool import BlockPool, Cleared, Removed, Stored
+from engine.cache_groups import MAX_COST, MAX_WINDOW, CacheGroup, check_room
 from engine.pins import Export
 from engine.scheduler.request import Request, State, Tokens
 from engine.scheduler.scheduler import Scheduler
@@ -84,6 +85,20 @@ def own_hash(request_id: int, depth: int) -> int:
     return mixed ^ (mixed >> 31)
 
 
+def groups_of(pairs: Sequence[tuple[int, int]], host_blocks: int) -> tuple[CacheGroup, ...]:
+    """Windows of so many tokens, or where there are none states. Raises ValueError."""
+    groups = []
+    for window, cost in pairs:
+        in_range("window", window, 0, MAX_WINDOW)
+        in_range("cost", cost, 1, MAX_COST)
+        if window == 1:
+            raise ValueError("window must be 0, or 2 and more, got 1")
+        groups.append(CacheGroup("window" if window else "state", window, cost))
+    if groups and host_blocks:
+        raise ValueError("windows and states are not kept in host memory: host blocks must be 0")
+    return tuple(groups)
+
+
 @dataclass(slots=True, eq=False)
 class VirtualRequest(Request):
     """Lifetime: request. `names`: chain hashes it came with, the answer's blocks perhaps too."""
@@ -130,6 +145,7 @@ Change = tuple[int, int | None, Hashes]
 Ended = tuple[list[int], list[int], list[int], list[Change]]
 
 STORED, REMOVED, CLEARED, STORED_HOST, REMOVED_HOST = range(5)  # kinds of changes
+_GROUP_KINDS = 5  # stored and removed of the first group, then of the next one
 MAX_STEP_NS = 10**15  # eleven days; the longest step there is
 NO_HASHES: Hashes = np.zeros(0, dtype=np.uint64)
 
@@ -148,7 +164,8 @@ class VirtualWorker:
     `engine.step_time.StepTime` in the order of its fields; a step lasts that long divided by
     `speed`, rounded half to even, 1 ns at least. So does the load of blocks from the host, which
     keeps `host_blocks`: `load_block_s` each, one load after the other; what has come runs in the
-    step that starts then, or next. The other limits are `SchedulerSettings`.
+    step that starts then, or next. `cache_groups`: (tokens, cost) of windows, (0, cost) of states
+    beside full attention (`engine.cache_groups`). The other limits are `SchedulerSettings`.
     Bad arguments raise ValueError or TypeError and change nothing.
     """
 
@@ -170,6 +187,7 @@ class VirtualWorker:
         speed: float = 1.0,
         host_blocks: int = 0,
         load_block_s: float = 0.0,
+        cache_groups: Sequence[tuple[int, int]] = (),
     ) -> None:
         self._settings = SchedulerSettings(
             max_num_tokens=in_range("max_num_tokens", max_num_tokens, 1, MAX_INT32),
@@ -199,6 +217,8 @@ class VirtualWorker:
         if not (isfinite(load_block_s) and load_block_s >= 0.0):
             raise ValueError(f"load_block_s must be finite and at least 0, got {load_block_s}")
         self._load_block_s = load_block_s
+        self._groups = groups_of(cache_groups, host_blocks)
+        check_room(self._groups, block_size, blocks)
         self._zeros = np.zeros(max_model_tokens, dtype=np.int32)
         self._now_ns = self._busy_ns = 0
         self._past = WorkerStats(*[0] * len(WorkerStats._fields))  # before the last `abort`
@@ -313,7 +333,9 @@ class VirtualWorker:
         prompt tokens found cached at the first admission, ids of finished ones, and the cache's
         changes in order: (0 stored, parent chain hash or None, hashes), (1 removed, None, hashes),
         (2 cleared, None, none); those of the host: (3 stored, None, hashes), (4 removed, None,
-        hashes). What a step evicts is told at its end, as engines do.
+        hashes); those of the nth group beside full attention: (3 + 2n stored, parent chain hash,
+        hashes), (4 + 2n removed, None, hashes). What a step evicts is told at its end, as engines
+        do.
         """
         self._settle(now_ns)
         ended = (self._first, self._first_hit_tokens, self._finished, self._changes)
@@ -358,9 +380,9 @@ class VirtualWorker:
         return sum(map(self._left_tokens, self._scheduler.requests.values()))
 
     def hit_blocks(self, chain: Hashes) -> int:
-        """Leading blocks of `chain` that are visible, as of the last call with a time."""
+        """Leading blocks of `chain` that are reused, as of the last call with a time."""
         check_chain(chain)
-        return self._pool.hit(chain.tolist())
+        return self._pool.reusable(chain.tolist(), len(chain))
 
     def set_speed(self, speed: float, now_ns: int) -> None:
         """Divide the length of later steps by `speed`; the one in flight keeps its own."""
@@ -389,7 +411,8 @@ class VirtualWorker:
         Runs follow the smallest hash wherever the tree forks; the others follow it.
         """
         self._settle(now_ns)
-        on_gpu = (one for one in self._pool.snapshot() if one.tier == "gpu")
+        snapshot = self._pool.snapshot()
+        on_gpu = (one for one in snapshot if one.tier == "gpu" and not one.group)
         return [(parent, hashes_of(run)) for parent, run in runs_of(on_gpu)]
 
     def host_blocks(self, now_ns: int) -> Hashes:
@@ -398,11 +421,18 @@ class VirtualWorker:
         in_host = (one for one in self._pool.snapshot() if one.tier == "host")
         return hashes_of([block_hash for one in in_host for block_hash in one.block_hashes])
 
+    def group_blocks(self, now_ns: int) -> list[Hashes]:
+        """Of each group of windows or states, the chain hashes of what it keeps, oldest first."""
+        self._settle(now_ns)
+        kept = [place for place, _ in self._pool.groups or ()]
+        numbers = range(1, len(self._groups) + 1)
+        return [hashes_of([one for group, one in kept if group == number]) for number in numbers]
+
     def check(self) -> None:
         """AssertionError when an invariant is broken."""
         check_pool(self._pool)
         requests = self._scheduler.requests.values()
-        held = {block for one in requests for block in one.block_ids}
+        held = {block for one in requests for block in (*one.block_ids, *one.group_ids)}
         held |= {block for one in self._exports.values() for block in one.block_ids}
         assert len(held) == self._pool.used_blocks, "blocks are held by nobody"
         rests = self._exports or any(one.state is State.READING for one in requests)
@@ -410,7 +440,12 @@ class VirtualWorker:
 
     def _begin(self) -> None:
         """An empty cache, an empty queue, no step."""
-        self._pool = BlockPool(self._blocks, self._block_size, host_blocks=self._host_blocks)
+        self._pool = BlockPool(
+            self._blocks,
+            self._block_size,
+            host_blocks=self._host_blocks,
+            groups=self._groups,
+        )
         self._scheduler = Scheduler(self._settings, self._pool)
         self._reads = []
         self._loads: list[tuple[int, int]] = []  # (end in ns, request), in this order
@@ -482,11 +517,13 @@ class VirtualWorker:
         for event in self._pool.drain_events():
             if not self._record:
                 continue
+            group = 0 if isinstance(event, Cleared) else event.group or 0
+            of_group = _GROUP_KINDS + 2 * (group - 1) if group else 0
             if isinstance(event, Stored):
-                kind = STORED if event.tier == "gpu" else STORED_HOST
+                kind = of_group + (STORED if event.tier == "gpu" else STORED_HOST)
                 self._changes.append((kind, event.parent_hash, hashes_of(event.block_hashes)))
             elif isinstance(event, Removed):
-                kind = REMOVED if event.tier == "gpu" else REMOVED_HOST
+                kind = of_group + (REMOVED if event.tier == "gpu" else REMOVED_HOST)
                 self._changes.append((kind, None, hashes_of(event.block_hashes)))
             else:
                 self._changes.append((CLEARED, None, NO_HASHES))
@@ -504,7 +541,7 @@ class VirtualWorker:
         if request.imports:
             return 1
         limit = (request.total_tokens - 1) // self._block_size
-        hit = self._pool.hit(request.chain, limit)
+        hit = self._pool.reusable(request.chain, limit)
         hit += self._pool.host.hit(request.chain, hit, limit)
         return request.total_tokens - hit * self._block_size
 

@@ -150,7 +150,10 @@ std::string BlockPool::check() const {
     }
   }
   if (held != held_ || idle != idle_) return "counts of held or idle blocks are wrong";
-  if (free + idle + held != blocks_) return "a block was lost";
+  std::size_t kept = 0;
+  for (const GroupBlocks::Kept& one : groups_.kept()) kept += one.ids.size();
+  if (kept != groups_.blocks()) return "blocks of groups are miscounted";
+  if (free + idle + held + kept != blocks_) return "a block was lost";
   if (visible != visible_) return "the count of visible blocks is wrong";
   return host_.check();
 }

@@ -6,12 +6,18 @@
 
 namespace kv::engine {
 
-BlockPool::BlockPool(std::uint32_t blocks, std::uint32_t host_blocks, ChangeLog& log)
+BlockPool::BlockPool(std::uint32_t blocks, std::uint32_t host_blocks, GroupBlocks groups,
+                     ChangeLog& log)
     : blocks_(blocks),
       log_(log),
       host_(host_blocks),
+      groups_(std::move(groups)),
       id_mask_(std::bit_ceil(blocks + 1) - 1),
-      table_(16, kEmpty) {}
+      table_(16, kEmpty) {
+  for (std::size_t number = 1; number <= groups_.size(); ++number) {
+    log_.stored(nullptr, {}, number);  // there is such a group, before it holds anything
+  }
+}
 
 std::size_t BlockPool::hit(Chain chain) const {
   std::size_t low = 0;
@@ -58,8 +64,8 @@ void BlockPool::acquire(Chain chain, std::vector<BlockId>& ids) {
 
 bool BlockPool::allocate(std::size_t count, std::vector<BlockId>& ids) {
   if (count > available()) return false;
-  const std::size_t free = available() - idle_;
-  if (count > free) evict(count - free);
+  const std::size_t free = available() - idle_ - groups_.blocks();
+  if (count > free) groups_ ? evict_by_age(count - free) : evict(count - free);
   for (std::size_t i = 0; i < count; ++i) {
     const BlockId id = take_free();
     block_[id] = {0, 0, kPrivate, 1, kHeld};
@@ -116,6 +122,10 @@ void BlockPool::clear() {
     give_free(id);
     id = next;
   }
+  for (const GroupBlocks::Kept& kept : groups_.kept()) {
+    for (const BlockId id : kept.ids) give_free(id);
+  }
+  groups_.clear();
   for (Block& block : block_) block.parent = kPrivate;
   std::fill(table_.begin(), table_.end(), kEmpty);
   oldest_ = newest_ = kNone;
@@ -163,6 +173,9 @@ void BlockPool::queue_idle(BlockId id) {
   (newest_ == kNone ? oldest_ : block_[newest_].link) = id;
   newest_ = id;
   ++idle_;
+  if (!groups_) return;
+  if (stamps_.size() <= id) stamps_.resize(block_.size());
+  stamps_[id] = ++stamp_;
 }
 
 void BlockPool::leave_idle(BlockId id) {
@@ -187,6 +200,60 @@ void BlockPool::evict(std::size_t count) {
   log_.removed(count);
   for (const std::uint64_t hash : gone) log_.hash(hash);
   evicted_ += count;
+}
+
+// Of all groups, what was used longest ago goes first.
+void BlockPool::evict_by_age(std::size_t count) {
+  std::vector<std::pair<std::size_t, std::vector<std::uint64_t>>> gone;  // group, hashes
+  const auto note = [&gone](std::size_t group, std::uint64_t hash) {
+    if (gone.empty() || gone.back().first != group) gone.push_back({group, {}});
+    gone.back().second.push_back(hash);
+  };
+  for (std::size_t freed = 0; freed < count;) {
+    const auto& kept = groups_.kept();
+    const BlockId id = oldest_;
+    if (kept.empty() || (id != kNone && stamps_[id] < kept.front().stamp)) {
+      note(0, block_[id].hash());
+      leave_idle(id);
+      erase(id);
+      give_free(id);
+      ++freed;
+      ++evicted_;
+      continue;
+    }
+    const GroupBlocks::Kept first = groups_.pop();
+    note(first.group + 1, first.hash);
+    for (const BlockId own : first.ids) give_free(own);
+    freed += first.ids.size();
+    evicted_ += first.ids.size();
+  }
+  for (const auto& [group, hashes] : gone) {
+    log_.removed(hashes.size(), group);
+    for (const std::uint64_t hash : hashes) log_.hash(hash);
+  }
+}
+
+void BlockPool::keep_end(Chain chain, std::size_t end) {
+  const auto missing = groups_.touch(chain, end, ++stamp_);
+  std::size_t cost = 0;
+  for (const auto& needed : missing) cost += groups_.group(needed.group).cost;
+  std::vector<BlockId> ids;
+  if (!allocate(cost, ids)) return;
+  held_ -= static_cast<std::uint32_t>(cost);  // nobody holds them
+  for (const BlockId id : ids) block_[id] = {0, 0, kPrivate, 0, kNone};
+  ++stamp_;
+  auto own = ids.cbegin();
+  for (std::size_t i = 0; i < missing.size();) {
+    const auto& [group, last] = missing[i];  // of a run that is listed from its end
+    std::size_t first = last + 1;
+    for (; i < missing.size() && missing[i].group == group && missing[i].at + 1 == first; ++i) {
+      const auto next = own + groups_.group(group).cost;
+      groups_.keep({group, chain[--first], stamp_, {own, next}});
+      own = next;
+    }
+    const std::uint64_t* parent = first == 0 ? nullptr : &chain[first - 1];
+    log_.stored(parent, chain.subspan(first, last + 1 - first), group + 1);
+  }
 }
 
 void BlockPool::log_stored(Chain chain, std::size_t first, std::size_t end) {

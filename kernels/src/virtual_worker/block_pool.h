@@ -8,13 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "virtual_worker/cache_groups.h"
 #include "virtual_worker/changes.h"
 #include "virtual_worker/host_tier.h"
 
 namespace kv::engine {
-
-using BlockId = std::uint32_t;
-using Chain = std::span<const std::uint64_t>;
 
 class BlockPool {
  public:
@@ -24,7 +22,7 @@ class BlockPool {
     std::vector<std::uint64_t> hashes;
   };
 
-  BlockPool(std::uint32_t blocks, std::uint32_t host_blocks, ChangeLog& log);
+  BlockPool(std::uint32_t blocks, std::uint32_t host_blocks, GroupBlocks groups, ChangeLog& log);
 
   // What is evicted goes there.
   HostTier& host() { return host_; }
@@ -38,6 +36,20 @@ class BlockPool {
 
   // Leading visible blocks of `chain`. O(log n): who is resident has a resident parent.
   std::size_t hit(Chain chain) const;
+
+  // Windows and states that the model caches beside full attention; none of a dense one.
+  const GroupBlocks& groups() const { return groups_; }
+
+  // Leading blocks of `chain` that a request need not compute.
+  std::size_t reusable(Chain chain) const {
+    return groups_ ? groups_.longest(chain, hit(chain)) : hit(chain);
+  }
+
+  // Keeps the windows and states behind the first `end` blocks of `chain`, if there is room.
+  void keep_end(Chain chain, std::size_t end);
+
+  // What is kept there is used now.
+  void touch_end(Chain chain, std::size_t end) { groups_.touch(chain, end, ++stamp_); }
 
   // Blocks that `allocate` could still give after acquiring `hit` of `chain`. O(log n).
   std::size_t available_beyond(Chain chain, std::size_t hit) const;
@@ -103,11 +115,15 @@ class BlockPool {
   void queue_idle(BlockId id);
   void leave_idle(BlockId id);
   void evict(std::size_t count);
+  void evict_by_age(std::size_t count);
   void log_stored(Chain chain, std::size_t first, std::size_t end);
 
   std::uint32_t blocks_;
   ChangeLog& log_;
   HostTier host_;
+  GroupBlocks groups_;
+  std::uint64_t stamp_ = 0;            // counts uses, where there are groups
+  std::vector<std::uint64_t> stamps_;  // of idle blocks, by id; empty without groups
   std::uint32_t id_mask_;
   std::vector<Block> block_;  // as many as were ever used
   std::vector<std::uint32_t> table_;

@@ -8,10 +8,17 @@
 
 namespace kv::engine {
 
-// Those of the host are not in a row: their parents are not told.
+// Those of the host are not in a row: their parents are not told. After them follow the two kinds
+// of each group of windows or states, in their order.
 enum class ChangeKind : std::uint8_t {
   stored = 0, removed = 1, cleared = 2, stored_host = 3, removed_host = 4
 };
+
+// `kind`, stored or removed, of a group: 0 is full attention, the others are counted from 1.
+inline ChangeKind of_group(ChangeKind kind, std::size_t group) {
+  const std::size_t first = group == 0 ? 0 : 3 + 2 * group;
+  return static_cast<ChangeKind>(first + static_cast<std::size_t>(kind));
+}
 
 struct Change {
   ChangeKind kind;
@@ -28,16 +35,18 @@ class ChangeLog {
   bool has_untold() const { return told_changes_ < changes_.size(); }
   bool has_told() const { return told_changes_ != 0; }
 
-  void stored(const std::uint64_t* parent, std::span<const std::uint64_t> hashes) {
+  void stored(const std::uint64_t* parent, std::span<const std::uint64_t> hashes,
+              std::size_t group = 0) {
     if (!on_) return;
     const std::uint64_t before = parent != nullptr ? *parent : 0;
-    changes_.push_back({ChangeKind::stored, parent != nullptr, before, hashes.size()});
+    changes_.push_back(
+        {of_group(ChangeKind::stored, group), parent != nullptr, before, hashes.size()});
     hashes_.insert(hashes_.end(), hashes.begin(), hashes.end());
   }
 
   // To be followed by `count` calls of `hash`.
-  void removed(std::size_t count) {
-    if (on_) changes_.push_back({ChangeKind::removed, false, 0, count});
+  void removed(std::size_t count, std::size_t group = 0) {
+    if (on_) changes_.push_back({of_group(ChangeKind::removed, group), false, 0, count});
   }
   void hash(std::uint64_t hash) {
     if (on_) hashes_.push_back(hash);

@@ -45,6 +45,8 @@ struct Request {
   std::size_t known_blocks = 0;      // of the names, those that prompt and output have reached
   std::vector<std::uint64_t> names;  // as given, and own ones where that is not enough
   std::vector<BlockId> blocks;
+  std::vector<BlockId> group_blocks;  // that its windows and states take
+  std::vector<std::size_t> ends;      // in blocks: it will leave such ones there
 
   Chain chain() const { return {names.data(), known_blocks}; }
   std::int64_t total_tokens() const { return prompt_tokens + output_tokens; }

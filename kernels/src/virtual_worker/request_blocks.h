@@ -45,6 +45,17 @@ class RequestBlocks {
     return static_cast<std::size_t>((tokens + block_size_ - 1) / block_size_);
   }
   Chain cacheable(const Request& request) const;
+  std::size_t own_end(const Request& request) const {
+    return static_cast<std::size_t>((request.prompt_tokens - 1) / block_size_);
+  }
+  // Blocks that its windows and states take while it runs.
+  std::size_t working(const Request& request) const {
+    return pool_.groups() ? pool_.groups().working(blocks_for(request.token_limit)) : 0;
+  }
+  void plan_ends(Request& request, std::size_t hit);
+  std::size_t drop_end(Request& request);
+  void leave_groups(Request& request);
+  std::int64_t ends_in_flight_tokens(const Request& request, std::size_t hit) const;
   void mark(Request& request);
   void unmark(const Request& request);
 
@@ -52,6 +63,8 @@ class RequestBlocks {
   std::int64_t block_size_;
   // The next block of each running prefill, and who computes it.
   std::unordered_map<std::uint64_t, const Request*> frontier_;
+  // The ends that running requests will leave, in blocks, and who does; by chain hash.
+  std::unordered_map<std::uint64_t, std::pair<std::size_t, const Request*>> ends_in_flight_;
 };
 
 }  // namespace kv::engine

@@ -27,7 +27,9 @@ Scheduler::Scheduler(const Settings& settings, BlockPool& pool, std::int64_t blo
       block_size_(block_size),
       totals_(totals),
       blocks_(pool, block_size),
-      max_sequence_tokens_(std::min(settings.max_model_tokens, pool.blocks() * block_size)),
+      max_sequence_tokens_(std::min(
+          settings.max_model_tokens,
+          (pool.blocks() - static_cast<std::int64_t>(pool.groups().working())) * block_size)),
       watermark_blocks_(static_cast<std::size_t>(std::ceil(settings.watermark * pool.blocks()))) {}
 
 std::int64_t Scheduler::queued_tokens() const {
@@ -206,6 +208,7 @@ std::string Scheduler::check() const {
   for (const auto* requests : {&running_, &reading_}) {
     for (const Request* request : *requests) {
       held.insert(held.end(), request->blocks.begin(), request->blocks.end());
+      held.insert(held.end(), request->group_blocks.begin(), request->group_blocks.end());
     }
   }
   for (const auto& entry : exports_) {

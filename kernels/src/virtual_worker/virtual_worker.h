@@ -21,6 +21,7 @@ struct WorkerSettings {
   std::uint32_t blocks;
   std::int64_t block_size;
   std::uint32_t host_blocks;
+  std::vector<CacheGroup> cache_groups;
   double load_block_s;  // of one block from the host
   StepTime step_time;
   Settings scheduler;
@@ -56,11 +57,12 @@ class VirtualWorker {
   std::vector<std::pair<std::int64_t, std::int64_t>> progress() const;  // id, output tokens
   Stats stats() const;
   std::int64_t queued_tokens() const { return engine_->scheduler.queued_tokens(); }
-  std::size_t hit_blocks(Chain chain) const { return engine_->pool.hit(chain); }
+  std::size_t hit_blocks(Chain chain) const { return engine_->pool.reusable(chain); }
   void set_speed(double speed);
   void clear();
   std::vector<std::int64_t> abort();
   std::vector<BlockPool::Run> snapshot() const { return engine_->pool.snapshot(); }
+  const GroupBlocks& groups() const { return engine_->pool.groups(); }
   std::vector<std::uint64_t> host_contents() const { return engine_->pool.host().contents(); }
   std::string check() const;  // what is wrong, or nothing
 
@@ -71,7 +73,8 @@ class VirtualWorker {
  private:
   struct Engine {  // what dies in `abort`
     Engine(const WorkerSettings& settings, ChangeLog& changes, Totals& totals)
-        : pool(settings.blocks, settings.host_blocks, changes),
+        : pool(settings.blocks, settings.host_blocks,
+               GroupBlocks(settings.cache_groups, settings.block_size), changes),
           scheduler(settings.scheduler, pool, settings.block_size, totals) {}
     BlockPool pool;
     Scheduler scheduler;

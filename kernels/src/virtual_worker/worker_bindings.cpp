@@ -67,11 +67,11 @@ void make_worker(VirtualWorker* self, nb::handle blocks, nb::handle block_size,
                  nb::handle max_model_tokens, nb::handle min_chunk_tokens, nb::handle watermark,
                  nb::handle ageing_s, nb::handle max_queue, nb::handle prefix_wait_tokens,
                  nb::handle record_events, nb::handle speed, nb::handle host_blocks,
-                 nb::handle load_block_s) {
+                 nb::handle load_block_s, nb::handle cache_groups) {
   new (self) VirtualWorker(kv::worker_settings(
       {blocks, block_size, step_time, max_num_tokens, max_batch_size, max_model_tokens,
        min_chunk_tokens, watermark, ageing_s, max_queue, prefix_wait_tokens, record_events,
-       speed, host_blocks, load_block_s}));
+       speed, host_blocks, load_block_s, cache_groups}));
 }
 
 const char* add(VirtualWorker& self, nb::handle request_id, nb::handle chain,
@@ -181,6 +181,15 @@ nb::object host_blocks(VirtualWorker& self, nb::handle now_ns) {
   return array_of(settled(self, now_ns).host_contents());
 }
 
+nb::list group_blocks(VirtualWorker& self, nb::handle now_ns) {
+  const kv::engine::GroupBlocks& groups = settled(self, now_ns).groups();
+  std::vector<std::vector<std::uint64_t>> hashes(groups.size());
+  for (const auto& kept : groups.kept()) hashes[kept.group].push_back(kept.hash);
+  nb::list list;
+  for (const auto& one : hashes) list.append(array_of(one));
+  return list;
+}
+
 void check(VirtualWorker& self) {
   const std::string wrong = self.check();
   if (wrong.empty()) return;
@@ -200,14 +209,15 @@ void kv::bind_virtual_worker(nb::module_& module) {
            arg("watermark") = 0.01, arg("ageing_s") = 10.0, arg("max_queue") = 4096,
            arg("prefix_wait_tokens") = 256, arg("record_events") = true, arg("speed") = 1.0,
            arg("host_blocks") = 0, arg("load_block_s") = 0.0,
+           arg("cache_groups") = nb::make_tuple(),
            nb::sig("def __init__(self, *, blocks: int, block_size: int, "
                    "step_time: Sequence[float], max_num_tokens: int = 8192, "
                    "max_batch_size: int = 256, max_model_tokens: int = 131072, "
                    "min_chunk_tokens: int = 16, watermark: float = 0.01, "
                    "ageing_s: float = 10.0, max_queue: int = 4096, "
                    "prefix_wait_tokens: int = 256, record_events: bool = True, "
-                   "speed: float = 1.0, host_blocks: int = 0, load_block_s: float = 0.0) "
-                   "-> None"))
+                   "speed: float = 1.0, host_blocks: int = 0, load_block_s: float = 0.0, "
+                   "cache_groups: Sequence[tuple[int, int]] = ()) -> None"))
       .def("add", calls::add, arg("request_id"), arg("chain"), arg("prompt_tokens"),
            arg("max_output_tokens"), arg("priority"), arg("now_ns"), nb::arg("imports") = false,
            nb::arg("exports") = false,
@@ -258,6 +268,9 @@ void kv::bind_virtual_worker(nb::module_& module) {
       .def("host_blocks", calls::host_blocks, arg("now_ns"),
            nb::sig("def host_blocks(self, now_ns: int) -> Hashes"),
            "Chain hashes of the blocks that the host has, parents first where both are there.")
+      .def("group_blocks", calls::group_blocks, arg("now_ns"),
+           nb::sig("def group_blocks(self, now_ns: int) -> list[Hashes]"),
+           "Of each group of windows or states, the chain hashes of what it keeps, oldest first.")
       .def("check", calls::check, nb::sig("def check(self) -> None"),
            "AssertionError when an invariant is broken.");
 }

@@ -57,6 +57,36 @@ engine::StepTime step_time(nb::handle constants) {
   return time;
 }
 
+std::vector<engine::CacheGroup> cache_groups(nb::handle pairs) {
+  constexpr std::int64_t kMostWindow = 1 << 24;
+  constexpr std::int64_t kMostCost = 1 << 16;
+  std::vector<engine::CacheGroup> groups;
+  for (const nb::handle pair : nb::iter(pairs)) {
+    if (PySequence_Check(pair.ptr()) == 0 || nb::len(pair) != 2) {
+      refuse("cache_groups must be pairs of a window and a cost, got " + text(pair));
+    }
+    const std::int64_t window = in_range(nb::object(pair[0]), "window", 0, kMostWindow);
+    const std::int64_t cost = in_range(nb::object(pair[1]), "cost", 1, kMostCost);
+    if (window == 1) refuse("window must be 0, or 2 and more, got 1");
+    groups.push_back({static_cast<std::uint32_t>(window), static_cast<std::uint32_t>(cost)});
+  }
+  return groups;
+}
+
+void check_groups(const engine::WorkerSettings& settings) {
+  if (settings.cache_groups.empty()) return;
+  if (settings.host_blocks != 0) {
+    refuse("windows and states are not kept in host memory: host blocks must be 0");
+  }
+  const engine::GroupBlocks groups(settings.cache_groups, settings.block_size);
+  const std::size_t most = groups.working();
+  if (most >= settings.blocks) {
+    refuse("windows and states of one request take " + std::to_string(most) + " blocks of " +
+           std::to_string(settings.block_size) + " tokens, and the cache has " +
+           std::to_string(settings.blocks));
+  }
+}
+
 engine::Settings scheduler_settings(const WorkerOptions& options) {
   const auto limit = [](nb::handle value, const char* name, std::int64_t least) {
     return in_range(value, name, least, INT32_MAX);
@@ -113,6 +143,8 @@ engine::WorkerSettings worker_settings(const WorkerOptions& options) {
   if (!(std::isfinite(settings.load_block_s) && settings.load_block_s >= 0.0)) {
     refuse("load_block_s must be finite and at least 0, got " + text(options.load_block_s));
   }
+  settings.cache_groups = cache_groups(options.cache_groups);
+  check_groups(settings);
   return settings;
 }
 

@@ -10,7 +10,7 @@ namespace kv {
 struct WorkerOptions {  // as they came
   nanobind::handle blocks, block_size, step_time, max_num_tokens, max_batch_size, max_model_tokens,
       min_chunk_tokens, watermark, ageing_s, max_queue, prefix_wait_tokens, record_events, speed,
-      host_blocks, load_block_s;
+      host_blocks, load_block_s, cache_groups;
 };
 
 // TypeError or ValueError with the option's name and range.

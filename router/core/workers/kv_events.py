@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
@@ -98,7 +99,7 @@ def gpu_blocks_in(events: Sequence[KvEvent], enough: int) -> int:
     """
     if type(events) is not WireEvents:  # isinstance is slow for subclasses of an ABC
         stored = (e for e in events if isinstance(e, Stored) and e.tier == TIERS[0])
-        return sum(len(event.hashes) for event in stored)
+        return sum(len(event.hashes) for event in stored if event.window is None)
     if events.blocks <= enough:
         return events.blocks
     listed = (event for batch in events.batches for event in batch.listed())
@@ -151,15 +152,44 @@ def apply_events(
         return applied
     for event in events:
         if isinstance(event, Stored):
+            if event.group is not None and not blocks.is_hybrid:
+                blocks.apply(_group_told(event, named=False))
+            if event.window is not None:
+                blocks.apply(_group_told(event))
+                continue
             _note_size(event, block_size, applied)
             if why := _store(event, blocks, block_size):
                 applied.skips[why] = applied.skips.get(why, 0) + 1
         elif isinstance(event, Removed):
+            if event.group:
+                blocks.apply(_group_told(event))
+                continue
             applied.add_left(blocks.remove(block_names(event.hashes), _TIER[event.tier]))
         else:
             applied.clears += 1
             blocks.clear()
     return applied
+
+
+def _group_told(event: Stored | Removed, named: bool = True) -> EventBatch:
+    """Return an event of a cache group as it would come from the wire, without tokens.
+
+    `named` is False if it shall only say that there is such a group, and of what kind.
+    """
+    told: dict[str, Any] = {
+        "block_hashes": block_names(event.hashes).tolist() if named else [],
+        "medium": "GPU",
+        "group_idx": event.group,
+    }
+    if isinstance(event, Stored):
+        kind = "full_attention" if event.full_attention else "mamba"
+        told |= {"parent_block_hash": None, "token_ids": [], "block_size": event.block_size}
+        if event.window:
+            kind = "sliding_window"
+            told["kv_cache_spec_sliding_window"] = event.window
+        told["kv_cache_spec_kind"] = kind
+    told["type"] = "BlockStored" if isinstance(event, Stored) else "BlockRemoved"
+    return EventBatch(msgspec.msgpack.encode([0.0, [told]]))
 
 
 def _note_size(event: Stored, block_size: int, applied: Applied) -> None:

@@ -24,8 +24,8 @@ from tests.engine.scheduler.machines import LIMITS, PolicyMachine, SchedulerMach
 from tests.engine.scheduling import SIZE, Driver, array, request
 from tests.oracles import worker_blocks as oracle
 
-GROUPS = parse_groups("window:6,state*2")
-KINDS = ["window:6", "window:2*3", "state", "state*4", "window:9,state", "window:5,window:17*2"]
+GROUPS = parse_groups("window:6+state*2")
+KINDS = ["window:6", "window:2*3", "state", "state*4", "window:9+state", "window:5+window:17*2"]
 
 
 def hybrid(groups: tuple[CacheGroup, ...], blocks: int, size: int = SIZE, **limits: Any) -> Driver:
@@ -43,16 +43,25 @@ def served(driver: Driver, prompt: list[int], output_tokens: int = 1) -> Request
 
 
 def test_groups_are_named_by_kind_window_and_cost() -> None:
-    assert parse_groups("window:1024*5,state") == (
+    assert parse_groups("window:1024*5+state") == (
         CacheGroup("window", 1024, 5),
         CacheGroup("state", 0, 1),
     )
     assert parse_groups("") == ()
-    for wrong in ("window", "state:3", "window:1", "state*0", "full", "window:128*99999", "a b"):
+    for wrong in (
+        "window",
+        "state:3",
+        "window:1",
+        "state*0",
+        "full",
+        "window:128*99999",
+        "a b",
+        "state+",
+    ):
         with pytest.raises(ValueError, match=r"window|blocks"):
             parse_groups(wrong)
     with pytest.raises(ValueError, match="at most 8"):
-        parse_groups(",".join(["state"] * 9))
+        parse_groups("+".join(["state"] * 9))
 
 
 def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
@@ -62,7 +71,7 @@ def test_a_pool_has_room_for_the_groups_of_a_request() -> None:
         BlockPool(50, SIZE, groups=GROUPS, host_blocks=4)
 
 
-@pytest.mark.parametrize("groups", ["window:128", "window:128*5", "state*7", "window:128,state"])
+@pytest.mark.parametrize("groups", ["window:128", "window:128*5", "state*7", "window:128+state"])
 def test_reuse_is_as_vllm_was_seen_to_do_it(groups: str) -> None:
     """What vLLM 0.32 answered of Gemma 3 and gpt-oss, blocks of 32 and a window of 128 tokens."""
     driver = hybrid(parse_groups(groups), 2000, 32, max_num_tokens=256)

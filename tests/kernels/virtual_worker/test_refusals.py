@@ -48,6 +48,11 @@ def test_refusals_are_codes(make: type[Twin]) -> None:
         ({"ageing_s": float("inf")}, "ageing_s must be finite and above 0, got inf"),
         ({"max_queue": 0}, "max_queue must be 1..2147483647, got 0"),
         ({"prefix_wait_tokens": -1}, "prefix_wait_tokens must be 0..2147483647, got -1"),
+        ({"cache_groups": [(1, 1)]}, "window must be 0, or 2 and more, got 1"),
+        ({"cache_groups": [(8, 0)]}, "cost must be 1..65536, got 0"),
+        ({"cache_groups": [(1 << 25, 1)]}, "window must be 0..16777216, got 33554432"),
+        ({"cache_groups": [(0, 64)]}, "take 64 blocks of 4 tokens, and the cache has 64"),
+        ({"cache_groups": [(0, 1)], "host_blocks": 1}, "are not kept in host memory"),
         ({"speed": 0.0}, "speed must be finite and above 0, got 0.0"),
     ],
 )

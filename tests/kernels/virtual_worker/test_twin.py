@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 from hypothesis import settings
@@ -32,12 +32,19 @@ VARIATIONS: dict[str, list[Any]] = {
     "host_blocks": [0, 3, 12, 100],
     "load_block_s": [0.0, 0.0001, 0.03],
 }
+# Of windows and states, which a host tier excludes; the pool has room beside them.
+GROUPS = [((5, 1),), ((9, 2),), ((0, 3),), ((4, 1), (0, 2)), ((0, 1), (17, 1))]
 SPEEDS = [0.5, 1.0, 3.7]
+
+
+CALLS = ["clear", "abort", "snapshot", "host_blocks", "group_blocks", "advance"]
 
 
 class TwinMachine(RuleBasedStateMachine):
     """Nested prefixes, chunks, preemptions, cancels, clears, deaths, changes of speed, at any
     time: in the middle of steps and of runs of steps, and at the same nanosecond."""
+
+    fixed: ClassVar[dict[str, Any]] = {}  # options that no example changes
 
     def __init__(self) -> None:
         super().__init__()
@@ -50,7 +57,7 @@ class TwinMachine(RuleBasedStateMachine):
         )
     )
     def configure(self, changes: dict[str, Any]) -> None:
-        self.pair = Pair(NATIVE, **(TIGHT | changes))
+        self.pair = Pair(NATIVE, **(TIGHT | changes | self.fixed))
 
     @rule(
         trunk=st.integers(0, 2),
@@ -97,7 +104,7 @@ class TwinMachine(RuleBasedStateMachine):
     def cancel(self, back: int) -> None:
         self.pair.at("cancel", max(0, self.requests - back))
 
-    @rule(call=st.sampled_from(["clear", "abort", "snapshot", "host_blocks", "advance"]))
+    @rule(call=st.sampled_from(CALLS))
     def interfere(self, call: str) -> None:
         self.pair.at(call)
 
@@ -113,13 +120,25 @@ class TwinMachine(RuleBasedStateMachine):
         """Whatever happened, the rest drains alike."""
         self.pair.at("snapshot")
         self.pair.at("host_blocks")
+        self.pair.at("group_blocks")
         self.pair.drain()
 
 
+class HybridTwinMachine(TwinMachine):
+    """The same with windows and states."""
+
+    fixed: ClassVar[dict[str, Any]] = {"blocks": 40, "block_size": 4, "host_blocks": 0}
+
+    @initialize(groups=st.sampled_from(GROUPS))
+    def configure_groups(self, groups: Any) -> None:
+        self.pair = Pair(NATIVE, **(TIGHT | self.fixed | {"cache_groups": groups}))
+
+
+LIVES = settings(max_examples=examples(100), stateful_step_count=40, deadline=None)
 TestTwinMachine = TwinMachine.TestCase
-TestTwinMachine.settings = settings(
-    max_examples=examples(100), stateful_step_count=40, deadline=None
-)
+TestTwinMachine.settings = LIVES
+TestHybridTwinMachine = HybridTwinMachine.TestCase
+TestHybridTwinMachine.settings = LIVES
 
 
 def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
@@ -151,20 +170,23 @@ def live(pair: Pair, seed: int, calls: int, options: dict[str, Any]) -> None:
         elif kind < 0.92:
             pair.at("set_speed", draw.choice(SPEEDS))
         else:
-            calls_of = ["clear", "abort", "snapshot", "host_blocks", "advance"]
-            pair.at(draw.choice(calls_of))
+            pair.at(draw.choice(CALLS))
     pair.at("snapshot")
     pair.at("host_blocks")
+    pair.at("group_blocks")
     pair.drain()
 
 
-def soak(seeds: range, calls: int) -> dict[str, int]:
-    """Sums of what happened in all lives."""
+def soak(seeds: range, calls: int, hybrid: bool = False) -> dict[str, int]:
+    """Sums of what happened in all lives; `hybrid`: with windows and states."""
     seen: dict[str, int] = {}
     for seed in seeds:
         draw = random.Random(seed)
         varied = {name: draw.choice(values) for name, values in VARIATIONS.items()}
         options = TIGHT | (varied if seed % 2 else {})
+        if hybrid:
+            sizes = {"blocks": draw.choice([16, 20, 40, 200]), "block_size": 4, "host_blocks": 0}
+            options |= sizes | {"cache_groups": draw.choice(GROUPS)}
         pair = Pair(NATIVE, **options)
         live(pair, seed, calls, options)
         for name, count in (pair.seen | pair.native.stats(pair.now_ns)._asdict()).items():
@@ -183,9 +205,18 @@ def test_random_lives_are_alike_and_rich() -> None:
         assert seen[name] > 50, f"hardly any {name} in {seen}"
 
 
+def test_random_lives_with_windows_and_states_are_alike_and_rich() -> None:
+    seen = soak(range(2000, 2080), calls=100, hybrid=True)
+    for name in ("kept_first", "dropped_first", "kept_second", "dropped_second", "preemptions"):
+        assert seen[name] > 50, f"hardly any {name} in {seen}"
+    for name in ("evicted", "hit_tokens", "cleared", "runs", "reads", "released"):
+        assert seen[name] > 50, f"hardly any {name} in {seen}"
+
+
 @pytest.mark.full
-def test_long_random_lives_are_alike() -> None:
-    soak(range(1000, 1200), calls=3000)
+@pytest.mark.parametrize("hybrid", [False, True])
+def test_long_random_lives_are_alike(hybrid: bool) -> None:
+    soak(range(1000, 1100), 3000, hybrid)
 
 
 def test_a_worker_as_large_as_real_ones() -> None:

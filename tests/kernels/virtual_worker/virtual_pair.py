@@ -28,7 +28,10 @@ TIGHT: dict[str, Any] = {
 }
 
 
-KINDS = ("stored", "removed", "cleared", "stored_host", "removed_host")  # of changes
+KINDS = (
+    *("stored", "removed", "cleared", "stored_host", "removed_host"),
+    *(f"{what}_{group}" for group in ("first", "second") for what in ("kept", "dropped")),
+)  # of changes
 
 
 class Twin(Protocol):
@@ -60,6 +63,7 @@ class Twin(Protocol):
     def abort(self, now_ns: int) -> list[int]: ...
     def snapshot(self, now_ns: int) -> list[tuple[int | None, Hashes]]: ...
     def host_blocks(self, now_ns: int) -> Hashes: ...
+    def group_blocks(self, now_ns: int) -> list[Hashes]: ...
     def check(self) -> None: ...
 
 

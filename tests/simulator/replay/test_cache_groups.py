@@ -1,0 +1,102 @@
+"""Pools whose workers cache windows and states beside full attention: what routers know of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.replay.setup import ReplayError, Setup, World
+from simulator.report.row import summarize
+from tests.effort import examples
+from tests.oracles.virtual_worker import plain_workers
+from tests.simulator.replays import job, pool, run, setup_of
+
+GROUPS = ["window:128", "window:40*3", "state*2", "window:64+state*4"]
+
+
+def hybrid(
+    policy: str = "hybrid", count: int = 1, groups: str = "window:128", **more: Any
+) -> Setup:
+    world = more.pop("world", World())
+    return setup_of(policy, pool(count, cache_groups=groups, **more), world=world)
+
+
+def test_a_shared_beginning_is_found_by_the_third_request() -> None:
+    """As vLLM was seen to do it; a router that follows the groups knows."""
+    jobs = [job(2_000 * n, 1_600 + 160 * n, 2, trunk=1, session=f"s{n}") for n in range(1)]
+    jobs += [job(2_000 * n, 1_200, 2, trunk=1, session=f"s{n}") for n in range(1, 5)]
+    result = run(jobs, hybrid())
+    assert result.table.hit_tokens.tolist() == [0, 0, 1_184, 1_184, 1_184]
+    assert result.table.expected_hit_tokens.tolist() == [0, 0, 1_184, 1_184, 1_184]
+
+
+def test_without_groups_nothing_changes() -> None:
+    """Not even the hash of a set-up or of a report."""
+    jobs = [job(0, 600, 3, trunk=1), job(50, 600, 3, trunk=1)]
+    plain = setup_of("hybrid", pool(2))
+    told = msgspec.structs.replace(plain, groups=(pool(2, cache_groups=""),))
+    assert summarize(run(jobs, plain)).report_hash == summarize(run(jobs, told)).report_hash
+    assert b"cache_groups" not in msgspec.json.encode(plain)
+
+
+@pytest.mark.parametrize("groups", GROUPS)
+def test_requests_alone_find_what_is_expected(groups: str) -> None:
+    """Small caches that evict, prompts cut and continued, and batches of events that got lost."""
+    draw = np.random.default_rng(5)
+    jobs = [
+        job(3_000 * n, int(draw.integers(1, 1_500)), 20, trunk=int(draw.integers(3)))
+        for n in range(300)
+    ]
+    result = run(jobs, hybrid(groups=groups, kv_tokens=3_200, count=2))
+    table = result.table
+    assert table.expected_hit_tokens.tolist() == table.hit_tokens.tolist()
+    assert (table.hit_tokens > 0).sum() > 50
+    assert sum(worker.evicted_blocks for worker in result.workers) > 100
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"groups": "window"}, r"\.cache_groups: cache groups are window:TOKENS or state, each"),
+        ({"host_kv_tokens": 6_400}, r"\.host_kv_tokens: must be 0 with cache_groups, which stay"),
+        ({"kv_tokens": 100}, " .*: windows and states of one request take 9 blocks of 16 tokens"),
+    ],
+)
+def test_groups_that_cannot_be_are_refused_by_name(more: dict[str, Any], said: str) -> None:
+    with pytest.raises(ReplayError, match=rf"groups\[0\]{said}"):
+        run([job(0, 100, 1)], hybrid(**more))
+
+
+REQUESTS = st.lists(
+    st.tuples(
+        st.sampled_from((0, 1, 30, 200)),
+        st.sampled_from((640, 200, 16, 1, 1200)),
+        st.sampled_from((2, 1, 30)),
+        st.integers(0, 3),
+    ),
+    min_size=1,
+    max_size=25,
+)
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    requests=REQUESTS,
+    groups=st.sampled_from(GROUPS),
+    loss=st.sampled_from((0.0, 0.3)),
+)
+def test_plain_and_native_workers_give_one_result(requests: Any, groups: str, loss: float) -> None:
+    at_ms, jobs = 0, []
+    for pause_ms, prompt, output, trunk in requests:
+        at_ms += pause_ms
+        jobs.append(job(at_ms, prompt, output, trunk=trunk))
+    setup = hybrid(count=2, groups=groups, kv_tokens=1_600, world=World(event_loss=loss))
+    native = run(jobs, setup)
+    with plain_workers():
+        plain = run(jobs, setup)
+    assert summarize(native).report_hash == summarize(plain).report_hash
