@@ -53,6 +53,15 @@ async def test_a_server_is_recognized_by_its_url(sglang: Pool) -> None:
         assert row["events_from"] == "read here"
 
 
+async def test_its_hits_are_exact_by_its_own_account(sglang: Pool) -> None:
+    """Its pages say that no layer has a window or states, which its events would leave out."""
+
+    async def exact() -> bool:
+        return [row["hits"]["mode"] for row in await sglang.router.rows()] == ["exact"] * 2
+
+    await until(exact, "the workers to be exact")
+
+
 async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Pool) -> None:
     """One request at a time, so that nothing happens between the expectation and the hit."""
     before, told = len(sglang.logged()), []

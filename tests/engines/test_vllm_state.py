@@ -18,6 +18,7 @@ from tests.engines.pool import Pool
 from tests.engines.vllm_server import BLOCKS as SERVER_BLOCKS
 from tests.engines.vllm_server import MODEL, Server
 from tests.live.stack import Stack, until
+from tests.told_decision import EXPLAIN, decision_in
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -128,3 +129,27 @@ async def test_what_slept_comes_back_empty(vllm: Pool, level: int) -> None:
 
 async def test_a_lost_connection_shows_and_heals(vllm: Pool) -> None:
     await until_heard_again(vllm)
+
+
+async def test_its_hits_are_exact_and_the_header_says_why_it_went_there(vllm: Pool) -> None:
+    """Of the second request for a prompt: the worker that computed the first one holds it."""
+
+    async def exact() -> bool:
+        return [row["hits"]["mode"] for row in await vllm.router.rows()] == ["exact"] * 2
+
+    await until(exact, "the workers to be exact")
+    tokens = prompt(40)
+    body = {"model": MODEL, "prompt": tokens, "max_tokens": 1}
+    url, headers = f"{vllm.router.url}/v1/completions", {EXPLAIN: "1"}
+    told = []
+    for _ in range(2):
+        async with vllm.router.http.post(url, json=body, headers=headers) as reply:
+            assert reply.status == 200, await reply.text()
+            told.append(reply.headers[EXPLAIN])
+    first, second = map(decision_in, told)
+    assert second["worker"] == first["worker"]
+    assert second["hits"] == {"mode": "exact", "cause": None, "reason": None, "lift": None}
+    size = (await vllm.router.row(second["worker"]))["block_size"]
+    held, of = second["expected_hit_tokens"] // size, -(-second["prompt_tokens"] // size)
+    assert held > 0
+    assert told[1].startswith(f"worker {second['worker']} holds {held} of {of} blocks; worker ")
