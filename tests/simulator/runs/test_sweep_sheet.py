@@ -72,6 +72,7 @@ def test_every_axis_can_be_varied() -> None:
         "faults": ["f.yaml"],
         "closed_loop": [True],
         "fleet.role": ["both", "decode"],
+        "fleet.cache_groups": ["window:128", "state*2"],
         "router.disaggregation": ["auto", "never"],
     }
     paths = axis_paths()
