@@ -22,10 +22,12 @@ Why are cache hits zero? With --routing it asks a running router and the engines
   warmroute doctor --routing http://127.0.0.1:8081 --requests bodies.jsonl
   warmroute doctor --routing http://r1:8081 --routing http://r2:8081
 
-URL is the router's admin port. It only reads. Each cause has one sentence, its evidence, and the
-one flag to change. Several routers: the first is examined, the others may use its engines, too.
---tokenizer DIR, the router's own, tells a wrong tokenizer from a wrong chat template: engines are
-asked for the tokens of a few fixed prompts.
+  warmroute doctor --routing http://engine:8000
+
+URL is the router's admin port, or an engine's: engines alone are examined then. It only reads.
+Each cause has one sentence, its evidence, and the one flag to change. Several routers: the first
+is examined, the others may use its engines, too. --tokenizer DIR, the router's own, tells a wrong
+tokenizer from a wrong chat template: engines are asked for the tokens of a few fixed prompts.
 The causes: docs/operations.md, or `warmroute doctor --routing URL --causes`.
 """
 _NOT_WITH_ROUTING = ("servers", "router", "log", "probe", "measure")

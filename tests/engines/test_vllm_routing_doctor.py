@@ -34,9 +34,16 @@ async def found(pool: Pool, *more: str, bodies: list[dict[str, Any]] | None = No
     return [one["cause"] for one in report["findings"]]
 
 
+async def found_alone(url: str) -> list[str]:
+    """The causes that are found of a server alone."""
+    _, said = await said_by("doctor", "--routing", url, "--seconds", "0.5", "--json")
+    return [one["cause"] for one in json.loads(said)["findings"]]
+
+
 async def test_a_healthy_server_shows_nothing(vllm: Pool) -> None:
     async with routed(vllm, servers=(vllm.servers[0],)) as pool:
         assert await found(pool) == []
+        assert await found_alone(pool.servers[0].url) == []
 
 
 @pytest.mark.parametrize(
@@ -61,11 +68,13 @@ async def test_prefix_caching_is_off(vllm: Pool) -> None:
         routed(vllm, server.url) as pool,
     ):
         assert (await found(pool))[:1] == ["prefix-caching-off"]
+        assert await found_alone(server.url) == ["prefix-caching-off"]
 
 
 async def test_events_are_off(vllm: Pool) -> None:
     async with started(vllm, publishes=False) as server, routed(vllm, server.url) as pool:
         assert (await found(pool))[:1] == ["events-off"]
+        assert await found_alone(server.url) == ["events-off"]
 
 
 async def test_hits_are_not_reported(vllm: Pool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -81,6 +82,44 @@ async def shown_as(stack: Stack, engine: str, settings: str) -> AsyncIterator[st
         yield f"http://127.0.0.1:{runner.addresses[0][1]}"
     finally:
         await runner.cleanup()
+
+
+async def alone(*urls: str, status: int) -> dict[str, Any]:
+    """The report on engines without a router."""
+    words = [word for url in urls for word in ("--routing", url)]
+    code, said = await said_by("doctor", *words, "--seconds", "0.2", "--json")
+    assert code == status, said
+    return dict(json.loads(said))
+
+
+async def test_engines_without_a_router(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        urls = [worker.url for worker in stack.workers]
+        report = await alone(*urls, status=0)
+        assert (report["router"], report["engines"]) == (None, urls)
+        assert report["reported_hit_share"] is None
+        for number in range(2):  # each engine gets another prompt
+            own = [number * 1_000 + n for n in range(400)]
+            body = {"model": MODEL, "prompt": own, "max_tokens": 1}
+            async with stack.http.post(f"{urls[number]}/v1/completions", json=body) as reply:
+                assert reply.status == 200
+        report = await alone(*urls, status=1)
+        assert [one["cause"] for one in report["findings"]] == ["nothing-shared"]
+        await drive(stack)
+        report = await alone(*urls, status=0)
+        assert report["reported_hit_share"] > 0.3
+        async with shown_as(stack, urls[0], 'enable_prefix_caching="False"') as front:
+            report = await alone(front, urls[1], status=1)
+        assert report["findings"][0]["cause"] == "prefix-caching-off"
+
+
+async def test_what_is_neither_a_router_nor_an_engine_is_said(tmp_path: Path) -> None:
+    async with running(tmp_path) as stack:
+        for urls in ((stack.url,), (stack.workers[0].url, stack.admin)):
+            words = [word for url in urls for word in ("--routing", url)]
+            status, said = await said_by("doctor", *words, "--seconds", "0.2")
+            assert status == 2
+            assert "Give routers alone, or engines alone" in said
 
 
 async def test_a_healthy_pool_shows_nothing(tmp_path: Path) -> None:
@@ -221,12 +260,19 @@ async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
 
 
 async def test_the_cache_is_too_small(tmp_path: Path) -> None:
+    """Its sessions go on while the doctor looks: those that ended want nothing again."""
+
+    async def go_on(stack: Stack) -> None:
+        for number in itertools.cycle(range(6)):
+            status, answer = await stack.complete([number + 1, *HEAD], user=f"u{number}")
+            assert status == 200, answer
+
     async with one_worker(tmp_path, **{"kv-tokens": 1_024}) as stack:
-        for _ in range(3):
-            for number in range(6):
-                status, answer = await stack.complete([number + 1, *HEAD], user=f"u{number}")
-                assert status == 200, answer
-        assert (await first(stack))["cause"] == "cache-too-small"
+        sessions = asyncio.create_task(go_on(stack))
+        try:
+            assert (await first(stack))["cause"] == "cache-too-small"
+        finally:
+            sessions.cancel()
 
 
 async def test_clients_pass_by_the_router(tmp_path: Path) -> None:
@@ -263,7 +309,6 @@ async def test_what_cannot_be_asked_is_said_in_one_line(tmp_path: Path) -> None:
             (("--routing", "http://127.0.0.1:9"), "nobody listens"),
             (("--routing", "x"), "is no URL"),
             (("--routing", stack.url), "is it the admin port?"),
-            (("--routing", stack.workers[0].url), "is it the admin port?"),
             (("--routing", stack.admin, "http://gpu1:8000"), "URL is nothing for --routing"),
             (("--routing", stack.admin, "--probe"), "--probe is nothing for --routing"),
             (("--routing", stack.admin, "--requests", "/none"), "No such file"),

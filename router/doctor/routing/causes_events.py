@@ -33,12 +33,12 @@ def events_off(facts: PoolFacts) -> RoutingVerdict | None:
     ]
     if not found:
         return None
+    figures = [Figure("publishers that the engine names: 0", _THERE)]
+    if not facts.alone:
+        figures.insert(0, Figure("the router reads events: no", _HERE))
     return RoutingVerdict(
-        "The engine publishes no KV events, so the router guesses what its cache holds.",
-        (
-            Figure("the router reads events: no", _HERE),
-            Figure("publishers that the engine names: 0", _THERE),
-        ),
+        "The engine publishes no KV events, so a router can only guess what its cache holds.",
+        tuple(figures),
         _PUBLISHING[found[0].row.kind],
         facts.weight(found),
         named(found),
@@ -47,7 +47,8 @@ def events_off(facts: PoolFacts) -> RoutingVerdict | None:
 
 def events_not_read(facts: PoolFacts) -> RoutingVerdict | None:
     """The engine publishes KV events, and the router does not read them."""
-    found = [one for one in facts.serving() if one.row.events is None and one.engine.endpoints]
+    serving = () if facts.alone else facts.serving()
+    found = [one for one in serving if one.row.events is None and one.engine.endpoints]
     if not found:
         return None
     first = found[0]

@@ -18,7 +18,7 @@ _TOKENIZE = "the engines' /tokenize beside the --tokenizer folder"
 def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
     """The router has no tokenizer, so prompts as text have no names that engines know."""
     share = _approximate(facts)
-    if facts.tokenizer_exact or share < _MOST or not facts.low:
+    if facts.alone or facts.tokenizer_exact or share < _MOST or not facts.low:
         return None
     return RoutingVerdict(
         "The router reads prompts as text, for it has no tokenizer, and cannot match KV events.",
@@ -182,6 +182,8 @@ def lora_names(facts: PoolFacts) -> RoutingVerdict | None:
 
 def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
     """No two prompts begin alike, as far as anybody can see."""
+    if facts.alone:
+        return _nothing_found(facts)
     rows = [one for one in facts.decisions if not one.approximate]
     heard = [one for one in facts.serving() if one.events.get("stored_blocks", 0)]
     hits = sum(one.expected_hit_tokens + (one.cached_tokens or 0) for one in rows)
@@ -195,6 +197,20 @@ def nothing_shared(facts: PoolFacts) -> RoutingVerdict | None:
             Figure(f"engines stored {stored:,.0f} new blocks", "warmroute_kv_events_total"),
         ),
         "give --requests FILE: it tells whether salts or the heads of prompts differ",
+        0.0,
+    )
+
+
+def _nothing_found(facts: PoolFacts) -> RoutingVerdict | None:
+    """As `nothing_shared`, by the counts of engines alone."""
+    if facts.found_tokens or not facts.looked_up_tokens:
+        return None
+    looked_up = f"0 of {facts.looked_up_tokens:,.0f} prompt tokens {facts.of_when}"
+    return RoutingVerdict(
+        "No prompt begins as an earlier one at the same engine did.",
+        (Figure(f"{looked_up} were in a cache", "the engines' /metrics"),),
+        "give --requests FILE: it tells whether salts or the heads of prompts differ; or send "
+        "prompts that begin alike to one engine, by a router",
         0.0,
     )
 

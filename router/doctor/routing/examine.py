@@ -16,6 +16,7 @@ import aiohttp
 
 from router.doctor.fetch import check_url
 from router.doctor.report import DoctorError
+from router.doctor.routing.alone import examine_alone
 from router.doctor.routing.catalogue import judge_routing
 from router.doctor.routing.facts import (
     DecisionRow,
@@ -65,6 +66,8 @@ class RoutingOptions:
 async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> RoutingReport:
     """Say why hits are low behind the first router; the others may use its engines, too.
 
+    If the first URL is an engine's, all must be, and the engines alone are examined.
+
     Raises DoctorError.
     """
     for url in urls:
@@ -77,6 +80,10 @@ async def examine_routing(urls: Sequence[str], options: RoutingOptions) -> Routi
     prompts = _prompts(options.tokenizer)
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
         first, *others = (RouterPages(http, u, options.timeout_s, options.key) for u in urls)
+        if not await first.is_there():
+            engines = [EnginePages(http, u.rstrip("/"), "", options.timeout_s) for u in urls]
+            facts = await examine_alone(engines, options.seconds, given, prompts)
+            return RoutingReport(facts, judge_routing(facts), options.again)
         facts = await _Examined(http, first, options, given, prompts).facts()
         theirs = {}
         for other in others:

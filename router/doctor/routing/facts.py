@@ -138,6 +138,9 @@ class PoolFacts:
     tokens: ComparedTokens | None = None  # the engines' beside those of a folder that was given
     given: GivenPrompts | None = None  # requests of clients, that the operator gave
     unread: tuple[str, ...] = ()  # what could not be asked
+    alone: bool = False  # only engines were asked, and no router
+    looked_up_tokens: float = 0.0  # of prompts, in the caches of engines alone
+    found_tokens: float = 0.0  # of these
 
     @property
     def prompt_tokens(self) -> int:
@@ -158,7 +161,12 @@ class PoolFacts:
 
     @property
     def hit_share(self) -> float:
-        """The hits as workers report them, else as the router expected them."""
+        """The hits as workers report them, else as the router expected them.
+
+        Of engines alone: as they count them.
+        """
+        if self.alone:
+            return _share(self.found_tokens, self.looked_up_tokens)
         return self.expected if math.isnan(self.reported) else self.reported
 
     @property

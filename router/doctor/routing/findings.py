@@ -80,12 +80,13 @@ class RoutingReport:
         """For machines."""
         facts = self.facts
         return {
-            "router": facts.url,
+            "router": facts.url or None,
+            "engines": [one.row.url for one in facts.workers] if facts.alone else None,
             "status": self.status,
             "requests": len(facts.decisions),
             "prompt_tokens": facts.prompt_tokens,
             "expected_hit_share": _rounded(facts.expected),
-            "reported_hit_share": _rounded(facts.reported),
+            "reported_hit_share": _rounded(facts.hit_share if facts.alone else facts.reported),
             "findings": [_shown(one) for one in self.findings],
             "again": self.again,
             "not_looked_at": list(facts.unread),
@@ -102,6 +103,13 @@ class RoutingReport:
 
 def hits_text(facts: PoolFacts) -> str:
     """The hits of the judged requests in one line."""
+    if facts.alone:
+        if not facts.looked_up_tokens:
+            return "Hits: the engines looked up no prompt; only settings were looked at."
+        return (
+            f"Hits: of {facts.looked_up_tokens:,.0f} prompt tokens that the engines looked up, "
+            f"{facts.of_when}, {percent(facts.hit_share)} were in their caches."
+        )
     if not facts.decisions:
         return "Hits: the router has sent no request; only settings were looked at."
     told = percent(facts.reported)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -66,6 +67,7 @@ class _DecisionList(msgspec.Struct):
 class _NamedModel(msgspec.Struct):
     id: str
     parent: str | None = None
+    owned_by: str | None = None
 
 
 class _NamedModels(msgspec.Struct):
@@ -124,6 +126,13 @@ class RouterPages:
 
     async def policy(self) -> PolicyRow:
         return await self._json("/policy", PolicyRow)
+
+    async def is_there(self) -> bool:
+        """True if a page for a router's workers is there, whoever may read it."""
+        with suppress(*_FAILURES):
+            reply = await ask(self._http, f"{self.url}/workers", self._timeout)
+            return reply.status != 404
+        return True
 
     async def counts(self) -> Counts:
         """Return the router's metrics."""
@@ -216,6 +225,18 @@ class EnginePages:
             facts = replace(facts, finished=max(done, 0.0))
         return facts
 
+    async def about(self) -> tuple[str, str] | None:
+        """Return its kind and a model that it serves; None where no engine tells of its cache."""
+        listed, info, counts = await asyncio.gather(
+            self._page("/v1/models"), self._page("/server_info"), self.counts()
+        )
+        models = _models(listed)
+        is_sglang = "disable_radix_cache" in _plain(info)
+        if not models or not (is_sglang or counts.has(PREFIX_QUERIES)):
+            return None
+        self._kind = "sglang" if is_sglang else models[0].owned_by or "vllm"
+        return self._kind, models[0].id
+
     async def tokens(self, model: str, prompts: Iterable[FixedPrompt]) -> ComparedTokens:
         """Compare the engine's token ids of prompts with ours; all 0 if it has no `/tokenize`."""
         compared = ComparedTokens()
@@ -272,8 +293,11 @@ def _plain(info: bytes) -> dict[str, str]:
 
 
 def _adapters(cards: bytes) -> frozenset[str]:
+    return frozenset(card.id for card in _models(cards) if card.parent is not None)
+
+
+def _models(cards: bytes) -> Sequence[_NamedModel]:
     try:
-        listed = msgspec.json.decode(cards or b"{}", type=_NamedModels)
+        return msgspec.json.decode(cards or b"{}", type=_NamedModels).data
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        return frozenset()
-    return frozenset(card.id for card in listed.data if card.parent is not None)
+        return ()
