@@ -51,8 +51,8 @@ async def until_heard_again(pool: Pool) -> None:
     """At a router of its own, whose way to the server's events is cut and mended: it replays."""
     server, router = pool.servers[0], pool.router
     live, replay = server.events
-    async with cut_line(live) as (port, set_up):
-        spec = f"{server.url},events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{replay}"
+    async with cut_line(live) as (port, set_live), cut_line(replay) as (asked, set_replay):
+        spec = f"{server.url},events=tcp://127.0.0.1:{port},replay=tcp://127.0.0.1:{asked}"
         arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", spec]
         second = await router.programs.start("cut-off", "router", arguments)
         stack = Stack(router.programs, second, [], router.http)
@@ -71,12 +71,14 @@ async def until_heard_again(pool: Pool) -> None:
 
         await until(heard, "the events to be heard by the second router")
         await known(True)
-        await set_up(False)
+        await set_replay(False)  # else what it still asks for after it joined may come
+        await set_live(False)
         await known(False)
         assert (await stack.row(0))["events_from"] == "connection lost"
         tokens = await warmed(pool, 20, 0)
         assert await hit_blocks(stack, tokens) == [0]
-        await set_up(True)
+        await set_replay(True)
+        await set_live(True)
         await known(True)
         assert await hit_blocks(stack, tokens) == [BLOCKS]
         second.process.terminate()
