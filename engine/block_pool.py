@@ -523,7 +523,7 @@ class BlockPool:
         return bisect_left(range(stop), True, key=lambda depth: chain[depth] not in by_hash)
 
     def reusable(self, chain: Sequence[int], limit: int) -> int:
-        """How many leading blocks of `chain` (at most `limit`) a request need not compute."""
+        """Return how many leading blocks of `chain`, at most `limit`, a request can reuse."""
         hit = self.hit(chain, limit)
         return hit if self.groups is None else self.groups.longest(chain, hit)
 

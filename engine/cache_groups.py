@@ -36,13 +36,13 @@ class CacheGroup:
             raise ValueError(f"a group's block must take 1..{MAX_COST} blocks, got {self.cost}")
 
     def needed(self, end: int, block_size: int) -> int:
-        """How many blocks before `end` a prefix of `end` blocks needs of this group."""
+        """Return how many of its last blocks a prefix of `end` blocks needs in this group."""
         if self.kind == "state":
             return min(1, end)
         return min(end, -(-(self.window - 1) // block_size))
 
     def working(self, blocks: int, block_size: int) -> int:
-        """Blocks of the pool that it takes for a running request of so many blocks."""
+        """Return how many blocks of the pool this group takes for a running request of `blocks`."""
         own = 1 if self.kind == "state" else self.needed(blocks, block_size) + 1
         return self.cost * min(own, blocks)
 
@@ -89,10 +89,11 @@ Place = tuple[int, int]  # group, counted from 1 as in events, and chain hash
 
 
 class GroupBlocks:
-    """What the windows and states of one pool hold, by chain hash; lifetime: worker.
+    """Records the window blocks and states that one pool keeps, by chain hash.
 
     Nobody holds these blocks: a request works on blocks of its own. The one that was used longest
     ago goes first, whatever its group. `blocks`: how many of the pool's blocks they take.
+    Lifetime: worker.
     """
 
     def __init__(self, groups: Sequence[CacheGroup], block_size: int) -> None:
@@ -113,7 +114,7 @@ class GroupBlocks:
         return self.working(MAX_WINDOW)
 
     def working(self, blocks: int) -> int:
-        """Those that a running request takes whose prompt and output have so many blocks."""
+        """Return how many blocks of the pool all groups take for a running request of `blocks`."""
         return sum(group.working(blocks, self._block_size) for group in self.groups)
 
     def longest(self, chain: Sequence[int], hit: int) -> int:
@@ -125,8 +126,8 @@ class GroupBlocks:
         return 0
 
     def touch(self, chain: Sequence[int], end: int, stamp: int) -> list[tuple[int, int]]:
-        """What is kept behind the first `end` blocks is used just now; returns what is missing
-        there: the group, and the block's position in the chain."""
+        """Mark what is kept for a prefix of `end` blocks as used now. Return what is missing of it:
+        pairs of a group and a block's position in the chain."""
         missing: list[tuple[int, int]] = []
         for number, at in self._tail(end):
             place = number, chain[at]
@@ -143,7 +144,8 @@ class GroupBlocks:
         return sum(self.groups[number - 1].cost for number, _ in missing)
 
     def _tail(self, end: int) -> Iterator[tuple[int, int]]:
-        """What all groups need of a prefix of `end` blocks: group and position, the last first."""
+        """Yield the group and position of each block that a prefix of `end` blocks needs, the last
+        position first."""
         for number, group in enumerate(self.groups, 1):
             for at in range(end - 1, end - 1 - group.needed(end, self._block_size), -1):
                 yield number, at
@@ -155,7 +157,7 @@ class GroupBlocks:
 
     @property
     def oldest_stamp(self) -> int | None:
-        """Of the one that goes first; None: there is none."""
+        """The stamp of the block that is evicted first; None if nothing is kept."""
         return next(iter(self._kept.values())).stamp if self._kept else None
 
     def pop(self) -> tuple[Place, Kept]:

@@ -31,7 +31,7 @@ class RequestBlocks:
         self._held_by: dict[str, int] = {}  # own blocks of running requests, by tenant
 
     def hit(self, request: Request) -> int:
-        """Its leading blocks that need not be computed; its last token always is, for logits."""
+        """Return how many leading blocks the request reuses; its last token is always computed."""
         limit = (request.total_tokens - 1) // self._block_size
         if self._groups is None:
             return self._pool.hit(request.chain, limit)

@@ -139,7 +139,7 @@ class EventLog:
         )
 
     def _kind_of(self, run: Stored) -> tuple[str | None, int | None]:
-        """What vLLM calls the layers that have these blocks, and their window."""
+        """Return vLLM's name for the kind of layers that have these blocks, and their window."""
         if run.group is None or self._pool.groups is None:
             return None, None
         if not run.group:

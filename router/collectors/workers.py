@@ -113,7 +113,7 @@ def worker_metrics(core: RouterCore, fleet: FleetManager) -> Iterator[Metric]:
 
 
 def hit_metrics(core: RouterCore, fleet: FleetManager, hits: WorkerHits) -> Iterator[Metric]:
-    """How exact each worker's expected hits are."""
+    """Yields the gauge of each worker's hit mode."""
     family = GaugeMetricFamily(
         "warmroute_worker_hit_mode",
         "1 for how exact a worker's expected hits are, and why not",

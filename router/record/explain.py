@@ -144,7 +144,7 @@ def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = Non
 
 
 def hits_of(attempt: Attempt) -> dict[str, Any]:
-    """How exact the expected hits of its worker were, where that was asked."""
+    """Return the hit mode of the attempt's worker for JSON; nothing if nobody asked for it."""
     return {} if attempt.hits is None else {"hits": attempt.hits.shown()}
 
 
@@ -187,7 +187,7 @@ _REASONS = {
 
 
 def _next_best(decision: Decision, size: int, unit: str) -> str:
-    """What the runner-up would have cost, and held."""
+    """Say how much more the next best worker would have cost, or how much it holds."""
     other, best = runner_up(decision), next(iter(decision.candidates), None)
     if other is None or best is None or not math.isfinite(other.cost):
         return "no other worker could take it"

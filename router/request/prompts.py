@@ -127,7 +127,7 @@ class TokenCheck:
         return account.until_s is None and not account.failing
 
     def state(self, model: str) -> TokenState:
-        """What our ids of the prompts of `model` are worth, by what workers said of them."""
+        """Return the state of our token ids of `model`, by what its workers said of them."""
         if model not in self._accounts:
             return "unchecked"
         if not self.trusts(model):

@@ -1,4 +1,4 @@
-"""How exact the expected hits of each worker are, from what the router's parts know of it."""
+"""Collects from the router's parts what decides how exact each worker's expected hits are."""
 
 from __future__ import annotations
 

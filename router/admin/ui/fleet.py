@@ -146,7 +146,7 @@ def troubles(fleet: list[Row]) -> dict[str, str]:
 
 
 def exactness(fleet: list[Row], hits: WorkerHits | None) -> dict[str, Any]:
-    """How exact each worker's expected hits are: what there is of it, and which a row has."""
+    """Return the distinct verdicts on how exact hits are, and the place in them of each row's."""
     kinds: dict[HitVerdict, int] = {}
     rows: list[int] = []
     for member, worker in fleet:

@@ -105,7 +105,7 @@ def _events_shown(member: Member, worker: Worker) -> dict[str, Any]:
 
 
 def hits_shown(hits: WorkerHits | None, member: Member, worker: Worker) -> dict[str, Any]:
-    """How exact a worker's expected hits are, why, and what would make them exact."""
+    """Return a worker's hit mode, its reason and what would lift it, for JSON."""
     verdict = None if hits is None else hits.of(member, worker)
     return {"hits": None if verdict is None else verdict.shown()}
 

@@ -1,4 +1,4 @@
-"""How exact the expected cache hits of a worker are, and what would make them exact.
+"""Judges how exact the expected cache hits of a worker are, and says what would make them exact.
 
 `CAUSES` is the one table: a cause, the mode that it leads to, its reason in one sentence, and the
 flag, package or folder that would lift it. The worst mode comes first, so that the first cause that
@@ -14,7 +14,7 @@ from typing import Literal
 from router.core.workers.kv_state import Guess
 
 HitMode = Literal["exact", "degraded", "approximate"]
-# What the router's token ids of a worker's prompts are worth. "none": there is no tokenizer;
+# The state of the router's token ids of a worker's prompts. "none": there is no tokenizer;
 # "differ": the worker makes other ids; "tools": of chats with tools only; "unchecked": nobody
 # has compared them yet.
 TokenState = Literal["none", "differ", "tools", "unchecked", "checked"]
@@ -22,7 +22,7 @@ TokenState = Literal["none", "differ", "tools", "unchecked", "checked"]
 
 @dataclass(frozen=True, slots=True)
 class HitFacts:
-    """What decides how exact a worker's expected hits are. The defaults are those of exact hits.
+    """The facts that decide a worker's hit mode. The defaults are those of exact hits.
 
     Lifetime: call.
     """
@@ -55,7 +55,7 @@ class HitFacts:
 
 @dataclass(frozen=True, slots=True)
 class HitVerdict:
-    """How exact a worker's expected hits are. Lifetime: call."""
+    """A worker's hit mode, with its cause, reason and lift. Lifetime: call."""
 
     mode: HitMode
     cause: str = ""  # one of CAUSES; empty: exact

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from simulator.replay.setup import ReplayError, Setup, World
 from simulator.report.row import summarize
 from tests.effort import examples
-from tests.oracles.virtual_worker import plain_workers
 from tests.simulator.replays import job, pool, run, setup_of
+from tests.simulator.twins import assert_twins_agree, requests_up_to
 
 GROUPS = ["window:128", "window:40*3", "state*2", "window:64+state*4"]
 
@@ -72,31 +72,12 @@ def test_groups_that_cannot_be_are_refused_by_name(more: dict[str, Any], said: s
         run([job(0, 100, 1)], hybrid(**more))
 
 
-REQUESTS = st.lists(
-    st.tuples(
-        st.sampled_from((0, 1, 30, 200)),
-        st.sampled_from((640, 200, 16, 1, 1200)),
-        st.sampled_from((2, 1, 30)),
-        st.integers(0, 3),
-    ),
-    min_size=1,
-    max_size=25,
-)
-
-
 @settings(max_examples=examples(25), deadline=None)
 @given(
-    requests=REQUESTS,
+    requests=requests_up_to(1200),
     groups=st.sampled_from(GROUPS),
     loss=st.sampled_from((0.0, 0.3)),
 )
 def test_plain_and_native_workers_give_one_result(requests: Any, groups: str, loss: float) -> None:
-    at_ms, jobs = 0, []
-    for pause_ms, prompt, output, trunk in requests:
-        at_ms += pause_ms
-        jobs.append(job(at_ms, prompt, output, trunk=trunk))
     setup = hybrid(count=2, groups=groups, kv_tokens=1_600, world=World(event_loss=loss))
-    native = run(jobs, setup)
-    with plain_workers():
-        plain = run(jobs, setup)
-    assert summarize(native).report_hash == summarize(plain).report_hash
+    assert_twins_agree(requests, setup)

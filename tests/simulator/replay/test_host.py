@@ -15,8 +15,8 @@ from simulator.replay.result import ReplayResult
 from simulator.replay.setup import HOST_LOAD_GBPS, ReplayError, Setup, World
 from simulator.report.row import summarize
 from tests.effort import examples
-from tests.oracles.virtual_worker import plain_workers
 from tests.simulator.replays import PROFILE, job, pool, run, setup_of
+from tests.simulator.twins import assert_twins_agree, requests_up_to
 
 MS = 1_000_000
 MODEL = profile(PROFILE)
@@ -90,36 +90,17 @@ def test_a_tier_that_cannot_be_is_refused_by_name(more: dict[str, Any], said: st
         run([job(0, 100, 1)], hosted(**more))
 
 
-REQUESTS = st.lists(
-    st.tuples(
-        st.sampled_from((0, 1, 30, 200)),
-        st.sampled_from((640, 200, 16, 1, 1500)),
-        st.sampled_from((2, 1, 30)),
-        st.integers(0, 3),
-    ),
-    min_size=1,
-    max_size=25,
-)
-
-
 @settings(max_examples=examples(25), deadline=None)
 @given(
-    requests=REQUESTS,
+    requests=requests_up_to(1500),
     host_kv_tokens=st.sampled_from((64, 640, 6_400)),
     gbps=st.sampled_from((0.5, 20.0, 1e5)),
     loss=st.sampled_from((0.0, 0.3)),
 )
 def test_plain_and_native_workers_give_one_result(requests, host_kv_tokens, gbps, loss) -> None:
-    at_ms, jobs = 0, []
-    for pause_ms, prompt, output, trunk in requests:
-        at_ms += pause_ms
-        jobs.append(job(at_ms, prompt, output, trunk=trunk))
     setup = setup_of(
         "hybrid",
         pool(2, kv_tokens=1_600, host_kv_tokens=host_kv_tokens, host_load_gbps=gbps),
         world=World(event_loss=loss),
     )
-    native = run(jobs, setup)
-    with plain_workers():
-        plain = run(jobs, setup)
-    assert summarize(native).report_hash == summarize(plain).report_hash
+    assert_twins_agree(requests, setup)
