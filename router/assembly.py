@@ -47,7 +47,7 @@ from router.redis.url import redacted
 from router.request.attempts import Attempts
 from router.request.dispatcher import Dispatcher, FleetCalls
 from router.request.inference import Inference
-from router.request.prompts import PromptReader, TokenCheck
+from router.request.prompts import PromptReader
 from router.request.quotas import Tenants
 from router.request.reading import InferenceReader
 from router.request.service import Service
@@ -70,6 +70,7 @@ from router.settings.terms import (
     token_probe_terms,
     tokenizer_terms,
 )
+from router.tokens.check import TokenCheck
 from router.upstream.native import NativeRelay
 
 # Extras are imported where the configuration asks for them, or where they are on by default and

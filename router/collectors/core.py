@@ -25,7 +25,8 @@ from router.metrics.exposition import counter, counters, gauge, gauges
 from router.metrics.registry import RouterMetrics
 from router.metrics.requests import Replies
 from router.record.request_log import RequestLog
-from router.request.prompts import PromptReader, TokenCheck
+from router.request.prompts import PromptReader
+from router.tokens.check import TokenCheck
 
 if TYPE_CHECKING:
     from router.restart.saved_caches import StateKeeper

@@ -11,8 +11,8 @@ from engine.wire.memo import MemoEncoder
 from router.http.messages import GIVEN_UP, REFUSALS
 from router.metrics.exposition import counter, counters, gauge, gauges
 from router.record.log_files import QueuedLog
-from router.request.prompts import TokenCheck
 from router.server.server import HttpServer
+from router.tokens.check import TokenCheck
 
 if TYPE_CHECKING:
     from router.restart.saved_caches import StateKeeper

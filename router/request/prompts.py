@@ -4,18 +4,14 @@ text.
 
 from __future__ import annotations
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 import numpy as np
-import xxhash
 
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
@@ -27,187 +23,18 @@ from router.body.paths import Path
 from router.body.scan import (
     LONG_BYTES,
     SHAPES,
-    Message,
     ScanLimits,
     Scanned,
     Sequenced,
     Tokens,
     scan,
 )
-from router.core.workers.hit_modes import TokenState
 from router.core.workers.kv_events import hashes_of
 from router.engines.table import TRANSFER_FIELDS
 from router.http.errors import ClientError
 from router.request.in_turn import InTurn
-
-# Parts whose content is text (vLLM 0.33 and OpenAI's API).
-TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-_SHORT_CHARS = 64  # of names and options, which are kept as they are
-
-
-def has_media(messages: Iterable[Message]) -> bool:
-    """Whether any message has a part that is not text."""
-    return any(
-        isinstance(content := message.get("content"), list) and any(map(_is_medium, content))
-        for message in messages
-    )
-
-
-def without_media(messages: Iterable[Message]) -> list[Message]:
-    """The messages with every medium replaced by its XXH3-128, hexadecimal."""
-    return [_shown(message) for message in messages]
-
-
-def _shown(message: Message) -> Message:
-    content = message.get("content")
-    if not isinstance(content, list):
-        return message
-    parts = [_digested(part) if _is_medium(part) else part for part in content]
-    return {**message, "content": parts}
-
-
-def _is_medium(part: Any) -> bool:
-    return isinstance(part, dict) and part.get("type") not in TEXT_PARTS
-
-
-def _digested(value: Any) -> Any:
-    """The same value with long texts (addresses, base64) replaced by their digests."""
-    if isinstance(value, str) and len(value) > _SHORT_CHARS:
-        return xxhash.xxh3_128_hexdigest(value.encode("utf-8", "surrogatepass"))
-    if isinstance(value, dict):
-        return {_digested(key): _digested(inner) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [_digested(inner) for inner in value]
-    return value
-
-
-log = logging.getLogger(__name__)
-
-MAX_MODELS = 4_096  # that are kept account of
-_STRIKES_OUT = 3.0
-_PAST_STRIKES = 2.0  # after its time aside, one more is enough
-_FORGIVEN = 0.1  # by a prompt that agrees: one in eleven may differ, which a client could contrive
-_LONGEST_RECHECK_S = 3_600.0
-
-
-@dataclass(slots=True)
-class _Account:
-    """What is known of one model's tokens. Lifetime: process."""
-
-    strikes: float = 0.0
-    aside_s: float = 0.0  # how long it was put aside the last time
-    until_s: float | None = None  # put aside by its traffic until then
-    failing: set[int] = field(default_factory=set)  # workers whose probes differ
-    failing_tools: set[int] = field(default_factory=set)  # ... where a chat has tools, only
-    told: bool = False
-    told_tools: bool = False
-
-
-class TokenCheck:
-    """Lifetime: process. `clock` gives seconds; `recheck_s` is how long a model stays aside at
-    first; that doubles, up to an hour, each time that traffic after it differs again.
-    """
-
-    def __init__(self, clock: Callable[[], float], recheck_s: Callable[[], float]) -> None:
-        self._clock = clock
-        self._recheck_s = recheck_s
-        self._accounts: dict[str, _Account] = {}
-        self.mismatches: Counter[str] = Counter()  # by model
-
-    def trusts(self, model: str, tools: bool = False) -> bool:
-        """Whether prompts of `model` are placed by our ids now; `tools`: chats that have some."""
-        account = self._accounts.get(model)
-        if account is not None and tools and account.failing_tools:
-            return False
-        if account is None or (account.until_s is None and not account.failing):
-            return True
-        if account.until_s is not None and self._clock() >= account.until_s:
-            account.until_s = None
-            account.strikes = _PAST_STRIKES
-        return account.until_s is None and not account.failing
-
-    def state(self, model: str) -> TokenState:
-        """Return the state of our token ids of `model`, by what its workers said of them."""
-        if model not in self._accounts:
-            return "unchecked"
-        if not self.trusts(model):
-            return "differ"
-        return "checked" if self.trusts(model, tools=True) else "tools"
-
-    def exact(self) -> Iterator[tuple[str, bool]]:
-        """Every model that was checked, and whether it is trusted."""
-        for model in list(self._accounts):
-            yield model, self.trusts(model)
-
-    def counted(self, model: str, own: int, reported: int) -> None:
-        """A worker answered a prompt of `model`, for which we had counted `own` tokens."""
-        account = self._account(model)
-        if account is None:
-            return
-        if own == reported:
-            account.strikes = max(account.strikes - _FORGIVEN, 0.0)
-            if account.strikes == 0.0:
-                account.aside_s = 0.0
-            return
-        self.mismatches[model] += 1
-        account.strikes += 1.0
-        if account.strikes < _STRIKES_OUT or account.until_s is not None:
-            return
-        account.aside_s = min(max(2 * account.aside_s, self._recheck_s()), _LONGEST_RECHECK_S)
-        account.until_s = self._clock() + account.aside_s
-        what = f"the last prompt has {own} tokens by our count, {reported} by its worker's"
-        self._tell(model, account, what)
-
-    def probed(self, model: str, worker_id: int, difference: str | None) -> None:
-        """A worker was asked for the ids of our probes; `difference` None: they are ours."""
-        account = self._account(model)
-        if account is None:
-            return
-        if difference is None:
-            account.failing.discard(worker_id)
-            if not account.failing:
-                account.until_s, account.strikes, account.told = None, 0.0, False
-            return
-        self.mismatches[model] += 1
-        account.failing.add(worker_id)
-        self._tell(model, account, f"worker {worker_id}: {difference}")
-
-    def probed_tools(self, model: str, worker_id: int, difference: str | None) -> None:
-        """The same for the probe that has tools, where the others are ours: engines hand tools to
-        the template in forms of their own.
-        """
-        account = self._account(model)
-        if account is None:
-            return
-        if difference is None:
-            account.failing_tools.discard(worker_id)
-            account.told_tools = account.told_tools and bool(account.failing_tools)
-            return
-        self.mismatches[model] += 1
-        account.failing_tools.add(worker_id)
-        if not account.told_tools:
-            account.told_tools = True
-            line = "model %r: its chats with tools are placed by text from now on: worker %d: %s"
-            log.warning(line, model, worker_id, difference)
-
-    def forget(self, worker_id: int) -> None:
-        """The worker is gone, or serves something else now."""
-        for account in self._accounts.values():
-            account.failing.discard(worker_id)
-            account.failing_tools.discard(worker_id)
-
-    def _account(self, model: str) -> _Account | None:
-        if model not in self._accounts:
-            if len(self._accounts) >= MAX_MODELS:
-                return None
-            self._accounts[model] = _Account()
-        return self._accounts[model]
-
-    def _tell(self, model: str, account: _Account, what: str) -> None:
-        if not account.told:
-            account.told = True
-            log.warning("model %r: its prompts are placed by text from now on: %s", model, what)
-
+from router.tokens.check import TokenCheck
+from router.tokens.media import has_media, without_media
 
 T = TypeVar("T")
 Shape = Callable[[bytes, ScanLimits], Scanned]

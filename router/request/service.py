@@ -21,9 +21,9 @@ from router.record.request_record import LatestAttempts, RequestRecord
 from router.record.trace import Tracer
 from router.record.trace_export import Exporter
 from router.request.dispatcher import Dispatcher
-from router.request.prompts import TokenCheck
 from router.request.sequences import Sequences
 from router.request.worker_hits import WorkerHits
+from router.tokens.check import TokenCheck
 
 ID_HEADER = "x-request-id"
 _DRAINING = "draining"  # a rejection's code

@@ -10,7 +10,8 @@ from router.core.workers.table import Worker
 from router.engines.table import adapter_of
 from router.events.sources import EventSource, ZmqSource
 from router.fleet.member import Member, skipped_events
-from router.request.prompts import Prompt, TokenCheck
+from router.request.prompts import Prompt
+from router.tokens.check import TokenCheck
 
 
 class WorkerHits:

@@ -18,8 +18,9 @@ from router.record.request_log import RequestLogTerms
 from router.request.deadlines import Deadlines
 from router.request.leg_sender import AttemptTerms
 from router.request.reading import InferenceTerms
-from router.request.tokenizing import ProbeTerms, TokenizerTerms
 from router.settings.schema import Config
+from router.tokens.encoders import TokenizerTerms
+from router.tokens.probe import ProbeTerms
 
 if TYPE_CHECKING:
     from router.discovery.opening import DiscoveryTerms

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from router.body.scan import ScanLimits, scan
-from router.request.prompts import PromptReader, TokenCheck, plain_scan
+from router.request.prompts import PromptReader, plain_scan
+from router.tokens.check import TokenCheck
 from tests.bench.measuring import Row, arguments, pinned, show
 from tests.bench.route import done
 

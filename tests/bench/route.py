@@ -26,7 +26,8 @@ from router.body.scan import ScanLimits
 from router.core.contract.actions import Dispatch
 from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
-from router.request.prompts import Prompt, PromptReader, TokenCheck
+from router.request.prompts import Prompt, PromptReader
+from router.tokens.check import TokenCheck
 from tests.bench.measuring import Row, arguments, beside, peer_figures, pinned, show
 
 WORKERS = 64

@@ -39,7 +39,7 @@ from engine.wire.memo import MemoEncoder  # noqa: E402
 from engine.wire.tokens import Chat  # noqa: E402
 from kvkernels import chain_hashes  # noqa: E402
 from router.body.scan import scan  # noqa: E402
-from router.request.prompts import without_media  # noqa: E402
+from router.tokens.media import without_media  # noqa: E402
 from tests.engine.model_dirs import ORDINARY, SPECIAL, write_model  # noqa: E402
 
 WORDS = (

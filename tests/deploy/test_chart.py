@@ -21,9 +21,9 @@ import yaml
 import release.chart
 from router.config.keys import keys_of
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
-from router.request.tokenizing import encoder_of
 from router.settings.schema import Config
 from router.settings.terms import tokenizer_terms
+from router.tokens.encoders import encoder_of
 from tests.deploy import chart
 from tests.deploy.chart import (
     CHART,

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from router.body import paths
 from router.body.scan import ScanLimits, scan
-from router.request.prompts import TEXT_PARTS, Plain, plain_scan
+from router.request.prompts import Plain, plain_scan
+from router.tokens.media import TEXT_PARTS
 from tests.router.body.body_support import ASKED, BESIDES, BODIES
 from tests.router.property_support import patient
 from tests.router.request.prompt_support import read, reader_of, same

@@ -10,7 +10,8 @@ import numpy as np
 
 from engine.wire.memo import MemoEncoder
 from router.body.scan import Scanned, scan
-from router.request.prompts import Prompt, PromptReader, TokenCheck
+from router.request.prompts import Prompt, PromptReader
+from router.tokens.check import TokenCheck
 
 NOW_S = 1_700_000_000.0
 

@@ -12,7 +12,8 @@ import xxhash
 
 from engine.wire.tokens import WordTokenizer
 from router.body.scan import scan
-from router.request.prompts import TokenCheck, has_media, without_media
+from router.tokens.check import TokenCheck
+from router.tokens.media import has_media, without_media
 from tests.router.request.prompt_support import chat, completion, read, reader_of, same
 
 

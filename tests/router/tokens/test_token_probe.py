@@ -18,8 +18,8 @@ from aiohttp import web
 from engine.wire.hf import HfTokenizer
 from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat
-from router.request.prompts import TokenCheck
-from router.request.tokenizing import CHATS, ProbeTerms, TokenProbe
+from router.tokens.check import TokenCheck
+from router.tokens.probe import CHATS, ProbeTerms, TokenProbe
 from tests.engine.harness import running
 from tests.engine.model_dirs import write_model
 from tests.served_app import served_app

@@ -14,7 +14,7 @@ from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import WordTokenizer
 from router.collectors.ports_and_logs import token_metrics
 from router.metrics.exposition import Families
-from router.request.prompts import MAX_MODELS, TokenCheck
+from router.tokens.check import MAX_MODELS, TokenCheck
 from tests.router.property_support import patient
 
 RECHECK_S = 300.0

@@ -1,0 +1,137 @@
+"""Whether the router's token ids of a model are those of its workers."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from router.core.workers.hit_modes import TokenState
+
+log = logging.getLogger(__name__)
+
+MAX_MODELS = 4_096  # that are kept account of
+_STRIKES_OUT = 3.0
+_PAST_STRIKES = 2.0  # after its time aside, one more is enough
+_FORGIVEN = 0.1  # by a prompt that agrees: one in eleven may differ, which a client could contrive
+_LONGEST_RECHECK_S = 3_600.0
+
+
+@dataclass(slots=True)
+class _Account:
+    """What is known of one model's tokens. Lifetime: process."""
+
+    strikes: float = 0.0
+    aside_s: float = 0.0  # how long it was put aside the last time
+    until_s: float | None = None  # put aside by its traffic until then
+    failing: set[int] = field(default_factory=set)  # workers whose probes differ
+    failing_tools: set[int] = field(default_factory=set)  # ... where a chat has tools, only
+    told: bool = False
+    told_tools: bool = False
+
+
+class TokenCheck:
+    """Lifetime: process. `clock` gives seconds; `recheck_s` is how long a model stays aside at
+    first; that doubles, up to an hour, each time that traffic after it differs again.
+    """
+
+    def __init__(self, clock: Callable[[], float], recheck_s: Callable[[], float]) -> None:
+        self._clock = clock
+        self._recheck_s = recheck_s
+        self._accounts: dict[str, _Account] = {}
+        self.mismatches: Counter[str] = Counter()  # by model
+
+    def trusts(self, model: str, tools: bool = False) -> bool:
+        """Whether prompts of `model` are placed by our ids now; `tools`: chats that have some."""
+        account = self._accounts.get(model)
+        if account is not None and tools and account.failing_tools:
+            return False
+        if account is None or (account.until_s is None and not account.failing):
+            return True
+        if account.until_s is not None and self._clock() >= account.until_s:
+            account.until_s = None
+            account.strikes = _PAST_STRIKES
+        return account.until_s is None and not account.failing
+
+    def state(self, model: str) -> TokenState:
+        """Return the state of our token ids of `model`, by what its workers said of them."""
+        if model not in self._accounts:
+            return "unchecked"
+        if not self.trusts(model):
+            return "differ"
+        return "checked" if self.trusts(model, tools=True) else "tools"
+
+    def exact(self) -> Iterator[tuple[str, bool]]:
+        """Every model that was checked, and whether it is trusted."""
+        for model in list(self._accounts):
+            yield model, self.trusts(model)
+
+    def counted(self, model: str, own: int, reported: int) -> None:
+        """A worker answered a prompt of `model`, for which we had counted `own` tokens."""
+        account = self._account(model)
+        if account is None:
+            return
+        if own == reported:
+            account.strikes = max(account.strikes - _FORGIVEN, 0.0)
+            if account.strikes == 0.0:
+                account.aside_s = 0.0
+            return
+        self.mismatches[model] += 1
+        account.strikes += 1.0
+        if account.strikes < _STRIKES_OUT or account.until_s is not None:
+            return
+        account.aside_s = min(max(2 * account.aside_s, self._recheck_s()), _LONGEST_RECHECK_S)
+        account.until_s = self._clock() + account.aside_s
+        what = f"the last prompt has {own} tokens by our count, {reported} by its worker's"
+        self._tell(model, account, what)
+
+    def probed(self, model: str, worker_id: int, difference: str | None) -> None:
+        """A worker was asked for the ids of our probes; `difference` None: they are ours."""
+        account = self._account(model)
+        if account is None:
+            return
+        if difference is None:
+            account.failing.discard(worker_id)
+            if not account.failing:
+                account.until_s, account.strikes, account.told = None, 0.0, False
+            return
+        self.mismatches[model] += 1
+        account.failing.add(worker_id)
+        self._tell(model, account, f"worker {worker_id}: {difference}")
+
+    def probed_tools(self, model: str, worker_id: int, difference: str | None) -> None:
+        """The same for the probe that has tools, where the others are ours: engines hand tools to
+        the template in forms of their own.
+        """
+        account = self._account(model)
+        if account is None:
+            return
+        if difference is None:
+            account.failing_tools.discard(worker_id)
+            account.told_tools = account.told_tools and bool(account.failing_tools)
+            return
+        self.mismatches[model] += 1
+        account.failing_tools.add(worker_id)
+        if not account.told_tools:
+            account.told_tools = True
+            line = "model %r: its chats with tools are placed by text from now on: worker %d: %s"
+            log.warning(line, model, worker_id, difference)
+
+    def forget(self, worker_id: int) -> None:
+        """The worker is gone, or serves something else now."""
+        for account in self._accounts.values():
+            account.failing.discard(worker_id)
+            account.failing_tools.discard(worker_id)
+
+    def _account(self, model: str) -> _Account | None:
+        if model not in self._accounts:
+            if len(self._accounts) >= MAX_MODELS:
+                return None
+            self._accounts[model] = _Account()
+        return self._accounts[model]
+
+    def _tell(self, model: str, account: _Account, what: str) -> None:
+        if not account.told:
+            account.told = True
+            log.warning("model %r: its prompts are placed by text from now on: %s", model, what)

@@ -1,0 +1,192 @@
+"""The probe that compares the router's token ids with the workers'."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from engine.wire.events import WireError
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import Chat, PromptError
+from router.body.scan import Tokens
+from router.engines.adapter import ask, decoded
+from router.fleet.manager import FleetManager
+from router.fleet.member import Member
+from router.tokens.check import TokenCheck
+
+log = logging.getLogger(__name__)
+
+_MODELS_A_WORKER = 8  # asked for; adapters count
+_REFUSALS = 2  # from the first probe on: it knows no /tokenize
+TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
+_ASK = {"role": "user", "content": f" {TEXT} "}
+_SYSTEM = {"role": "system", "content": "Answer in one word."}
+_ANSWER = {"role": "assistant", "content": "Fox. "}
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look <it> up.",
+        "parameters": {"type": "object", "properties": {"what": {"type": "string"}}},
+    },
+}
+CHATS: Mapping[str, dict[str, list[dict[str, Any]]]] = MappingProxyType(
+    {
+        "a chat": {"messages": [_ASK]},
+        "a chat with a system message": {"messages": [_SYSTEM, _ASK]},
+        "a chat of two turns": {"messages": [_ASK, _ANSWER, _ASK]},
+        "a chat with tools": {"messages": [_ASK], "tools": [_TOOL]},  # asked last
+    }
+)
+
+
+class _Reply(msgspec.Struct):
+    tokens: list[int]
+
+
+class Difference(NamedTuple):
+    """What a worker makes of a prompt otherwise than we do. Lifetime: call."""
+
+    told: str  # for people
+    tools: bool  # only where a chat has tools
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTerms:
+    """Times of probing, seconds. Lifetime: process, replaced on reload."""
+
+    every_s: float  # between two looks for workers that joined
+    timeout_s: float  # of one request
+    recheck_s: float  # until a worker that differed is asked again
+
+
+class TokenProbe:
+    """Lifetime: process. `clock` counts seconds; `now_s` is the wall clock, for templates."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        fleet: FleetManager,
+        encoder: MemoEncoder,
+        check: TokenCheck,
+        clock: Callable[[], float],
+        now_s: Callable[[], float],
+        terms: Callable[[], ProbeTerms],
+    ) -> None:
+        self._http = http
+        self._fleet = fleet
+        self._encoder = encoder
+        self._check = check
+        self._clock = clock
+        self._now_s = now_s
+        self._terms = terms
+        self._asked: dict[int, object] = {}  # by worker: what was recognized when it was asked
+        self._again_s: dict[int, float] = {}  # by worker that differed: when to ask it again
+
+    async def run(self) -> None:
+        """Ask every worker that joins, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._terms().every_s)
+
+    async def look(self) -> None:
+        """Ask those that were not asked since they were recognized, or are to be asked again."""
+        members = self._fleet.members
+        for gone in self._asked.keys() - members.keys():
+            del self._asked[gone]
+            self._again_s.pop(gone, None)
+            self._check.forget(gone)
+        now_s = self._clock()
+        due = [
+            member
+            for member in members.values()
+            if member.ready
+            and (
+                self._asked.get(member.worker_id) is not member.recognized
+                or now_s >= self._again_s.get(member.worker_id, np.inf)
+            )
+        ]
+        answers = await asyncio.gather(*map(self._ask, due), return_exceptions=True)
+        for member, error in zip(due, answers, strict=True):
+            if isinstance(error, Exception):  # a defect here must not end the router
+                log.error("worker %d: token check broke", member.worker_id, exc_info=error)
+
+    async def _ask(self, member: Member) -> None:
+        recognized, worker_id = member.recognized, member.worker_id
+        if recognized is None:
+            return
+        self._asked[worker_id] = recognized
+        self._again_s.pop(worker_id, None)
+        for model in recognized.facts.models[:_MODELS_A_WORKER]:
+            try:
+                difference = await self._difference(member.spec.url, model)
+            except (aiohttp.ClientError, TimeoutError, _NoAnswerError) as error:
+                log.debug("worker %d tells no token ids: %r", worker_id, error)
+                return
+            of_tools = difference is not None and difference.tools
+            told = None if difference is None else difference.told
+            self._check.probed(model, worker_id, None if of_tools else told)
+            self._check.probed_tools(model, worker_id, told if of_tools else None)
+            if difference is not None:
+                self._again_s[worker_id] = self._clock() + self._terms().recheck_s
+
+    async def _difference(self, url: str, model: str) -> Difference | None:
+        """How the worker's ids differ from ours, in counts; None: not at all.
+
+        Raises _NoAnswerError where it answers none of the probes.
+        """
+        answers = refusals = 0
+        for name, body, own in self._probes():
+            theirs = await self._tokenized(url, {"model": model} | body)
+            if theirs is None:
+                refusals += 1
+                if refusals == _REFUSALS and not answers:
+                    break
+                continue
+            answers += 1
+            if own.tolist() != theirs:
+                told = f"{name} has {len(own)} tokens by our count, {len(theirs)} by its own"
+                told += " that differ" if len(own) == len(theirs) else ""
+                return Difference(told, "tools" in body)
+        if not answers:
+            raise _NoAnswerError
+        return None
+
+    def _probes(self) -> Iterator[tuple[str, dict[str, Any], Tokens]]:
+        """Name, request and our ids of each prompt that we can encode."""
+        for special in (True, False):
+            body = {"prompt": TEXT, "add_special_tokens": special}
+            yield "a text", body, self._encoder.encode(TEXT, special)
+        for name, fields in CHATS.items():
+            try:
+                chat = Chat(messages=fields["messages"], tools=fields.get("tools"))
+                own = self._encoder.encode_chat(chat, self._now_s())
+            except PromptError:  # such chats are placed by text anyway
+                continue
+            yield name, {**fields, "add_generation_prompt": True}, own
+
+    async def _tokenized(self, url: str, body: dict[str, Any]) -> list[int] | None:
+        """The worker's ids; None where it refuses, or answers what makes no sense.
+
+        No ids make none: llama.cpp calls a text `content`, and finds none in what we send.
+        """
+        timeout = aiohttp.ClientTimeout(total=self._terms().timeout_s)
+        data = msgspec.json.encode(body)
+        url = f"{url}/tokenize"
+        try:
+            reply = await ask(self._http, url, timeout, method="POST", data=data)
+            return decoded(reply.body, _Reply, url).tokens or None if reply.status == 200 else None
+        except WireError:
+            return None
+
+
+class _NoAnswerError(Exception):
+    """The worker has no /tokenize, or refuses all our prompts."""
