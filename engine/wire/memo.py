@@ -178,18 +178,79 @@ class Cutting(Protocol):
         """Ids put before and after a text that is encoded with special tokens."""
 
 
-def _array(ids: Sequence[int]) -> Tokens:
+def array_of(ids: Sequence[int]) -> Tokens:
+    """Return ids as an array, made in steps between which other threads run."""
     array = np.empty(len(ids), dtype=np.int32)
     for at in range(0, len(ids), _WINDOW_IDS):
         array[at : at + _WINDOW_IDS] = ids[at : at + _WINDOW_IDS]
     return array
 
 
+class PieceMemo:
+    """Ids of prompts' pieces by digests; it keeps no text. Lifetime: process.
+
+    It takes at most `max_bytes`: the least recently used pieces leave first. Several threads may
+    use it at once.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._secret = secrets.token_bytes(32)
+        self._pieces: OrderedDict[bytes, Tokens] = OrderedDict()
+        self._lock = Lock()
+        self.bytes = 0  # held now
+        self.reused_chars = 0  # of texts whose ids were known
+        self.encoded_chars = 0
+
+    def keys(self, pieces: Iterable[bytes], salt: str | None, of: bytes = b"") -> list[bytes]:
+        """Return a digest for each piece, of all pieces up to its end.
+
+        `of` keeps the prompts of one encoder apart from those of another, `salt` those of tenants.
+        """
+        name = b"" if salt is None else salt.encode("utf-8", "surrogatepass")
+        # Its length keeps the salt apart from the text.
+        begun = len(name).to_bytes(4, "little") + name
+        digest = hashlib.blake2b(
+            begun, digest_size=_DIGEST_BYTES, key=self._secret, person=of.ljust(16, b"\0")
+        )
+        keys = []
+        for piece in pieces:
+            digest.update(piece)
+            keys.append(digest.digest())
+        return keys
+
+    def known(self, keys: Iterable[bytes]) -> list[Tokens | None]:
+        """Return the ids of each piece, None where they are not kept."""
+        with self._lock:
+            found = [(key, self._pieces.get(key)) for key in keys]
+            for key, ids in found:
+                if ids is not None:
+                    self._pieces.move_to_end(key)
+        return [ids for _, ids in found]
+
+    def keep(
+        self, new: Iterable[tuple[bytes, Tokens]], encoded_chars: int, reused_chars: int
+    ) -> None:
+        """Keep the ids of new pieces, and count a prompt's characters."""
+        with self._lock:
+            self.encoded_chars += encoded_chars
+            self.reused_chars += reused_chars
+            for key, ids in new:
+                if key in self._pieces:  # another thread was as fast
+                    continue
+                ids.setflags(write=False)
+                self._pieces[key] = ids
+                self.bytes += ids.nbytes + _ENTRY_BYTES
+            while self.bytes > self.max_bytes:
+                _, dropped = self._pieces.popitem(last=False)
+                self.bytes -= dropped.nbytes + _ENTRY_BYTES
+
+
 class MemoEncoder:
-    """Encodes through a memo of at most `max_bytes`, the least recently used pieces leaving first.
+    """Encodes through a memo, which is its own, of so many bytes, or shared with other encoders.
 
     Lifetime: process. Safe to call from several threads. Where the tokenizer's texts cannot be
-    cut (`cutting` is None, or knows no cuts), or with `max_bytes` 0, it is the bare tokenizer.
+    cut (`cutting` is None, or knows no cuts), or with a memo of 0 bytes, it is the bare tokenizer.
     Texts of more than `max_chars` are refused.
     """
 
@@ -197,29 +258,23 @@ class MemoEncoder:
         self,
         tokenizer: Tokenizer,
         cutting: Cutting | None,
-        max_bytes: int,
+        memo: int | PieceMemo,
         max_chars: int | None = None,
     ) -> None:
+        self.memo = PieceMemo(memo) if isinstance(memo, int) else memo
         self._max_chars = max_chars
         self._tokenizer = tokenizer
-        self._cuts = cutting.cuts if cutting is not None and max_bytes > 0 else None
+        self._cuts = cutting.cuts if cutting is not None and self.memo.max_bytes > 0 else None
         before, after = cutting.framing if cutting is not None else ([], [])
         self._before = np.array(before, dtype=np.int32)
         self._after = np.array(after, dtype=np.int32)
-        self._max_bytes = max_bytes
-        self._key = secrets.token_bytes(32)
-        self._pieces: OrderedDict[bytes, Tokens] = OrderedDict()
-        self._lock = Lock()
-        self.bytes = 0  # held now
-        self.reused_chars = 0  # of texts whose ids were known
-        self.encoded_chars = 0
 
     def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
         """Ids of a plain prompt, int32; equal to the tokenizer's own. Raises PromptError."""
         if self._max_chars is not None and len(text) > self._max_chars:
             raise PromptError(f"the prompt has more than {self._max_chars} characters")
         if self._cuts is None:
-            return _array(self._tokenizer.encode(text, add_special_tokens))
+            return array_of(self._tokenizer.encode(text, add_special_tokens))
         pieces = self._ids(text, self._cuts, salt)
         if add_special_tokens:
             pieces = [self._before, *pieces, self._after]
@@ -228,56 +283,25 @@ class MemoEncoder:
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
         """The prompt of a chat as ids, int32. Raises PromptError."""
         if self._cuts is None and self._max_chars is None:
-            return _array(self._tokenizer.encode_chat(chat, now_s))
+            return array_of(self._tokenizer.encode_chat(chat, now_s))
         text = self._tokenizer.render(chat, now_s)
         return self.encode(text, chat.add_special_tokens, salt)
 
     def _ids(self, text: str, cuts: Cuts, salt: str | None) -> list[Tokens]:
         """The ids of the text's pieces."""
         ends = cuts.of(text)
-        keys = self._keys(text, ends, salt)
-        with self._lock:
-            known = [self._pieces.get(key) for key in keys]
-            for key, ids in zip(keys, known, strict=True):
-                if ids is not None:
-                    self._pieces.move_to_end(key)
+        spans = list(zip([0, *ends], ends, strict=False))
+        keys = self.memo.keys(
+            (text[start:end].encode("utf-8", "surrogatepass") for start, end in spans), salt
+        )
         pieces: list[Tokens] = []
         new: list[tuple[bytes, Tokens]] = []
-        start = encoded_chars = 0
-        for key, ids, end in zip(keys, known, ends, strict=True):
+        encoded_chars = 0
+        for (start, end), key, ids in zip(spans, keys, self.memo.known(keys), strict=True):
             if ids is None:
-                ids = _array(self._tokenizer.encode(text[start:end], False))
-                ids.setflags(write=False)
+                ids = array_of(self._tokenizer.encode(text[start:end], False))
                 new.append((key, ids))
                 encoded_chars += end - start
             pieces.append(ids)
-            start = end
-        self._keep(new, encoded_chars, len(text) - encoded_chars)
+        self.memo.keep(new, encoded_chars, len(text) - encoded_chars)
         return pieces
-
-    def _keys(self, text: str, ends: Iterable[int], salt: str | None) -> list[bytes]:
-        """Digests of the text up to each of its `ends`."""
-        name = b"" if salt is None else salt.encode("utf-8", "surrogatepass")
-        # Its length keeps the salt apart from the text.
-        begun = len(name).to_bytes(4, "little") + name
-        digest = hashlib.blake2b(begun, digest_size=_DIGEST_BYTES, key=self._key)
-        keys = []
-        start = 0
-        for end in ends:
-            digest.update(text[start:end].encode("utf-8", "surrogatepass"))
-            keys.append(digest.digest())
-            start = end
-        return keys
-
-    def _keep(self, new: list[tuple[bytes, Tokens]], encoded_chars: int, reused_chars: int) -> None:
-        with self._lock:
-            self.encoded_chars += encoded_chars
-            self.reused_chars += reused_chars
-            for key, ids in new:
-                if key in self._pieces:  # another thread was as fast
-                    continue
-                self._pieces[key] = ids
-                self.bytes += ids.nbytes + _ENTRY_BYTES
-            while self.bytes > self._max_bytes:
-                _, dropped = self._pieces.popitem(last=False)
-                self.bytes -= dropped.nbytes + _ENTRY_BYTES

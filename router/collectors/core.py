@@ -47,7 +47,7 @@ def router_metrics(
     metrics.register(lambda: log_metrics("request", request_log))
     metrics.register(lambda: state_metrics(keeper))
     if check is not None:
-        metrics.register(lambda: token_metrics(check, prompts.encoder))
+        metrics.register(lambda: token_metrics(check, prompts.memo))
     return metrics
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from prometheus_client.metrics_core import Metric
 
-from engine.wire.memo import MemoEncoder
+from engine.wire.memo import PieceMemo
 from router.http.messages import GIVEN_UP, REFUSALS
 from router.metrics.exposition import counter, counters, gauge, gauges
 from router.record.log_files import QueuedLog
@@ -61,7 +61,7 @@ def state_metrics(keeper: StateKeeper | None) -> Iterator[Metric]:
     )
 
 
-def token_metrics(check: TokenCheck, memo: MemoEncoder | None) -> Iterator[Metric]:
+def token_metrics(check: TokenCheck, memo: PieceMemo | None) -> Iterator[Metric]:
     """The check's own counts, with a series for each model that was checked, and the memo's."""
     exact = dict(check.exact())
     yield counters(

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from engine.wire.memo import MemoEncoder
+from engine.wire.memo import MemoEncoder, PieceMemo
 from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_seed, scan_request
 from policies.contract import Hashes
@@ -133,6 +133,11 @@ class PromptReader:
         self._check = check
         self._drops_unused_tools = drops_unused_tools
         self.template_refusals = 0  # chats the template could not render; read approximately
+
+    @property
+    def memo(self) -> PieceMemo | None:
+        """What is kept of texts' ids; None without a tokenizer."""
+        return None if self.encoder is None else self.encoder.memo
 
     def next_turn(self) -> int:
         """The place in line of a request that has come now, for `scan` and `read`."""

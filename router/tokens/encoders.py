@@ -1,14 +1,27 @@
-"""The tokenizer that a configuration names, and what it may take."""
+"""The tokenizer that a configuration names, as each kind of engine reads it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
-from engine.wire.memo import MemoEncoder
+from engine.wire.memo import MemoEncoder, PieceMemo
+from engine.wire.tokens import Chat
+from router.body.scan import Tokens
+
+
+class PromptEncoder(Protocol):
+    """Makes token ids of prompts as one kind of engine does. Several threads may call it."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
+        """Return the ids of a plain prompt. Raises PromptError."""
+
+    def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
+        """Return the ids of a chat's prompt. Raises PromptError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +35,33 @@ class TokenizerTerms:
     memo_bytes: int  # of known beginnings of chats
     max_chars: int  # of one prompt's text
     waiting_requests: int  # that may wait for a thread
+
+
+class Encoders:
+    """The encoder of each kind of engine: one model's chats differ between them.
+
+    Lifetime: process. They share `memo`. `usual` is for the kinds that `by_kind` does not name.
+    """
+
+    def __init__(
+        self,
+        usual: PromptEncoder | None,
+        by_kind: Mapping[str, PromptEncoder],
+        memo: PieceMemo,
+    ) -> None:
+        self._usual = usual
+        self._by_kind = by_kind
+        self.memo = memo
+
+    def of(self, kind: str | None) -> PromptEncoder | None:
+        """Return the encoder for a kind of engine; None where its prompts are read as text."""
+        return self._by_kind.get(kind or "", self._usual)
+
+
+def encoders_of(terms: TokenizerTerms) -> Encoders | None:
+    """Return the encoders of the folder; None without one. Raises ValueError where they fail."""
+    usual = encoder_of(terms)
+    return None if usual is None else Encoders(usual, {}, usual.memo)
 
 
 def encoder_of(terms: TokenizerTerms) -> MemoEncoder | None:

@@ -53,7 +53,7 @@ def test_ids_equal_those_from_scratch_for_every_kind_of_tokenizer(kind: str, dat
         text = data.draw(st.sampled_from([text, text[: len(text) // 2], ""])) + data.draw(texts)
         special = data.draw(st.booleans())
         assert memo.encode(text, special).tolist() == tokenizer.encode(text, special)
-    assert 0 <= memo.bytes <= LARGE
+    assert 0 <= memo.memo.bytes <= LARGE
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -78,11 +78,13 @@ def test_the_next_turn_encodes_only_what_is_new() -> None:
     for turn in range(12):
         messages.append({"role": "user", "content": f"{turn} " + "the lazy dog " * 40})
         chat = Chat(messages=list(messages))
-        before = memo.encoded_chars
+        before = memo.memo.encoded_chars
         assert memo.encode_chat(chat, NOW_S).tolist() == tokenizer.encode_chat(chat, NOW_S)
-        assert memo.encoded_chars - before < 2 * (len(messages[-1]["content"]) + MIN_PIECE_CHARS)
+        assert memo.memo.encoded_chars - before < 2 * (
+            len(messages[-1]["content"]) + MIN_PIECE_CHARS
+        )
         messages.append({"role": "assistant", "content": "quick brown fox " * 20})
-    assert memo.reused_chars > 5 * memo.encoded_chars / 2
+    assert memo.memo.reused_chars > 5 * memo.memo.encoded_chars / 2
 
 
 def test_salts_and_other_beginnings_share_nothing() -> None:
@@ -91,12 +93,12 @@ def test_salts_and_other_beginnings_share_nothing() -> None:
     text = ("<|im_start|>" + "secret " * 60) * 4
     for number, salt in enumerate([None, "a", "b", ""]):
         memo.encode(text, salt=salt)
-        assert memo.reused_chars == (len(text) if number == 3 else 0)  # "" is no salt
-    before = memo.reused_chars
+        assert memo.memo.reused_chars == (len(text) if number == 3 else 0)  # "" is no salt
+    before = memo.memo.reused_chars
     memo.encode("x" + text, salt="a")
-    assert memo.reused_chars == before
+    assert memo.memo.reused_chars == before
     memo.encode(text, salt="a")
-    assert memo.reused_chars == before + len(text)
+    assert memo.memo.reused_chars == before + len(text)
 
 
 def test_it_stays_within_its_bytes_and_forgets_the_oldest_first() -> None:
@@ -104,15 +106,15 @@ def test_it_stays_within_its_bytes_and_forgets_the_oldest_first() -> None:
     memo = MemoEncoder(tokenizer, tokenizer, 20_000)
     for number in range(100):
         memo.encode(f"{number} " * 200)
-        assert memo.bytes <= 20_000
-    before = memo.reused_chars
+        assert memo.memo.bytes <= 20_000
+    before = memo.memo.reused_chars
     memo.encode("0 " * 200)
-    assert memo.reused_chars == before
+    assert memo.memo.reused_chars == before
     memo.encode("99 " * 200)
-    assert memo.reused_chars > before
+    assert memo.memo.reused_chars > before
     huge = "<|im_end|>" + "dog " * 30_000
     assert memo.encode(huge).tolist() == tokenizer.encode(huge)
-    assert memo.bytes <= 20_000
+    assert memo.memo.bytes <= 20_000
 
 
 def test_without_bytes_or_cuts_it_is_the_bare_tokenizer() -> None:
@@ -126,7 +128,7 @@ def test_without_bytes_or_cuts_it_is_the_bare_tokenizer() -> None:
         assert memo.encode(text).tolist() == plain.encode(text)
         chat = Chat(messages=[{"role": "user", "content": "hello"}])
         assert memo.encode_chat(chat, NOW_S).tolist() == plain.encode_chat(chat, NOW_S)
-        assert memo.bytes == 0
+        assert memo.memo.bytes == 0
     assert MemoEncoder(tokenizer, tokenizer, LARGE).encode("", False).tolist() == []
 
 
@@ -239,7 +241,7 @@ def test_threads_share_it() -> None:
     with ThreadPoolExecutor(4) as threads:
         found = list(threads.map(memo.encode, prompts))
     assert [ids.tolist() for ids in found] == expected
-    assert 0 <= memo.bytes <= 50_000
+    assert 0 <= memo.memo.bytes <= 50_000
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
-from engine.wire.memo import MemoEncoder
-from engine.wire.tokens import WordTokenizer
+from engine.wire.memo import PieceMemo
 from router.collectors.ports_and_logs import token_metrics
 from router.metrics.exposition import Families
 from router.tokens.check import MAX_MODELS, TokenCheck
@@ -174,7 +173,7 @@ def test_all_of_it_is_exposed() -> None:
     world.differ(3)
     world.check.counted("n", 1, 1)
     registry = CollectorRegistry()
-    memo = MemoEncoder(WordTokenizer(100), None, 0)
+    memo = PieceMemo(0)
     memo.encoded_chars, memo.reused_chars, memo.bytes = 5, 7, 9
     registry.register(Families(lambda: token_metrics(world.check, memo)))
     text = generate_latest(registry).decode()
