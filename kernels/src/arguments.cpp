@@ -79,6 +79,32 @@ void Buffer::refuse(const char* name, const Wanted& wanted) const {
   }
 }
 
+Media::Media(nb::handle object, const char* name) {
+  if (PySequence_Check(object.ptr()) == 0) {
+    throw type_error(std::string(name) + " must be a sequence, got " + type_of(object));
+  }
+  for (nb::handle item : object) add(item, name);
+}
+
+void Media::add(nb::handle item, const char* name) {
+  if (!nb::isinstance<nb::tuple>(item) || nb::len(item) != 3) {
+    throw type_error(std::string(name) + " must have tuples (identifier, offset, length)");
+  }
+  const nb::object identifier = item[0];
+  if (!nb::isinstance<nb::str>(identifier)) {
+    throw type_error("an identifier must be a str, got " + type_of(identifier));
+  }
+  Py_ssize_t size = 0;
+  const char* text = PyUnicode_AsUTF8AndSize(identifier.ptr(), &size);
+  if (text == nullptr) throw nb::python_error();
+  const std::int64_t offset = in_range(item[1], "an offset", 0, INT32_MAX);
+  const std::int64_t length = in_range(item[2], "a length", 0, INT32_MAX);
+  if (!media_.empty() && offset < media_.back().offset) {
+    throw value_error(std::string(name) + " must be in the order of their offsets");
+  }
+  media_.push_back({{text, static_cast<std::size_t>(size)}, offset, length});
+}
+
 std::int64_t integer(nb::handle object, const char* name) {
   const nb::object index = index_of(object, name);
   int overflow = 0;

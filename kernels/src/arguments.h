@@ -6,6 +6,9 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
+
+#include "base/chain_media.h"
 
 namespace kv::arguments {
 
@@ -131,6 +134,18 @@ class Column : public Buffer {
   std::span<double> writable(const char* name) const {
     return {static_cast<double*>(writable_data(name)), size()};
   }
+};
+
+// Tuples (identifier, offset, length), in the order of their offsets. Lifetime: request (one call).
+class Media {
+ public:
+  Media(nanobind::handle object, const char* name);
+  std::span<const Medium> span() const { return media_; }
+
+ private:
+  void add(nanobind::handle item, const char* name);
+
+  std::vector<Medium> media_;
 };
 
 // A Python int (or what has __index__), clamped to int64: no legal value lies beyond.

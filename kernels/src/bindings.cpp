@@ -5,9 +5,11 @@
 
 #include "arguments.h"
 #include "base/chain.h"
+#include "base/chain_media.h"
 #include "results.h"
 
 namespace nb = nanobind;
+using kv::arguments::AnyTokens;
 using kv::arguments::Tokens;
 using kv::arguments::WideTokens;
 using kv::arguments::integer;
@@ -52,6 +54,26 @@ auto wide_chain_hashes(nb::handle tokens, nb::handle block_size, nb::handle seed
   return chain.give();
 }
 
+auto media_chain_hashes(nb::handle tokens, nb::handle block_size, nb::handle seed,
+                        nb::handle media) {
+  const std::int64_t size = integer(block_size, "block_size");
+  const std::uint64_t parent = kv::arguments::uint64(seed, "seed");
+  const AnyTokens buffer(tokens, "tokens");
+  const std::size_t blocks = kv::arguments::full_blocks(buffer.size(), size);
+  const kv::arguments::Media among(media, "media");
+  kv::Result<std::uint64_t> chain(blocks);
+  const auto step = static_cast<std::size_t>(size);
+  {
+    const Unlocked unlocked;
+    if (buffer.is_wide()) {
+      kv::media_chain_hashes(buffer.wide(), step, parent, among.span(), chain.data());
+    } else {
+      kv::media_chain_hashes(buffer.narrow(), step, parent, among.span(), chain.data());
+    }
+  }
+  return chain.give();
+}
+
 }  // namespace calls
 
 NB_MODULE(_native, module) {
@@ -65,6 +87,11 @@ NB_MODULE(_native, module) {
              nb::sig("def wide_chain_hashes(tokens: Buffer, block_size: int, seed: int = 0) "
                      "-> Hashes"),
              "The same of int64 ids: a block with one beyond int32 is hashed as 8 bytes an id.");
+  module.def("media_chain_hashes", calls::media_chain_hashes, arg("tokens"), arg("block_size"),
+             arg("seed"), arg("media"),
+             nb::sig("def media_chain_hashes(tokens: Buffer, block_size: int, seed: int, "
+                     "media: Sequence[tuple[str, int, int]]) -> Hashes"),
+             "The same of int32 or int64 ids; blocks with tokens of media are hashed with these.");
 
   kv::bind_answers(module);
   kv::bind_columns(module);

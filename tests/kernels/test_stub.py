@@ -11,6 +11,7 @@ import kvkernels
 from kvkernels import _native
 from tests.oracles import columns as column_twins
 from tests.oracles import index as twins
+from tests.oracles import media as media_twin
 from tests.oracles import mirror as mirror_twin
 from tests.oracles import prefix_owners as prefix_owners_twin
 from tests.oracles import trunks as trunks_twin
@@ -49,6 +50,7 @@ def twin_of(name: str) -> Any:
         "HybridWorkers": event_twins,
         "WorkerBlocks": event_twins,
         "drain_queues": column_twins,
+        "media_chain_hashes": media_twin,
         "missing_tokens": column_twins,
         "cheapest": column_twins,
         "hit_tokens": column_twins,

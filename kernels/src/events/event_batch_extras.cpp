@@ -1,18 +1,13 @@
 // What a stored event's blocks are hashed with besides their tokens: images, digests, a salt.
 #include <cstdint>
 
+#include "base/chain_media.h"
 #include "events/event_batch_reader.h"
 
 namespace kv {
 
 using msgpack::Header;
 using msgpack::Kind;
-
-namespace {
-
-constexpr std::uint32_t kOffsetBytes = 4;  // an image's place in its block, after its identifier
-
-}  // namespace
 
 void EventReader::extra_keys(Event& event) {
   const auto header = field(kExtraKeys);
@@ -26,7 +21,7 @@ void EventReader::extra_keys(Event& event) {
   for (std::size_t block = 0; block < header->size; ++block) {
     Entry read = entry(lora);
     if (block == 0 && may_salt && read.bare) {
-      const std::string salt(batch_.text({read.bare->at, read.bare->size - kOffsetBytes}));
+      const std::string salt(batch_.text({read.bare->at, read.bare->size - kMediumOffsetBytes}));
       batch_.text_.erase(read.bare->at, read.bare->size);
       read.extra.size -= read.bare->size;
       event.has_salt = true;
@@ -53,7 +48,7 @@ EventReader::Entry EventReader::entry(std::optional<std::string_view> lora) {
         continue;
       }
       entry.bare = {static_cast<std::uint32_t>(batch_.text_.size()),
-                    static_cast<std::uint32_t>(bare.size() + kOffsetBytes)};
+                    static_cast<std::uint32_t>(bare.size() + kMediumOffsetBytes)};
       add_part(bare, 0);
     } else {
       identified(item);
@@ -86,12 +81,9 @@ std::uint32_t EventReader::offset_of(const Header& header) {
 }
 
 void EventReader::add_part(std::string_view part, std::uint32_t offset) {
-  extra_bytes_ += part.size() + kOffsetBytes;
+  extra_bytes_ += part.size() + kMediumOffsetBytes;
   if (extra_bytes_ > EventBatch::kMaxExtraBytes) throw Unusable{Skip::limit};
-  batch_.text_ += part;
-  for (std::uint32_t i = 0; i < kOffsetBytes; ++i) {
-    batch_.text_ += static_cast<char>(offset >> (8 * i) & 0xFF);
-  }
+  append_medium(part, offset, batch_.text_);
 }
 
 }  // namespace kv

@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <array>
-#include <cstring>
 #include <stdexcept>
 #include <utility>
 
 #include "base/chain.h"
+#include "base/chain_media.h"
 
 namespace kv {
 namespace {
@@ -452,18 +452,12 @@ void WorkerBlocks::hash_blocks(const Stored& run, std::size_t from, std::size_t 
     }
     return;
   }
-  const std::size_t token_bytes = block_size_ * sizeof(std::int32_t);
   for (std::size_t i = from; i < to; ++i) {
-    bytes_.resize(sizeof seed);
-    std::memcpy(bytes_.data(), &seed, sizeof seed);
-    if (run.wide.empty()) {
-      const auto* tokens = reinterpret_cast<const std::uint8_t*>(run.tokens.data());
-      bytes_.insert(bytes_.end(), tokens + i * token_bytes, tokens + (i + 1) * token_bytes);
-    } else {
-      append_block(run.wide.data() + i * block_size_, block_size_, bytes_);
-    }
-    bytes_.insert(bytes_.end(), run.extras[i].begin(), run.extras[i].end());
-    seed = hash_bytes(bytes_.data(), bytes_.size());
+    const std::size_t begin = i * block_size_;
+    seed = run.wide.empty() ? chain_hash(seed, run.tokens.data() + begin, block_size_,
+                                         run.extras[i], bytes_)
+                            : chain_hash(seed, run.wide.data() + begin, block_size_,
+                                         run.extras[i], bytes_);
     chain_[i] = seed;
   }
 }

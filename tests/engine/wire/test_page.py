@@ -27,7 +27,7 @@ from engine.wire.events import (
     replay_frames,
     replay_request,
 )
-from kvkernels import chain_hashes, chain_seed
+from kvkernels import chain_hashes, chain_seed, media_chain_hashes
 from router.engines import adapter as cards
 from router.engines import adapter as interview
 from router.events import trtllm
@@ -51,6 +51,18 @@ def test_the_chain_hashes_of_the_page(title: str, seed: int) -> None:
         tokens = TOKENS[block * BLOCK : (block + 1) * BLOCK].tolist()
         previous = xxhash.xxh3_64_intdigest(struct.pack("<Q4i", previous, *tokens))
         assert previous == expected
+
+
+def test_the_chain_hashes_of_the_page_with_an_image() -> None:
+    (row,) = re.findall(r"^\|[^|]*image `cat` \|(.*)\|$", PAGE, re.MULTILINE)
+    hashes = media_chain_hashes(TOKENS, BLOCK, BASE, [("cat", 2, 4)]).tolist()
+    assert re.findall(r"`([0-9a-f]{16})`", row) == [f"{h:016x}" for h in (BASE, *hashes)]
+    previous = BASE
+    for block, offset in enumerate((2, -2)):
+        tokens = TOKENS[block * BLOCK : (block + 1) * BLOCK].tolist()
+        data = struct.pack("<Q4i", previous, *tokens) + b"cat" + struct.pack("<i", offset)
+        previous = xxhash.xxh3_64_intdigest(data)
+        assert previous == hashes[block]
 
 
 def test_the_bytes_that_are_hashed() -> None:
