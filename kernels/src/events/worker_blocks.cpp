@@ -279,7 +279,7 @@ void WorkerBlocks::name_chains() {
 void WorkerBlocks::tell_ends() {
   if (ends_ == nullptr) return;
   ends_->clear_worker(worker_);
-  for (const auto [kind, tier] : kEnds) {
+  for (const auto& [kind, tier] : kEnds) {
     std::vector<std::uint64_t> chains;
     groups_.each_held_by_all(kind, [&](std::uint64_t name) {
       const BlockNames::Known known = names_.find(name);
@@ -298,7 +298,7 @@ void WorkerBlocks::tell_named(std::uint64_t name) {
 // Which of the groups hold the block now.
 void WorkerBlocks::tell_end(std::uint64_t chain, std::uint64_t name) {
   if (ends_ == nullptr) return;
-  for (const auto [kind, tier] : kEnds) {
+  for (const auto& [kind, tier] : kEnds) {
     const std::span<const std::uint64_t> one(&chain, 1);
     if (groups_.all_hold(kind, name)) {
       ends_->store(worker_, one, tier);
@@ -314,7 +314,7 @@ void WorkerBlocks::unname(std::uint64_t chain, std::uint64_t name) {
   const BlockNames::Known known = by_chain_.find(chain);
   if (!known || known.chain() != name) return;
   by_chain_.erase(known);
-  for (const auto [kind, tier] : kEnds) {
+  for (const auto& [kind, tier] : kEnds) {
     if (ends_ != nullptr) ends_->remove(worker_, std::span<const std::uint64_t>(&chain, 1), tier);
   }
 }
