@@ -1,0 +1,79 @@
+"""Media in prompts: read from a renderer's answer, hashed as KV events of the same prompt are."""
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, chain_hashes, chain_seed
+from router.tokens.media import Features, Medium, media_chains, media_of
+
+SIZE = 4
+IDS = np.array([1, 9, 9, 9, 9, 9, 9, 2, 3, 9, 9, 4], np.int32)
+ANSWER = {
+    "mm_hashes": {"image": ["late", "early"], "audio": ["between"]},
+    "mm_placeholders": {
+        "image": [{"offset": 9, "length": 2}, {"offset": 1, "length": 5}],
+        "audio": [{"offset": 6, "length": 1}],
+    },
+    "kwargs_data": None,
+}
+MEDIA = [Medium("early", 1, 5), Medium("between", 6, 1), Medium("late", 9, 2)]
+KEYS = [[["early", 1]], [["early", -3], ["between", 2]], [["late", 1]]]
+
+
+def features_of(**changed: Any) -> Features:
+    return msgspec.convert({**ANSWER, **changed}, Features)
+
+
+def hits(keys: list[Any] | None, salt: str | None, adapter: str | None, chain: Any) -> int:
+    """The blocks of `chain` that a worker has which told the prompt with these keys."""
+    if salt and keys:
+        keys = [[*keys[0], salt], *keys[1:]]
+    event = {
+        "type": "BlockStored", "block_hashes": [11, 12, 13], "parent_block_hash": None,
+        "token_ids": IDS.tolist(), "block_size": SIZE, "medium": "GPU", "lora_name": adapter,
+        "extra_keys": keys,
+    }  # fmt: skip
+    index = PrefixIndex(1)
+    batch = EventBatch(msgspec.msgpack.encode([0.0, [event], 0]))
+    WorkerBlocks(index, 0, SIZE, "m").apply(batch)
+    return int(index.longest_prefix(chain)[0])
+
+
+def test_media_are_in_the_order_of_their_tokens() -> None:
+    assert media_of(features_of(), len(IDS)) == MEDIA
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"mm_hashes": {"image": ["a", "b"]}}, "modalities"),
+        ({"mm_hashes": {"image": ["a"], "audio": ["b"]}}, "shorter|longer"),
+        (
+            {
+                "mm_hashes": {"image": ["a"]},
+                "mm_placeholders": {"image": [{"offset": 9, "length": 4}]},
+            },
+            "not in its prompt",
+        ),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_refused(changed: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        media_of(features_of(**changed), len(IDS))
+
+
+@pytest.mark.parametrize("salt", [None, "s"])
+@pytest.mark.parametrize("adapter", [None, "a"])
+def test_chains_are_those_of_the_events(salt: str | None, adapter: str | None) -> None:
+    sizes = (SIZE, 3)
+    chains = media_chains(IDS, MEDIA, sizes, model="m", adapter=adapter, salt=salt)
+    assert sorted(chains) == [3, SIZE]
+    assert hits(KEYS, salt, adapter, chains[SIZE]) == 3
+    other = [MEDIA[0], MEDIA[1], Medium("other", 9, 2)]
+    changed = media_chains(IDS, other, sizes, model="m", adapter=adapter, salt=salt)
+    assert hits(KEYS, salt, adapter, changed[SIZE]) == 2
+    plain = chain_hashes(IDS, SIZE, chain_seed("m", adapter, salt))
+    assert hits(KEYS, salt, adapter, plain) == 0
