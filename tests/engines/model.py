@@ -7,6 +7,7 @@ and the project's own pages; nothing is downloaded.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -67,13 +68,15 @@ def make_model(directory: Path, shows_tools: bool = True) -> Path:
     return directory
 
 
-def write_tokenizer(directory: Path, template: str = TEMPLATE) -> None:
+def write_tokenizer(
+    directory: Path, template: str = TEMPLATE, more_specials: Sequence[str] = ()
+) -> None:
     """Writes a tokenizer trained on the project's own pages, and its chat template."""
     made = tokenizers.Tokenizer(models.BPE())
     made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIALS), show_progress=False,
+        vocab_size=VOCABULARY, special_tokens=[*SPECIALS, *more_specials], show_progress=False,
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
     )  # fmt: skip
     made.train([str(page) for page in sorted((CHECKOUT / "docs").rglob("*.md"))], trainer)

@@ -63,6 +63,7 @@ class Server:
     adapted: bool = True  # with the model's adapter, and with tools
     flags: Sequence[str] = ()
     renders: bool = False  # it makes token ids, and nothing else
+    packages: Path | None = None  # a folder of more of them
     port: int = 0
     events: tuple[int, int] = (0, 0)  # ports: live, replay
     process: asyncio.subprocess.Process | None = None
@@ -117,7 +118,8 @@ class Server:
 
     def variables(self) -> Mapping[str, str]:
         """Its environment."""
-        return {**os.environ, **ENVIRONMENT, "WARMROUTE_TRUTH": str(self.truth)}
+        more = {} if self.packages is None else {"PYTHONPATH": str(self.packages)}
+        return {**os.environ, **ENVIRONMENT, **more, "WARMROUTE_TRUTH": str(self.truth)}
 
     def command(self) -> list[str]:
         """What starts it."""

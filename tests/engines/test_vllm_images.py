@@ -1,0 +1,169 @@
+"""Real vLLM with images: the blocks of a chat are known by what the renderer says of its media.
+
+Chats go to the server itself. It renders each one first; the chain hashes of that rendering are
+looked up among the blocks that its KV events have told.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import zmq
+import zmq.asyncio
+from aiohttp import web
+
+from kvkernels import EventBatch, PrefixIndex, WorkerBlocks
+from router.tokens.media import Features, Medium, media_chains, media_of
+from tests.effort import QUICK
+from tests.engines.image_names import image_names
+from tests.engines.image_traffic import COLOR_AT, RGB, ImageTraffic, images_of
+from tests.engines.pool import Pool
+from tests.engines.vision_model import END, IMAGE, IMAGE_DIGEST, START
+from tests.engines.vllm_server import BLOCK_SIZE, MODEL
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+ALONE = 40 if QUICK else 150
+QUIET_S = 0.05  # without an event: all of a request have come
+Noted = Callable[[str, object], None]
+
+
+@asynccontextmanager
+async def site_of(images: list[bytes]) -> AsyncIterator[str]:
+    """Serves images at /N.png; gives the address."""
+
+    async def image(request: web.Request) -> web.Response:
+        number = int(request.match_info["number"])
+        return web.Response(body=images[number], content_type="image/png")
+
+    app = web.Application()
+    app.router.add_get("/{number}.png", image)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
+@dataclass(slots=True)
+class Heard:
+    """The blocks and identifiers that a server's events have told. Lifetime: test."""
+
+    socket: zmq.asyncio.Socket
+    index: PrefixIndex = field(default_factory=lambda: PrefixIndex(1))
+    identifiers: set[str] = field(default_factory=set)
+    blocks: WorkerBlocks = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Opens the record of its blocks."""
+        self.blocks = WorkerBlocks(self.index, 0, BLOCK_SIZE, MODEL)
+
+    async def listen(self) -> None:
+        """Applies what has come, until nothing more comes."""
+        while await self.socket.poll(int(1000 * QUIET_S)):
+            _, _, payload = await self.socket.recv_multipart()
+            batch = EventBatch(payload)
+            assert not batch.skipped, batch.skips()
+            self.blocks.apply(batch)
+            for event in msgspec.msgpack.decode(payload)[1]:
+                for keys in event.get("extra_keys") or ():
+                    self.identifiers |= {identifier for identifier, _ in keys or ()}
+
+
+@asynccontextmanager
+async def heard_of(pool: Pool) -> AsyncIterator[Heard]:
+    """Listens to the server's events, and empties its cache first."""
+    context = zmq.asyncio.Context()
+    socket = context.socket(zmq.SUB)
+    socket.connect(f"tcp://127.0.0.1:{pool.servers[0].events[0]}")
+    socket.subscribe(b"")
+    try:
+        heard = Heard(socket)
+        await until_joined(pool, heard)
+        status, _ = await pool.servers[0].post("/reset_prefix_cache")
+        assert status == 200
+        await heard.listen()
+        yield heard
+    finally:
+        socket.close(0)
+        context.term()
+
+
+async def until_joined(pool: Pool, heard: Heard) -> None:
+    """Asks for answers until their blocks are heard of: what is told before is lost."""
+    for _ in range(50):
+        prompt = [random.randrange(100, 4000) for _ in range(2 * BLOCK_SIZE)]
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": 1}
+        status, answer = await pool.servers[0].post("/v1/completions", body)
+        assert status == 200, answer
+        await heard.listen()
+        if len(heard.blocks):
+            return
+    raise AssertionError("no event was heard")
+
+
+async def rendered(pool: Pool, body: dict[str, Any]) -> tuple[np.ndarray, list[Medium]]:
+    """The token ids of a chat and its media."""
+    asked = {**body, "mm_payload": "none"}
+    status, answer = await pool.servers[0].post("/v1/chat/completions/render", asked)
+    assert status == 200, answer
+    ids = np.array(answer["token_ids"], np.int32)
+    told = answer["features"]
+    return ids, media_of(msgspec.convert(told, Features), len(ids)) if told else []
+
+
+def name_of(part: dict[str, Any], file: bytes, model: str) -> str:
+    """How vLLM names an image of a chat."""
+    if "uuid" in part:
+        return str(part["uuid"])
+    as_it_is, converted = image_names(file, model, IMAGE_DIGEST)
+    return as_it_is if file[COLOR_AT] == RGB else converted
+
+
+async def test_a_rendering_has_the_hashes_and_identifiers_of_the_events(
+    images: Pool, record_property: Noted
+) -> None:
+    drawn: list[bytes] = []
+    unequal, found, named = [], 0, set[str]()
+    async with site_of(drawn) as site, heard_of(images) as heard:
+        traffic = ImageTraffic(random.Random(1), site, drawn)
+        for _ in range(ALONE):
+            body = traffic.body()
+            ids, media = await rendered(images, body)
+            parts = images_of(body["messages"])
+            for medium, part in zip(media, parts, strict=True):
+                name = name_of(part, traffic.file_of(part), str(images.model))
+                assert medium.identifier == name
+                around = ids[medium.offset - 1 : medium.offset + medium.length + 1].tolist()
+                assert around == [START, *[IMAGE] * medium.length, END]
+            chain = media_chains(ids, media, (BLOCK_SIZE,), model=MODEL)[BLOCK_SIZE]
+            most = (len(ids) - 1) // BLOCK_SIZE
+            expected = int(heard.index.longest_prefix(chain[:most])[0]) * BLOCK_SIZE
+            status, answer = await images.servers[0].post("/v1/chat/completions", body)
+            assert status == 200, answer
+            traffic.answered(body, answer)
+            await heard.listen()
+            usage = answer["usage"]
+            assert usage["prompt_tokens"] == len(ids)
+            cached = usage["prompt_tokens_details"]["cached_tokens"]
+            found += cached > 0
+            if cached != expected:
+                unequal.append((expected, cached))
+            named |= {
+                m.identifier for m in media if m.offset // BLOCK_SIZE < len(ids) // BLOCK_SIZE
+            }
+    record_property("images alone", f"{ALONE - len(unequal)} of {ALONE} equal; {found} found")
+    assert not unequal
+    assert found > ALONE / 3
+    assert named <= heard.identifiers
+    assert {one for one in named if one.startswith("client-")}
