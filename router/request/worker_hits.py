@@ -69,6 +69,7 @@ class WorkerHits:
             has_full_attention=kv.blocks.has_full_attention,
             lower_tier_blocks=worker.kv.resident_blocks - worker.kv.gpu_blocks,
             leaves_out_groups=recognized.leaves_out_groups,
+            repeats_last_block=self._core.caches.last_blocks.learned(slot),
             other_windows=0 if feed is None else feed.counters.other_windows,
             skips=skipped_events(member, worker) if worker.facts.has_events else {},
         )

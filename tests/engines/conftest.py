@@ -26,7 +26,7 @@ from tests.engines.environment import (
     VLLM_RELEASES,
     Environment,
 )
-from tests.engines.hybrid_models import HYBRIDS, HybridModel
+from tests.engines.hybrid_models import DRAFTED, HYBRIDS, HybridModel
 from tests.engines.llamacpp_server import LlamaServer
 from tests.engines.model import make_model
 from tests.engines.pool import Pool
@@ -135,12 +135,30 @@ async def hybrid(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AsyncIterator[tuple[HybridModel, Pool]]:
     """A server of each model whose layers do not all keep everything, and a router."""
-    made: HybridModel = request.param
-    folder = tmp_path_factory.mktemp(made.name)
+    async with _made(request.param, tmp_path_factory) as both:
+        yield both
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=DRAFTED, ids=[one.name for one in DRAFTED]
+)
+async def drafted(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[HybridModel, Pool]]:
+    """A server of each model with a draft head, and a router."""
+    async with _made(request.param, tmp_path_factory) as both:
+        yield both
+
+
+@asynccontextmanager
+async def _made(
+    made: HybridModel, folders: pytest.TempPathFactory
+) -> AsyncIterator[tuple[HybridModel, Pool]]:
+    folder = folders.mktemp(made.name)
     environment, model = Environment("vllm", NEWEST_VLLM), made.make(folder / "model")
     server = Server(
         environment, model, folder / "server", adapted=False,
-        blocks=made.blocks, block_size=made.asked_size, flags=made.flags,
+        blocks=made.blocks, block_size=made.asked_size, flags=made.flags(model),
     )  # fmt: skip
     async with _pool([server], folder) as pool:
         yield made, pool

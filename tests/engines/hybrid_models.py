@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tests.engines.model import VOCABULARY, write_tokenizer
 
 WINDOW = 128
+HEAD = "head"  # the folder of an EAGLE head, in its model's
+LLAMA: Mapping[str, Any] = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"}
 HEAD_DIM = 64  # the smallest but 32 that attention on a CPU takes
 SHARED: Mapping[str, Any] = {
     "vocab_size": VOCABULARY,
@@ -41,13 +43,15 @@ class HybridModel:
     blocks: int  # of the pool that its groups share
     limits: tuple[str, ...]  # the kinds of its cache groups but full attention
     max_tokens: int = 1024  # of a prompt and its answer
+    drafts: bool = False  # an EAGLE head proposes tokens
 
-    @property
-    def flags(self) -> Sequence[str]:
-        """What `vllm serve` is told of it."""
+    def flags(self, directory: Path) -> Sequence[str]:
+        """What `vllm serve` is told of it, where it was made in `directory`."""
+        head = {"method": "eagle", "model": str(directory / HEAD), "num_speculative_tokens": 2}
         return [
             *("--load-format", "dummy", "--max-model-len", str(self.max_tokens)),
             *("--max-num-batched-tokens", "512"),
+            *(("--speculative-config", json.dumps(head)) if self.drafts else ()),
         ]
 
     def make(self, directory: Path) -> Path:
@@ -56,6 +60,10 @@ class HybridModel:
         write_tokenizer(directory)
         text = json.dumps({**SHARED, **self.config}, indent=1)
         (directory / "config.json").write_text(text + "\n")
+        if self.drafts:
+            (directory / HEAD).mkdir(exist_ok=True)
+            head = json.dumps({**SHARED, **LLAMA, "num_hidden_layers": 1}, indent=1)
+            (directory / HEAD / "config.json").write_text(head + "\n")
         return directory
 
 
@@ -122,3 +130,14 @@ MISTRAL = HybridModel(
     limits=("window",),
 )
 HYBRIDS = (GEMMA, GPT_OSS, QWEN3_NEXT, MISTRAL)
+
+EAGLE = HybridModel(
+    "llama-eagle",
+    {**LLAMA, "num_hidden_layers": 2},
+    asked_size=32,
+    blocks=120,
+    limits=(),
+    drafts=True,
+)
+GEMMA_EAGLE = replace(GEMMA, name="gemma-eagle", drafts=True)
+DRAFTED = (EAGLE, GEMMA_EAGLE)

@@ -35,6 +35,7 @@ from router.core.placement.health import SlowStart
 from router.core.placement.pending import AtWorker
 from router.core.workers.columns import Cells, WorkerColumns
 from router.core.workers.kv_state import Guess, KvState
+from router.core.workers.last_block import LastBlocks
 from router.core.workers.ledger import Charge, Ledger
 from router.core.workers.mirror import (
     Blocks,
@@ -113,6 +114,7 @@ class WorkerCaches:
         # Blocks that no events will ever tell of: text blocks, and workers without events.
         self.mirrors = Mirrors(slots, settings.mirrored_blocks)
         self.confidence = HitConfidence(columns.hit_confidence)
+        self.last_blocks = LastBlocks(slots)
         self._news: list[Action] = []
         # The chain that was looked up last, and the leading blocks that events alone promise.
         self._by_events: tuple[Hashes | None, Blocks] = (None, np.zeros(0, dtype=np.int32))
@@ -207,6 +209,7 @@ class WorkerCaches:
         worker.facts = facts
         worker.kv.resize(_capacity_blocks(facts))
         if another_cache:
+            self.last_blocks.forget(worker.slot)
             worker.kv = self._kv_state(worker.slot, facts)
             self._forget(worker)
         self._show_cache(worker)
@@ -240,6 +243,7 @@ class WorkerCaches:
         worker.kv.close()
         self._hybrids.set(worker.slot, None)
         self.confidence.forget(worker.slot)
+        self.last_blocks.forget(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._columns.open(worker.slot, -1)
@@ -343,6 +347,7 @@ class WorkerCaches:
         kv.follow(size)
         kv.resize(_capacity_blocks(worker.facts))
         self.confidence.forgive(worker.slot)
+        self.last_blocks.forget(worker.slot)
         self.speculative.clear_worker(worker.slot)
         self.mirrors.clear_worker(worker.slot)
         self._news.append(Followed(worker.worker_id, size, told.block_size))
@@ -508,6 +513,8 @@ class WorkerCaches:
         found = found_by(sent.arrival, finish, size, hits.chain)
         if found is None:
             return
+        if hits.alone:
+            self.last_blocks.answered(worker.slot, hits.blocks, found.blocks, size)
         expected = hits.blocks
         if found.blocks + found.slack < expected:  # but its events may have removed blocks since
             expected = hits.kept_blocks(kv.blocks.removed_blocks)
@@ -582,10 +589,13 @@ class WorkerCaches:
         return self._counted(rows, np.minimum(hits, most, out=hits))
 
     def _counted(self, rows: Rows, hits: Ints) -> Ints:
-        """Return each worker's hit tokens times the confidence in its KV events, int64[rows].
+        """Return how many of each worker's hit tokens count, int64[rows].
 
-        The confidence, 0..1, is below 1 for a worker whose answers contradict its KV events.
+        A worker's answers may teach that it computes the last block of each hit again. The rest is
+        multiplied by the confidence in its KV events, 0..1, which is below 1 for a worker whose
+        answers contradict them.
         """
+        hits = self.last_blocks.without(hits, rows.slots)
         if not self.confidence.discounted:
             return hits
         counted: Ints = (hits * self._columns.hit_confidence[rows.slots]).astype(np.int64)

@@ -50,6 +50,7 @@ class HitFacts:
     lower_tier_blocks: int = 0  # known in its host memory or on its disk alone
     leaves_out_groups: bool = False  # its events do not tell of the windows or states that it has
     other_windows: int = 0  # events of attention windows that are not followed
+    repeats_last_block: bool = False  # its answers show that it computes a hit's last block again
     skips: Mapping[str, int] = field(default_factory=dict)  # events that changed nothing, by why
 
 
@@ -73,7 +74,7 @@ Lift = str | Callable[[HitFacts], str | None] | None
 
 @dataclass(frozen=True, slots=True)
 class HitCause:
-    """One cause for which expected hits are not exact. Lifetime: process."""
+    """One thing that decides how exact expected hits are. Lifetime: process."""
 
     name: str
     mode: HitMode
@@ -260,6 +261,14 @@ CAUSES: tuple[HitCause, ...] = (
         "exact.",
     ),
     HitCause(
+        "drafts-and-windows",
+        "degraded",
+        lambda f: f.is_hybrid and f.repeats_last_block,
+        "The engine computes the last block of each hit again, as vLLM does for EAGLE and MTP "
+        "heads, and wants more of its windows for that: hits may be too high where a prompt is "
+        "cut short.",
+    ),
+    HitCause(
         "placeholders",
         "degraded",
         lambda f: f.skips.get("unknown_names", 0) > 0,
@@ -288,6 +297,13 @@ CAUSES: tuple[HitCause, ...] = (
         lambda f: f.tokens == "unchecked",
         "The router's token ids were not compared with the engine's yet: its /tokenize, or the "
         "usage of an answer, does that.",
+    ),
+    HitCause(
+        "last-block",
+        "exact",
+        lambda f: f.repeats_last_block,
+        "The engine computes the last block of each hit again, as vLLM does for EAGLE and MTP "
+        "heads, and its expected hits are counted without it.",
     ),
 )
 

@@ -53,6 +53,7 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
         {"is_hybrid": True, "lower_tier_blocks": 1, "skips": {"other_group": 1}},
         None,
     ),
+    "drafts-and-windows": ({"is_hybrid": True, "repeats_last_block": True}, None),
     "placeholders": (
         {"skips": {"unknown_names": 1}},
         '"self_describing_kv_events": true in the engine\'s kv_connector_extra_config',
@@ -63,6 +64,7 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
         "chat_template.jinja in the folder of --tokenizer: the engine's own",
     ),
     "tokens-unchecked": ({"tokens": "unchecked"}, None),
+    "last-block": ({"repeats_last_block": True}, None),
 }
 BY_NAME = {cause.name: cause for cause in CAUSES}
 
@@ -80,7 +82,7 @@ def test_facts_lead_to_the_cause_with_its_mode_reason_and_lift(name: str) -> Non
     assert told == (name, cause.mode, cause.reason, lift)
 
 
-@pytest.mark.parametrize("name", [n for n in FACTS if BY_NAME[n].mode == "degraded"])
+@pytest.mark.parametrize("name", [n for n in FACTS if BY_NAME[n].mode != "approximate"])
 def test_a_cause_gives_way_to_one_of_a_worse_mode(name: str) -> None:
     facts = FACTS[name][0] | {"tokens": "none"}
     assert hit_verdict(HitFacts(**facts)).cause == "no-tokenizer"
@@ -88,7 +90,7 @@ def test_a_cause_gives_way_to_one_of_a_worse_mode(name: str) -> None:
 
 def test_the_worst_mode_comes_first() -> None:
     modes = [cause.mode for cause in CAUSES]
-    assert modes == sorted(modes)  # approximate, degraded
+    assert modes == sorted(modes)  # approximate, degraded, exact
 
 
 def test_reasons_are_one_plain_sentence() -> None:
@@ -115,5 +117,5 @@ def test_hits_are_exact_where_nothing_is_missing(facts: dict[str, Any]) -> None:
 
 def test_operators_read_the_same_table() -> None:
     page = (ROOT / "docs" / "operations.md").read_text(encoding="utf-8")
-    rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (degraded|approximate) \|", page)
+    rows = re.findall(r"(?m)^\| `([a-z-]+)` \| (exact|degraded|approximate) \|", page)
     assert rows == [(cause.name, cause.mode) for cause in CAUSES]

@@ -1,0 +1,70 @@
+"""The router in front of real vLLM with draft heads, which computes the last block of a hit again.
+
+No event tells of it: the router learns it from the answers, and says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+
+from tests.effort import QUICK
+from tests.engines.hybrid_models import HybridModel
+from tests.engines.hybrid_traffic import LONGEST_ANSWER, Traffic
+from tests.engines.pool import Pool
+from tests.live.stack import until
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
+LEARNED = ("last-block", "drafts-and-windows")
+LEARNING = 80  # requests until it is learned, at most
+ALONE = 40 if QUICK else 152
+EXACT_SHARES = {"exact": 0.99, "degraded": 0.95}
+Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
+
+
+async def asked(pool: Pool, traffic: Traffic) -> None:
+    """Sends a request that is alone."""
+    await asyncio.sleep(HEARD_S)
+    body = traffic.body()
+    status, answer = await pool.ask("/v1/completions", body)
+    assert status == 200, answer
+    traffic.answered(body, answer)
+
+
+async def hits(pool: Pool, count: int) -> Hits:
+    """What the router expected of each request, and what was cached, once all are logged."""
+
+    async def written() -> bool:
+        return len(pool.logged()) == count
+
+    await until(written, "all lines of the access log")
+    return [(line["expected_hit_tokens"], line["cached_tokens"]) for line in pool.logged()]
+
+
+async def test_hits_are_exact_once_answers_have_shown_it(
+    drafted: tuple[HybridModel, Pool], record_property: Callable[[str, object], None]
+) -> None:
+    model, pool = drafted
+    traffic = Traffic(random.Random(1), model.max_tokens - LONGEST_ANSWER)
+    size = (await pool.router.row(0))["block_size"]
+    sent = 0
+    while (await pool.router.row(0))["hits"]["cause"] not in LEARNED:
+        assert sent < LEARNING, await hits(pool, sent)
+        await asked(pool, traffic)
+        sent += 1
+    before = await hits(pool, sent)
+    assert {expected - cached for expected, cached in before if cached} == {size}
+    for _ in range(ALONE):
+        await asked(pool, traffic)
+    seen = (await hits(pool, sent + ALONE))[sent:]
+    unequal = [one for one in seen if one[0] != one[1]]
+    record_property(f"{model.name}", f"{ALONE - len(unequal)} of {ALONE} equal, after {sent}")
+    assert sum(cached > 0 for _, cached in seen) > ALONE / 3
+    mode = "degraded" if model.limits else "exact"
+    assert len(unequal) <= ALONE * (1 - EXACT_SHARES[mode]), unequal
+    assert (await pool.router.row(0))["hits"]["mode"] == mode
