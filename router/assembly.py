@@ -138,7 +138,7 @@ class Router:
         self.tokenizing = self._tokenizing(http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
-        self.hits = WorkerHits(core, check, prompts.encoder is not None)
+        self.hits = WorkerHits(core, check, prompts.has_tokenizer)
         self.metrics = router_metrics(core, self.fleet, prompts, lines, check, self._keeper)
         self.metrics.register(lambda: hit_metrics(core, self.fleet, self.hits))
         self.access, self.traces = _access_log(config), exporter(config.tracing)

@@ -105,7 +105,7 @@ def terms_of(terms: ReplicaTerms, speaks: int) -> dict[str, str]:
     alike |= {key: _short(text) for key, text in terms.alike.items()}
     alike[TOKENIZER] = "none"
     if terms.tokenizer is not None:
-        alike[TOKENIZER] = _digest_of(Path(terms.tokenizer) / "tokenizer.json")
+        alike[TOKENIZER] = _digest_of(_tokenizer_file(Path(terms.tokenizer)))
     alike[SALTS] = "none" if terms.api_keys_file is None else _salts(Path(terms.api_keys_file))
     return alike
 
@@ -148,6 +148,11 @@ def _short(text: str) -> str:
     if len(text) <= _MOST_CHARS:
         return text
     return f"sha256:{sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]}"
+
+
+def _tokenizer_file(folder: Path) -> Path:
+    both = folder / "tokenizer.json", folder / "tekken.json"
+    return next((path for path in both if path.is_file()), both[0])
 
 
 def _digest_of(path: Path) -> str:

@@ -13,7 +13,7 @@ from typing import TypeVar
 import msgspec
 import numpy as np
 
-from engine.wire.memo import MemoEncoder, PieceMemo
+from engine.wire.memo import PieceMemo
 from engine.wire.tokens import Chat, PromptError
 from kvkernels import PromptText, chain_seed, scan_request
 from policies.contract import Hashes
@@ -34,6 +34,7 @@ from router.engines.table import TRANSFER_FIELDS
 from router.http.errors import ClientError
 from router.request.in_turn import InTurn
 from router.tokens.check import TokenCheck
+from router.tokens.encoders import Encoders, PromptEncoder
 from router.tokens.media import has_media, without_media
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ class PromptReader:
 
     def __init__(
         self,
-        encoder: MemoEncoder | None,
+        encoders: Encoders | None,
         executor: Executor,
         now_s: Callable[[], float],
         waiting_max: int,
@@ -123,7 +124,7 @@ class PromptReader:
         drops_unused_tools: bool = False,
         long: Executor | None = None,
     ) -> None:
-        self.encoder = encoder
+        self._encoders = encoders
         self._short = InTurn(executor)
         self._long = self._short if long is None else InTurn(long)
         self._turns = count()
@@ -137,7 +138,12 @@ class PromptReader:
     @property
     def memo(self) -> PieceMemo | None:
         """What is kept of texts' ids; None without a tokenizer."""
-        return None if self.encoder is None else self.encoder.memo
+        return None if self._encoders is None else self._encoders.memo
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it can make token ids itself."""
+        return self._encoders is not None
 
     def next_turn(self) -> int:
         """The place in line of a request that has come now, for `scan` and `read`."""
@@ -162,7 +168,7 @@ class PromptReader:
             if len(body) < LONG_BYTES:
                 return shape(body, limits)
             return await self._in_thread(self._long, turn, lambda: shape(body, limits))
-        plainly = path.reads == "openai" and self.encoder is None
+        plainly = path.reads == "openai" and self._encoders is None
         if len(body) < LONG_BYTES or (plainly and len(body) <= _INLINE_BYTES):
             check_no_transfer(body, TRANSFER_FIELDS)
         if plainly and len(body) <= _INLINE_BYTES:
@@ -215,15 +221,17 @@ class PromptReader:
         self.template_refusals += refused
         return prompt
 
-    def _encoder_for(self, scanned: Scanned, model: str) -> MemoEncoder | None:
+    def _encoder_for(self, scanned: Scanned, model: str) -> PromptEncoder | None:
         """The encoder of the prompt's text; None where it is read as text, or came as ids."""
         ids = scanned.prompts and isinstance(scanned.prompts[0], np.ndarray)
-        if ids or scanned.by_text or self.encoder is None:
+        if ids or scanned.by_text or self._encoders is None:
             return None
-        return self.encoder if self._check.trusts(model, bool(scanned.options.tools)) else None
+        if not self._check.trusts(model, bool(scanned.options.tools)):
+            return None
+        return self._encoders.of(None)
 
     def _encoded(
-        self, scanned: Scanned, encoder: MemoEncoder | None
+        self, scanned: Scanned, encoder: PromptEncoder | None
     ) -> tuple[Sequence[Tokens], bool]:
         """The exact ids of each prompt, none where they cannot be had; whether it was refused."""
         if encoder is None:
@@ -233,7 +241,7 @@ class PromptReader:
         except PromptError:
             return (), True
 
-    def _encode(self, scanned: Scanned, encoder: MemoEncoder) -> list[Tokens]:
+    def _encode(self, scanned: Scanned, encoder: PromptEncoder) -> list[Tokens]:
         options, salt = scanned.options, scanned.cache_salt
         if has_media(scanned.messages):
             return []

@@ -11,7 +11,7 @@ import aiohttp
 from router.fleet.manager import FleetManager
 from router.request.prompts import PromptReader
 from router.tokens.check import TokenCheck
-from router.tokens.encoders import TokenizerTerms, encoder_of
+from router.tokens.encoders import TokenizerTerms, encoders_of
 from router.tokens.probe import ProbeTerms, TokenProbe
 
 
@@ -30,10 +30,10 @@ class Tokenizing:
         http: aiohttp.ClientSession,
     ) -> None:
         """`threads`: where prompts are tokenized, and where long bodies are read."""
-        encoder = encoder_of(terms)
+        encoders = encoders_of(terms)
         self.check = TokenCheck(time.monotonic, lambda: probing().recheck_s)
         self.reader = PromptReader(
-            encoder,
+            encoders,
             threads[0],
             time.time,
             terms.waiting_requests,
@@ -42,11 +42,11 @@ class Tokenizing:
             long=threads[1],
         )
         self._probe: TokenProbe | None = None
-        if encoder is not None:
+        if encoders is not None:
             self._probe = TokenProbe(
                 http,
                 fleet,
-                encoder,
+                encoders,
                 self.check,
                 time.monotonic,
                 time.time,

@@ -42,7 +42,7 @@ FIXED = MappingProxyType(
                 "policy_slow_ms",
                 "policy_hang_s",
                 "slow_start_s",
-                "tokenizer",
+                *("tokenizer", "tokenizer_mode", "harmony_date"),
                 "chat_content_format",
                 "chat_template_kwargs",
                 "chat_drops_unused_tools",

@@ -26,6 +26,8 @@ from router.redis.url import parse_redis_url
 from router.request.quotas import objectives_of
 from router.settings.extras import check_extras, installed
 from router.settings.schema import Config
+from router.tokens.dates import date_of
+from router.tokens.encoders import has_tekken, has_tokenizer_json
 
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 NO_GRPC = (
@@ -67,8 +69,10 @@ def check_value(key: ConfigKey, value: Any) -> Any:
     ):
         raise ValueError("x-warmroute-... is the router's own")
     elif key.path == "tokenizer" and read is not None:
-        if not (Path(read) / "tokenizer.json").is_file():
-            raise ValueError(f"{read} is not a folder with a tokenizer.json")
+        if not has_tokenizer_json(Path(read)) and not has_tekken(Path(read)):
+            raise ValueError(f"{read} is not a folder with a tokenizer.json or tekken.json")
+    elif key.path == "harmony_date":
+        date_of(read)
     elif key.path == "state" and read is not None:
         parse_redis_url(read)
     elif key.path == "chat_template_kwargs":

@@ -284,8 +284,20 @@ class Config(_Section, frozen=True):
         ),
     ] = 0.0
     tokenizer: Annotated[
-        str | None, Meta(description="folder with tokenizer.json; none: text blocks, approximate")
+        str | None,
+        Meta(description="folder with tokenizer.json or tekken.json; none: text, approximate"),
     ] = None
+    tokenizer_mode: Annotated[
+        Literal["auto", "hf", "mistral"],
+        Meta(description="which of both files vLLM workers use, as their --tokenizer-mode"),
+    ] = "auto"
+    harmony_date: Annotated[
+        str,
+        Meta(
+            description="date in gpt-oss prompts: the workers' time zone (UTC, Europe/Berlin) or "
+            "their VLLM_SYSTEM_START_DATE; local: this machine's zone"
+        ),
+    ] = "local"
     chat_content_format: Annotated[
         Literal["auto", "string", "openai"],
         Meta(description="shape of content in chat templates, as at the workers"),

@@ -168,6 +168,8 @@ _ALIKE = (
     "session_header",
     "tenant_header",
     "tenants.isolate",
+    "tokenizer_mode",
+    "harmony_date",
     "chat_content_format",
     "chat_template_kwargs",
     "chat_drops_unused_tools",
@@ -203,6 +205,8 @@ def tokenizer_terms(config: Config) -> TokenizerTerms:
     """Which tokenizer there is."""
     return TokenizerTerms(
         folder=config.tokenizer,
+        mode=config.tokenizer_mode,
+        harmony_date=config.harmony_date,
         content_format=config.chat_content_format,
         template_kwargs=config.chat_template_kwargs,
         drops_unused_tools=config.chat_drops_unused_tools,

@@ -7,24 +7,26 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 import msgspec
 import numpy as np
 
 from engine.wire.events import WireError
-from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import Chat, PromptError
 from router.body.scan import Tokens
 from router.engines.adapter import ask, decoded
 from router.fleet.manager import FleetManager
 from router.fleet.member import Member
 from router.tokens.check import TokenCheck
+from router.tokens.encoders import Encoders, PromptEncoder
 
 log = logging.getLogger(__name__)
 
+T = TypeVar("T")
 _MODELS_A_WORKER = 8  # asked for; adapters count
+_RENDER = "/v1/chat/completions/render"
 _REFUSALS = 2  # from the first probe on: it knows no /tokenize
 TEXT = "Naïve facts, 12345 of them:\n\tdef f(x):  return {'x': x}\n\n東京 привет 🦊 <end> "
 _ASK = {"role": "user", "content": f" {TEXT} "}
@@ -52,6 +54,10 @@ class _Reply(msgspec.Struct):
     tokens: list[int]
 
 
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+
+
 class Difference(NamedTuple):
     """What a worker makes of a prompt otherwise than we do. Lifetime: call."""
 
@@ -75,7 +81,7 @@ class TokenProbe:
         self,
         http: aiohttp.ClientSession,
         fleet: FleetManager,
-        encoder: MemoEncoder,
+        encoders: Encoders,
         check: TokenCheck,
         clock: Callable[[], float],
         now_s: Callable[[], float],
@@ -83,7 +89,7 @@ class TokenProbe:
     ) -> None:
         self._http = http
         self._fleet = fleet
-        self._encoder = encoder
+        self._encoders = encoders
         self._check = check
         self._clock = clock
         self._now_s = now_s
@@ -124,10 +130,14 @@ class TokenProbe:
         if recognized is None:
             return
         self._asked[worker_id] = recognized
+        encoder = self._encoders.of(recognized.kind)
+        if encoder is None:
+            return
+        renders = self._encoders.is_rendering(recognized.kind)
         self._again_s.pop(worker_id, None)
         for model in recognized.facts.models[:_MODELS_A_WORKER]:
             try:
-                difference = await self._difference(member.spec.url, model)
+                difference = await self._difference(member.spec.url, model, encoder, renders)
             except (aiohttp.ClientError, TimeoutError, _NoAnswerError) as error:
                 log.debug("worker %d tells no token ids: %r", worker_id, error)
                 return
@@ -138,14 +148,21 @@ class TokenProbe:
             if difference is not None:
                 self._again_s[worker_id] = self._clock() + self._terms().recheck_s
 
-    async def _difference(self, url: str, model: str) -> Difference | None:
+    async def _difference(
+        self, url: str, model: str, encoder: PromptEncoder, renders: bool
+    ) -> Difference | None:
         """How the worker's ids differ from ours, in counts; None: not at all.
 
+        `renders`: it is asked to render chats, for what /tokenize says of them is not served.
         Raises _NoAnswerError where it answers none of the probes.
         """
         answers = refusals = 0
-        for name, body, own in self._probes():
-            theirs = await self._tokenized(url, {"model": model} | body)
+        for name, body, own in self._probes(encoder):
+            body = {"model": model} | body
+            if renders and "messages" in body:
+                theirs = await self._rendered(url, body)
+            else:
+                theirs = await self._tokenized(url, body)
             if theirs is None:
                 refusals += 1
                 if refusals == _REFUSALS and not answers:
@@ -160,15 +177,15 @@ class TokenProbe:
             raise _NoAnswerError
         return None
 
-    def _probes(self) -> Iterator[tuple[str, dict[str, Any], Tokens]]:
+    def _probes(self, encoder: PromptEncoder) -> Iterator[tuple[str, dict[str, Any], Tokens]]:
         """Name, request and our ids of each prompt that we can encode."""
         for special in (True, False):
             body = {"prompt": TEXT, "add_special_tokens": special}
-            yield "a text", body, self._encoder.encode(TEXT, special)
+            yield "a text", body, encoder.encode(TEXT, special)
         for name, fields in CHATS.items():
             try:
                 chat = Chat(messages=fields["messages"], tools=fields.get("tools"))
-                own = self._encoder.encode_chat(chat, self._now_s())
+                own = encoder.encode_chat(chat, self._now_s())
             except PromptError:  # such chats are placed by text anyway
                 continue
             yield name, {**fields, "add_generation_prompt": True}, own
@@ -178,12 +195,20 @@ class TokenProbe:
 
         No ids make none: llama.cpp calls a text `content`, and finds none in what we send.
         """
+        reply = await self._asked_for(f"{url}/tokenize", body, _Reply)
+        return None if reply is None else reply.tokens or None
+
+    async def _rendered(self, url: str, body: dict[str, Any]) -> list[int] | None:
+        """The ids of the chat that the worker would compute; None where it does not render."""
+        reply = await self._asked_for(f"{url}{_RENDER}", body, _Rendered)
+        return None if reply is None else reply.token_ids or None
+
+    async def _asked_for(self, url: str, body: dict[str, Any], shape: type[T]) -> T | None:
         timeout = aiohttp.ClientTimeout(total=self._terms().timeout_s)
         data = msgspec.json.encode(body)
-        url = f"{url}/tokenize"
         try:
             reply = await ask(self._http, url, timeout, method="POST", data=data)
-            return decoded(reply.body, _Reply, url).tokens or None if reply.status == 200 else None
+            return decoded(reply.body, shape, url) if reply.status == 200 else None
         except WireError:
             return None
 

@@ -23,7 +23,7 @@ from router.config.keys import keys_of
 from router.discovery.source import InferencePoolSpec, KubernetesSpec, parse_source
 from router.settings.schema import Config
 from router.settings.terms import tokenizer_terms
-from router.tokens.encoders import encoder_of
+from router.tokens.encoders import encoders_of
 from tests.deploy import chart
 from tests.deploy.chart import (
     CHART,
@@ -477,7 +477,8 @@ def test_the_router_reads_the_tokenizer_of_a_volume(name, tmp_path) -> None:
     assert mount["readOnly"]
     source = values["tokenizer"]["volume"] if "tokenizer" in values else PVC
     assert volume == {"name": mount["name"], **source}
-    encoder = encoder_of(tokenizer_terms(config_of(found, tmp_path)))
+    encoders = encoders_of(tokenizer_terms(config_of(found, tmp_path)))
+    encoder = encoders and encoders.of(None)
     assert encoder is not None
     exact = tokenizers.Tokenizer.from_str(tokenizer_text("bytes")).encode("as it is").ids
     assert encoder.encode("as it is").tolist() == exact

@@ -10,6 +10,7 @@ from engine.cli.options import NEEDS_TORCH
 from router.discovery.kubernetes_watch import MISSING as NO_KUBERNETES
 from router.record.trace_export import NO_OTEL
 from router.settings.rules import NO_GRPC
+from router.tokens.encoders import NO_TOKENS
 from simulator.cli.command_line import OF_EXTRAS
 from simulator.report.plots import MISSING as NO_MATPLOTLIB
 from simulator.runs.executor import DASK_MISSING
@@ -27,6 +28,7 @@ MESSAGES = {
     "kubernetes": NO_KUBERNETES,
     "otel": NO_OTEL,
     "sim": OF_EXTRAS["scipy"],
+    "tokens": NO_TOKENS,
 }
 
 

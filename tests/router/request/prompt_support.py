@@ -12,6 +12,7 @@ from engine.wire.memo import MemoEncoder
 from router.body.scan import Scanned, scan
 from router.request.prompts import Prompt, PromptReader
 from router.tokens.check import TokenCheck
+from router.tokens.encoders import Encoders
 
 NOW_S = 1_700_000_000.0
 
@@ -28,9 +29,12 @@ def chat(*messages: str, **fields: Any) -> Scanned:
 def reader_of(
     tokenizer: Any, executor: ThreadPoolExecutor, waiting_max: int = 8, **more: Any
 ) -> PromptReader:
-    encoder = None if tokenizer is None else MemoEncoder(tokenizer, None, 0)
+    encoders = None
+    if tokenizer is not None:
+        encoder = MemoEncoder(tokenizer, None, 0)
+        encoders = Encoders(encoder, {}, encoder.memo)
     check = more.pop("check", None) or TokenCheck(lambda: 0.0, lambda: 1.0)
-    return PromptReader(encoder, executor, lambda: NOW_S, waiting_max, check, **more)
+    return PromptReader(encoders, executor, lambda: NOW_S, waiting_max, check, **more)
 
 
 async def read(

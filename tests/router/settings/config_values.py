@@ -43,7 +43,6 @@ def another_value(path: str, folder: Path) -> object:
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "drain_refuses": True,
         "forward_token_ids": True,
-        "relay": "python",
         "disaggregation": "never",
         "disaggregation_tpot_ms": 25.0,
         "unknown_paths": "forward",
@@ -67,6 +66,7 @@ def another_value(path: str, folder: Path) -> object:
     if "tls." in path:
         return str(folder / "tokenizer.json")
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
+    special |= {"relay": "python", "tokenizer_mode": "mistral", "harmony_date": "Europe/Berlin"}
     shares = "ejection.rate", "ejection.max_share", "health.panic_share"
     special |= dict.fromkeys(shares, 0.25)
     return special[path] if path in special else _changed(keys_of(Config)[path].default)

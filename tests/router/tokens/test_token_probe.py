@@ -16,9 +16,12 @@ import pytest
 from aiohttp import web
 
 from engine.wire.hf import HfTokenizer
-from engine.wire.memo import MemoEncoder
+from engine.wire.memo import MemoEncoder, PieceMemo
 from engine.wire.tokens import Chat
+from router.settings.schema import Config
+from router.settings.terms import tokenizer_terms
 from router.tokens.check import TokenCheck
+from router.tokens.encoders import Encoders, encoders_of
 from router.tokens.probe import CHATS, ProbeTerms, TokenProbe
 from tests.engine.harness import running
 from tests.engine.model_dirs import write_model
@@ -35,8 +38,9 @@ class Fleet:
     members: dict[int, Any] = field(default_factory=dict)
     now_s: float = 0.0
 
-    def join(self, worker_id: int, url: str, *models: str) -> Any:
-        recognized = SimpleNamespace(facts=SimpleNamespace(models=models or (MODEL,)))
+    def join(self, worker_id: int, url: str, *models: str, kind: str = "vllm") -> Any:
+        facts = SimpleNamespace(models=models or (MODEL,))
+        recognized = SimpleNamespace(facts=facts, kind=kind)
         spec = SimpleNamespace(url=url)
         member = SimpleNamespace(worker_id=worker_id, spec=spec, ready=True, recognized=recognized)
         self.members[worker_id] = member
@@ -45,9 +49,9 @@ class Fleet:
 
 @contextlib.asynccontextmanager
 async def probing(
-    tokenizer: HfTokenizer, timeout_s: float = 5.0
+    tokenizer: HfTokenizer, timeout_s: float = 5.0, encoders: Encoders | None = None
 ) -> AsyncIterator[tuple[Fleet, TokenCheck, TokenProbe]]:
-    fleet = Fleet()
+    fleet, encoder = Fleet(), MemoEncoder(tokenizer, tokenizer, 1 << 20)
     check = TokenCheck(lambda: fleet.now_s, lambda: RECHECK_S)
     async with aiohttp.ClientSession() as http:
         yield (
@@ -56,7 +60,7 @@ async def probing(
             TokenProbe(
                 http,
                 fleet,  # type: ignore[arg-type]
-                MemoEncoder(tokenizer, tokenizer, 1 << 20),
+                encoders or Encoders(encoder, {}, encoder.memo),
                 check,
                 lambda: fleet.now_s,
                 lambda: 1_700_000_000.0,
@@ -66,10 +70,12 @@ async def probing(
 
 
 @contextlib.asynccontextmanager
-async def answering(handler: Any) -> AsyncIterator[str]:
-    """A server whose /tokenize is `handler`; gives its URL."""
+async def answering(handler: Any, render: Any = None) -> AsyncIterator[str]:
+    """A server whose /tokenize is `handler`, and whose renderer is `render`; gives its URL."""
     app = web.Application()
     app.add_routes([web.post("/tokenize", handler)])
+    if render is not None:
+        app.add_routes([web.post("/v1/chat/completions/render", render)])
     async with served_app(app, shutdown_timeout=0.01) as url:
         yield url
 
@@ -139,6 +145,51 @@ async def test_a_worker_that_renders_tools_in_its_own_form_is_trusted_with_other
         fleet.now_s += RECHECK_S
         await probe.look()
         assert check.trusts(MODEL, tools=True)
+
+
+@pytest.mark.parametrize("rendering", ["as ours", "otherwise", "not"])
+async def test_a_worker_that_renders_by_harmony_is_not_judged_by_its_template(
+    tmp_path: Path, rendering: str
+) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_oss"}')
+    ours = HfTokenizer(write_model(tmp_path))
+    found = encoders_of(tokenizer_terms(Config(tokenizer=str(tmp_path))))
+    assert found is not None
+    harmony = found.of("vllm")
+    assert harmony is not None
+
+    async def tokenize(request: web.Request) -> web.Response:
+        body = await request.json()
+        assert "prompt" in body, "a chat"
+        ids = ours.encode(body["prompt"], body["add_special_tokens"])
+        return web.json_response({"tokens": list(ids)})
+
+    async def render(request: web.Request) -> web.Response:
+        if rendering == "not":
+            return web.json_response({"error": "--enable-scale-out"}, status=403)
+        body = await request.json()
+        chat = Chat(messages=body["messages"], tools=body.get("tools"))
+        ids = harmony.encode_chat(chat, 1_700_000_000.0).tolist()
+        return web.json_response({"token_ids": ids if rendering == "as ours" else ids[1:]})
+
+    async with answering(tokenize, render) as url, probing(ours, encoders=found) as all_three:
+        fleet, check, probe = all_three
+        fleet.join(0, url)
+        await probe.look()
+        assert dict(check.exact()) == {MODEL: rendering != "otherwise"}
+
+
+async def test_a_worker_whose_kind_has_no_encoder_is_not_asked(tmp_path: Path) -> None:
+    async def handler(request: web.Request) -> web.Response:
+        raise AssertionError("asked")
+
+    encoders = Encoders(None, {}, PieceMemo(0))
+    tokenizer = HfTokenizer(write_model(tmp_path))
+    async with answering(handler) as url, probing(tokenizer, encoders=encoders) as all_three:
+        fleet, check, probe = all_three
+        fleet.join(0, url)
+        await probe.look()
+        assert not dict(check.exact())
 
 
 async def test_each_worker_is_asked_once_until_it_is_recognized_anew(tmp_path: Path) -> None:

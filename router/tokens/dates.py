@@ -1,0 +1,29 @@
+"""The date in prompts of models that are told it: the engines' day, not the router's."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from zoneinfo import ZoneInfo
+
+LOCAL = "local"
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
+
+
+def date_of(setting: str) -> Callable[[float], str]:
+    """Return the function from a time to the date in prompts.
+
+    `setting`: a time zone, `local` for that of this machine, or a fixed date. Raises ValueError.
+    """
+    if setting == LOCAL:
+        return lambda now_s: time.strftime("%Y-%m-%d", time.localtime(now_s))
+    if _DATE.fullmatch(setting):
+        return lambda _: setting
+    try:
+        zone = UTC if setting == "UTC" else ZoneInfo(setting)
+    except (OSError, ValueError, KeyError) as error:  # ZoneInfoNotFoundError is a KeyError
+        why = f"{setting!r} is neither a date (2026-01-31) nor a time zone (Europe/Berlin, UTC)"
+        raise ValueError(why) from error
+    return lambda now_s: datetime.fromtimestamp(now_s, zone).strftime("%Y-%m-%d")
