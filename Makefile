@@ -21,7 +21,7 @@ DEMO_FLAGS ?=
 ENGINE ?= timed
 # Real engines that `make test-engines` installs; `make test-all` adds older releases.
 ENGINES ?= vllm==0.32.0 sglang==0.5.23 triton==2.51
-CLIENTS := clients==1 perf_analyzer==2.50 envoy==1.40.0 torchvision==0.28.0
+CLIENTS := clients==1 perf_analyzer==2.50 envoy==1.40.0 torchvision==0.28.0 bfcl==2026.3.23
 SIM_FLAGS ?=
 STUDY_FLAGS ?=
 FIGURES_FLAGS ?=

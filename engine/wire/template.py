@@ -200,16 +200,24 @@ def _as_system(message: Message) -> Message:
 
 
 def declared(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Tools as vLLM's data model writes them, whatever the order of the client's keys."""
+    """Tools as vLLM's data model writes them: the keys that it knows, in its order."""
     return None if tools is None else [_declared(tool) for tool in tools]
 
 
 def _declared(tool: Any) -> Any:
+    """Return a tool's known fields; two of them only where they are set."""
     function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict):
         return tool
-    fields = {"name": function.get("name"), "description": None, "parameters": None}
-    return {"type": tool.get("type", "function"), "function": fields | function}
+    deferred = _set_field(tool, "defer_loading")
+    fields = {name: function.get(name) for name in ("name", "description", "parameters")}
+    fields |= _set_field(function, "strict") | deferred | _set_field(function, "defer_loading")
+    return {"type": tool.get("type", "function"), "function": fields} | deferred
+
+
+def _set_field(fields: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    return {} if value is None else {name: value}
 
 
 ContentFormat = Literal["auto", "string", "openai"]

@@ -31,6 +31,7 @@ from tests.engines.llamacpp_server import LlamaServer
 from tests.engines.model import make_model
 from tests.engines.pool import Pool
 from tests.engines.sglang_server import TREES, SglangServer
+from tests.engines.tool_styles import TOOLED
 from tests.engines.triton_server import TritonServer
 from tests.engines.vision_model import VISION_BLOCKS, VISION_FLAGS, make_vision_model
 from tests.engines.vllm_server import MODEL, Server
@@ -148,6 +149,13 @@ async def drafted(
     """A server of each model with a draft head, and a router."""
     async with _made(request.param, tmp_path_factory) as both:
         yield both
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def tooled(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool]:
+    """A server that renders chats with tools in several styles, and a router."""
+    async with _made(TOOLED, tmp_path_factory) as (_, pool):
+        yield pool
 
 
 @asynccontextmanager

@@ -2,7 +2,7 @@
 
     python -m tests.engines.environment vllm==0.32.0 [vllm==0.31.0 ...] [clients==1]
 
-`clients` is no engine, but clients with many packages of their own.
+`clients` is no engine, but clients with many packages of their own, and `bfcl` is test texts.
 
 One folder an engine and version, a virtual environment of its own: none of them fits into ours, or
 beside another. What cannot be installed is said, and is the exit code 1 once the others are made:
@@ -275,6 +275,11 @@ def install_clients(at: Environment) -> None:
     at.install(*CLIENTS)
 
 
+def install_bfcl(at: Environment) -> None:
+    """The Berkeley Function Calling Leaderboard, for its data alone."""
+    at.install("--no-deps", f"bfcl-eval=={at.version}")
+
+
 INSTALLERS: dict[str, Callable[[Environment], None]] = {
     "vllm": install_vllm,
     "sglang": install_sglang,
@@ -284,6 +289,7 @@ INSTALLERS: dict[str, Callable[[Environment], None]] = {
     "envoy": install_envoy,
     "torchvision": install_torchvision,
     "clients": install_clients,
+    "bfcl": install_bfcl,
 }
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.engines.model import VOCABULARY, write_tokenizer
+from tests.engines.model import TEMPLATE, VOCABULARY, write_tokenizer
 
 WINDOW = 128
 HEAD = "head"  # the folder of an EAGLE head, in its model's
@@ -44,6 +44,8 @@ class HybridModel:
     limits: tuple[str, ...]  # the kinds of its cache groups but full attention
     max_tokens: int = 1024  # of a prompt and its answer
     drafts: bool = False  # an EAGLE head proposes tokens
+    more: tuple[str, ...] = ()  # flags
+    template: str = TEMPLATE  # of chats
 
     def flags(self, directory: Path) -> Sequence[str]:
         """What `vllm serve` is told of it, where it was made in `directory`."""
@@ -52,12 +54,13 @@ class HybridModel:
             *("--load-format", "dummy", "--max-model-len", str(self.max_tokens)),
             *("--max-num-batched-tokens", "512"),
             *(("--speculative-config", json.dumps(head)) if self.drafts else ()),
+            *self.more,
         ]
 
     def make(self, directory: Path) -> Path:
         """Writes its configuration and its tokenizer into `directory`; returns it."""
         directory.mkdir(parents=True, exist_ok=True)
-        write_tokenizer(directory)
+        write_tokenizer(directory, self.template)
         text = json.dumps({**SHARED, **self.config}, indent=1)
         (directory / "config.json").write_text(text + "\n")
         if self.drafts:

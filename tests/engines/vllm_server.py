@@ -127,7 +127,7 @@ class Server:
         served = [str(self.model), "--served-model-name", self.name]
         served += ["--host", "127.0.0.1", "--port", str(self.port)]
         if self.renders:
-            return [*program, "launch", "render", *served]
+            return [*program, "launch", "render", *served, *self.flags]
         events = {
             "enable_kv_cache_events": True,
             "publisher": "zmq",

@@ -141,15 +141,32 @@ def test_developers_become_one_system_message_at_the_top() -> None:
     assert developer_as_system(of("system", "user", "developer")) == [merged, *of("user")]
 
 
-def test_tools_are_declared_in_one_order_with_nothing_left_out() -> None:
+def test_tools_are_declared_in_one_order_without_keys_that_vllm_does_not_know() -> None:
     assert declared(None) is None
     assert declared([]) == []
-    (tool,) = declared([{"strict": 1, "function": {"x": 1, "parameters": {}, "name": "f"}}]) or []
+    (tool,) = (
+        declared([{"x": 1, "function": {"x": 1, "parameters": {"b": 1, "a": 2}, "name": "f"}}])
+        or []
+    )
     assert json.dumps(tool) == (
         '{"type": "function", "function": '
-        '{"name": "f", "description": null, "parameters": {}, "x": 1}}'
+        '{"name": "f", "description": null, "parameters": {"b": 1, "a": 2}}}'
     )
     assert declared([5, {"type": "web"}]) == [5, {"type": "web"}]
+
+
+def test_two_keys_of_a_tool_are_declared_where_they_are_set() -> None:
+    function = {"defer_loading": None, "strict": False, "name": "f"}
+    (tool,) = declared([{"defer_loading": True, "function": function}]) or []
+    assert json.dumps(tool) == (
+        '{"type": "function", "function": {"name": "f", "description": null, "parameters": null, '
+        '"strict": false, "defer_loading": true}, "defer_loading": true}'
+    )
+    (tool,) = declared([{"function": {"defer_loading": False, "strict": None, "name": "f"}}]) or []
+    assert json.dumps(tool) == (
+        '{"type": "function", "function": {"name": "f", "description": null, "parameters": null, '
+        '"defer_loading": false}}'
+    )
 
 
 def test_which_variables_a_template_sees() -> None:
