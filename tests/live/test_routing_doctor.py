@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import signal
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -44,6 +45,13 @@ async def first(stack: Stack, *more: str) -> dict[str, Any]:
     finding: dict[str, Any] = report["findings"][0]
     assert finding["evidence"]
     return finding
+
+
+async def healthy_after(stack: Stack, count: int = 24, head: Sequence[int] = HEAD) -> None:
+    """Asks again after requests that share a head: nothing is found any more."""
+    await drive(stack, count, head)
+    status, report = await doctor(stack)
+    assert (status, report["findings"]) == (0, []), report
 
 
 @asynccontextmanager
@@ -149,8 +157,7 @@ async def test_a_worker_s_line_is_wrong_and_then_mended(
         assert (found["cause"], change in found["change"]) == (cause, True), found
         await stack.remove(0)
         await stack.add(stack.workers[0].url)
-        await drive(stack)
-        assert (await doctor(stack))[0] == 0
+        await healthy_after(stack, 12)
 
 
 async def test_events_of_another_engine(tmp_path: Path) -> None:
@@ -166,6 +173,9 @@ async def test_events_of_another_engine(tmp_path: Path) -> None:
             "events-elsewhere",
             True,
         )
+        await stack.remove(1)
+        await stack.add(other.url)
+        await healthy_after(stack)
 
 
 async def test_prefix_caching_is_off_and_events_are_silent(tmp_path: Path) -> None:
@@ -177,6 +187,9 @@ async def test_prefix_caching_is_off_and_events_are_silent(tmp_path: Path) -> No
             await drive(stack)
             found = await first(stack)
             assert (found["cause"], found["weight"]) == ("prefix-caching-off", 1.0)
+        await stack.remove(1)
+        await stack.add(worker)
+        await healthy_after(stack)
 
 
 async def test_the_router_has_no_tokenizer(tmp_path: Path) -> None:
@@ -233,21 +246,39 @@ async def test_prompts_of_salts_and_heads_of_their_own(tmp_path: Path) -> None:
             if cause == "salts":
                 assert (await first(stack))["cause"] == "nothing-shared"
             assert (await first(stack, "--requests", str(bodies)))["cause"] == cause
+        mended = [{"prompt": [*HEAD, n + 1, n + 60], "cache_salt": "all"} for n in range(20)]
+        for body in mended:
+            await stack.complete(**body)
+        bodies.write_text("".join(json.dumps(body) + "\n" for body in mended))
+        status, report = await doctor(stack, "--requests", str(bodies))
+        assert (status, report["findings"]) == (0, []), report
 
 
 async def test_prompts_are_shorter_than_a_block(tmp_path: Path) -> None:
     async with one_worker(tmp_path, **{"block-size": 512}) as stack:
         await drive(stack)
         assert (await first(stack))["cause"] == "short-prompts"
+        await healthy_after(stack, head=range(1_000, 2_500))
+
+
+async def decides_by(stack: Stack, policy: str) -> bool:
+    async with stack.http.get(f"{stack.admin}/policy") as reply:
+        return policy in await reply.text()
 
 
 async def test_the_policy_does_not_look_at_caches(tmp_path: Path) -> None:
-    async with running(tmp_path, workers=2, router=["--policy", "round_robin"]) as stack:
+    config = tmp_path / "router.yaml"
+    config.write_text("policy: round_robin\n")
+    async with running(tmp_path, workers=2, router=["--config", str(config)]) as stack:
         for number in range(10):
             for _ in range(2):
                 await stack.complete([number + 1, *HEAD])
                 await asyncio.sleep(0.05)
         assert (await first(stack))["cause"] == "policy-blind"
+        config.write_text("policy: warmset\n")
+        stack.router.process.send_signal(signal.SIGHUP)
+        await until(lambda: decides_by(stack, "warmset"), "the other policy")
+        await healthy_after(stack)
 
 
 async def test_the_router_s_index_is_too_small(tmp_path: Path) -> None:
@@ -291,6 +322,7 @@ async def test_clients_pass_by_the_router(tmp_path: Path) -> None:
             await asyncio.sleep(0.1)
         status, report = await asked
         assert (status, report["findings"][0]["cause"]) == (1, "passed-by"), report
+        assert (await doctor(stack))[0] == 0
 
 
 async def test_two_routers_that_do_not_share(tmp_path: Path) -> None:
