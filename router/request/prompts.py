@@ -112,6 +112,7 @@ class PromptReader:
     `long`, where long bodies are read, so that no short prompt waits behind them. Requests have
     these threads in the order of their turns. Prompts of models that `check` does not trust are
     read as text. `drops_unused_tools`: a chat with `tool_choice` "none" is rendered without tools.
+    `kind_of` gives the kind of engine that serves a model, None if there are several.
     """
 
     def __init__(
@@ -123,7 +124,9 @@ class PromptReader:
         check: TokenCheck,
         drops_unused_tools: bool = False,
         long: Executor | None = None,
+        kind_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
+        self._kind_of = kind_of
         self._encoders = encoders
         self._short = InTurn(executor)
         self._long = self._short if long is None else InTurn(long)
@@ -228,7 +231,7 @@ class PromptReader:
             return None
         if not self._check.trusts(model, bool(scanned.options.tools)):
             return None
-        return self._encoders.of(None)
+        return self._encoders.of(self._kind_of(model))
 
     def _encoded(
         self, scanned: Scanned, encoder: PromptEncoder | None

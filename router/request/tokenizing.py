@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 import aiohttp
 
@@ -40,6 +41,7 @@ class Tokenizing:
             self.check,
             drops_unused_tools=terms.drops_unused_tools,
             long=threads[1],
+            kind_of=partial(kind_of, fleet),
         )
         self._probe: TokenProbe | None = None
         if encoders is not None:
@@ -57,3 +59,10 @@ class Tokenizing:
         """Ask workers for their ids of fixed prompts, for ever; returns where nobody is to ask."""
         if self._probe is not None:
             await self._probe.run()
+
+
+def kind_of(fleet: FleetManager, model: str) -> str | None:
+    """Return the kind of engine that serves a model; None if there are several, or none."""
+    known = [member.recognized for member in fleet.members.values() if member.recognized]
+    kinds = {one.kind for one in known if model in one.facts.models}
+    return kinds.pop() if len(kinds) == 1 else None

@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 
 from simulator.live.processes import Programs
+from tests.engines.coded_models import CODED, DAY, CodedModel
 from tests.engines.compatibility import EXACT, RESULTS, Outcomes, add, table
 from tests.engines.doctors_triton import FLAGS, DoctorsTriton
 from tests.engines.environment import (
@@ -183,6 +184,25 @@ async def images(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Pool
     )  # fmt: skip
     async with _pool([server], folder) as pool:
         yield pool
+
+
+@pytest_asyncio.fixture(
+    scope="module", loop_scope="session", params=CODED, ids=[one.name for one in CODED]
+)
+async def coded(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[tuple[CodedModel, Pool]]:
+    """A server of each model that no template renders, and a router."""
+    made: CodedModel = request.param
+    folder = tmp_path_factory.mktemp(made.name)
+    server = Server(
+        Environment("vllm", NEWEST_VLLM), made.make(folder / "model"), folder / "server",
+        adapted=False, blocks=made.blocks, flags=made.serving,
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_SYSTEM_START_DATE", DAY)
+        async with _pool([server], folder, "--harmony-date", DAY) as pool:
+            yield made, pool
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")

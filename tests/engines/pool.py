@@ -78,12 +78,19 @@ def chain_of(block: Block, server: Server) -> int:
 
 @asynccontextmanager
 async def routed(
-    vllm: Pool, *specs: str, servers: tuple[Server, ...] = (), more: tuple[str, ...] = ()
+    vllm: Pool,
+    *specs: str,
+    servers: tuple[Server, ...] = (),
+    more: tuple[str, ...] = (),
+    tokenizes: bool = True,
 ) -> AsyncIterator[Pool]:
-    """A router of its own before these workers. `more`: arguments of it."""
+    """A router of its own before these workers. `more`: arguments of it; `tokenizes`: it has the
+    model's tokenizer.
+    """
     programs, name = vllm.router.programs, f"router-{next(SERIALS)}"
     log = vllm.access_log.with_name(f"{name}.jsonl")
-    arguments = ["serve", "--port", "0", "--admin-port", "0", "--tokenizer", str(vllm.model)]
+    arguments = ["serve", "--port", "0", "--admin-port", "0"]
+    arguments += ["--tokenizer", str(vllm.model)] if tokenizes else []
     arguments += ["--access-log", str(log), "--intervals-health-s", "0.5"]
     arguments += more
     for spec in specs or [server.spec for server in servers]:

@@ -1,0 +1,55 @@
+"""Prompts are encoded as the kind of engine does that serves the model."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from engine.wire.memo import MemoEncoder
+from engine.wire.tokens import WordTokenizer
+from router.body.scan import Scanned
+from router.request.prompts import PromptReader
+from router.request.tokenizing import kind_of
+from router.tokens.check import TokenCheck
+from router.tokens.encoders import Encoders
+from tests.router.request.prompt_support import NOW_S, chat, completion
+
+USUAL, OWN = (MemoEncoder(WordTokenizer(vocab), None, 0) for vocab in (1_000, 1_001))
+KINDS = {"m": "vllm", "other": "sglang"}
+
+
+@pytest.mark.parametrize("scanned", [completion("a b c"), chat("a b c")])
+async def test_each_kind_has_its_encoder(scanned: Scanned) -> None:
+    encoders = Encoders(USUAL, {"vllm": OWN}, USUAL.memo)
+    check = TokenCheck(lambda: 0.0, lambda: 1.0)
+    with ThreadPoolExecutor(1) as executor:
+        reader = PromptReader(encoders, executor, lambda: NOW_S, 8, check, kind_of=KINDS.get)
+        ids = {}
+        for model in ("m", "other", "new"):
+            prompt = await reader.read(scanned, model, [16])
+            ids[model] = prompt.encoded[0].tolist()
+    assert ids["m"] != ids["other"]
+    assert ids["new"] == ids["other"]
+
+
+async def test_a_kind_without_an_encoder_is_read_as_text() -> None:
+    encoders = Encoders(None, {"vllm": OWN}, OWN.memo)
+    check = TokenCheck(lambda: 0.0, lambda: 1.0)
+    with ThreadPoolExecutor(1) as executor:
+        reader = PromptReader(encoders, executor, lambda: NOW_S, 8, check, kind_of=KINDS.get)
+        assert not (await reader.read(chat("a"), "m", [16])).approximate
+        assert (await reader.read(chat("a"), "other", [16])).approximate
+
+
+def test_a_model_of_several_kinds_has_none() -> None:
+    def member(kind: str | None, *models: str) -> Any:
+        recognized = kind and SimpleNamespace(kind=kind, facts=SimpleNamespace(models=models))
+        return SimpleNamespace(recognized=recognized)
+
+    members = [member("vllm", "a", "b"), member("sglang", "b", "c"), member(None), member("vllm")]
+    fleet: Any = SimpleNamespace(members=dict(enumerate(members)))
+    kinds = [kind_of(fleet, model) for model in ("a", "b", "c", "d")]
+    assert kinds == ["vllm", None, "sglang", None]
