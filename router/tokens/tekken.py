@@ -19,6 +19,7 @@ from mistral_common.protocol.instruct.validator import ValidationMode
 from mistral_common.tokens.tokenizers.mistral import MistralTokenizer
 
 from engine.wire.memo import PieceMemo, Tokens, array_of
+from engine.wire.template import declared
 from engine.wire.tokens import MAX_MESSAGES, Chat, Message, PromptError
 from router.tokens.pieces import Piece, cut, ids_of
 
@@ -101,7 +102,7 @@ class TekkenEncoder:
         try:
             request: Any = ChatCompletionRequest.from_openai(
                 messages=list(map(_prepared, chat.messages)),
-                tools=chat.tools,
+                tools=declared(chat.tools),
                 continue_final_message=chat.continue_final_message,
                 **effort,
             )

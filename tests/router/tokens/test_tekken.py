@@ -92,6 +92,14 @@ def test_newer_versions_are_the_package_s_own(version: str, tmp_path: Path) -> N
         assert made.encode_chat(chat, 0.0).tolist() == by_package(package, chat)
 
 
+def test_keys_that_vllm_drops_change_nothing(made: TekkenEncoder) -> None:
+    more = [{**tool, "x": 1, "function": tool["function"] | {"y": 2}} for tool in TOOLS]
+    answer = ANSWER | {"refusal": None, "annotations": [], "tool_calls": None}
+    said = [USER | {"cache_control": {"type": "ephemeral"}}, answer, USER]
+    plain = made.encode_chat(Chat(messages=[USER, ANSWER, USER], tools=TOOLS), 0.0)
+    assert made.encode_chat(Chat(messages=said, tools=more), 0.0).tolist() == plain.tolist()
+
+
 def test_an_answer_is_continued(made: TekkenEncoder, package: MistralTokenizer) -> None:
     chat = Chat(messages=[USER, ANSWER], continue_final_message=True, add_generation_prompt=False)
     ids = made.encode_chat(chat, 0.0).tolist()
