@@ -10,21 +10,26 @@ import aiohttp
 from aiohttp import web
 
 Change = Callable[[str], str]
+Ask = Callable[[bytes], bytes]
 _HOP = {"connection", "transfer-encoding", "content-length", "host", "keep-alive"}
 
 
 @dataclass
 class LyingFront:
-    """Lifetime: test. `changes` may change at any time; those of a path are of its answers."""
+    """Lifetime: test. `changes` may change at any time; those of a path are of its answers.
+
+    `asks`: what it makes of requests' bodies.
+    """
 
     upstream: str
     http: aiohttp.ClientSession
     changes: dict[str, Change] = field(default_factory=dict)
+    asks: Ask = bytes
     url: str = ""
 
     async def answer(self, request: web.Request) -> web.Response:
         """The server's own, but for what is a lie."""
-        body = await request.read()
+        body = self.asks(await request.read())
         kept = {k: v for k, v in request.headers.items() if k.lower() not in _HOP}
         url = f"{self.upstream}{request.rel_url}"
         async with self.http.request(request.method, url, data=body, headers=kept) as reply:

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.engines.hybrid_models import GEMMA
 from tests.engines.lying_front import fronted
+from tests.engines.model import LORA
 from tests.engines.pool import Pool, routed, started
-from tests.engines.vllm_server import BLOCK_SIZE, MODEL
+from tests.engines.vllm_server import BLOCK_SIZE, MODEL, Server
 from tests.live.commands import said_by
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HEAD = [10 + number for number in range(12 * BLOCK_SIZE)]
 REQUESTS = 10
+FORGOTTEN_S = 0.8  # the router ticks each half a second while nothing is under way
 
 
-async def found(pool: Pool, *more: str, bodies: list[dict[str, Any]] | None = None) -> list[str]:
+SHARED = [{"prompt": [*HEAD, *range(n * 70 + 9, n * 70 + 79)]} for n in range(REQUESTS)]
+Bodies = list[dict[str, Any]]
+
+
+async def found(
+    pool: Pool, *more: str, bodies: Bodies = SHARED, worker: int = 0, pause_s: float = 0.0
+) -> list[str]:
     """The causes that are found after requests that share their heads, or after `bodies`."""
-    shared = [{"prompt": [*HEAD, *range(n * 70 + 9, n * 70 + 79)]} for n in range(REQUESTS)]
-    await pool.router.until_state(0, "ready")
-    for body in bodies or shared:
+    await pool.router.until_state(worker, "ready")
+    for body in bodies:
+        await asyncio.sleep(pause_s)
         sent = {"model": MODEL, "max_tokens": 1} | body
         status, answer = await pool.ask("/v1/completions", sent)
         assert status == 200, answer
@@ -59,6 +69,9 @@ async def test_a_worker_s_line_is_wrong(vllm: Pool, options: str, cause: str) ->
         pytest.skip("vLLM before 0.31 does not name the address of its KV events")
     async with routed(vllm, f"{vllm.servers[0].url},{options}") as pool:
         assert (await found(pool))[:1] == [cause]
+        await pool.router.remove(0)
+        mended = await pool.router.add(vllm.servers[0].url)
+        assert await found(pool, worker=mended) == []
 
 
 async def test_prefix_caching_is_off(vllm: Pool) -> None:
@@ -88,6 +101,8 @@ async def test_hits_are_not_reported(vllm: Pool) -> None:
         front.changes["/v1/completions"] = silent
         async with routed(vllm, server.spec_at(front.url)) as pool:
             assert await found(pool) == ["hits-not-reported"]
+            front.changes.clear()
+            assert await found(pool) == []
 
 
 async def test_prompts_share_nothing_at_their_heads(vllm: Pool, tmp_path: Path) -> None:
@@ -98,3 +113,53 @@ async def test_prompts_share_nothing_at_their_heads(vllm: Pool, tmp_path: Path) 
         path.write_text("".join(json.dumps(body) + "\n" for body in bodies))
         async with routed(vllm, servers=(vllm.servers[0],)) as pool:
             assert (await found(pool, "--requests", str(path), bodies=bodies))[:1] == [cause]
+            path.write_text("".join(json.dumps(body) + "\n" for body in SHARED))
+            assert await found(pool, "--requests", str(path)) == []
+
+
+async def test_a_front_gives_an_adapter_another_name(vllm: Pool) -> None:
+    """The server's events have its own name of it, requests the front's.
+
+    The router forgets first what it sent there itself, and would expect.
+    """
+    server, alias = vllm.servers[0], "corsair"
+    bodies: Bodies = [body | {"model": alias} for body in SHARED[:6]]
+    forgetful = ("--timeouts-speculative-s", "0.1")
+    async with fronted(server.url) as front:
+        front.asks = lambda body: body.replace(alias.encode(), LORA.encode())
+        front.changes["/v1/models"] = lambda said: said.replace(LORA, alias)
+        async with routed(vllm, server.spec_at(front.url), more=forgetful) as pool:
+            assert (await found(pool, bodies=bodies, pause_s=FORGOTTEN_S))[:1] == ["lora-names"]
+            front.asks = bytes
+            front.changes.clear()
+            await pool.router.remove(0)
+            mended = await pool.router.add(server.spec)
+            bodies = [body | {"model": LORA} for body in SHARED]
+            assert await found(pool, bodies=bodies, worker=mended) == []
+
+
+def cut_short() -> Bodies:
+    """Prompts, each followed by two that share less of it, and less of each other."""
+    bodies: Bodies = []
+    for base in range(4):
+        long = [100 + base * 500 + n for n in range(14 * BLOCK_SIZE)]
+        for blocks in (14, 12, 9):
+            own = range(2200 + len(bodies) * 70, 2270 + len(bodies) * 70)
+            bodies.append({"prompt": [*long[: blocks * BLOCK_SIZE], *own]})
+    return bodies
+
+
+async def test_windows_are_kept_at_the_ends_of_prompts_alone(vllm: Pool, tmp_path: Path) -> None:
+    model = GEMMA.make(tmp_path / "model")
+    for retention, causes in (("0", ["states-dropped"]), ("None", [])):
+        server = Server(
+            vllm.environment, model, tmp_path / retention, adapted=False, blocks=GEMMA.blocks,
+            flags=[*GEMMA.flags(model), "--prefix-cache-retention-interval", retention],
+        )  # fmt: skip
+        await server.start()
+        try:
+            await server.until_healthy()
+            async with routed(vllm, server.spec) as pool:
+                assert (await found(pool, bodies=cut_short()))[:1] == causes
+        finally:
+            await server.stop()
