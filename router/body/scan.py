@@ -478,6 +478,7 @@ class _Responses(Common):
     input: str | list[Message] | None = None
     instructions: str | None = None
     max_output_tokens: Count | None = None
+    reasoning: Any = None
 
 
 class _Whose(msgspec.Struct):
@@ -561,7 +562,12 @@ def _responses(body: bytes, limits: ScanLimits) -> Scanned:
         limits,
         messages=messages_in(items, limits),
         max_output_tokens=fields.max_output_tokens,
-        options=PromptOptions(tools=_functions(fields.tools, "parameters")),
+        options=PromptOptions(
+            tools=_functions(fields.tools, "parameters"),
+            reasoning_effort=fields.reasoning.get("effort")
+            if isinstance(fields.reasoning, dict)
+            else None,
+        ),
     )
 
 

@@ -49,6 +49,14 @@ def test_a_response_is_read_as_the_chat_that_engines_make_of_it() -> None:
     assert scanned.options.tools == [{"type": "function", "function": TOOL}]
 
 
+@pytest.mark.parametrize(
+    ("reasoning", "effort"), [({"effort": "low"}, "low"), ({}, None), (None, None), ("x", None)]
+)
+def test_a_responses_effort_is_that_of_a_chat(reasoning: Any, effort: str | None) -> None:
+    scanned = read("/v1/responses", {"input": "hi", "reasoning": reasoning})
+    assert scanned.options.reasoning_effort == effort
+
+
 def test_a_responses_text_is_a_users_message() -> None:
     assert read("/v1/responses", {"input": "hi"}).messages == ({"role": "user", "content": "hi"},)
 
