@@ -120,6 +120,7 @@ KV = Row(
                 (selected("warmroute_kv_names_bytes"), "names"),
                 (selected("warmroute_mirror_bytes"), "mirrors"),
                 (selected("warmroute_token_memo_bytes"), "token ids"),
+                (selected("warmroute_render_memo_bytes"), "rendered"),
             ),
             5,
             stacked=True,
@@ -178,6 +179,24 @@ TOKENS = Row(
             ((rate("warmroute_tokenized_characters_total", by="result"), "{{result}}"),),
             names=("encoded", "reused"),
             stacked=True,
+        ),
+        Panel(
+            "Prompts by renderers",
+            "Where token ids came from that the router could not make itself. Text: no renderer "
+            "gave them in time, so the prompt was matched approximately.",
+            "suffix: per s",
+            ((rate("warmroute_rendered_prompts_total", by="source"), "{{source}}"),),
+            names=("renderer", "memo", "beginning", "text"),
+            stacked=True,
+        ),
+        Panel(
+            "Calls of renderers",
+            "Late, failed or busy for long: the renderer is too slow, or too few.",
+            "suffix: per s",
+            (
+                (rate("warmroute_render_calls_total", by="result"), "{{result}}"),
+                (selected("warmroute_renderers", 'status="able"'), "able now"),
+            ),
         ),
     ),
 )

@@ -23,6 +23,7 @@ from router.collectors.core import router_metrics
 from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
+from router.collectors.tokens import render_metrics
 from router.collectors.workers import discovery_metrics, hit_metrics, role_metrics
 from router.core.core import RouterCore
 from router.engines.triton_inputs import given_roles
@@ -65,6 +66,7 @@ from router.settings.terms import (
     discovery_terms,
     fleet_terms,
     inference_terms,
+    render_terms,
     replica_terms,
     request_log_terms,
     token_probe_terms,
@@ -138,7 +140,7 @@ class Router:
         self.tokenizing = self._tokenizing(http)
         prompts, check = self.tokenizing.reader, self.tokenizing.check
         lines = self._request_log
-        self.hits = WorkerHits(core, check, prompts.has_tokenizer)
+        self.hits = WorkerHits(core, check, self.tokenizing.renderers, prompts.has_tokenizer)
         self.metrics = router_metrics(core, self.fleet, prompts, lines, check, self._keeper)
         self.metrics.register(lambda: hit_metrics(core, self.fleet, self.hits))
         self.access, self.traces = _access_log(config), exporter(config.tracing)
@@ -196,6 +198,7 @@ class Router:
         return Tokenizing(
             tokenizer_terms(self.config),
             lambda: token_probe_terms(self.config),
+            lambda: render_terms(self.config),
             self._threads,
             self.fleet,
             http,
@@ -238,6 +241,7 @@ class Router:
             request_log,
             check,
             hits=self.hits,
+            renderers=self.tokenizing.renderers,
             access=self.access,
             traces=self.traces,
             tracer=Tracer(below_of(config.tracing.sample)) if traced else None,
@@ -271,6 +275,7 @@ class Router:
         register(lambda: replica_metrics(self.replica))
         register(lambda: former_metrics(self.former))
         register(lambda: role_metrics(self.roles))
+        register(lambda: render_metrics(self.tokenizing.renderers, self.tokenizing.rendered))
 
     def _movers(self, config: Config) -> Migrations | None:
         """The extra that moves streams to another worker; None while `migration.moves` is 0."""
@@ -435,6 +440,7 @@ class Router:
             await asyncio.to_thread(self.traces.close)
         if self._keeper is not None:  # while the workers are still known
             await self._keeper.close()
+        await self.tokenizing.close()
         await self.discovery.aclose()
         await self.fleet.aclose()
         if self._context.relay is not None:  # after the connections that it has to workers

@@ -39,7 +39,7 @@ _SCHEDULER_FLAGS = (
 )
 _WORKER_FLAGS = (
     *("block_size", "host", "port", "events_port", "replay_port"),
-    *("max_body_bytes", "grace_s", "tenant_header"),
+    *("max_body_bytes", "grace_s", "tenant_header", "renders"),
     *("role", "kv_transport", "kv_host", "kv_port", "kv_load_failure_policy"),
     *("kv_gbytes_per_s", "kv_latency_ms", "kv_overlap"),
 )
@@ -84,6 +84,10 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     add(
         "--announce", default=os.environ.get(ANNOUNCE), metavar="REDIS[,url=URL]",
         help=f"tell routers of us in Redis; or {ANNOUNCE} (no)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--render", action="store_true", dest="renders",
+        help="make token ids of requests for routers at .../completions/render",
     )  # fmt: skip
     _add_transfers(parser)
     add = parser.add_argument_group("limits").add_argument

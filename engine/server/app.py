@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 from aiohttp import web
 
-from engine.server import admin, bodies, triton
+from engine.server import admin, bodies, rendering, triton
 from engine.server.admin import json_response
 from engine.server.errors import ApiError
 from engine.server.openai import WORKER, chat_completions, check_model, completions
@@ -36,6 +36,7 @@ def make_app(worker: Worker) -> web.Application:
         web.get("/kv_snapshot", kv_snapshot),
         web.post("/reset_prefix_cache", reset_prefix_cache),
         *admin.routes(),
+        *rendering.routes(),
         *triton.routes(),
         web.route("*", "/{path:.*}", absent),
     )

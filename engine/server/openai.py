@@ -124,7 +124,7 @@ async def tokens_of(worker: Worker, prompt: str | list[int], special: bool) -> T
     return np.array(encode(prompt, special), dtype=np.int32)
 
 
-def _truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
+def truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
     """What `truncate_prompt_tokens` leaves of a prompt: the last ones, or the first.
 
     -1 stands for all that the context has room for.
@@ -172,7 +172,7 @@ def begin(
     """
     if worker.served.computes:
         refuse_unsupported(body)
-    prompts = [_truncated(prompt, worker, body) for prompt in prompts]
+    prompts = [truncated(prompt, worker, body) for prompt in prompts]
     output_tokens = _output_tokens(worker, body.output_tokens, max(map(len, prompts)))
     sampling = sampling_of(body, output_tokens, worker.served.defaults, worker.tokenizer.vocab)
     if len(prompts) * sampling.n > bodies.MAX_PROMPTS:

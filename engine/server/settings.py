@@ -61,6 +61,7 @@ class WorkerSettings:
     grace_s: float = 5.0  # on shutdown, for running requests
     tenant_header: str = "x-tenant"  # names the tenant whose share of the blocks is counted
     step_log: Path | None = None  # a line for each step, to calibrate by
+    renders: bool = False  # it makes token ids of requests for others
     role: Role = "both"  # told to those who ask; what a request is for it says itself
     kv_transport: KvTransport = "tcp"
     kv_host: str | None = None

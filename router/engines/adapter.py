@@ -17,6 +17,7 @@ from engine.wire.events import WireError
 from engine.wire.metrics import process_start_s
 from policies.facts import Role
 from router.body.legs import BootstrapAddress, Transfer
+from router.engines.render_way import RenderWay
 from router.engines.spec import WorkerSpec
 from router.engines.triton_inputs import Roles
 from router.events.sources import EventSource
@@ -357,6 +358,7 @@ class Adapter:
     speaks_kserve: bool = False
     has_repository: bool = False  # clients may load and unload its models, as Triton's
     flags: ExactnessFlags = NO_FLAGS
+    render: RenderWay | None = None  # how it is asked for token ids of requests; None: it is not
 
 
 Count = Annotated[int, Meta(ge=0, le=10**12)]

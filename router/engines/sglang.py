@@ -32,6 +32,7 @@ from router.engines.adapter import (
     decoded,
     share,
 )
+from router.engines.rendering import SglangRender
 from router.events.sources import RankedSources, server_info_sources
 
 Short = Annotated[str, Meta(max_length=128)]
@@ -275,6 +276,7 @@ ADAPTER = Adapter(
     takes_prompt_ids=True,
     stream_form=StreamForm(chat=False),  # pull request 30917 refuses the field for streamed chats
     transfer=Rooms(),
+    render=SglangRender(),
     role_switch="/pd_role_switch",  # 0.5.23, `role_switch.py`
     flags=ExactnessFlags(
         caching="the engine without --disable-radix-cache",

@@ -33,6 +33,7 @@ from router.engines.adapter import (
     is_paused,
     share,
 )
+from router.engines.rendering import VllmRender
 from router.events.sources import RankedSources, kv_event_sources
 
 _IS_PAUSED = "/is_paused"
@@ -227,6 +228,7 @@ ADAPTER = Adapter(
     stream_form=StreamForm(hidden=b"null"),
     transfer=NIXL,
     flags=_FLAGS,
+    render=VllmRender(),
 )
 
 
@@ -270,4 +272,5 @@ WARMROUTE = Adapter(
     stream_form=StreamForm(chat_tokens=256),
     transfer=Warmroute(),
     speaks_kserve=True,
+    render=VllmRender("--render"),
 )

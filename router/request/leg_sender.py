@@ -19,6 +19,7 @@ from router.http.reply import Header, Outcome, ReplySink, Timeouts, UpstreamRequ
 from router.record.request_record import Attempt
 from router.request.deadlines import Deadlines, in_time
 from router.request.missing_path import MissingPathFilter
+from router.request.prompts import is_counted
 from router.request.quotas import tenant_header
 from router.request.refusals import (
     is_queue_full,
@@ -171,7 +172,7 @@ class LegSender:
             outcome, is_final = _judged(outcome, member, reply)
             if is_final:
                 return AttemptEnd(reply, outcome)
-        as_sent = filtered is None and leg.body is text and bool(state.prompt.encoded)
+        as_sent = filtered is None and leg.body is text and is_counted(state.prompt)
         shown, rest = reply, None
         if stream is not None:
             shown, rest = stream.reply, stream.rest() if outcome.resumable else None

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import TypeVar
@@ -35,7 +36,8 @@ from router.http.errors import ClientError
 from router.request.in_turn import InTurn
 from router.tokens.check import TokenCheck
 from router.tokens.encoders import Encoders, PromptEncoder
-from router.tokens.media import has_media, without_media
+from router.tokens.media import has_media, media_chains, without_media
+from router.tokens.rendered_prompts import RenderedPrompt, RenderedPrompts, RenderRequest
 
 T = TypeVar("T")
 Shape = Callable[[bytes, ScanLimits], Scanned]
@@ -61,6 +63,8 @@ class Prompt:
     sequence: Sequenced | None = None  # all of which must meet one worker
     runs_on: bool = False  # at its worker, when its client has left
     stops: bool = False  # it ends another request
+    begins: bool = False  # only its beginning is known yet; `tokens` guesses the rest
+    rendered_by: str = ""  # the renderer that counted its tokens; empty: they were counted here
 
 
 @record
@@ -105,6 +109,11 @@ def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str |
     return Prompt(plain.tokens, plain.longest_tokens, chains, not plain.has_ids)
 
 
+def is_counted(prompt: Prompt) -> bool:
+    """Return True if all token ids of a prompt that came as text are known."""
+    return bool(prompt.encoded) or bool(prompt.rendered_by)
+
+
 class PromptReader:
     """Lifetime: process. `now_s` is the wall clock in seconds, for templates that ask the date.
 
@@ -112,7 +121,8 @@ class PromptReader:
     `long`, where long bodies are read, so that no short prompt waits behind them. Requests have
     these threads in the order of their turns. Prompts of models that `check` does not trust are
     read as text. `drops_unused_tools`: a chat with `tool_choice` "none" is rendered without tools.
-    `kind_of` gives the kind of engine that serves a model, None if there are several.
+    `rendered` makes the prompts that `encoders` do not make as the engines do. `kind_of` gives the
+    kind of engine that serves a model, None if there are several.
     """
 
     def __init__(
@@ -124,6 +134,7 @@ class PromptReader:
         check: TokenCheck,
         drops_unused_tools: bool = False,
         long: Executor | None = None,
+        rendered: RenderedPrompts | None = None,
         kind_of: Callable[[str], str | None] = lambda _: None,
     ) -> None:
         self._kind_of = kind_of
@@ -136,6 +147,7 @@ class PromptReader:
         self._waiting = 0
         self._check = check
         self._drops_unused_tools = drops_unused_tools
+        self._rendered = rendered
         self.template_refusals = 0  # chats the template could not render; read approximately
 
     @property
@@ -194,15 +206,20 @@ class PromptReader:
         *,
         body_bytes: int = 0,
         turn: int | None = None,
+        asked: RenderRequest | None = None,
     ) -> Prompt:
         """The prompt of a request to `model`, with one chain per block size of its pool.
 
         `model` is the base, where `adapter` names the LoRA adapter that was asked for.
         Of a request with several prompts the first one places it; one without any counts as a
         token. Raises ClientError(429) while too many wait. `body_bytes`: of the whole request;
-        `turn`: as for `scan`.
+        `turn`: as for `scan`; `asked`: what a renderer may be asked for.
         """
         if isinstance(scanned, Plain):  # no tokenizer is asked
+            if not scanned.has_ids:
+                rendered = await self._render(scanned, model, block_sizes, adapter, asked, turn)
+                if rendered is not None:
+                    return rendered
             hashed = partial(_hashed, scanned, block_sizes, model, adapter)
             if scanned.longest_tokens <= _INLINE_TOKENS:
                 return hashed()
@@ -212,6 +229,10 @@ class PromptReader:
             none = dict.fromkeys(sizes, _NO_BLOCKS)
             return Prompt(1, 1, none, True, (), *_asides(scanned))
         encoder = self._encoder_for(scanned, adapter or model)
+        if encoder is None:
+            rendered = await self._render(scanned, model, sizes, adapter, asked, turn)
+            if rendered is not None:
+                return rendered
         long = body_bytes >= LONG_BYTES
         if encoder is None and not long:
             return _prompt(scanned, (), model, sizes, adapter)
@@ -222,7 +243,33 @@ class PromptReader:
 
         prompt, refused = await self._in_thread(self._long if long else self._short, turn, work)
         self.template_refusals += refused
+        if encoder is not None and prompt.approximate:
+            rendered = await self._render(scanned, model, sizes, adapter, asked, turn)
+            return prompt if rendered is None else rendered
         return prompt
+
+    async def _render(
+        self,
+        scanned: Scanned | Plain,
+        model: str,
+        sizes: Iterable[int],
+        adapter: str | None,
+        asked: RenderRequest | None,
+        turn: int | None,
+    ) -> Prompt | None:
+        """Return the prompt by the token ids of a renderer; None if none gives them in time."""
+        by_ids = isinstance(scanned, Scanned) and (
+            scanned.by_text or any(isinstance(one, np.ndarray) for one in scanned.prompts)
+        )
+        if asked is None or self._rendered is None or by_ids or not self._rendered.can(asked):
+            return None
+        found = await self._rendered.of(asked, partial(self._in_thread, self._long, turn))
+        if found is None:
+            return None
+        hashed = partial(_rendered_prompt, found, scanned, model, sizes, adapter)
+        if len(found.rendered[0].ids) <= _INLINE_TOKENS:
+            return hashed()
+        return await self._in_thread(self._long, turn, hashed)
 
     def _encoder_for(self, scanned: Scanned, model: str) -> PromptEncoder | None:
         """The encoder of the prompt's text; None where it is read as text, or came as ids."""
@@ -314,6 +361,23 @@ def _prompt(
     lengths = [max(len(tokens), 1) for tokens in blocks]
     total, longest = sum(lengths), max(lengths)
     return Prompt(total, longest, chains, approximate, encoded, *_asides(scanned))
+
+
+def _rendered_prompt(
+    found: RenderedPrompt,
+    scanned: Scanned | Plain,
+    model: str,
+    sizes: Iterable[int],
+    adapter: str | None,
+) -> Prompt:
+    """Return the prompt of ids that a renderer made, or of the known beginning of them."""
+    ids, media = found.rendered[0]
+    chains = media_chains(ids, media, sizes, model=model, adapter=adapter, salt=scanned.cache_salt)
+    lengths = [len(one.ids) for one in found.rendered]
+    total, longest = sum(lengths) + found.rest_tokens, max(lengths) + found.rest_tokens
+    asides = () if isinstance(scanned, Plain) else _asides(scanned)
+    prompt = Prompt(total, longest, chains, False, (), *asides)
+    return replace(prompt, begins=found.rest_tokens > 0, rendered_by=found.renderer)
 
 
 def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:

@@ -25,6 +25,7 @@ from router.request.prompts import Plain, Prompt, PromptReader, Shape
 from router.request.quotas import check_model, priority_within, salt_of
 from router.request.service import Service
 from router.request.state import ReadRequest
+from router.tokens.rendered_prompts import RenderRequest
 
 _CODING = "content-encoding"
 _PLAIN = frozenset({b"", b"identity"})
@@ -119,7 +120,10 @@ class InferenceReader:
                 why = f"{path.path or 'this path'} cannot keep tenants' caches apart"
                 raise ClientError(403, why, code="path_not_isolated")
             scanned = replace(scanned, cache_salt=new_salt)
-        prompt = await self._prompt(scanned, model, len(body), turn)
+        asked = None
+        if path.reads == "openai" and target is None:
+            asked = RenderRequest(path.path, body, model, scanned.cache_salt)
+        prompt = await self._prompt(scanned, model, len(body), turn, asked)
         session = header(terms.session_header) or scanned.session
         if session is not None and len(session) > terms.scan.max_key_chars:
             raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
@@ -135,18 +139,24 @@ class InferenceReader:
         return target.scanner(header, target.model if alone else None)
 
     async def _prompt(
-        self, scanned: Scanned | Plain, model: str, body_bytes: int, turn: int
+        self,
+        scanned: Scanned | Plain,
+        model: str,
+        body_bytes: int,
+        turn: int,
+        asked: RenderRequest | None,
     ) -> Prompt:
         """Return the prompt with its chain hashes for each block size that the model's workers use.
 
         turn: the request's place among those that are being read; smaller numbers are read first.
+        asked: what a renderer may be asked for; None: none may be asked.
         """
         service = self._service
         while True:
             sizes = service.block_sizes(model)
             base, adapter = service.identity(model)
             prompt = await self._prompts.read(
-                scanned, base, sizes, adapter, body_bytes=body_bytes, turn=turn
+                scanned, base, sizes, adapter, body_bytes=body_bytes, turn=turn, asked=asked
             )
             await let_others_run()
             if service.block_sizes(model) <= sizes:

@@ -24,6 +24,7 @@ from router.request.dispatcher import Dispatcher
 from router.request.sequences import Sequences
 from router.request.worker_hits import WorkerHits
 from router.tokens.check import TokenCheck
+from router.tokens.renderers import Renderers
 
 ID_HEADER = "x-request-id"
 _DRAINING = "draining"  # a rejection's code
@@ -44,6 +45,7 @@ class Service:
         check: TokenCheck | None = None,
         *,
         hits: WorkerHits | None = None,
+        renderers: Renderers | None = None,
         access: AccessLog | None = None,
         traces: Exporter | None = None,
         tracer: Tracer | None = None,
@@ -58,6 +60,7 @@ class Service:
         self.fleet = fleet
         self.metrics = metrics
         self.check = check
+        self.renderers = renderers
         self.hits = hits
         self.request_log = request_log
         self.access = access

@@ -245,8 +245,13 @@ def _compare_tokens(
     check, usage = service.check, outcome.usage
     if check is None or own_tokens is None or usage is None or outcome.error is not None:
         return
-    if usage.prompt_tokens is not None:
-        check.counted(state.arrival.model, own_tokens, usage.prompt_tokens)
+    if usage.prompt_tokens is None:
+        return
+    model, renderer = state.arrival.model, state.prompt.rendered_by
+    if not renderer:
+        check.counted(model, own_tokens, usage.prompt_tokens)
+    elif service.renderers is not None:
+        service.renderers.counted(renderer, model, own_tokens, usage.prompt_tokens)
 
 
 def _cached_tokens(body: bytes, usage: Usage) -> int | None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Executor
-from functools import partial
 
 import aiohttp
 
@@ -14,6 +14,9 @@ from router.request.prompts import PromptReader
 from router.tokens.check import TokenCheck
 from router.tokens.encoders import TokenizerTerms, encoders_of
 from router.tokens.probe import ProbeTerms, TokenProbe
+from router.tokens.rendered_prompts import RenderedPrompts
+from router.tokens.renderers import Renderers, RenderTerms
+from router.tokens.turns import TurnMemo
 
 
 class Tokenizing:
@@ -26,6 +29,7 @@ class Tokenizing:
         self,
         terms: TokenizerTerms,
         probing: Callable[[], ProbeTerms],
+        rendering: Callable[[], RenderTerms],
         threads: tuple[Executor, Executor],
         fleet: FleetManager,
         http: aiohttp.ClientSession,
@@ -33,6 +37,8 @@ class Tokenizing:
         """`threads`: where prompts are tokenized, and where long bodies are read."""
         encoders = encoders_of(terms)
         self.check = TokenCheck(time.monotonic, lambda: probing().recheck_s)
+        self.renderers = Renderers(http, fleet, time.monotonic, rendering)
+        self.rendered = RenderedPrompts(self.renderers, TurnMemo(terms.memo_bytes, time.time))
         self.reader = PromptReader(
             encoders,
             threads[0],
@@ -41,7 +47,8 @@ class Tokenizing:
             self.check,
             drops_unused_tools=terms.drops_unused_tools,
             long=threads[1],
-            kind_of=partial(kind_of, fleet),
+            rendered=self.rendered,
+            kind_of=self.renderers.kind,
         )
         self._probe: TokenProbe | None = None
         if encoders is not None:
@@ -56,13 +63,12 @@ class Tokenizing:
             )
 
     async def run(self) -> None:
-        """Ask workers for their ids of fixed prompts, for ever; returns where nobody is to ask."""
-        if self._probe is not None:
-            await self._probe.run()
+        """Probe renderers, and ask workers for their ids of fixed prompts, for ever."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self.renderers.run())
+            if self._probe is not None:
+                tasks.create_task(self._probe.run())
 
-
-def kind_of(fleet: FleetManager, model: str) -> str | None:
-    """Return the kind of engine that serves a model; None if there are several, or none."""
-    known = [member.recognized for member in fleet.members.values() if member.recognized]
-    kinds = {one.kind for one in known if model in one.facts.models}
-    return kinds.pop() if len(kinds) == 1 else None
+    async def close(self) -> None:
+        """End the calls of renderers that no request waits for."""
+        await self.rendered.close()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 
 from router.core.core import RouterCore
 from router.core.workers.hit_modes import HitFacts, HitVerdict, TokenState, hit_verdict
@@ -12,13 +14,17 @@ from router.events.sources import EventSource, ZmqSource
 from router.fleet.member import Member, skipped_events
 from router.request.prompts import Prompt
 from router.tokens.check import TokenCheck
+from router.tokens.renderers import Renderers, RenderState
 
 
 class WorkerHits:
     """Judges how exact workers' expected hits are. Lifetime: process."""
 
-    def __init__(self, core: RouterCore, check: TokenCheck, has_tokenizer: bool) -> None:
+    def __init__(
+        self, core: RouterCore, check: TokenCheck, renderers: Renderers, has_tokenizer: bool
+    ) -> None:
         self._core = core
+        self._renderers = renderers
         self._check = check
         self._has_tokenizer = has_tokenizer
 
@@ -37,6 +43,8 @@ class WorkerHits:
         verdict = None if member is None else self.of(member, worker)
         if member is None or worker is None or verdict is None:
             return verdict
+        if prompt.begins:
+            return hit_verdict(replace(self._facts(member, worker), tokens="beginning"))
         if prompt.approximate or prompt.encoded:
             return verdict
         return hit_verdict(replace(self._facts(member, worker), tokens="checked"))
@@ -46,8 +54,10 @@ class WorkerHits:
         assert recognized is not None
         kv, slot, flags = worker.kv, worker.slot, adapter_of(recognized.kind).flags
         feed = member.feed
+        tokens, render_flag = self._tokens(worker.facts.models[0])
         return HitFacts(
-            tokens=self._tokens(worker.facts.models[0]),
+            tokens=tokens,
+            render_flag=render_flag,
             is_caching=recognized.caches_prefixes,
             caching_flag=flags.caching,
             has_events=worker.facts.has_events,
@@ -74,8 +84,28 @@ class WorkerHits:
             skips=skipped_events(member, worker) if worker.facts.has_events else {},
         )
 
-    def _tokens(self, model: str) -> TokenState:
-        return self._check.state(model) if self._has_tokenizer else "none"
+    def _tokens(self, model: str) -> tuple[TokenState, str | None]:
+        """Return the state of a model's token ids, and the flag that would make them exact."""
+        local: TokenState = self._check.state(model) if self._has_tokenizer else "none"
+        if local in ("checked", "unchecked"):
+            return local, None
+        state, flag = self._renderers.state(model)
+        rendered = _RENDERED[state]
+        if rendered is None or (local != "none" and rendered != "checked"):
+            return local, None
+        return rendered, flag
+
+
+# What a renderer's state makes of a model whose token ids the router cannot make itself.
+_RENDERED: Mapping[RenderState, TokenState | None] = MappingProxyType(
+    {
+        "none": None,
+        "able": "checked",
+        "refused": "refused",
+        "failing": "failing",
+        "differs": "miscounted",
+    }
+)
 
 
 def _can_tell_again(source: EventSource | None) -> bool:

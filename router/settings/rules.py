@@ -8,6 +8,7 @@ from ipaddress import ip_address, ip_network
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -62,6 +63,8 @@ def check_value(key: ConfigKey, value: Any) -> Any:
         each(read, _check_peer)
     elif key.path == "admin_allowed_hosts":
         return each(read, _host_name)
+    elif key.path == "renderers":
+        return each(read, _renderer_url)
     elif key.path == "event_hosts":
         each(read, lambda host: event_hosts((host,)))
     elif key.path in ("session_header", "tenant_header", "deadline_header") and read.startswith(
@@ -94,6 +97,16 @@ def check_value(key: ConfigKey, value: Any) -> Any:
     ):
         _check_place(Path(read))
     return read
+
+
+def _renderer_url(text: str) -> str:
+    """Return a renderer's URL without the slash at its end. Raises ValueError."""
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{text!r} is not http://HOST:PORT or https://HOST:PORT")
+    if parts.query or parts.fragment or parts.username or parts.password:
+        raise ValueError("a renderer's URL has no user, query or fragment")
+    return text.rstrip("/")
 
 
 def _check_grpc(config: Config) -> list[str]:

@@ -103,6 +103,9 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     token_memo_bytes: Annotated[
         int, Meta(ge=0, le=1 << 40, description="ids of known beginnings of chats, bytes; 0: none")
     ] = 64 << 20
+    render_calls: Annotated[
+        int, Meta(ge=1, le=65_536, description="requests whose token ids renderers make at a time")
+    ] = 64
     events_backlog_batches: Annotated[
         int, Meta(ge=1, le=1_000_000, description="event batches of a worker kept during a replay")
     ] = 10_000
@@ -145,6 +148,9 @@ class TimeoutSettings(_Section, frozen=True):
     keep_alive_s: Annotated[
         float, Meta(ge=0.0, le=3_600.0, description="an idle client connection, seconds")
     ] = 75.0
+    render_s: Annotated[
+        float, Meta(ge=0.01, le=60.0, description="a renderer's token ids, with images, seconds")
+    ] = 1.0
     probe_s: Annotated[
         float, Meta(ge=0.05, le=60.0, description="a health probe or load report, seconds")
     ] = 2.0
@@ -308,6 +314,17 @@ class Config(_Section, frozen=True):
     chat_drops_unused_tools: Annotated[
         bool, Meta(description="tool_choice none omits the tools, as set at the workers")
     ] = False
+    render: Annotated[
+        Literal["auto", "given", "never"],
+        Meta(
+            description="who makes token ids where the tokenizer is not exact: auto: `renderers`, "
+            "else the workers; given: `renderers` alone; never: nobody"
+        ),
+    ] = "auto"
+    renderers: Annotated[
+        tuple[str, ...],
+        Meta(description="URLs of servers that make token ids, as of `vllm launch render`"),
+    ] = ()
     forward_token_ids: Annotated[
         bool, Meta(description="send exact ids instead of text to workers that take them")
     ] = False

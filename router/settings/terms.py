@@ -21,6 +21,7 @@ from router.request.reading import InferenceTerms
 from router.settings.schema import Config
 from router.tokens.encoders import TokenizerTerms
 from router.tokens.probe import ProbeTerms
+from router.tokens.renderers import RenderTerms
 
 if TYPE_CHECKING:
     from router.discovery.opening import DiscoveryTerms
@@ -213,6 +214,20 @@ def tokenizer_terms(config: Config) -> TokenizerTerms:
         memo_bytes=config.limits.token_memo_bytes,
         max_chars=config.limits.tokenized_chars,
         waiting_requests=config.limits.inflight_requests,
+    )
+
+
+def render_terms(config: Config) -> RenderTerms:
+    """Which renderers there are, and how long they may take."""
+    intervals, timeouts = config.intervals, config.timeouts
+    return RenderTerms(
+        urls=() if config.render == "never" else config.renderers,
+        workers=config.render == "auto",
+        every_s=intervals.health_s,
+        probe_s=timeouts.probe_s,
+        recheck_s=intervals.token_recheck_s,
+        timeout_s=timeouts.render_s,
+        calls=config.limits.render_calls,
     )
 
 

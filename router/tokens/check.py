@@ -16,6 +16,7 @@ _STRIKES_OUT = 3.0
 _PAST_STRIKES = 2.0  # after its time aside, one more is enough
 _FORGIVEN = 0.1  # by a prompt that agrees: one in eleven may differ, which a client could contrive
 _LONGEST_RECHECK_S = 3_600.0
+_LINE = "model %r: its prompts are placed by text from now on: %s"
 
 
 @dataclass(slots=True)
@@ -36,8 +37,12 @@ class TokenCheck:
     first; that doubles, up to an hour, each time that traffic after it differs again.
     """
 
-    def __init__(self, clock: Callable[[], float], recheck_s: Callable[[], float]) -> None:
+    def __init__(
+        self, clock: Callable[[], float], recheck_s: Callable[[], float], line: str = _LINE
+    ) -> None:
+        """`line` is logged of a model that is not trusted from now on, with the reason."""
         self._clock = clock
+        self._line = line
         self._recheck_s = recheck_s
         self._accounts: dict[str, _Account] = {}
         self.mismatches: Counter[str] = Counter()  # by model
@@ -134,4 +139,4 @@ class TokenCheck:
     def _tell(self, model: str, account: _Account, what: str) -> None:
         if not account.told:
             account.told = True
-            log.warning("model %r: its prompts are placed by text from now on: %s", model, what)
+            log.warning(self._line, model, what)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-import msgspec
 import numpy.typing as npt
 import xxhash
 
 from kvkernels import chain_seed, media_chain_hashes
 from policies.contract import Hashes
 from router.body.scan import Message
+from router.engines.media import Medium
 
 # Parts whose content is text (vLLM 0.33 and OpenAI's API).
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
@@ -52,42 +52,6 @@ def _digested(value: Any) -> Any:
     if isinstance(value, list):
         return [_digested(inner) for inner in value]
     return value
-
-
-class Medium(NamedTuple):
-    """A medium of a prompt, and the tokens that stand for it."""
-
-    identifier: str  # in vLLM's KV events
-    offset: int  # of its first token in the prompt
-    length: int  # in tokens
-
-
-class _Placeholder(msgspec.Struct):
-    offset: int
-    length: int
-
-
-class Features(msgspec.Struct):
-    """The media of a prompt, as vLLM's render paths answer them: by modality, in order."""
-
-    mm_hashes: dict[str, list[str]]
-    mm_placeholders: dict[str, list[_Placeholder]]
-
-
-def media_of(features: Features, tokens: int) -> list[Medium]:
-    """Return the media of a prompt of so many tokens, in the order of their tokens.
-
-    Raises ValueError for an answer in which they do not fit together.
-    """
-    media = list[Medium]()
-    if features.mm_hashes.keys() != features.mm_placeholders.keys():
-        raise ValueError("its media are not of the modalities of its placeholders")
-    for modality, places in features.mm_placeholders.items():
-        for identifier, place in zip(features.mm_hashes[modality], places, strict=True):
-            if place.offset < 0 or place.length < 1 or place.offset + place.length > tokens:
-                raise ValueError(f"the tokens of a medium ({modality}) are not in its prompt")
-            media.append(Medium(identifier, place.offset, place.length))
-    return sorted(media, key=lambda medium: medium.offset)
 
 
 def media_chains(

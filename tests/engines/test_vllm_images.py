@@ -20,7 +20,8 @@ import zmq.asyncio
 from aiohttp import web
 
 from kvkernels import EventBatch, PrefixIndex, WorkerBlocks
-from router.tokens.media import Features, Medium, media_chains, media_of
+from router.engines.media import Features, Medium, media_of
+from router.tokens.media import media_chains
 from tests.effort import QUICK
 from tests.engines.image_names import image_names
 from tests.engines.image_traffic import COLOR_AT, RGB, ImageTraffic, images_of

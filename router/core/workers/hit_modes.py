@@ -14,10 +14,23 @@ from typing import Literal
 from router.core.workers.kv_state import Guess
 
 HitMode = Literal["exact", "degraded", "approximate"]
-# The state of the router's token ids of a worker's prompts. "none": there is no tokenizer;
-# "differ": the worker makes other ids; "tools": of chats with tools only; "unchecked": nobody
-# has compared them yet.
-TokenState = Literal["none", "differ", "tools", "unchecked", "checked"]
+# The state of the router's token ids of a worker's prompts. "none": there is no tokenizer, nor
+# a renderer; "differ": the worker makes other ids; "tools": of chats with tools only; "unchecked":
+# nobody has compared them yet; "checked": they agree.
+# "beginning": of a request only the first ones are known yet.
+# "refused": the engine could make them and was started so that it does not; "failing": its renderer
+# does not answer; "miscounted": its renderer counts other tokens than it does.
+TokenState = Literal[
+    "none",
+    "refused",
+    "failing",
+    "miscounted",
+    "differ",
+    "tools",
+    "beginning",
+    "unchecked",
+    "checked",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +41,7 @@ class HitFacts:
     """
 
     tokens: TokenState = "checked"
+    render_flag: str | None = None  # lets the engine make token ids for the router
     is_caching: bool = True  # False: the engine keeps no prefixes
     caching_flag: str | None = None  # switches the engine's prefix caching on
     has_events: bool = True  # the router reads its KV events
@@ -156,6 +170,29 @@ CAUSES: tuple[HitCause, ...] = (
         "The router has no tokenizer, so it matches prompts as text; prompts of token ids are "
         "exact.",
         _TOKENIZER,
+    ),
+    HitCause(
+        "render-off",
+        "approximate",
+        lambda f: f.tokens == "refused",
+        "The router has no tokenizer, and the engine was started so that it makes no token ids for "
+        "others, so prompts are matched as text; prompts of token ids are exact.",
+        lambda f: f.render_flag,
+    ),
+    HitCause(
+        "renderer-failing",
+        "approximate",
+        lambda f: f.tokens == "failing",
+        "No renderer of the model's token ids answers in time, so prompts are matched as text "
+        "until one does.",
+        "renderers: a server that answers",
+    ),
+    HitCause(
+        "renderer-differs",
+        "approximate",
+        lambda f: f.tokens == "miscounted",
+        "The renderer counts other tokens than the engine, so prompts are matched as text.",
+        "renderers: one with the engine's model and flags",
     ),
     HitCause(
         "tokens-differ",
@@ -290,6 +327,14 @@ CAUSES: tuple[HitCause, ...] = (
         "The chat template writes tools otherwise than the engine, so chats with tools are "
         "matched as text.",
         "chat_template.jinja in the folder of --tokenizer: the engine's own",
+    ),
+    HitCause(
+        "beginning-alone",
+        "degraded",
+        lambda f: f.tokens == "beginning",
+        "Of this turn of a long conversation the router knows the token ids of the earlier turns "
+        "alone, as it did not wait for its renderer: hits are a lower bound by about an answer.",
+        "limits.token_memo_bytes: 0",
     ),
     HitCause(
         "tokens-unchecked",

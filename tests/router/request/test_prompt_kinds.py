@@ -12,9 +12,9 @@ from engine.wire.memo import MemoEncoder
 from engine.wire.tokens import WordTokenizer
 from router.body.scan import Scanned
 from router.request.prompts import PromptReader
-from router.request.tokenizing import kind_of
 from router.tokens.check import TokenCheck
 from router.tokens.encoders import Encoders
+from router.tokens.renderers import Renderers, RenderTerms
 from tests.router.request.prompt_support import NOW_S, chat, completion
 
 USUAL, OWN = (MemoEncoder(WordTokenizer(vocab), None, 0) for vocab in (1_000, 1_001))
@@ -46,10 +46,14 @@ async def test_a_kind_without_an_encoder_is_read_as_text() -> None:
 
 def test_a_model_of_several_kinds_has_none() -> None:
     def member(kind: str | None, *models: str) -> Any:
-        recognized = kind and SimpleNamespace(kind=kind, facts=SimpleNamespace(models=models))
-        return SimpleNamespace(recognized=recognized)
+        facts = SimpleNamespace(models=models, has_events=True)
+        recognized = kind and SimpleNamespace(kind=kind, facts=facts)
+        return SimpleNamespace(recognized=recognized, ready=True)
 
-    members = [member("vllm", "a", "b"), member("sglang", "b", "c"), member(None), member("vllm")]
-    fleet: Any = SimpleNamespace(members=dict(enumerate(members)))
-    kinds = [kind_of(fleet, model) for model in ("a", "b", "c", "d")]
+    listed = [("vllm", "a", "b"), ("sglang", "b", "c"), (None,), ("vllm",)]
+    members = {number: member(*one) for number, one in enumerate(listed)}
+    fleet: Any = SimpleNamespace(members=members)
+    http: Any = None
+    renderers = Renderers(http, fleet, lambda: 0.0, lambda: RenderTerms((), True, 1, 1, 1, 1, 1))
+    kinds = [renderers.kind(model) for model in ("a", "b", "c", "d")]
     assert kinds == ["vllm", None, "sglang", None]

@@ -23,9 +23,6 @@ def another_value(path: str, folder: Path) -> object:
         "tokenizer": str(folder),
         "api_keys_file": str(folder / "tokenizer.json"),
         "admin_keys_file": str(folder / "tokenizer.json"),
-        "admin_open": True,
-        "tenants.isolate": True,
-        "roles.follow": True,
         "access_log": str(folder / "access"),
         "request_log": str(folder / "requests"),
         "record": str(folder / "recording"),
@@ -41,12 +38,11 @@ def another_value(path: str, folder: Path) -> object:
         "triton_admin": "load",
         "picker.objectives": ("batch=10", "chat=-1"),
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
-        "drain_refuses": True,
-        "forward_token_ids": True,
+        "render": "given",
+        "renderers": ("http://10.0.0.9:8000", "https://render.local/a"),
         "disaggregation": "never",
         "disaggregation_tpot_ms": 25.0,
         "unknown_paths": "forward",
-        "chat_drops_unused_tools": True,
         "chat_content_format": "openai",
         "chat_template_kwargs": '{"a":1}',
         "log_level": "debug",
@@ -67,6 +63,8 @@ def another_value(path: str, folder: Path) -> object:
         return str(folder / "tokenizer.json")
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
     special |= {"relay": "python", "tokenizer_mode": "mistral", "harmony_date": "Europe/Berlin"}
+    on = "admin_open", "tenants.isolate", "roles.follow", "drain_refuses", "forward_token_ids"
+    special |= dict.fromkeys((*on, "chat_drops_unused_tools"), True)
     shares = "ejection.rate", "ejection.max_share", "health.panic_share"
     special |= dict.fromkeys(shares, 0.25)
     return special[path] if path in special else _changed(keys_of(Config)[path].default)

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, chain_hashes, chain_seed
-from router.tokens.media import Features, Medium, media_chains, media_of
+from router.engines.media import Features, Medium, media_of
+from router.tokens.media import media_chains
 
 SIZE = 4
 IDS = np.array([1, 9, 9, 9, 9, 9, 9, 2, 3, 9, 9, 4], np.int32)

@@ -33,6 +33,12 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
     "no-full-group": ({"guessed": "useless", "skips": {"masked": 20}, **ALONE}, HASHES),
     "events-useless": ({"guessed": "useless", "skips": {"bad_tokens": 20}}, None),
     "no-tokenizer": ({"tokens": "none"}, "--tokenizer DIR"),
+    "render-off": ({"tokens": "refused", "render_flag": "RENDER"}, "RENDER"),
+    "renderer-failing": ({"tokens": "failing"}, "renderers: a server that answers"),
+    "renderer-differs": (
+        {"tokens": "miscounted"},
+        "renderers: one with the engine's model and flags",
+    ),
     "tokens-differ": ({"tokens": "differ"}, "--tokenizer DIR: the folder that the engine serves"),
     "connection-lost": (
         {"is_connected": False, "severed": True, **MISSING},
@@ -63,6 +69,7 @@ FACTS: dict[str, tuple[dict[str, Any], str | None]] = {
         {"tokens": "tools"},
         "chat_template.jinja in the folder of --tokenizer: the engine's own",
     ),
+    "beginning-alone": ({"tokens": "beginning"}, "limits.token_memo_bytes: 0"),
     "tokens-unchecked": ({"tokens": "unchecked"}, None),
     "last-block": ({"repeats_last_block": True}, None),
 }

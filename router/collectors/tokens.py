@@ -1,0 +1,36 @@
+"""Collectors of token ids that renderers make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import Metric
+
+from router.metrics.exposition import counters, gauge, gauges
+from router.tokens.rendered_prompts import SOURCES, RenderedPrompts
+from router.tokens.renderers import RESULTS, Renderers
+
+
+def render_metrics(renderers: Renderers, rendered: RenderedPrompts) -> Iterator[Metric]:
+    """Return the counts of renderers, of calls to them, and of prompts by the source of ids."""
+    yield gauges(
+        "warmroute_renderers",
+        "Servers that could make token ids of requests, by status",
+        "status",
+        dict(renderers.shown()),
+    )
+    yield counters(
+        "warmroute_render_calls",
+        "Requests for token ids to renderers, by result",
+        "result",
+        {result: renderers.results[result] for result in RESULTS},
+    )
+    yield counters(
+        "warmroute_rendered_prompts",
+        "Prompts whose token ids a renderer was wanted for, by where they came from",
+        "source",
+        {source: rendered.sources[source] for source in SOURCES},
+    )
+    yield gauge(
+        "warmroute_render_memo_bytes", "Memory of the memo of rendered prompts", rendered.memo_bytes
+    )

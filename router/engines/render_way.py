@@ -1,0 +1,49 @@
+"""What a renderer of any kind is asked, and what it answers.
+
+A renderer is a server that makes a request's prompt as its engine would, and returns the token ids
+without computing an answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from router.body.scan import Tokens
+from router.engines.media import Medium
+
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+MAX_TOKENS = 1 << 24  # of one prompt
+
+# Sends JSON to a path of the renderer, and returns the body of its answer of status 200.
+Post = Callable[[str, bytes], Awaitable[bytes]]
+
+
+class Rendered(NamedTuple):
+    """One prompt as its engine reads it."""
+
+    ids: Tokens
+    media: Sequence[Medium] = ()  # in the order of their places
+
+
+class RenderWay(Protocol):
+    """The protocol of one kind of renderer.
+
+    Paths are those of OpenAI's API. `flag` is what an operator starts the engine with to get a
+    renderer; None: every server of the kind is one.
+    """
+
+    @property
+    def flag(self) -> str | None: ...
+    @property
+    def has_media(self) -> bool:
+        """Whether its answers tell where media are, and their names."""
+
+    def takes(self, path: str) -> bool:
+        """Return True if requests to `path` can be rendered."""
+
+    async def render(self, post: Post, path: str, body: bytes) -> Sequence[Rendered]:
+        """Return each prompt of a request, at least one.
+
+        Raises WireError for an answer that makes no sense, and what `post` raises.
+        """

@@ -1,0 +1,400 @@
+"""The servers that make token ids for the router: which there are, and whether they can be used.
+
+A renderer is a worker whose engine renders, or a server that the configuration names. Each is asked
+a small chat before it is used. One that fails several times in a row is left alone until it answers
+that chat again, at most a minute later; one that refuses, as it was started without the flag, is
+asked again after `recheck_s`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import aiohttp
+import msgspec
+
+from engine.wire.events import WireError
+from router.engines.adapter import ask, decoded
+from router.engines.render_way import CHATS, Post, Rendered, RenderWay
+from router.engines.rendering import LlamaCppRender, SglangRender, VllmRender
+from router.engines.table import OPENAI, adapter_of
+from router.engines.vllm import WARMROUTE
+from router.fleet.manager import FleetManager
+from router.tokens.check import TokenCheck
+
+log = logging.getLogger(__name__)
+
+RenderState = Literal["none", "able", "refused", "failing", "differs"]
+_Status = Literal["new", "able", "refused", "failing"]
+RESULTS = ("rendered", "refused", "late", "failed", "busy")
+
+_FAILURES_OUT = 3  # in a row
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_LOOKED_AT = 8  # renderers of a model, for one request
+_ANSWER_BYTES, _ANSWER_BYTES_MAX = 1 << 20, 64 << 20
+_ANSWER_SHARE = 16  # bytes of the answer for one of the request: a number and a comma per byte
+_LONG_BODY_BYTES = 1 << 20  # has the whole time; a short one 0.3 of it
+_SHORT_SHARE = 0.3
+_BESIDE_SHARE = 10.0
+_NOT_THERE = frozenset({401, 403, 404, 405, 501})
+_MAX_GIVEN_MODELS = 1_024
+_SHOWN_CHARACTERS = 200  # of an error
+
+
+@dataclass(frozen=True, slots=True)
+class RenderTerms:
+    """Bounds of asking renderers. Lifetime: process, replaced on reload."""
+
+    urls: tuple[str, ...]  # of renderers that are no workers
+    workers: bool  # workers may be asked, too
+    every_s: float  # between two looks for workers that joined
+    probe_s: float  # time of a probe
+    recheck_s: float  # until one that refused is asked again
+    timeout_s: float  # a request waits so long at most, all in all
+    calls: int  # that run at a time
+
+
+@dataclass(slots=True, eq=False)
+class Renderer:
+    """One server that may render. Lifetime: as long as it is a worker, or configured."""
+
+    url: str
+    kind: str  # of the engine whose prompts it makes
+    way: RenderWay
+    models: frozenset[str]
+    of: object  # what was recognized there; None: the configuration names it
+    status: _Status = "new"
+    why: str = ""  # it is not able
+    failures: int = 0  # in a row
+    again_s: float = 0.0  # when it is probed next
+    pause_s: float = _PAUSE_S
+    in_flight: int = 0
+
+
+class RenderRefusedError(Exception):
+    """A renderer answered that it does not render this request; has the status of the answer."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(f"status {status}")
+        self.status = status
+
+
+@dataclass(slots=True)
+class _RendererPool:
+    """The renderers of one model. Lifetime: until the next look."""
+
+    renderers: list[Renderer] = field(default_factory=list)
+    kind: str | None = None  # of its workers
+    has_events: bool = False  # some of its workers tell KV events
+    start: int = 0  # where the next request begins to look
+
+
+class _GivenCard(msgspec.Struct):
+    id: str
+    owned_by: str | None = None
+
+
+class _GivenCards(msgspec.Struct):
+    data: list[_GivenCard]
+
+
+class Renderers:
+    """Knows the renderers, and asks them. Lifetime: process."""
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        fleet: FleetManager,
+        clock: Callable[[], float],
+        terms: Callable[[], RenderTerms],
+    ) -> None:
+        self._http = http
+        self._fleet = fleet
+        self._clock = clock
+        self._terms = terms
+        self._known: dict[str, Renderer] = {}  # by URL
+        self._pools: dict[str, _RendererPool] = {}  # by model
+        self._told: set[str] = set()  # flags that the log has named
+        self._calls = 0
+        self.changes = 0  # how often there was another set of renderers
+        self.results: Counter[str] = Counter()
+        self.check = TokenCheck(
+            clock,
+            lambda: terms().recheck_s,
+            "rendered prompts of %r are placed by text from now on: %s",
+        )
+
+    async def run(self) -> None:
+        """Look for renderers and probe them, for ever."""
+        while True:
+            await self.look()
+            await asyncio.sleep(self._terms().every_s)
+
+    async def look(self) -> None:
+        """Follow the workers and the configuration, and probe what is due."""
+        self._follow()
+        now_s = self._clock()
+        due = [one for one in self._known.values() if one.status != "able" and now_s >= one.again_s]
+        outcomes = await asyncio.gather(*map(self._probe, due), return_exceptions=True)
+        for one, error in zip(due, outcomes, strict=True):
+            if isinstance(error, Exception):  # a defect here must not end the router
+                log.error("renderer %s: its probe broke", one.url, exc_info=error)
+                self._probe_failed(one, error)
+        self._sort()
+
+    def _follow(self) -> None:
+        terms = self._terms()
+        wanted: dict[str, Renderer] = {}
+        for url in terms.urls:
+            known = self._known.get(url)
+            if known is None or known.of is not None:
+                known = Renderer(url, "", VllmRender(), frozenset(), None)
+            wanted[url] = known
+        for member in self._fleet.members.values() if terms.workers else ():
+            seen = member.recognized
+            if seen is None or not member.ready or member.spec.url in wanted:
+                continue
+            way = adapter_of(seen.kind).render
+            if way is None:
+                continue
+            url, known = member.spec.url, self._known.get(member.spec.url)
+            models = frozenset(seen.facts.models)
+            if known is None or known.of is not seen:
+                known = Renderer(url, seen.kind, way, models, seen)
+            wanted[url] = known
+        if wanted.keys() != self._known.keys() or any(
+            self._known[url] is not one for url, one in wanted.items()
+        ):
+            self.changes += 1
+        self._known = wanted
+
+    def _sort(self) -> None:
+        """Note which renderers each model has."""
+        kinds: dict[str, set[str]] = {}
+        events: set[str] = set()
+        for member in self._fleet.members.values():
+            if member.recognized is not None and member.ready:
+                for model in member.recognized.facts.models:
+                    kinds.setdefault(model, set()).add(member.recognized.kind)
+                    if member.recognized.facts.has_events:
+                        events.add(model)
+        pools: dict[str, _RendererPool] = {}
+        for model, of in kinds.items():
+            if len(of) > 1:  # each kind of engine makes prompts in its own way
+                pools[model] = _RendererPool(has_events=model in events)
+                continue
+            mine = [r for r in self._known.values() if r.kind in of and model in r.models]
+            given = [one for one in mine if one.of is None]
+            former = self._pools.get(model)
+            start = former.start if former else 0
+            pools[model] = _RendererPool(given or mine, next(iter(of)), model in events, start)
+        self._pools = pools
+
+    async def _probe(self, one: Renderer) -> None:
+        if one.of is None and not await self._found(one):
+            return
+        model = next(iter(sorted(one.models)), "")
+        chat = {"model": model, "messages": [{"role": "user", "content": "a"}]}
+        try:
+            async with asyncio.timeout(self._terms().probe_s):
+                await one.way.render(self._post(one, 0), CHATS, msgspec.json.encode(chat))
+        except RenderRefusedError as error:
+            if error.status in _NOT_THERE:
+                self._refused(one, error.status)
+                return
+        except (aiohttp.ClientError, OSError, WireError, TimeoutError) as error:
+            self._probe_failed(one, error)
+            return
+        if one.status == "failing":
+            log.info("renderer %s answers again", one.url)
+        one.status, one.why, one.failures = "able", "", 0
+
+    async def _found(self, one: Renderer) -> bool:
+        """Ask a server of the configuration for its kind and its models; return True if told."""
+        timeout = aiohttp.ClientTimeout(total=self._terms().probe_s)
+        try:
+            status, body = await ask(self._http, f"{one.url}/v1/models", timeout)
+            if status != 200:
+                raise WireError(f"GET /v1/models answered {status}")
+            cards = decoded(body, _GivenCards, "GET /v1/models").data[:_MAX_GIVEN_MODELS]
+            for path, kind, way in _GIVEN:
+                status, _ = await ask(self._http, f"{one.url}{path}", timeout)
+                if status != 404:
+                    one.kind, one.way = kind, way
+                    if any(card.owned_by == WARMROUTE.kind for card in cards):
+                        one.kind = WARMROUTE.kind
+                    break
+            else:
+                raise WireError("it has no path that makes token ids of chats")
+        except (aiohttp.ClientError, OSError, WireError, TimeoutError) as error:
+            self._probe_failed(one, error)
+            return False
+        one.models = frozenset(card.id for card in cards)
+        return True
+
+    def state(self, model: str) -> tuple[RenderState, str | None]:
+        """Return whether prompts of a model can be rendered, and the flag that would allow it."""
+        pool = self._pools.get(model)
+        if pool is None or not pool.renderers:
+            return "none", None
+        if any(self._usable(one, model) for one in pool.renderers):
+            return "able", None
+        if any(one.status == "able" for one in pool.renderers):
+            return "differs", None
+        if all(one.status == "refused" for one in pool.renderers):
+            return "refused", pool.renderers[0].way.flag
+        return "failing", None
+
+    def kind(self, model: str) -> str | None:
+        """Return the kind of engine that serves a model; None if there are several, or none."""
+        pool = self._pools.get(model)
+        if pool is None:  # its workers joined since the last look
+            self._sort()
+            pool = self._pools.setdefault(model, _RendererPool())
+        return pool.kind
+
+    def renders(self, model: str, path: str, media: bool = False) -> bool:
+        """Return True if some renderer can be asked for a request now."""
+        return self._pick(model, path, media) is not None
+
+    def has_events(self, model: str) -> bool:
+        """Return True if workers of a model tell KV events, so that token ids are worth a wait."""
+        pool = self._pools.get(model)
+        return pool is not None and pool.has_events
+
+    def shown(self) -> Iterable[tuple[str, int]]:
+        """Return how many renderers there are, by status."""
+        counts = Counter(one.status for one in self._known.values())
+        return [(status, counts[status]) for status in ("new", "able", "refused", "failing")]
+
+    async def render(
+        self, model: str, path: str, body: bytes, media: bool = False, waited_for: bool = True
+    ) -> tuple[Sequence[Rendered], str] | None:
+        """Return each prompt of a request, and the renderer that made them; None: nobody did.
+
+        Takes at most `timeout_s`, less for short bodies; ten times as long if no request waits.
+        """
+        terms = self._terms()
+        one = self._pick(model, path, media)
+        if one is None:
+            return None
+        if self._calls >= terms.calls:
+            self.results["busy"] += 1
+            return None
+        share = min(1.0, _SHORT_SHARE + (1 - _SHORT_SHARE) * len(body) / _LONG_BODY_BYTES)
+        share = _BESIDE_SHARE if not waited_for else 1.0 if media else share
+        self._calls += 1
+        one.in_flight += 1
+        try:
+            async with asyncio.timeout(terms.timeout_s * share):
+                rendered = await one.way.render(self._post(one, len(body)), path, body)
+        except RenderRefusedError as error:
+            self.results["refused"] += 1
+            if error.status in _NOT_THERE - {404}:  # 404: perhaps of the model alone
+                self._refused(one, error.status)
+            elif error.status == 404:
+                one.status, one.again_s = "new", self._clock()
+            return None
+        except TimeoutError:
+            self.results["late"] += 1
+            self._call_failed(one, TimeoutError("no answer in time"))
+            return None
+        except (aiohttp.ClientError, OSError, WireError) as error:
+            self.results["failed"] += 1
+            self._call_failed(one, error)
+            return None
+        finally:
+            self._calls -= 1
+            one.in_flight -= 1
+        self.results["rendered"] += 1
+        one.failures, one.pause_s = 0, _PAUSE_S
+        return rendered, one.url
+
+    def counted(self, url: str, model: str, own: int, reported: int) -> None:
+        """Note that an engine counted `reported` tokens where the renderer made `own`."""
+        self.check.counted(_name(model, url), own, reported)
+
+    def _pick(self, model: str, path: str, media: bool) -> Renderer | None:
+        pool = self._pools.get(model)
+        if pool is None or not pool.renderers:
+            return None
+        pool.start = (pool.start + 1) % len(pool.renderers)
+        count = len(pool.renderers)
+        turn = (pool.renderers[(pool.start + at) % count] for at in range(min(count, _LOOKED_AT)))
+        able = [
+            one
+            for one in turn
+            if self._usable(one, model) and one.way.takes(path) and (one.way.has_media or not media)
+        ]
+        return min(able, key=lambda one: one.in_flight, default=None)
+
+    def _usable(self, one: Renderer, model: str) -> bool:
+        return one.status == "able" and self.check.trusts(_name(model, one.url))
+
+    def _post(self, one: Renderer, body_bytes: int) -> Post:
+        limit = min(_ANSWER_BYTES + _ANSWER_SHARE * body_bytes, _ANSWER_BYTES_MAX)
+        timeout = aiohttp.ClientTimeout(total=None)  # the caller's bounds all
+
+        async def post(path: str, data: bytes) -> bytes:
+            url = f"{one.url}{path}"
+            reply = await ask(self._http, url, timeout, limit, "POST", data)
+            if reply.status == 200:
+                return reply.body
+            if reply.status >= 500 or reply.status == 429:
+                raise WireError(f"POST {path} answered {reply.status}")
+            raise RenderRefusedError(reply.status)
+
+        return post
+
+    def _refused(self, one: Renderer, status: int) -> None:
+        one.status, one.why = "refused", f"status {status}"
+        one.again_s = self._clock() + self._terms().recheck_s
+        flag = one.way.flag
+        told = f"{one.kind} {flag}"
+        if told not in self._told:
+            self._told.add(told)
+            how = f"; {flag} lets it" if flag else ""
+            line = "%s makes no token ids of requests (status %d)%s: prompts whose token ids the "
+            line += "router cannot make itself are placed by text"
+            log.info(line, one.url, status, how)
+
+    def _call_failed(self, one: Renderer, error: Exception) -> None:
+        """Note that a request for token ids failed."""
+        if one.status != "able":  # calls that began before it was left alone
+            return
+        one.failures += 1
+        if one.failures >= _FAILURES_OUT:
+            one.why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
+            log.warning("renderer %s is not asked for now: %s", one.url, one.why)
+            one.status = "failing"
+            self._pause(one)
+
+    def _probe_failed(self, one: Renderer, error: Exception) -> None:
+        why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
+        if one.status == "new":
+            log.warning("renderer %s makes no token ids: %s", one.url, why)
+        one.status, one.why = "failing", why
+        self._pause(one)
+
+    def _pause(self, one: Renderer) -> None:
+        """Leave a renderer alone; the next time for twice as long, until it renders a request."""
+        one.again_s = self._clock() + one.pause_s
+        one.pause_s = min(2 * one.pause_s, _LONGEST_PAUSE_S)
+
+
+# A path by which each kind of a configured server is known, asked for by GET: only 404 says that
+# it is not there (405: it is there for POST).
+_GIVEN: tuple[tuple[str, str, RenderWay], ...] = (
+    (f"{CHATS}/render", "vllm", VllmRender()),
+    ("/v1/tokenize", "sglang", SglangRender()),
+    ("/props", OPENAI.kind, LlamaCppRender()),
+)
+
+
+def _name(model: str, url: str) -> str:
+    return f"{model} by {url}"

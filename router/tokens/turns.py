@@ -1,0 +1,183 @@
+"""Memo of rendered prompts: a conversation's next turn begins with token ids that are known.
+
+A prompt is found by keyed digests of its request's bytes up to each message; no text is kept. The
+ids of an earlier turn are the beginning of the next one only if the template leaves earlier
+messages as they were, so a beginning is used only after a turn of its conversation has shown that.
+Prompts may contain the date. The midnights of all time zones are at whole quarters of an hour
+of UTC (IANA time zone database), so what was rendered in another quarter is not used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import numpy as np
+
+from router.body.scan import Tokens
+from router.engines.render_way import Rendered
+
+_QUARTER_S = 900.0
+_DIGEST_BYTES = 16
+_ENTRY_BYTES = 512  # of an entry beside its ids: digests, objects, table
+_MEDIUM_BYTES = 256
+# Ids at the end of a prompt that the next turn may write otherwise: where the answer begins, with
+# an empty thought for example.
+_TAIL_TOKENS = 64
+BYTES_A_TOKEN = 4  # of what is not rendered yet
+
+# Fields that never change a prompt, of OpenAI's API, vLLM, SGLang and llama.cpp. `cache_salt` is
+# not among them, though it does not either: it keeps tenants apart.
+_SAMPLING = frozenset(
+    {
+        *("stream", "stream_options", "n", "best_of", "seed", "stop", "stop_token_ids"),
+        *("temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens"),
+        *("min_tokens", "frequency_penalty", "presence_penalty", "repetition_penalty"),
+        *("logit_bias", "logprobs", "top_logprobs", "prompt_logprobs", "ignore_eos", "echo"),
+        *("user", "safety_identifier", "metadata", "store", "service_tier", "session_id"),
+        *("prompt_cache_key", "priority", "request_id", "kv_transfer_params", "return_token_ids"),
+    }
+)
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
+# A medium by an address: what is there may change.
+_ADDRESS = re.compile(rb'_url"\s*:\s*(?:\{[^{}]{0,256}?"url"\s*:\s*)?"(?!data:)')
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPrompt:
+    """Token ids of an earlier request. Lifetime: until it is not used for long."""
+
+    rendered: tuple[Rendered, ...]  # one for each prompt of the request
+    renderer: str  # that made them
+    quarter: int
+    # Ids at its own beginning's end that this turn wrote otherwise; None: no earlier turn was
+    # known. This is expected of the next turn, too.
+    tail: int | None = None
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory that it takes."""
+        media = sum(len(one.media) for one in self.rendered)
+        return sum(one.ids.nbytes for one in self.rendered) + media * _MEDIUM_BYTES + _ENTRY_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class KnownTurn:
+    """What the memo knows of a request. Lifetime: request."""
+
+    keys: Sequence[bytes]  # of the request up to each of its messages; the last: all of it
+    keeps: bool = False  # its prompt may be remembered
+    whole: KnownPrompt | None = None  # its prompt
+    parent: KnownPrompt | None = None  # the longest known beginning, of this quarter or another
+    rest_bytes: int = 0  # of the messages behind that beginning
+
+    def beginning(self, quarter: int) -> Rendered | None:
+        """Return the ids that the prompt begins with; None if that is not known well enough."""
+        parent = self.parent
+        if parent is None or parent.tail is None or parent.quarter != quarter:
+            return None
+        if parent.tail > _TAIL_TOKENS or len(parent.rendered) != 1:
+            return None
+        ids, media = parent.rendered[0]
+        kept = len(ids) - parent.tail
+        return Rendered(ids[:kept], tuple(one for one in media if one.offset + one.length <= kept))
+
+
+NOTHING_KNOWN = KnownTurn(())
+
+
+class TurnMemo:
+    """Remembers rendered prompts in at most `max_bytes`; the least recently used leave first.
+
+    Lifetime: process. `now_s` is the wall clock, seconds.
+    """
+
+    def __init__(self, max_bytes: int, now_s: Callable[[], float]) -> None:
+        self._max_bytes = max_bytes
+        self._now_s = now_s
+        self._key = secrets.token_bytes(32)
+        self._known: OrderedDict[bytes, KnownPrompt] = OrderedDict()
+        self.bytes = 0  # held now
+
+    @property
+    def quarter(self) -> int:
+        """The present quarter of an hour."""
+        return int(self._now_s() // _QUARTER_S)
+
+    def keys_of(self, body: bytes, path: str, name: str) -> tuple[Sequence[bytes], list[int], bool]:
+        """Return the keys of a request, the bytes of its messages, and whether it may be kept.
+
+        `name` keeps apart what shares no prompts: models, salts. Pure; safe in any thread.
+        Returns no keys for a body that is no JSON object, or with a memo of no bytes.
+        """
+        if self._max_bytes <= 0:
+            return (), [], False
+        try:
+            fields = _FIELDS.decode(body)
+            messages = _ITEMS.decode(fields.pop("messages", b"[]"))
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+            return (), [], False
+        digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=self._key)
+        for part in (path.encode(), name.encode("utf-8", "surrogatepass")):
+            digest.update(b"%d:%b" % (len(part), part))
+        for field in sorted(fields.keys() - _SAMPLING):
+            part = field.encode("utf-8", "surrogatepass")
+            digest.update(b"%d:%b%d:" % (len(part), part, len(fields[field])))
+            digest.update(fields[field])
+        keys = [digest.digest()] if not messages else []
+        for message in messages:
+            digest.update(b"%d:" % len(message))
+            digest.update(message)
+            keys.append(digest.digest())
+        keeps = _ADDRESS.search(body) is None
+        return keys, [len(message) for message in messages], keeps
+
+    def look(self, keys: Sequence[bytes], sizes: Sequence[int], keeps: bool) -> KnownTurn:
+        """Return what is known of the request with these keys."""
+        quarter = self.quarter
+        for at in range(len(keys) - 1, -1, -1):
+            known = self._known.get(keys[at])
+            if known is None:
+                continue
+            self._known.move_to_end(keys[at])
+            whole = at == len(keys) - 1
+            if whole and keeps and known.quarter == quarter:
+                return KnownTurn(keys, keeps, whole=known)
+            if not whole:
+                return KnownTurn(keys, keeps, parent=known, rest_bytes=sum(sizes[at + 1 :]))
+        return KnownTurn(keys, keeps)
+
+    def keep(self, turn: KnownTurn, rendered: Sequence[Rendered], renderer: str) -> None:
+        """Remember the prompt of a request."""
+        if not turn.keeps or not turn.keys:
+            return
+        tail = None
+        if turn.parent is not None and len(turn.parent.rendered) == len(rendered) == 1:
+            before, now = turn.parent.rendered[0].ids, rendered[0].ids
+            tail = len(before) - same_ids(before, now)
+        known = KnownPrompt(tuple(rendered), renderer, self.quarter, tail)
+        if known.size_bytes > self._max_bytes:
+            return
+        former = self._known.pop(turn.keys[-1], None)
+        if former is not None:
+            self.bytes -= former.size_bytes
+            if tail is None:  # the same request again shows nothing of its beginning
+                known = replace(known, tail=former.tail)
+        self._known[turn.keys[-1]] = known
+        self.bytes += known.size_bytes
+        while self.bytes > self._max_bytes:
+            _, dropped = self._known.popitem(last=False)
+            self.bytes -= dropped.size_bytes
+
+
+def same_ids(one: Tokens, other: Tokens) -> int:
+    """Return how many token ids two prompts have in common at their beginnings."""
+    size = min(len(one), len(other))
+    differ = np.flatnonzero(one[:size] != other[:size])
+    return int(differ[0]) if len(differ) else size

@@ -1,0 +1,191 @@
+"""Token ids that engines make for a router without a tokenizer, as programs."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.model_dirs import write_model
+from tests.live.faulty_renderer import faulty_renderer
+from tests.live.stack import MODEL, Stack, engine_arguments, metric_sum, running, until
+from tests.told_decision import EXPLAIN, decision_in
+
+WORDS = ("the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "answers")
+BLOCK = 16
+Decided = tuple[dict[str, Any], dict[str, Any]]
+
+
+def words(rng: random.Random, count: int) -> str:
+    return " ".join(rng.choices(WORDS, k=count))
+
+
+def said(text: str, role: str = "user") -> dict[str, str]:
+    return {"role": role, "content": text}
+
+
+@asynccontextmanager
+async def rendering(
+    folder: Path, *flags: str, router: list[str] | None = None, **options: Any
+) -> AsyncIterator[Stack]:
+    """A router without a tokenizer in front of an engine with one, started with `flags`."""
+    model = write_model(folder / "model")
+    async with running(folder, workers=0, router=router or []) as stack:
+        arguments = engine_arguments(tokenizer=model, **options)
+        engine = await stack.programs.start("worker-0", "engine", [*arguments, *flags])
+        stack.workers.append(engine)
+        await stack.until_state(await stack.add(engine.url), "ready")
+        yield stack
+
+
+async def asked(stack: Stack, messages: list[dict[str, Any]], **fields: Any) -> Decided:
+    """What the router decided of a chat, and its answer."""
+    body = {"model": MODEL, "messages": messages, "max_tokens": 8} | fields
+    url = f"{stack.url}/v1/chat/completions"
+    async with stack.http.post(url, json=body, headers={EXPLAIN: "1"}) as reply:
+        assert reply.status == 200, await reply.text()
+        return decision_in(reply.headers[EXPLAIN]), await reply.json()
+
+
+def found(answer: dict[str, Any]) -> int:
+    """Tokens that the engine found in its cache."""
+    cached: int = answer["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return cached
+
+
+async def counted(stack: Stack, name: str, label: str = "") -> float:
+    return await metric_sum(stack.http, stack.admin, f"{name}{{{label}}}" if label else name)
+
+
+async def until_cause(
+    stack: Stack, mode: str, cause: str | None, asking: random.Random | None = None
+) -> dict[str, Any]:
+    """The worker's hits, once they are of this mode for this cause; `asking`: by further chats."""
+    seen: dict[str, Any] = {}
+
+    async def reached() -> bool:
+        if asking is not None:
+            await asked(stack, [said(words(asking, 50))])
+        seen.update((await stack.row(0))["hits"])
+        return (seen["mode"], seen["cause"]) == (mode, cause)
+
+    await until(reached, f"hits to be {mode} for {cause}", 60.0)
+    return seen
+
+
+async def test_prompts_are_exact_by_the_token_ids_of_the_engine(tmp_path: Path) -> None:
+    """New chats, repeated, cut short, continued and edited ones, and completions."""
+    rng = random.Random(1)
+    async with rendering(tmp_path, "--render") as stack:
+        await until_cause(stack, "exact", None)
+        chats = [[said(words(rng, rng.randint(20, 300)))]]
+        for _ in range(60):
+            kind = rng.choice(("new", "again", "shorter", "turn", "edited"))
+            chat = list(rng.choice(chats))
+            if kind == "new":
+                chat = [said(words(rng, 30), "system"), said(words(rng, rng.randint(20, 300)))]
+            elif kind == "shorter":
+                chat = [said(chat[0]["content"][:200])]
+            elif kind == "turn":
+                chat += [said(words(rng, 12), "assistant"), said(words(rng, 40))]
+            elif kind == "edited":
+                chat[-1] = said(words(rng, 50))
+            decision, answer = await asked(stack, chat, temperature=rng.random())
+            assert not decision["approximate"]
+            assert decision["prompt_tokens"] == answer["usage"]["prompt_tokens"]
+            assert decision["expected_hit_tokens"] == found(answer), kind
+            chats.append(chat)
+        assert await counted(stack, "warmroute_rendered_prompts_total", 'source="memo"') > 3
+        text = words(rng, 200)
+        for at in range(2):
+            status, answer = await stack.complete(text)
+            assert status == 200
+            assert (found(answer) > 0) == (at == 1)
+        assert await counted(stack, "warmroute_rendered_prompts_total", 'source="text"') == 0
+
+
+async def test_an_engine_without_the_flag_is_named_with_it(tmp_path: Path) -> None:
+    rng = random.Random(2)
+    async with rendering(tmp_path) as stack:
+        hits = await until_cause(stack, "approximate", "render-off")
+        assert hits["lift"] == "--render"
+        decision, _ = await asked(stack, [said(words(rng, 50))])
+        assert decision["approximate"]
+        assert "--render lets it" in stack.router.log.read_text()
+
+
+async def test_a_long_conversation_does_not_wait_for_its_renderer(tmp_path: Path) -> None:
+    """Its turns are placed by what was rendered of the turn before."""
+    rng = random.Random(3)
+    name = "warmroute_rendered_prompts_total"
+    async with rendering(tmp_path, "--render") as stack:
+        await until_cause(stack, "exact", None)
+        chat = [said(words(rng, 10_000))]
+        before = 0
+        for turn in range(6):
+            decision, answer = await asked(stack, chat)
+            cached, expected = found(answer), decision["expected_hit_tokens"]
+            assert not decision["approximate"]
+            if turn < 2:  # the second one shows that the beginning stays
+                assert expected == cached
+            else:
+                assert before - 64 - BLOCK < expected <= cached
+                assert decision["hits"]["cause"] == "beginning-alone"
+            before = answer["usage"]["prompt_tokens"]
+            chat += [answer["choices"][0]["message"], said(words(rng, 100))]
+
+            async def rendered(turns: int = turn + 1) -> bool:
+                calls = 'result="rendered"'
+                return await counted(stack, "warmroute_render_calls_total", calls) == turns
+
+            await until(rendered, "the call beside the turn")
+        assert await counted(stack, name, 'source="beginning"') == 4
+        edited = [said("x " + chat[0]["content"]), *chat[1:]]
+        decision, answer = await asked(stack, edited)
+        assert decision["expected_hit_tokens"] == found(answer)
+
+
+FAULTS = {
+    "hanging": "renderer-failing",
+    "slow": "renderer-failing",
+    "breaks": "renderer-failing",
+    "garbage": "renderer-failing",
+    "negative": "renderer-failing",
+    "huge": "renderer-failing",
+    "killed": "renderer-failing",
+    "forbidden": "render-off",
+    "longer": "renderer-differs",
+    "another": "renderer-differs",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, fault: str) -> None:
+    """64 chats at once meet the fault; it is told, and the renderer is used again after it."""
+    rng = random.Random(fault)
+    model = write_model(tmp_path / "model")
+    async with faulty_renderer(MODEL, model) as renderer:
+        flags = ["--render", "given", "--renderers", renderer.url]
+        flags += ["--timeouts-render-s", "0.3"] if fault in ("hanging", "slow") else []
+        router = [*flags, "--intervals-token-recheck-s", "2"]
+        async with rendering(tmp_path, router=router) as stack:
+            await until_cause(stack, "exact", None)
+            chats = [[said(words(rng, 100))] for _ in range(64)]
+            await renderer.turn(fault)
+            answers = await asyncio.gather(*(asked(stack, chat) for chat in chats))
+            assert all(answer["usage"]["completion_tokens"] == 8 for _, answer in answers)
+            await until_cause(stack, "approximate", FAULTS[fault], rng)
+            await renderer.turn("none")
+            await until_cause(stack, "exact", None)
+            chat = [said(words(rng, 100))]
+            for _ in range(2):
+                decision, answer = await asked(stack, chat)
+                assert not decision["approximate"]
+                assert decision["expected_hit_tokens"] == found(answer)
+            assert "Traceback" not in stack.router.log.read_text()
+            await stack.assert_idle()

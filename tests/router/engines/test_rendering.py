@@ -1,0 +1,102 @@
+"""What renderers answer, and answers that make no sense."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from engine.wire.events import WireError
+from router.engines.render_way import CHATS, COMPLETIONS, Post, RenderWay
+from router.engines.rendering import LlamaCppRender, SglangRender, VllmRender
+
+CHAT = b'{"model":"m","messages":[{"role":"user","content":"a"}]}'
+TEXT = b'{"model":"m","prompt":"a"}'
+
+
+def answering(pages: dict[str, Any], asked: list[tuple[str, bytes]]) -> Post:
+    async def post(path: str, body: bytes) -> bytes:
+        asked.append((path, body))
+        page = pages[path]
+        return page if isinstance(page, bytes) else json.dumps(page).encode()
+
+    return post
+
+
+async def rendered(
+    way: RenderWay, pages: dict[str, Any], path: str = CHATS, body: bytes = CHAT
+) -> tuple[list[list[int]], list[tuple[str, bytes]]]:
+    asked: list[tuple[str, bytes]] = []
+    found = await way.render(answering(pages, asked), path, body)
+    return [one.ids.tolist() for one in found], asked
+
+
+async def test_vllm_is_asked_with_the_clients_bytes_and_without_pixels() -> None:
+    ids, asked = await rendered(VllmRender(), {f"{CHATS}/render": {"token_ids": [1, 2**31]}})
+    assert ids == [[1, 2**31]]
+    assert asked == [(f"{CHATS}/render", CHAT[:-1] + b',"mm_payload":"none"}')]
+    pages = {f"{COMPLETIONS}/render": [{"token_ids": [1]}, {"token_ids": [2], "features": None}]}
+    assert (await rendered(VllmRender(), pages, COMPLETIONS, TEXT))[0] == [[1], [2]]
+
+
+async def test_media_are_told_in_the_order_of_their_places() -> None:
+    features = {
+        "mm_hashes": {"image": ["b", "a"], "audio": ["c"]},
+        "mm_placeholders": {
+            "image": [{"offset": 5, "length": 2}, {"offset": 0, "length": 1}],
+            "audio": [{"offset": 2, "length": 3}],
+        },
+    }
+    page = {f"{CHATS}/render": {"token_ids": [9] * 8, "features": features}}
+    (one,) = await VllmRender().render(answering(page, []), CHATS, CHAT)
+    assert list(one.media) == [("a", 0, 1), ("c", 2, 3), ("b", 5, 2)]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"[]",
+        b"null",
+        b'{"token_ids":[1,',
+        {"token_ids": []},
+        {"token_ids": "abc"},
+        {"token_ids": [-1]},
+        {"token_ids": [1.5]},
+        {"token_ids": [2**63]},
+        {"token_ids": [1], "features": {"mm_hashes": {"image": ["a"]}}},
+        {
+            "token_ids": [1],
+            "features": {
+                "mm_hashes": {"image": ["a"]},
+                "mm_placeholders": {"image": [{"offset": 1, "length": 1}]},
+            },
+        },
+    ],
+)
+async def test_answers_of_vllm_that_make_no_sense_are_refused(answer: Any) -> None:
+    with pytest.raises(WireError):
+        await rendered(VllmRender(), {f"{CHATS}/render": answer})
+
+
+async def test_sglang() -> None:
+    assert (await rendered(SglangRender(), {"/v1/tokenize": {"tokens": [3, 4]}}))[0] == [[3, 4]]
+    pages = {"/v1/tokenize": {"tokens": [[1, 2], [3]]}}
+    assert (await rendered(SglangRender(), pages, COMPLETIONS, TEXT))[0] == [[1, 2], [3]]
+    for wrong in ({"tokens": 3}, {"tokens": [[1], "a"]}, {"tokens": [[]]}, b"x"):
+        with pytest.raises(WireError):
+            await rendered(SglangRender(), {"/v1/tokenize": wrong})
+
+
+async def test_llamacpp_makes_a_text_of_a_chat_and_then_its_ids() -> None:
+    pages = {"/apply-template": {"prompt": "<a>"}, "/tokenize": {"tokens": [7]}}
+    ids, asked = await rendered(LlamaCppRender(), pages)
+    assert ids == [[7]]
+    assert asked[0] == ("/apply-template", CHAT)
+    assert json.loads(asked[1][1])["content"] == "<a>"
+    ids, asked = await rendered(LlamaCppRender(), pages, COMPLETIONS, TEXT)
+    assert ids == [[7]]
+    assert [path for path, _ in asked] == ["/tokenize"]
+    with pytest.raises(WireError):
+        await rendered(LlamaCppRender(), pages, COMPLETIONS, b'{"prompt":["a","b"]}')
