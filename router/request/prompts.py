@@ -374,7 +374,8 @@ def _rendered_prompt(
     ids, media = found.rendered[0]
     chains = media_chains(ids, media, sizes, model=model, adapter=adapter, salt=scanned.cache_salt)
     lengths = [len(one.ids) for one in found.rendered]
-    total, longest = sum(lengths) + found.rest_tokens, max(lengths) + found.rest_tokens
+    # No prompt is refused for its length by an estimate.
+    total, longest = sum(lengths) + found.rest_tokens, max(lengths)
     asides = () if isinstance(scanned, Plain) else _asides(scanned)
     prompt = Prompt(total, longest, chains, False, (), *asides)
     return replace(prompt, begins=found.rest_tokens > 0, rendered_by=found.renderer)

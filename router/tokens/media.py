@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +16,10 @@ from router.engines.media import Medium
 
 # Parts whose content is text (vLLM 0.33 and OpenAI's API).
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
+# The type of another part, in a message's JSON; calls of functions are none.
+_MEDIUM = re.compile(
+    rb'"type"\s*:\s*"(?!(?:text|input_text|output_text|refusal|thinking|function)")'
+)
 _SHORT_CHARS = 64  # of names and options, which are kept as they are
 
 
@@ -24,6 +29,11 @@ def has_media(messages: Iterable[Message]) -> bool:
         isinstance(content := message.get("content"), list) and any(map(_is_medium, content))
         for message in messages
     )
+
+
+def may_have_media(body: bytes | memoryview) -> bool:
+    """Return False if messages, as JSON, have no part that is not text."""
+    return _MEDIUM.search(body) is not None
 
 
 def without_media(messages: Iterable[Message]) -> list[Message]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
 from router.body.scan import LONG_BYTES
 from router.engines.render_way import Rendered
+from router.tokens.media import may_have_media
 from router.tokens.renderers import Renderers
-from router.tokens.turns import BYTES_A_TOKEN, KnownTurn, TurnMemo
+from router.tokens.turns import BYTES_A_TOKEN, KnownTurn, MessageFacts, TurnMemo
 
 log = logging.getLogger(__name__)
 
@@ -25,14 +25,6 @@ _WAITS_BELOW_BYTES = 1 << 15
 _BESIDE = 64  # calls that run beside their requests, or wait to
 # A call waits so long after its request: the worker that renders may be computing the answer.
 _BESIDE_AFTER_S = 1.0
-# A part of a message that is no text (`router.tokens.media`); calls of functions are none.
-_MEDIUM = re.compile(
-    rb'"type"\s*:\s*"(?!(?:text|input_text|output_text|refusal|thinking|function)")'
-)
-
-
-def _has_media(body: bytes) -> bool:
-    return _MEDIUM.search(body) is not None
 
 
 class RenderRequest(NamedTuple):
@@ -106,8 +98,9 @@ class RenderedPrompts:
         return await self._render(asked, turn)
 
     async def _render(self, asked: RenderRequest, turn: KnownTurn) -> RenderedPrompt | None:
-        media = _has_media(asked.body)
-        found = await self._renderers.render(asked.model, asked.path, asked.body, media)
+        found = await self._renderers.render(
+            asked.model, asked.path, asked.body, _has_media(asked, turn)
+        )
         if found is None:
             return None
         rendered, renderer = found
@@ -123,8 +116,9 @@ class RenderedPrompts:
         async def render() -> None:
             try:
                 await asyncio.sleep(_BESIDE_AFTER_S)
+                media = _has_media(asked, turn)
                 found = await self._renderers.render(
-                    asked.model, asked.path, asked.body, _has_media(asked.body), waited_for=False
+                    asked.model, asked.path, asked.body, media, waited_for=False
                 )
                 if found is not None:
                     self._memo.keep(turn, *found)
@@ -135,7 +129,7 @@ class RenderedPrompts:
 
         self._beside[key] = asyncio.create_task(render(), name="render beside a request")
 
-    def _keys(self, asked: RenderRequest) -> tuple[Sequence[bytes], list[int], bool]:
+    def _keys(self, asked: RenderRequest) -> tuple[Sequence[bytes], list[MessageFacts], bool]:
         salt = "" if asked.salt is None else f"salt {asked.salt}"
         name = f"{self._renderers.changes} {len(asked.model)} {asked.model} {salt}"
         return self._memo.keys_of(asked.body, asked.path, name)
@@ -145,3 +139,8 @@ class RenderedPrompts:
         for task in list(self._beside.values()):
             task.cancel()
         await asyncio.gather(*self._beside.values(), return_exceptions=True)
+
+
+def _has_media(asked: RenderRequest, turn: KnownTurn) -> bool:
+    """Return True if a request may have media; tools, whose types are others, are none."""
+    return turn.has_media if turn.keys else may_have_media(asked.body)

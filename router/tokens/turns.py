@@ -15,12 +15,14 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from router.body.scan import Tokens
 from router.engines.render_way import Rendered
+from router.tokens.media import may_have_media
 
 _QUARTER_S = 900.0
 _DIGEST_BYTES = 16
@@ -49,6 +51,13 @@ _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
 _ADDRESS = re.compile(rb'_url"\s*:\s*(?:\{[^{}]{0,256}?"url"\s*:\s*)?"(?!data:)')
 
 
+class MessageFacts(NamedTuple):
+    """A message of a request. Lifetime: request."""
+
+    bytes: int
+    has_media: bool
+
+
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
     """Token ids of an earlier request. Lifetime: until it is not used for long."""
@@ -73,13 +82,24 @@ class KnownTurn:
 
     keys: Sequence[bytes]  # of the request up to each of its messages; the last: all of it
     keeps: bool = False  # its prompt may be remembered
+    has_media: bool = False
     whole: KnownPrompt | None = None  # its prompt
     parent: KnownPrompt | None = None  # the longest known beginning, of this quarter or another
-    rest_bytes: int = 0  # of the messages behind that beginning
+    rest: Sequence[MessageFacts] = ()  # the messages behind that beginning
+
+    @property
+    def rest_bytes(self) -> int:
+        """Bytes of the messages behind the known beginning."""
+        return sum(message.bytes for message in self.rest)
 
     def beginning(self, quarter: int) -> Rendered | None:
-        """Return the ids that the prompt begins with; None if that is not known well enough."""
+        """Return the ids that the prompt begins with; None if that is not known well enough.
+
+        How many tokens stand for a new image its bytes do not tell.
+        """
         parent = self.parent
+        if any(message.has_media for message in self.rest):
+            return None
         if parent is None or parent.tail is None or parent.quarter != quarter:
             return None
         if parent.tail > _TAIL_TOKENS or len(parent.rendered) != 1:
@@ -110,8 +130,10 @@ class TurnMemo:
         """The present quarter of an hour."""
         return int(self._now_s() // _QUARTER_S)
 
-    def keys_of(self, body: bytes, path: str, name: str) -> tuple[Sequence[bytes], list[int], bool]:
-        """Return the keys of a request, the bytes of its messages, and whether it may be kept.
+    def keys_of(
+        self, body: bytes, path: str, name: str
+    ) -> tuple[Sequence[bytes], list[MessageFacts], bool]:
+        """Return the keys of a request, its messages, and whether it may be kept.
 
         `name` keeps apart what shares no prompts: models, salts. Pure; safe in any thread.
         Returns no keys for a body that is no JSON object, or with a memo of no bytes.
@@ -136,11 +158,14 @@ class TurnMemo:
             digest.update(message)
             keys.append(digest.digest())
         keeps = _ADDRESS.search(body) is None
-        return keys, [len(message) for message in messages], keeps
+        return keys, [MessageFacts(len(one), may_have_media(one)) for one in messages], keeps
 
-    def look(self, keys: Sequence[bytes], sizes: Sequence[int], keeps: bool) -> KnownTurn:
+    def look(
+        self, keys: Sequence[bytes], messages: Sequence[MessageFacts], keeps: bool
+    ) -> KnownTurn:
         """Return what is known of the request with these keys."""
         quarter = self.quarter
+        media = any(message.has_media for message in messages)
         for at in range(len(keys) - 1, -1, -1):
             known = self._known.get(keys[at])
             if known is None:
@@ -148,10 +173,10 @@ class TurnMemo:
             self._known.move_to_end(keys[at])
             whole = at == len(keys) - 1
             if whole and keeps and known.quarter == quarter:
-                return KnownTurn(keys, keeps, whole=known)
+                return KnownTurn(keys, keeps, media, whole=known)
             if not whole:
-                return KnownTurn(keys, keeps, parent=known, rest_bytes=sum(sizes[at + 1 :]))
-        return KnownTurn(keys, keeps)
+                return KnownTurn(keys, keeps, media, parent=known, rest=messages[at + 1 :])
+        return KnownTurn(keys, keeps, media)
 
     def keep(self, turn: KnownTurn, rendered: Sequence[Rendered], renderer: str) -> None:
         """Remember the prompt of a request."""

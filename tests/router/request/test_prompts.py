@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,13 +16,16 @@ from hypothesis import strategies as st
 
 from engine.wire.events import BlockStored, encode_batch
 from engine.wire.tokens import Chat, PromptError, WordTokenizer
-from kvkernels import EventBatch, chain_hashes, chain_seed
+from kvkernels import EventBatch, chain_hashes, chain_seed, media_chain_hashes
 from policies.facts import Stored
 from router.body.paths import PATHS
 from router.body.scan import ScanLimits, Scanned
 from router.core.workers.kv_events import WireEvents, chain_of
+from router.engines.media import Medium
+from router.engines.render_way import Rendered
 from router.http.errors import ClientError
 from router.request.prompts import Prompt
+from router.tokens.rendered_prompts import RenderedPrompt, RenderRequest
 from tests.oracles import index as twins
 from tests.router.property_support import patient
 from tests.router.request.prompt_support import NOW_S, chat, completion, read, reader_of, same
@@ -219,3 +223,27 @@ async def test_an_adapter_shares_nothing_with_its_base_and_starts_as_its_events_
     assert same(adapted.chains[4][:1], chain_hashes(tokens[:4], 4, stored.seed))
     texts = [await reader.read(completion("x" * 64), "m", (4,), name) for name in (None, "tuned")]
     assert not same(texts[0].chains[4], texts[1].chains[4])
+
+
+class BeginningKnown:
+    """Stands for renderers of which the memo has a prompt's beginning."""
+
+    def kind(self, model: str) -> str:
+        return "vllm"
+
+    def can(self, asked: RenderRequest) -> bool:
+        return True
+
+    async def of(self, asked: RenderRequest, in_thread: Any) -> RenderedPrompt:
+        ids = np.arange(8, dtype=np.int32)
+        return RenderedPrompt([Rendered(ids, (Medium("cat", 2, 4),))], "", rest_tokens=900)
+
+
+async def test_a_prompt_is_not_too_long_by_an_estimate(executor: ThreadPoolExecutor) -> None:
+    """What is behind a known beginning is guessed from its bytes; the beginning has images."""
+    reader = reader_of(None, executor, rendered=BeginningKnown())
+    asked = RenderRequest("/v1/chat/completions", b"{}", "m", None)
+    prompt = await reader.read(chat("hi"), "m", (4,), asked=asked)
+    assert (prompt.tokens, prompt.longest_tokens, prompt.approximate) == (908, 8, False)
+    ids = np.arange(8, dtype=np.int32)
+    assert same(prompt.chains[4], media_chain_hashes(ids, 4, 0, [("cat", 2, 4)]))

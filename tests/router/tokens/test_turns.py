@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,11 @@ class World:
         self.now_s = DAY_S
         self.memo = TurnMemo(max_bytes, lambda: self.now_s)
 
-    def body(self, messages: list[str], **fields: Any) -> bytes:
+    def body(self, messages: Sequence[Any], **fields: Any) -> bytes:
         chat = [{"role": "user", "content": text} for text in messages]
         return json.dumps({"model": "m", "messages": chat} | fields).encode()
 
-    def look(self, messages: list[str], name: str = "", **fields: Any) -> KnownTurn:
+    def look(self, messages: Sequence[Any], name: str = "", **fields: Any) -> KnownTurn:
         return self.memo.look(*self.memo.keys_of(self.body(messages, **fields), PATH, name))
 
     def render(self, messages: list[str], name: str = "", **fields: Any) -> Rendered:
@@ -61,6 +62,20 @@ def test_a_beginning_is_believed_after_a_turn_has_shown_that_it_stays() -> None:
     third = world.look(["a" * 90, "b", "c" * 8])
     assert beginning(third, world) == ids_of(["a" * 90, "b"]).tolist()[:-1]
     assert third.rest_bytes > 8
+
+
+def test_how_many_tokens_a_new_image_has_is_not_guessed() -> None:
+    world = World()
+    world.render(["a" * 90])
+    world.render(["a" * 90, "b"])
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64," + "A" * 900}}
+    for content, known in (([image], False), ([{"type": "text", "text": "c"}], True)):
+        turn = world.look(["a" * 90, "b", content])
+        assert turn.parent is not None
+        assert (beginning(turn, world) is not None) is known
+        assert turn.has_media is not known
+    tool = {"type": "function", "function": {"parameters": {"type": "object"}}}
+    assert not world.look(["a"], tools=[tool]).has_media
 
 
 def test_a_template_that_rewrites_earlier_turns_is_not_believed() -> None:
