@@ -387,6 +387,7 @@ class Card(msgspec.Struct):
     max_model_len: Count | None = None
     owned_by: str | None = None
     parent: str | None = None  # the base model of a LoRA adapter
+    root: str | None = None  # what the engine calls the model, vLLM by its --model
 
 
 class _CardList(msgspec.Struct):

@@ -77,6 +77,7 @@ class Recognized:
     events_refused: bool = False  # it names another host for its events, so they are not read
     caches_prefixes: bool = True  # False: its prefix caching is off
     leaves_out_groups: bool = False  # its events do not tell of its windows or states
+    model_path: str | None = None  # what its engine calls its model, and names images by
 
     def __str__(self) -> str:
         """One line for people."""
@@ -115,11 +116,10 @@ async def recognize(
     refused = await _refused(talk, source, event_hosts)
     if refused:
         source = None
-    size = _block_size(spec, profile, source is not None)
     facts = WorkerFacts(
         name=spec.name,
         models=(spec.model,) if spec.model else tuple(m.id for m in models),
-        block_size=size,
+        block_size=_block_size(spec, profile, source is not None),
         kv_capacity_tokens=_capacity(spec, profile),
         max_model_tokens=min(filter(None, (m.max_model_len for m in models)), default=None),
         has_events=source is not None,
@@ -151,6 +151,7 @@ async def recognize(
         bool(refused),
         profile.caches_prefixes,
         profile.leaves_out_groups,
+        next((m.root for m in models if m.parent is None), None),
     )
     return with_role(with_thresholds(recognized, spec), spec)
 

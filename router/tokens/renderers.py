@@ -43,6 +43,7 @@ _SHORT_SHARE = 0.3
 _BESIDE_SHARE = 10.0
 _NOT_THERE = frozenset({401, 403, 404, 405, 501})
 _MAX_GIVEN_MODELS = 1_024
+_SHOWN_PATHS = 4
 _SHOWN_CHARACTERS = 200  # of an error
 
 
@@ -68,6 +69,7 @@ class Renderer:
     way: RenderWay
     models: frozenset[str]
     of: object  # what was recognized there; None: the configuration names it
+    model_path: str | None = None  # what it calls its model, and names images by
     status: _Status = "new"
     why: str = ""  # it is not able
     failures: int = 0  # in a row
@@ -92,11 +94,19 @@ class _RendererPool:
     kind: str | None = None  # of its workers
     has_events: bool = False  # some of its workers tell KV events
     start: int = 0  # where the next request begins to look
+    model_paths: frozenset[str] = frozenset()  # what its workers call the model
+
+    def names_images(self, one: Renderer) -> bool:
+        """Return False if a renderer gives images other names than the workers do."""
+        known = one.model_path is not None and bool(self.model_paths)
+        return one.way.has_media and (not known or one.model_path in self.model_paths)
 
 
 class _GivenCard(msgspec.Struct):
     id: str
     owned_by: str | None = None
+    parent: str | None = None  # the base model of a LoRA adapter
+    root: str | None = None
 
 
 class _GivenCards(msgspec.Struct):
@@ -165,7 +175,7 @@ class Renderers:
             url, known = member.spec.url, self._known.get(member.spec.url)
             models = frozenset(seen.facts.models)
             if known is None or known.of is not seen:
-                known = Renderer(url, seen.kind, way, models, seen)
+                known = Renderer(url, seen.kind, way, models, seen, seen.model_path)
             wanted[url] = known
         if wanted.keys() != self._known.keys() or any(
             self._known[url] is not one for url, one in wanted.items()
@@ -177,12 +187,15 @@ class Renderers:
         """Note which renderers each model has."""
         kinds: dict[str, set[str]] = {}
         events: set[str] = set()
+        paths: dict[str, set[str]] = {}
         for member in self._fleet.members.values():
             if member.recognized is not None and member.ready:
                 for model in member.recognized.facts.models:
                     kinds.setdefault(model, set()).add(member.recognized.kind)
                     if member.recognized.facts.has_events:
                         events.add(model)
+                    if member.recognized.model_path is not None:
+                        paths.setdefault(model, set()).add(member.recognized.model_path)
         pools: dict[str, _RendererPool] = {}
         for model, of in kinds.items():
             if len(of) > 1:  # each kind of engine makes prompts in its own way
@@ -192,8 +205,22 @@ class Renderers:
             given = [one for one in mine if one.of is None]
             former = self._pools.get(model)
             start = former.start if former else 0
-            pools[model] = _RendererPool(given or mine, next(iter(of)), model in events, start)
+            pool = _RendererPool(given or mine, next(iter(of)), model in events, start)
+            pool.model_paths = frozenset(paths.get(model, ()))
+            pools[model] = pool
+            self._warn_of_names(model, pool)
         self._pools = pools
+
+    def _warn_of_names(self, model: str, pool: _RendererPool) -> None:
+        for one in pool.renderers:
+            told = f"images of {_name(model, one.url)}"
+            if pool.names_images(one) or not one.way.has_media or told in self._told:
+                continue
+            self._told.add(told)
+            line = "renderer %s names images by its model %r, workers of %r by %s: chats with "
+            line += "images are placed by text; start them with one --model"
+            workers = ", ".join(map(repr, sorted(pool.model_paths)[:_SHOWN_PATHS]))
+            log.warning(line, one.url, one.model_path, model, workers)
 
     async def _probe(self, one: Renderer) -> None:
         if one.of is None and not await self._found(one):
@@ -235,6 +262,7 @@ class Renderers:
             self._probe_failed(one, error)
             return False
         one.models = frozenset(card.id for card in cards)
+        one.model_path = next((card.root for card in cards if card.parent is None), None)
         return True
 
     def state(self, model: str) -> tuple[RenderState, str | None]:
@@ -329,7 +357,9 @@ class Renderers:
         able = [
             one
             for one in turn
-            if self._usable(one, model) and one.way.takes(path) and (one.way.has_media or not media)
+            if self._usable(one, model)
+            and one.way.takes(path)
+            and (not media or pool.names_images(one))
         ]
         return min(able, key=lambda one: one.in_flight, default=None)
 

@@ -51,6 +51,17 @@ async def test_a_vllm_with_event_sources_or_a_word_of_its_operator_is_advised_no
         assert (await recognized(VLLM, option)).advice == ""
 
 
+async def test_a_vllm_tells_what_it_calls_its_model() -> None:
+    cards = [
+        {"id": "adapter", "root": "/adapters/one", "parent": "m"},
+        {"id": "m", "root": "org/model", "owned_by": "vllm"},
+    ]
+    one = await recognized({**VLLM, "/v1/models": {"data": cards}})
+    assert one.model_path == "org/model"
+    cards[1] = {"id": "m", "owned_by": "vllm"}
+    assert (await recognized({**VLLM, "/v1/models": {"data": cards}})).model_path is None
+
+
 async def test_a_vllm_is_not_used_for_a_model_that_it_does_not_list() -> None:
     """It would answer 404; other servers may know more names than they list."""
     assert (await recognized(VLLM, ",model=m")).facts.models == ("m",)
