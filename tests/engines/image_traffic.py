@@ -24,10 +24,10 @@ Part = dict[str, Any]
 
 
 def png(draw: random.Random, color: int | None = None) -> bytes:
-    """An image of random size and pixels."""
+    """An image of random size, each of its rows of one random color."""
     kind = draw.choice(list(COLORS)) if color is None else color
     width, height = draw.choice(SIDES), draw.choice(SIDES)
-    rows = b"".join(b"\0" + draw.randbytes(width * COLORS[kind]) for _ in range(height))
+    rows = b"".join(b"\0" + draw.randbytes(COLORS[kind]) * width for _ in range(height))
     header = struct.pack(">IIBBBBB", width, height, 8, kind, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows, 1)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(map(_chunk, *zip(*chunks, strict=True)))

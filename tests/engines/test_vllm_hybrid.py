@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 
 from tests.effort import QUICK
+from tests.engines.hits import above, counted, hits, unequal
 from tests.engines.hybrid_models import HybridModel
 from tests.engines.hybrid_traffic import LASTING, LONGEST_ANSWER, Traffic
 from tests.engines.pool import Pool
@@ -29,7 +30,6 @@ EXACT_SHARE = 0.99
 WARMING = 3  # requests
 ABOVE_AT_ONCE = 0.2  # share of requests whose blocks were evicted before their turn came
 Served = tuple[HybridModel, Pool]
-Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
 Noted = Callable[[str, object], None]
 
 
@@ -60,32 +60,6 @@ async def asked(pool: Pool, traffic: Traffic, count: int, pause_s: float = HEARD
         status, answer = await pool.ask("/v1/completions", body)
         assert status == 200, answer
         traffic.answered(body, answer)
-
-
-async def hits(pool: Pool, before: int, count: int) -> Hits:
-    """What the router expected of the requests after the first ones, and what was cached."""
-
-    async def written() -> bool:
-        return len(pool.logged()) >= before + count
-
-    await until(written, "all lines of the access log")
-    lines = pool.logged()[before:]
-    assert all(line["status"] == 200 for line in lines)
-    return [(line["expected_hit_tokens"], line["cached_tokens"]) for line in lines]
-
-
-def above(seen: Hits) -> Hits:
-    return [one for one in seen if one[0] > one[1]]
-
-
-def unequal(seen: Hits) -> Hits:
-    return [one for one in seen if one[0] != one[1]]
-
-
-def counted(seen: Hits) -> str:
-    found = sum(cached > 0 for _, cached in seen)
-    equal, too_many = len(seen) - len(unequal(seen)), len(above(seen))
-    return f"{equal} of {len(seen)} equal, {too_many} above; {found} found something"
 
 
 async def test_groups_are_known(served: Served) -> None:

@@ -1,11 +1,13 @@
 """Real vLLM with images: the blocks of a chat are known by what the renderer says of its media.
 
-Chats go to the server itself. It renders each one first; the chain hashes of that rendering are
-looked up among the blocks that its KV events have told.
+In one test chats go to the server itself. It renders each one first; the chain hashes of that
+rendering are looked up among the blocks that its KV events have told. In the other test they go
+through the router.
 """
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -23,6 +25,7 @@ from kvkernels import EventBatch, PrefixIndex, WorkerBlocks
 from router.engines.media import Features, Medium, media_of
 from router.tokens.media import media_chains
 from tests.effort import QUICK
+from tests.engines.hits import above, counted, hits, unequal
 from tests.engines.image_names import image_names
 from tests.engines.image_traffic import COLOR_AT, RGB, ImageTraffic, images_of
 from tests.engines.pool import Pool
@@ -32,6 +35,8 @@ from tests.engines.vllm_server import BLOCK_SIZE, MODEL
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 ALONE = 40 if QUICK else 150
+EXACT_SHARE = 0.99
+HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
 QUIET_S = 0.05  # without an event: all of a request have come
 Noted = Callable[[str, object], None]
 
@@ -168,3 +173,24 @@ async def test_a_rendering_has_the_hashes_and_identifiers_of_the_events(
     assert found > ALONE / 3
     assert named <= heard.identifiers
     assert {one for one in named if one.startswith("client-")}
+
+
+async def test_hits_of_chats_alone_are_as_expected(images: Pool, record_property: Noted) -> None:
+    drawn: list[bytes] = []
+    before = len(images.logged())
+    async with site_of(drawn) as site:
+        traffic = ImageTraffic(random.Random(2), site, drawn)
+        for _ in range(ALONE):
+            await asyncio.sleep(HEARD_S)
+            body = traffic.body()
+            status, answer = await images.ask("/v1/chat/completions", body)
+            assert status == 200, answer
+            traffic.answered(body, answer)
+    told = await hits(images, before, ALONE)
+    # Of a prompt of whole blocks that are all cached vLLM computes the last one, the router the
+    # last token.
+    seen = [(expected // BLOCK_SIZE * BLOCK_SIZE, cached) for expected, cached in told]
+    record_property("images through a router", counted(seen))
+    assert sum(cached > 0 for _, cached in seen) > ALONE / 3
+    assert len(unequal(seen)) <= ALONE * (1 - EXACT_SHARE), unequal(seen)
+    assert not above(seen)

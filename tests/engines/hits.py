@@ -1,0 +1,37 @@
+"""Expected hits beside what the engine found cached, by the lines of a router's access log."""
+
+from __future__ import annotations
+
+from tests.engines.pool import Pool
+from tests.live.stack import until
+
+Hits = list[tuple[int, int]]  # (expected, cached) tokens of each request
+
+
+async def hits(pool: Pool, before: int, count: int) -> Hits:
+    """What the router expected of the requests after the first ones, and what was cached."""
+
+    async def written() -> bool:
+        return len(pool.logged()) >= before + count
+
+    await until(written, "all lines of the access log")
+    lines = pool.logged()[before:]
+    assert all(line["status"] == 200 for line in lines)
+    return [(line["expected_hit_tokens"], line["cached_tokens"]) for line in lines]
+
+
+def above(seen: Hits) -> Hits:
+    """Those of which too much was expected."""
+    return [one for one in seen if one[0] > one[1]]
+
+
+def unequal(seen: Hits) -> Hits:
+    """Those of which something else was expected."""
+    return [one for one in seen if one[0] != one[1]]
+
+
+def counted(seen: Hits) -> str:
+    """The figures in a line."""
+    found = sum(cached > 0 for _, cached in seen)
+    equal, too_many = len(seen) - len(unequal(seen)), len(above(seen))
+    return f"{equal} of {len(seen)} equal, {too_many} above; {found} found something"
