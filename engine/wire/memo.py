@@ -254,6 +254,8 @@ class MemoEncoder:
     Texts of more than `max_chars` are refused.
     """
 
+    cuts_chats = True  # engines that render by a template obey `truncate_prompt_tokens`
+
     def __init__(
         self,
         tokenizer: Tokenizer,

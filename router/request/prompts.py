@@ -315,7 +315,8 @@ class PromptReader:
             reasoning_effort=effort if isinstance(effort, str) else None,
             add_special_tokens=options.add_special_tokens is True,
         )
-        return [_kept(encoder.encode_chat(chat, self._now_s(), salt), scanned)]
+        ids = encoder.encode_chat(chat, self._now_s(), salt)
+        return [_kept(ids, scanned) if encoder.cuts_chats else ids]
 
     async def _in_thread(self, threads: InTurn, turn: int | None, work: Callable[[], T]) -> T:
         if self._waiting >= self._waiting_max:

@@ -32,6 +32,10 @@ TokenizerMode = Literal["auto", "hf", "mistral"]
 class PromptEncoder(Protocol):
     """Makes token ids of prompts as one kind of engine does. Several threads may call it."""
 
+    @property
+    def cuts_chats(self) -> bool:
+        """True if the engine obeys `truncate_prompt_tokens` of chats."""
+
     def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
         """Return the ids of a plain prompt. Raises PromptError."""
 
@@ -84,6 +88,8 @@ class Encoders:
 
 class _WithoutChats:
     """The encoder of plain prompts where what renders chats is not installed."""
+
+    cuts_chats = True
 
     def __init__(self, usual: PromptEncoder) -> None:
         self.encode = usual.encode

@@ -50,6 +50,8 @@ class HarmonyEncoder:
     Chats of more than `max_chars` are refused.
     """
 
+    cuts_chats = False
+
     def __init__(
         self,
         texts: MemoEncoder | None,

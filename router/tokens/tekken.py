@@ -24,6 +24,7 @@ from engine.wire.tokens import MAX_MESSAGES, Chat, Message, PromptError
 from router.tokens.pieces import Piece, cut, ids_of
 
 _MEMO_NAME = b"tekken"
+_PARTS = frozenset({"text", "thinking"})
 _ID_CHARS = 9  # of a call, as Mistral's models know them
 _EFFORT_VERSION = 15  # of the tokenizer, from which on chats have an effort
 _EFFORTS = frozenset(effort.value for effort in ReasoningEffort)
@@ -54,6 +55,8 @@ class TekkenEncoder:
 
     Prompts of more than `max_chars` are refused. Raises ValueError where the file does not parse.
     """
+
+    cuts_chats = True
 
     def __init__(self, file: Path, memo: PieceMemo, max_chars: int | None = None) -> None:
         try:
@@ -140,8 +143,13 @@ def _joined(tokens: Sequence[int], texts: Sequence[Tokens]) -> Iterator[Tokens]:
 
 
 def _prepared(message: Message) -> Message:
-    """The message with ids of calls as short as the model knows them."""
-    role = message.get("role")
+    """The message with ids of calls as short as the model knows them.
+
+    Media are refused: mistral-common would fetch them.
+    """
+    role, content = message.get("role"), message.get("content")
+    if isinstance(content, list) and any(part["type"] not in _PARTS for part in content):
+        raise PromptError("a part that is no text", "messages")
     if role == "assistant":
         calls = [
             {**call, "id": call["id"][-_ID_CHARS:]} for call in message.get("tool_calls") or ()

@@ -35,6 +35,21 @@ async def test_each_kind_has_its_encoder(scanned: Scanned) -> None:
     assert ids["new"] == ids["other"]
 
 
+@pytest.mark.parametrize("cuts", [True, False])
+async def test_chats_are_cut_where_the_engine_cuts_them(
+    cuts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(OWN, "cuts_chats", cuts, raising=False)
+    encoders = Encoders(None, {"vllm": OWN}, OWN.memo)
+    check = TokenCheck(lambda: 0.0, lambda: 1.0)
+    with ThreadPoolExecutor(1) as executor:
+        reader = PromptReader(encoders, executor, lambda: NOW_S, 8, check, kind_of=KINDS.get)
+        asked = chat("a b c d e f", truncate_prompt_tokens=2)
+        assert ((await reader.read(asked, "m", [16])).tokens == 2) is cuts
+        text = completion("a b c d e f", truncate_prompt_tokens=2)
+        assert (await reader.read(text, "m", [16])).tokens == 2
+
+
 async def test_a_kind_without_an_encoder_is_read_as_text() -> None:
     encoders = Encoders(None, {"vllm": OWN}, OWN.memo)
     check = TokenCheck(lambda: 0.0, lambda: 1.0)

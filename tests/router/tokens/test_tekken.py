@@ -135,6 +135,8 @@ def test_the_next_turn_costs_its_own_text(made: TekkenEncoder) -> None:
         Chat(messages=[USER, {"role": "tool", "tool_call_id": 5, "content": "x"}]),
         Chat(messages=[USER, ANSWER, {"role": "system", "content": "later"}]),
         Chat(messages=[USER], tools=[{"type": "function"}]),
+        Chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]),
+        Chat(messages=[{"role": "user", "content": [{"text": "x"}]}]),
     ],
 )
 def test_what_vllm_refuses_is_refused(made: TekkenEncoder, chat: Chat) -> None:
