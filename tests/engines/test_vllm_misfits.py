@@ -5,6 +5,7 @@ Each is named in the router's log or by `/workers`, and none is fatal: requests 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -25,6 +26,9 @@ from tests.engines.traffic import requests
 from tests.engines.vllm_server import BLOCK_SIZE, BLOCKS, MODEL
 from tests.live.event_relay import EventRelay, relaying
 from tests.live.stack import until
+
+# vLLM tells of a step's blocks in a thread of its own: answers may overtake it.
+HEARD_S = 0.05
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -145,6 +149,41 @@ async def test_a_renderer_is_no_worker(seat: Pool) -> None:
             assert RENDERER in report.text()
         with pytest.raises(DoctorError, match="it is a renderer, not a worker"):
             await examine([renderer.url], Options(seconds=0.2))
+
+
+async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> None:
+    """For a router without a tokenizer, before a server that renders nothing itself."""
+    flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
+    asked = [one for one in requests(seed=41, count=60) if one[1]["model"] == MODEL]
+    async with started(seat, renders=True, flags=flags) as renderer:
+        more = ("--renderers", renderer.url, "--policy", "round_robin")
+        spec = seat.servers[0].spec
+        async with routed(seat, spec, tokenizes=False, more=more) as pool:
+
+            def is_because(mode: str, cause: str | None) -> Callable[[dict[str, Any]], bool]:
+                return lambda row: bool(
+                    row["hits"] and (row["hits"]["mode"], row["hits"]["cause"]) == (mode, cause)
+                )
+
+            async def answered(count: int) -> list[tuple[int, int]]:
+                before = len(pool.logged())
+                for path, body in asked[:count]:
+                    status, answer = await pool.ask(path, body)
+                    assert status == 200, answer
+                    await asyncio.sleep(HEARD_S)
+                return (await expectations(pool, before + count))[before:]
+
+            await until_row(pool, 0, "exact", is_because("exact", None))
+            seen = await answered(len(asked))
+            assert [one for one in seen if one[0] != one[1]] == []
+            assert sum(cached > 0 for _, cached in seen) > len(asked) / 4
+            await renderer.kill()
+            await answered(10)
+            await until_row(pool, 0, "approximate", is_because("approximate", "renderer-failing"))
+            await renderer.start()
+            await renderer.until_healthy()
+            await until_row(pool, 0, "exact again", is_because("exact", None))
+            assert [one for one in await answered(10) if one[0] != one[1]] == []
 
 
 @FULL

@@ -98,14 +98,37 @@ async def test_hits_of_chats_alone_are_as_expected(coded: Served, record_propert
 
 
 async def test_without_exact_ids_hits_are_guesses(coded: Served, record_property: Noted) -> None:
-    """Chats like these as a router without a tokenizer matches them."""
+    """Chats like these as a router without a tokenizer or a renderer matches them."""
     model, pool = coded
-    async with routed(pool, pool.servers[0].spec, tokenizes=False) as other:
+    never = ("--render", "never")
+    async with routed(pool, pool.servers[0].spec, tokenizes=False, more=never) as other:
         await other.router.until_state(0, "ready")
         seen = await hits(other, bodies(model, 4), CHATS)
     equal = sum(expected == cached for expected, cached in seen)
     record_property(f"{model.name} by text", f"{equal} of {CHATS} equal")
     assert equal < CHATS * EXACT_SHARE
+
+
+async def test_hits_are_as_expected_by_vllms_own_renderer(
+    coded: Served, record_property: Noted
+) -> None:
+    """A router without a tokenizer asks the server for the ids of each chat."""
+    model, pool = coded
+    async with routed(pool, pool.servers[0].spec, tokenizes=False) as other:
+        await other.router.until_state(0, "ready")
+
+        async def exact() -> bool:
+            return bool((await other.router.row(0))["hits"]["mode"] == "exact")
+
+        await until(exact, "the renderer")
+        await hits(other, bodies(model, 5), 3)
+        await asyncio.sleep(2 * HEARD_S)
+        seen = await hits(other, bodies(model, 6), CHATS)
+    equal = sum(expected == cached for expected, cached in seen)
+    found = sum(cached > 0 for _, cached in seen)
+    record_property(f"{model.name} by renderer", f"{equal} of {CHATS} equal; {found} found")
+    assert found > CHATS / 2
+    assert equal >= CHATS * EXACT_SHARE, [one for one in seen if one[0] != one[1]]
 
 
 async def hits(pool: Pool, drawn: Iterator[dict[str, Any]], count: int) -> list[tuple[int, int]]:
