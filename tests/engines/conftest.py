@@ -201,7 +201,9 @@ async def coded(
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VLLM_SYSTEM_START_DATE", DAY)
-        async with _pool([server], folder, "--harmony-date", DAY) as pool:
+        # The router's own ids are tried, not those that vLLM renders for it.
+        flags = ("--harmony-date", DAY, "--render", "never")
+        async with _pool([server], folder, *flags) as pool:
             yield made, pool
 
 
