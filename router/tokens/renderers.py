@@ -2,7 +2,7 @@
 
 A renderer is a worker whose engine renders, or a server that the configuration names. Each is asked
 a small chat before it is used. One that fails several times in a row is left alone until it answers
-that chat again, at most a minute later; one that refuses, as it was started without the flag, is
+that chat again, at most ten seconds later; one that refuses, as it was started without the flag, is
 asked again after `recheck_s`.
 """
 
@@ -34,7 +34,7 @@ _Status = Literal["new", "able", "refused", "failing"]
 RESULTS = ("rendered", "refused", "late", "failed", "busy")
 
 _FAILURES_OUT = 3  # in a row
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 _LOOKED_AT = 8  # renderers of a model, for one request
 _ANSWER_BYTES, _ANSWER_BYTES_MAX = 1 << 20, 64 << 20
 _ANSWER_SHARE = 16  # bytes of the answer for one of the request: a number and a comma per byte

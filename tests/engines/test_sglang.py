@@ -16,7 +16,7 @@ from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
 from tests.effort import QUICK
 from tests.engines.answered import answer_of, base_requests
 from tests.engines.heard import until_heard_again
-from tests.engines.pool import Pool
+from tests.engines.pool import Pool, routed
 from tests.engines.sglang_server import SglangServer
 from tests.engines.streamed import stream
 from tests.engines.traffic import words
@@ -26,6 +26,7 @@ from tests.live.stack import until
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 PREDICTIONS = 150 if QUICK else 400
+RENDERED = 60  # requests whose token ids SGLang makes
 STREAMS = 6
 TOKENS = 100
 RUST, PYTHON = 0, 1  # workers
@@ -85,6 +86,31 @@ async def test_hits_are_as_expected_and_the_index_is_sglangs_own_tree(sglang: Po
     for server in sglang.servers:
         assert "tree core" in server.log.read_text().lower()
     await until_true(sglang)
+
+
+async def test_hits_are_as_expected_by_sglangs_own_token_ids(sglang: Pool) -> None:
+    """A router without a tokenizer asks the servers for the ids of each prompt."""
+    servers = tuple(sglang.servers)
+    async with routed(sglang, servers=servers, tokenizes=False) as pool:
+
+        async def exact() -> bool:
+            hits = [row.get("hits") for row in await pool.router.rows()]
+            return all(one and one["mode"] == "exact" for one in hits)
+
+        await until(exact, "the servers to give token ids")
+        asked = list(base_requests(seed=31, count=RENDERED))
+        for path, body in asked:
+            status, answer = await pool.ask(path, body)
+            assert status == 200, answer
+
+        async def written() -> bool:
+            return len(pool.logged()) >= len(asked)
+
+        await until(written, "all lines of the access log")
+        lines = pool.logged()
+        off = [line for line in lines if line["expected_hit_tokens"] != line["cached_tokens"]]
+        assert not off, [(one["expected_hit_tokens"], one["cached_tokens"]) for one in off]
+        assert sum(line["cached_tokens"] > 0 for line in lines) > RENDERED / 4
 
 
 async def test_the_index_is_true_again_after_a_crowd_that_evicts(sglang: Pool) -> None:

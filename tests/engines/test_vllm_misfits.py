@@ -154,36 +154,44 @@ async def test_a_renderer_is_no_worker(seat: Pool) -> None:
 async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> None:
     """For a router without a tokenizer, before a server that renders nothing itself."""
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    asked = [one for one in requests(seed=41, count=60) if one[1]["model"] == MODEL]
     async with started(seat, renders=True, flags=flags) as renderer:
         more = ("--renderers", renderer.url, "--policy", "round_robin")
         spec = seat.servers[0].spec
         async with routed(seat, spec, tokenizes=False, more=more) as pool:
 
             def is_because(mode: str, cause: str | None) -> Callable[[dict[str, Any]], bool]:
-                return lambda row: bool(
-                    row["hits"] and (row["hits"]["mode"], row["hits"]["cause"]) == (mode, cause)
-                )
+                def shown(row: dict[str, Any]) -> bool:
+                    hits = row.get("hits")
+                    return bool(hits and (hits["mode"], hits["cause"]) == (mode, cause))
 
-            async def answered(count: int) -> list[tuple[int, int]]:
-                before = len(pool.logged())
-                for path, body in asked[:count]:
-                    status, answer = await pool.ask(path, body)
-                    assert status == 200, answer
-                    await asyncio.sleep(HEARD_S)
-                return (await expectations(pool, before + count))[before:]
+                return shown
+
+            async def answered(seed: int, count: int) -> list[tuple[int, int]]:
+                before, asked = len(pool.logged()), 0
+                for path, body in requests(seed, count):
+                    if body["model"] == MODEL:
+                        status, answer = await pool.ask(path, body)
+                        assert status == 200, answer
+                        asked += 1
+                        await asyncio.sleep(HEARD_S)
+                return (await expectations(pool, before + asked))[before:]
 
             await until_row(pool, 0, "exact", is_because("exact", None))
-            seen = await answered(len(asked))
-            assert [one for one in seen if one[0] != one[1]] == []
-            assert sum(cached > 0 for _, cached in seen) > len(asked) / 4
+            seen = await answered(41, 60)
+            assert other_blocks(seen) == []
+            assert sum(cached > 0 for _, cached in seen) > len(seen) / 4
             await renderer.kill()
-            await answered(10)
+            await answered(42, 12)
             await until_row(pool, 0, "approximate", is_because("approximate", "renderer-failing"))
             await renderer.start()
             await renderer.until_healthy()
             await until_row(pool, 0, "exact again", is_because("exact", None))
-            assert [one for one in await answered(10) if one[0] != one[1]] == []
+            assert other_blocks(await answered(43, 12)) == []
+
+
+def other_blocks(seen: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those with more or fewer blocks expected than cached: vLLM counts whole ones."""
+    return [one for one in seen if one[0] // BLOCK_SIZE != one[1] // BLOCK_SIZE]
 
 
 @FULL

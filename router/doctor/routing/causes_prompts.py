@@ -26,7 +26,8 @@ def no_tokenizer(facts: PoolFacts) -> RoutingVerdict | None:
             Figure(f"{percent(share)} of prompt tokens are approximate", _EXPLAIN),
             Figure("models with a tokenizer: 0", "warmroute_tokenizer_exact"),
         ),
-        "--tokenizer DIR: the model's folder, as the engines serve it",
+        "--tokenizer DIR: the model's folder, as the engines serve it; or vLLM with "
+        "--enable-scale-out, which the router then asks for token ids",
         share,
     )
 
