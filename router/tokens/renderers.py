@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,7 @@ RESULTS = ("rendered", "refused", "late", "failed", "busy")
 
 _FAILURES_OUT = 3  # in a row
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+_SORT_S = 0.1  # between two sortings of all renderers at the least
 _LOOKED_AT = 8  # renderers of a model, for one request
 _ANSWER_BYTES, _ANSWER_BYTES_MAX = 1 << 20, 64 << 20
 _ANSWER_SHARE = 16  # bytes of the answer for one of the request: a number and a comma per byte
@@ -129,6 +131,7 @@ class Renderers:
         self._terms = terms
         self._known: dict[str, Renderer] = {}  # by URL
         self._pools: dict[str, _RendererPool] = {}  # by model
+        self._sorted_s = -math.inf
         self._told: set[str] = set()  # flags that the log has named
         self._calls = 0
         self.changes = 0  # how often there was another set of renderers
@@ -210,6 +213,7 @@ class Renderers:
             pools[model] = pool
             self._warn_of_names(model, pool)
         self._pools = pools
+        self._sorted_s = self._clock()
 
     def _warn_of_names(self, model: str, pool: _RendererPool) -> None:
         for one in pool.renderers:
@@ -281,10 +285,10 @@ class Renderers:
     def kind(self, model: str) -> str | None:
         """Return the kind of engine that serves a model; None if there are several, or none."""
         pool = self._pools.get(model)
-        if pool is None:  # its workers joined since the last look
+        if pool is None and self._clock() - self._sorted_s >= _SORT_S:  # workers may have joined
             self._sort()
-            pool = self._pools.setdefault(model, _RendererPool())
-        return pool.kind
+            pool = self._pools.get(model)
+        return None if pool is None else pool.kind
 
     def renders(self, model: str, path: str, media: bool = False) -> bool:
         """Return True if some renderer can be asked for a request now."""
@@ -330,11 +334,13 @@ class Renderers:
             return None
         except TimeoutError:
             self.results["late"] += 1
-            self._call_failed(one, TimeoutError("no answer in time"))
+            if not media:  # whose addresses a client can choose so that nobody answers
+                self._call_failed(one, TimeoutError("no answer in time"))
             return None
         except (aiohttp.ClientError, OSError, WireError) as error:
             self.results["failed"] += 1
-            self._call_failed(one, error)
+            if not media or isinstance(error, aiohttp.ClientConnectionError):
+                self._call_failed(one, error)
             return None
         finally:
             self._calls -= 1

@@ -66,12 +66,15 @@ class FaultyRenderer:
         body = await http.read()
         fields: dict[str, Any] = msgspec.json.decode(body)
         probed = fields["messages"] == [{"role": "user", "content": "a"}]
-        ids = self._tokenizer.encode_chat(msgspec.convert(fields, Chat), 0.0)
+        shown = fields if b"image_url" not in body else {"messages": [{"role": "user"}]}
+        ids = self._tokenizer.encode_chat(msgspec.convert(shown, Chat), 0.0)
         match self.fault:
             case "hanging":
                 await asyncio.sleep(3_600)
             case "slow" if not probed:
                 await asyncio.sleep(1)
+            case "breaks on images" if b"image_url" in body:
+                return web.Response(status=500, text="no such image")
             case "breaks":
                 return web.Response(status=500, text="broken")
             case "forbidden":

@@ -189,3 +189,25 @@ async def test_requests_are_answered_whatever_the_renderer_does(tmp_path: Path, 
                 assert decision["expected_hit_tokens"] == found(answer)
             assert "Traceback" not in stack.router.log.read_text()
             await stack.assert_idle()
+
+
+async def test_a_client_with_images_that_nobody_serves_stops_no_renderer(tmp_path: Path) -> None:
+    """Its own requests are placed by text; those of others are rendered as before."""
+    rng = random.Random(7)
+    model = write_model(tmp_path / "model")
+    image = {"type": "image_url", "image_url": {"url": "http://127.0.0.1:9/none.png"}}
+    async with faulty_renderer(MODEL, model) as renderer:
+        router = ["--render", "given", "--renderers", renderer.url]
+        async with rendering(tmp_path, router=router) as stack:
+            await until_cause(stack, "exact", None)
+            await renderer.turn("breaks on images")
+            for _ in range(6):
+                text = {"type": "text", "text": words(rng, 30)}
+                async with stack.http.post(
+                    f"{stack.url}/v1/chat/completions",
+                    json={"model": MODEL, "messages": [{"role": "user", "content": [image, text]}]},
+                ) as reply:
+                    await reply.read()
+            assert await counted(stack, "warmroute_render_calls_total", 'result="failed"') == 6
+            decision, _ = await asked(stack, [said(words(rng, 60))])
+            assert not decision["approximate"]

@@ -62,7 +62,7 @@ async def test_a_kind_without_an_encoder_is_read_as_text() -> None:
 def test_a_model_of_several_kinds_has_none() -> None:
     def member(kind: str | None, *models: str) -> Any:
         facts = SimpleNamespace(models=models, has_events=True)
-        recognized = kind and SimpleNamespace(kind=kind, facts=facts)
+        recognized = kind and SimpleNamespace(kind=kind, facts=facts, model_path=None)
         return SimpleNamespace(recognized=recognized, ready=True)
 
     listed = [("vllm", "a", "b"), ("sglang", "b", "c"), (None,), ("vllm",)]
