@@ -19,6 +19,10 @@ MAX_TOKENS = 1 << 24  # of one prompt
 Post = Callable[[str, bytes], Awaitable[bytes]]
 
 
+class NotRenderedError(Exception):
+    """A renderer of this kind does not make the prompt of such a request as its engine does."""
+
+
 class Rendered(NamedTuple):
     """One prompt as its engine reads it."""
 
@@ -45,5 +49,6 @@ class RenderWay(Protocol):
     async def render(self, post: Post, path: str, body: bytes) -> Sequence[Rendered]:
         """Return each prompt of a request, at least one.
 
-        Raises WireError for an answer that makes no sense, and what `post` raises.
+        Raises NotRenderedError, WireError for an answer that makes no sense, and what `post`
+        raises.
         """

@@ -20,6 +20,7 @@ from router.engines.render_way import (
     CHATS,
     COMPLETIONS,
     MAX_TOKENS,
+    NotRenderedError,
     Post,
     Rendered,
 )
@@ -91,6 +92,9 @@ def _ids(raw: msgspec.Raw, where: str) -> Tokens:
     return found
 
 
+_TOKENIZE_ONLY = ("add_generation_prompt", "add_special_tokens")
+
+
 class _TokensAnswer(msgspec.Struct):
     tokens: msgspec.Raw
 
@@ -107,8 +111,13 @@ class SglangRender:
         return path in (CHATS, COMPLETIONS)
 
     async def render(self, post: Post, path: str, body: bytes) -> Sequence[Rendered]:
-        """Return each prompt of a request."""
+        """Return each prompt of a request.
+
+        `/v1/tokenize` obeys two fields of chats that chats themselves do not have.
+        """
         url = "/v1/tokenize"
+        if path == CHATS and any(value is not None for value in values_in(body, _TOKENIZE_ONLY)):
+            raise NotRenderedError
         reply = await post(url, body)
         return await _read(reply, lambda: _all_tokens(reply, url))
 
@@ -143,7 +152,9 @@ class LlamaCppRender:
             text = decoded(reply, _TemplateAnswer, "/apply-template").prompt
         else:
             (raw,) = values_in(body, ("prompt",))
-            text = decoded(raw or b"null", str, "prompt")
+            if raw is None or not raw.startswith(b'"'):
+                raise NotRenderedError
+            text = decoded(raw, str, "prompt")
         asked = {"content": text, "add_special": True, "parse_special": True}
         tokens = await post("/tokenize", msgspec.json.encode(asked))
         return await _read(tokens, lambda: _all_tokens(tokens, "/tokenize"))

@@ -379,7 +379,9 @@ def _rendered_prompt(
     total, longest = sum(lengths) + found.rest_tokens, max(lengths)
     asides = () if isinstance(scanned, Plain) else _asides(scanned)
     prompt = Prompt(total, longest, chains, False, (), *asides)
-    return replace(prompt, begins=found.rest_tokens > 0, rendered_by=found.renderer)
+    # A client may serve engine and renderer different images, so their counts judge nothing.
+    by = "" if any(one.media for one in found.rendered) else found.renderer
+    return replace(prompt, begins=found.rest_tokens > 0, rendered_by=by)
 
 
 def _asides(scanned: Scanned) -> tuple[str, Sequenced | None, bool, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from router.core.workers.hit_modes import TokenState
@@ -128,6 +128,11 @@ class TokenCheck:
         for account in self._accounts.values():
             account.failing.discard(worker_id)
             account.failing_tools.discard(worker_id)
+
+    def drop(self, models: Iterable[str]) -> None:
+        """Forget what was counted of models: nobody answers by that name any more."""
+        for model in models:
+            self._accounts.pop(model, None)
 
     def _account(self, model: str) -> _Account | None:
         if model not in self._accounts:

@@ -25,6 +25,10 @@ _EFFORTS = {
     "high": harmony.ReasoningEffort.HIGH,
 }
 _MEMO_NAME = b"harmony"
+# What a client's values of other types, sizes and depths make of this code and of harmony's.
+_MALFORMED = (
+    *(ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError),
+)
 
 
 class Turn(NamedTuple):
@@ -87,7 +91,9 @@ class HarmonyEncoder:
             raise PromptError("harmony does not know this effort", "reasoning_effort")
         try:
             pieces = [*self._preamble(chat, now_s), *self._of_turns(chat)]
-        except (AttributeError, KeyError, TypeError, UnicodeEncodeError) as error:
+        except PromptError:
+            raise
+        except _MALFORMED as error:
             raise PromptError(f"the chat is malformed: {error!r}", "messages") from error
         chars = sum(piece.chars for piece in pieces)
         if self._max_chars is not None and chars > self._max_chars:
@@ -151,7 +157,7 @@ class HarmonyEncoder:
                 content = content.with_function_tools(list(map(_described, turn.tools)))
             message = harmony.Message.from_role_and_content(harmony.Role.DEVELOPER, content)
             ids: list[int] = self._encoding.render(message)
-        except (ValueError, KeyError, TypeError, harmony.HarmonyError) as error:
+        except (*_MALFORMED, harmony.HarmonyError) as error:
             raise PromptError(f"harmony refuses the instructions or tools: {error}") from error
         return ids
 

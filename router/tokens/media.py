@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import msgspec
 import numpy.typing as npt
 import xxhash
 
@@ -16,11 +16,32 @@ from router.engines.media import Medium
 
 # Parts whose content is text (vLLM 0.33 and OpenAI's API).
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking"})
-# The type of another part, in a message's JSON; calls of functions are none.
-_MEDIUM = re.compile(
-    rb'"type"\s*:\s*"(?!(?:text|input_text|output_text|refusal|thinking|function)")'
-)
+_TEXT_TYPES = tuple(TEXT_PARTS)  # compared with any JSON value
 _SHORT_CHARS = 64  # of names and options, which are kept as they are
+_ADDRESS_BYTES = 64  # of a text, in which an address shows itself
+_MAX_NESTED = 64  # deeper values of a medium count as one
+_MAX_OBJECTS = 4  # nested, in which an address is looked for
+
+
+class MessageMedia(NamedTuple):
+    """The media of one message. Lifetime: call."""
+
+    has_media: bool
+    has_addresses: bool  # of media that are not in the message itself
+
+
+NO_MEDIA = MessageMedia(False, False)
+
+
+class _Content(msgspec.Struct):
+    content: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_RawPart = dict[str, msgspec.Raw]
+_JSON = msgspec.json.Decoder()
+_MESSAGE = msgspec.json.Decoder(_Content)
+_PART = msgspec.json.Decoder(_RawPart)
+_PARTS = msgspec.json.Decoder(list[_RawPart])
 
 
 def has_media(messages: Iterable[Message]) -> bool:
@@ -31,9 +52,41 @@ def has_media(messages: Iterable[Message]) -> bool:
     )
 
 
-def may_have_media(body: bytes | memoryview) -> bool:
-    """Return False if messages, as JSON, have no part that is not text."""
-    return _MEDIUM.search(body) is not None
+def media_in(message: bytes | msgspec.Raw) -> MessageMedia:
+    """Return what a message, as JSON, has of media; of one that cannot be read the worst.
+
+    A part is text by its type alone: vLLM takes parts without a type for media, too.
+    """
+    try:
+        content = memoryview(_MESSAGE.decode(message).content)
+        if bytes(content[:1]) != b"[":
+            return NO_MEDIA
+        media = [part for part in _PARTS.decode(content) if not _is_text(part)]
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return MessageMedia(True, True)
+    return MessageMedia(bool(media), any(_is_outside(part) for part in media))
+
+
+def _is_text(part: _RawPart) -> bool:
+    kind = part.get("type")
+    return kind is not None and _JSON.decode(kind) in _TEXT_TYPES
+
+
+def _is_outside(part: _RawPart, nested: int = 0) -> bool:
+    """Return True if a part may name an address, of which others can change what is there."""
+    for name, value in part.items():
+        text = memoryview(value)
+        if name == "type":
+            continue
+        if bytes(text[:1]) == b"[" or nested > _MAX_OBJECTS:
+            return True
+        if bytes(text[:1]) == b"{" and _is_outside(_PART.decode(text), nested + 1):
+            return True
+        begin = bytes(text[:_ADDRESS_BYTES])
+        is_text = begin[:1] == b'"' and not begin.startswith(b'"data:')
+        if is_text and (b":" in begin or b"\\" in begin):
+            return True
+    return False
 
 
 def without_media(messages: Iterable[Message]) -> list[Message]:
@@ -53,14 +106,16 @@ def _is_medium(part: Any) -> bool:
     return isinstance(part, dict) and part.get("type") not in TEXT_PARTS
 
 
-def _digested(value: Any) -> Any:
+def _digested(value: Any, nested: int = 0) -> Any:
     """The same value with long texts (addresses, base64) replaced by their digests."""
+    if nested >= _MAX_NESTED:
+        return "deep"
     if isinstance(value, str) and len(value) > _SHORT_CHARS:
         return xxhash.xxh3_128_hexdigest(value.encode("utf-8", "surrogatepass"))
     if isinstance(value, dict):
-        return {_digested(key): _digested(inner) for key, inner in value.items()}
+        return {_digested(key): _digested(inner, nested + 1) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_digested(inner) for inner in value]
+        return [_digested(inner, nested + 1) for inner in value]
     return value
 
 

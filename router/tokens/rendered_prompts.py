@@ -10,7 +10,6 @@ from typing import NamedTuple, TypeVar
 
 from router.body.scan import LONG_BYTES
 from router.engines.render_way import Rendered
-from router.tokens.media import may_have_media
 from router.tokens.renderers import Renderers
 from router.tokens.turns import BYTES_A_TOKEN, KnownTurn, MessageFacts, TurnMemo
 
@@ -98,9 +97,7 @@ class RenderedPrompts:
         return await self._render(asked, turn)
 
     async def _render(self, asked: RenderRequest, turn: KnownTurn) -> RenderedPrompt | None:
-        found = await self._renderers.render(
-            asked.model, asked.path, asked.body, _has_media(asked, turn)
-        )
+        found = await self._renderers.render(asked.model, asked.path, asked.body, turn.has_media)
         if found is None:
             return None
         rendered, renderer = found
@@ -116,7 +113,7 @@ class RenderedPrompts:
         async def render() -> None:
             try:
                 await asyncio.sleep(_BESIDE_AFTER_S)
-                media = _has_media(asked, turn)
+                media = turn.has_media
                 found = await self._renderers.render(
                     asked.model, asked.path, asked.body, media, waited_for=False
                 )
@@ -131,7 +128,7 @@ class RenderedPrompts:
 
     def _keys(self, asked: RenderRequest) -> tuple[Sequence[bytes], list[MessageFacts], bool]:
         salt = "" if asked.salt is None else f"salt {asked.salt}"
-        name = f"{self._renderers.changes} {len(asked.model)} {asked.model} {salt}"
+        name = f"{self._renderers.version(asked.model)} {len(asked.model)} {asked.model} {salt}"
         return self._memo.keys_of(asked.body, asked.path, name)
 
     async def close(self) -> None:
@@ -139,8 +136,3 @@ class RenderedPrompts:
         for task in list(self._beside.values()):
             task.cancel()
         await asyncio.gather(*self._beside.values(), return_exceptions=True)
-
-
-def _has_media(asked: RenderRequest, turn: KnownTurn) -> bool:
-    """Return True if a request may have media; tools, whose types are others, are none."""
-    return turn.has_media if turn.keys else may_have_media(asked.body)

@@ -21,17 +21,20 @@ import msgspec
 
 from engine.wire.events import WireError
 from router.engines.adapter import ask, decoded
-from router.engines.render_way import CHATS, Post, Rendered, RenderWay
+from router.engines.render_way import CHATS, NotRenderedError, Post, Rendered, RenderWay
 from router.engines.rendering import LlamaCppRender, SglangRender, VllmRender
 from router.engines.table import OPENAI, adapter_of
 from router.engines.vllm import WARMROUTE
 from router.fleet.manager import FleetManager
+from router.fleet.recognize import Recognized
 from router.tokens.check import TokenCheck
 
 log = logging.getLogger(__name__)
 
 RenderState = Literal["none", "able", "refused", "failing", "differs"]
-_Status = Literal["new", "able", "refused", "failing"]
+# "suspect": it failed several times in a row, and the next probe says whose fault that is.
+_Status = Literal["new", "able", "suspect", "refused", "failing"]
+_ASKED = ("able", "suspect")
 RESULTS = ("rendered", "refused", "late", "failed", "busy")
 
 _FAILURES_OUT = 3  # in a row
@@ -43,7 +46,10 @@ _ANSWER_SHARE = 16  # bytes of the answer for one of the request: a number and a
 _LONG_BODY_BYTES = 1 << 20  # has the whole time; a short one 0.3 of it
 _SHORT_SHARE = 0.3
 _BESIDE_SHARE = 10.0
-_NOT_THERE = frozenset({401, 403, 404, 405, 501})
+_NOT_THERE = frozenset({401, 403, 404, 405})
+_MEDIA_SHARE = (
+    0.5  # of all calls at a time, that those with media may be; and those beside requests
+)
 _MAX_GIVEN_MODELS = 1_024
 _SHOWN_PATHS = 4
 _SHOWN_CHARACTERS = 200  # of an error
@@ -69,7 +75,7 @@ class Renderer:
     url: str
     kind: str  # of the engine whose prompts it makes
     way: RenderWay
-    models: frozenset[str]
+    models: Sequence[str]  # the base model first
     of: object  # what was recognized there; None: the configuration names it
     model_path: str | None = None  # what it calls its model, and names images by
     status: _Status = "new"
@@ -92,11 +98,19 @@ class RenderRefusedError(Exception):
 class _RendererPool:
     """The renderers of one model. Lifetime: until the next look."""
 
-    renderers: list[Renderer] = field(default_factory=list)
+    given: list[Renderer] = field(default_factory=list)  # by the configuration: asked first
+    workers: list[Renderer] = field(default_factory=list)
     kind: str | None = None  # of its workers
     has_events: bool = False  # some of its workers tell KV events
     start: int = 0  # where the next request begins to look
     model_paths: frozenset[str] = frozenset()  # what its workers call the model
+    recognized: Sequence[object] = ()  # its workers' engines, as they were recognized
+    version: int = 0  # how often these were others
+
+    @property
+    def renderers(self) -> list[Renderer]:
+        """All of them."""
+        return [*self.given, *self.workers]
 
     def names_images(self, one: Renderer) -> bool:
         """Return False if a renderer gives images other names than the workers do."""
@@ -133,8 +147,10 @@ class Renderers:
         self._pools: dict[str, _RendererPool] = {}  # by model
         self._sorted_s = -math.inf
         self._told: set[str] = set()  # flags that the log has named
-        self._calls = 0
-        self.changes = 0  # how often there was another set of renderers
+        self._calls: Counter[str] = Counter()  # that run now, by what for
+        self._seen: list[
+            tuple[object, object]
+        ] = []  # of what the renderers were sorted the last time
         self.results: Counter[str] = Counter()
         self.check = TokenCheck(
             clock,
@@ -152,7 +168,11 @@ class Renderers:
         """Follow the workers and the configuration, and probe what is due."""
         self._follow()
         now_s = self._clock()
-        due = [one for one in self._known.values() if one.status != "able" and now_s >= one.again_s]
+        due = [
+            one
+            for one in self._known.values()
+            if (one.status != "able" or one.of is None) and now_s >= one.again_s
+        ]
         outcomes = await asyncio.gather(*map(self._probe, due), return_exceptions=True)
         for one, error in zip(due, outcomes, strict=True):
             if isinstance(error, Exception):  # a defect here must not end the router
@@ -166,7 +186,7 @@ class Renderers:
         for url in terms.urls:
             known = self._known.get(url)
             if known is None or known.of is not None:
-                known = Renderer(url, "", VllmRender(), frozenset(), None)
+                known = Renderer(url, "", VllmRender(), (), None)
             wanted[url] = known
         for member in self._fleet.members.values() if terms.workers else ():
             seen = member.recognized
@@ -176,44 +196,67 @@ class Renderers:
             if way is None:
                 continue
             url, known = member.spec.url, self._known.get(member.spec.url)
-            models = frozenset(seen.facts.models)
             if known is None or known.of is not seen:
-                known = Renderer(url, seen.kind, way, models, seen, seen.model_path)
+                known = Renderer(url, seen.kind, way, seen.facts.models, seen, seen.model_path)
             wanted[url] = known
-        if wanted.keys() != self._known.keys() or any(
-            self._known[url] is not one for url, one in wanted.items()
-        ):
-            self.changes += 1
+        for url, one in self._known.items():
+            if wanted.get(url) is not one:  # another engine may count as it does
+                self.check.drop([_name(model, url) for model in one.models])
         self._known = wanted
 
     def _sort(self) -> None:
-        """Note which renderers each model has."""
-        kinds: dict[str, set[str]] = {}
-        events: set[str] = set()
-        paths: dict[str, set[str]] = {}
-        for member in self._fleet.members.values():
-            if member.recognized is not None and member.ready:
-                for model in member.recognized.facts.models:
-                    kinds.setdefault(model, set()).add(member.recognized.kind)
-                    if member.recognized.facts.has_events:
-                        events.add(model)
-                    if member.recognized.model_path is not None:
-                        paths.setdefault(model, set()).add(member.recognized.model_path)
-        pools: dict[str, _RendererPool] = {}
-        for model, of in kinds.items():
-            if len(of) > 1:  # each kind of engine makes prompts in its own way
-                pools[model] = _RendererPool(has_events=model in events)
-                continue
-            mine = [r for r in self._known.values() if r.kind in of and model in r.models]
-            given = [one for one in mine if one.of is None]
-            former = self._pools.get(model)
-            start = former.start if former else 0
-            pool = _RendererPool(given or mine, next(iter(of)), model in events, start)
-            pool.model_paths = frozenset(paths.get(model, ()))
-            pools[model] = pool
-            self._warn_of_names(model, pool)
-        self._pools = pools
+        """Note which renderers each model has, if workers or renderers have changed."""
+        members = [m for m in self._fleet.members.values() if m.recognized is not None]
+        seen: list[tuple[object, object]] = [(m.recognized, m.ready) for m in members]
+        seen += [(one, one.models) for one in self._known.values()]
         self._sorted_s = self._clock()
+        if len(seen) == len(self._seen) and all(
+            one[0] is other[0] and one[1] == other[1]
+            for one, other in zip(seen, self._seen, strict=True)
+        ):
+            return
+        self._seen = seen
+        renderers: dict[str, list[Renderer]] = {}
+        for renderer in self._known.values():
+            for model in renderer.models:
+                renderers.setdefault(model, []).append(renderer)
+        serving: dict[str, list[Recognized]] = {}
+        waiting: dict[str, list[Recognized]] = {}  # engines of workers that are not ready
+        for member in members:
+            if member.recognized is not None:
+                into = serving if member.ready else waiting
+                for model in member.recognized.facts.models:
+                    into.setdefault(model, []).append(member.recognized)
+        self._pools = {
+            model: self._pool(model, of, waiting.get(model, ()), renderers.get(model, ()))
+            for model, of in serving.items()
+        }
+
+    def _pool(
+        self,
+        model: str,
+        of: Sequence[Recognized],
+        waiting: Sequence[Recognized],
+        renderers: Iterable[Renderer],
+    ) -> _RendererPool:
+        """Return the renderers of a model, whose workers' engines are `of` and `waiting`."""
+        kinds = {one.kind for one in of}
+        pool = _RendererPool(has_events=any(one.facts.has_events for one in of))
+        pool.recognized = [*of, *waiting]
+        former = self._pools.get(model)
+        if former is not None:
+            known = set(map(id, former.recognized))
+            pool.start = former.start
+            pool.version = former.version + any(id(one) not in known for one in pool.recognized)
+        if len(kinds) > 1:  # each kind of engine makes prompts in its own way
+            return pool
+        (pool.kind,) = kinds
+        for one in renderers:
+            if one.kind == pool.kind:
+                (pool.given if one.of is None else pool.workers).append(one)
+        pool.model_paths = frozenset(one.model_path for one in of if one.model_path is not None)
+        self._warn_of_names(model, pool)
+        return pool
 
     def _warn_of_names(self, model: str, pool: _RendererPool) -> None:
         for one in pool.renderers:
@@ -229,7 +272,7 @@ class Renderers:
     async def _probe(self, one: Renderer) -> None:
         if one.of is None and not await self._found(one):
             return
-        model = next(iter(sorted(one.models)), "")
+        model = next(iter(one.models), "")
         chat = {"model": model, "messages": [{"role": "user", "content": "a"}]}
         try:
             async with asyncio.timeout(self._terms().probe_s):
@@ -244,6 +287,7 @@ class Renderers:
         if one.status == "failing":
             log.info("renderer %s answers again", one.url)
         one.status, one.why, one.failures = "able", "", 0
+        one.again_s = self._clock() + self._terms().recheck_s  # where it is asked for its models
 
     async def _found(self, one: Renderer) -> bool:
         """Ask a server of the configuration for its kind and its models; return True if told."""
@@ -265,22 +309,29 @@ class Renderers:
         except (aiohttp.ClientError, OSError, WireError, TimeoutError) as error:
             self._probe_failed(one, error)
             return False
-        one.models = frozenset(card.id for card in cards)
-        one.model_path = next((card.root for card in cards if card.parent is None), None)
+        bases = [card for card in cards if card.parent is None]
+        one.models = [card.id for card in (*bases, *(card for card in cards if card.parent))]
+        one.model_path = bases[0].root if bases else None
         return True
 
     def state(self, model: str) -> tuple[RenderState, str | None]:
         """Return whether prompts of a model can be rendered, and the flag that would allow it."""
         pool = self._pools.get(model)
-        if pool is None or not pool.renderers:
+        renderers = [] if pool is None else pool.renderers
+        if not renderers:
             return "none", None
-        if any(self._usable(one, model) for one in pool.renderers):
+        if any(self._usable(one, model) for one in renderers):
             return "able", None
-        if any(one.status == "able" for one in pool.renderers):
+        if any(one.status in _ASKED for one in renderers):
             return "differs", None
-        if all(one.status == "refused" for one in pool.renderers):
-            return "refused", pool.renderers[0].way.flag
+        if all(one.status == "refused" for one in renderers):
+            return "refused", renderers[0].way.flag
         return "failing", None
+
+    def version(self, model: str) -> int:
+        """Return a number that changes when engines of a model may make other prompts."""
+        pool = self._pools.get(model)
+        return 0 if pool is None else pool.version
 
     def kind(self, model: str) -> str | None:
         """Return the kind of engine that serves a model; None if there are several, or none."""
@@ -302,6 +353,7 @@ class Renderers:
     def shown(self) -> Iterable[tuple[str, int]]:
         """Return how many renderers there are, by status."""
         counts = Counter(one.status for one in self._known.values())
+        counts["able"] += counts["suspect"]
         return [(status, counts[status]) for status in ("new", "able", "refused", "failing")]
 
     async def render(
@@ -315,22 +367,22 @@ class Renderers:
         one = self._pick(model, path, media)
         if one is None:
             return None
-        if self._calls >= terms.calls:
+        use = "media" if media else "waiting" if waited_for else "beside"
+        most = terms.calls if use == "waiting" else terms.calls * _MEDIA_SHARE
+        if self._calls.total() >= terms.calls or self._calls[use] >= most:
             self.results["busy"] += 1
             return None
         share = min(1.0, _SHORT_SHARE + (1 - _SHORT_SHARE) * len(body) / _LONG_BODY_BYTES)
         share = _BESIDE_SHARE if not waited_for else 1.0 if media else share
-        self._calls += 1
+        self._calls[use] += 1
         one.in_flight += 1
         try:
             async with asyncio.timeout(terms.timeout_s * share):
                 rendered = await one.way.render(self._post(one, len(body)), path, body)
-        except RenderRefusedError as error:
+        except (NotRenderedError, RenderRefusedError) as error:
             self.results["refused"] += 1
-            if error.status in _NOT_THERE - {404}:  # 404: perhaps of the model alone
-                self._refused(one, error.status)
-            elif error.status == 404:
-                one.status, one.again_s = "new", self._clock()
+            if isinstance(error, RenderRefusedError):
+                self._call_refused(one, model, error.status)
             return None
         except TimeoutError:
             self.results["late"] += 1
@@ -339,11 +391,10 @@ class Renderers:
             return None
         except (aiohttp.ClientError, OSError, WireError) as error:
             self.results["failed"] += 1
-            if not media or isinstance(error, aiohttp.ClientConnectionError):
-                self._call_failed(one, error)
+            self._call_failed(one, error)
             return None
         finally:
-            self._calls -= 1
+            self._calls[use] -= 1
             one.in_flight -= 1
         self.results["rendered"] += 1
         one.failures, one.pause_s = 0, _PAUSE_S
@@ -355,22 +406,25 @@ class Renderers:
 
     def _pick(self, model: str, path: str, media: bool) -> Renderer | None:
         pool = self._pools.get(model)
-        if pool is None or not pool.renderers:
+        if pool is None:
             return None
-        pool.start = (pool.start + 1) % len(pool.renderers)
-        count = len(pool.renderers)
-        turn = (pool.renderers[(pool.start + at) % count] for at in range(min(count, _LOOKED_AT)))
-        able = [
-            one
-            for one in turn
-            if self._usable(one, model)
-            and one.way.takes(path)
-            and (not media or pool.names_images(one))
-        ]
-        return min(able, key=lambda one: one.in_flight, default=None)
+        pool.start += 1
+        for renderers in (pool.given, pool.workers):
+            count = len(renderers)
+            turn = [renderers[(pool.start + at) % count] for at in range(min(count, _LOOKED_AT))]
+            able = [
+                one
+                for one in turn
+                if self._usable(one, model)
+                and one.way.takes(path)
+                and (not media or pool.names_images(one))
+            ]
+            if able:
+                return min(able, key=lambda one: one.in_flight)
+        return None
 
     def _usable(self, one: Renderer, model: str) -> bool:
-        return one.status == "able" and self.check.trusts(_name(model, one.url))
+        return one.status in _ASKED and self.check.trusts(_name(model, one.url))
 
     def _post(self, one: Renderer, body_bytes: int) -> Post:
         limit = min(_ANSWER_BYTES + _ANSWER_SHARE * body_bytes, _ANSWER_BYTES_MAX)
@@ -395,24 +449,39 @@ class Renderers:
         if told not in self._told:
             self._told.add(told)
             how = f"; {flag} lets it" if flag else ""
+            how = "; it wants an API key, which the router has not" if status == 401 else how
             line = "%s makes no token ids of requests (status %d)%s: prompts whose token ids the "
             line += "router cannot make itself are placed by text"
             log.info(line, one.url, status, how)
 
+    def _call_refused(self, one: Renderer, model: str, status: int) -> None:
+        if status == 404:  # of the model, or of the path: the probe asks for the base model
+            one.models = [name for name in one.models if name != model] or one.models
+        if status in _NOT_THERE and one.status == "able":
+            one.status, one.again_s = "suspect", self._clock()
+
     def _call_failed(self, one: Renderer, error: Exception) -> None:
-        """Note that a request for token ids failed."""
+        """Note that a request for token ids failed.
+
+        A client can contrive requests that fail. Only a connection that fails, or a late answer,
+        is the renderer's own fault; of other failures the next probe decides.
+        """
         if one.status != "able":  # calls that began before it was left alone
             return
         one.failures += 1
-        if one.failures >= _FAILURES_OUT:
-            one.why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
-            log.warning("renderer %s is not asked for now: %s", one.url, one.why)
-            one.status = "failing"
-            self._pause(one)
+        if one.failures < _FAILURES_OUT:
+            return
+        if isinstance(error, WireError):
+            one.status, one.again_s = "suspect", self._clock()
+            return
+        one.why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
+        log.warning("renderer %s is not asked for now: %s", one.url, one.why)
+        one.status = "failing"
+        self._pause(one)
 
     def _probe_failed(self, one: Renderer, error: Exception) -> None:
         why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
-        if one.status == "new":
+        if one.status in ("new", "able", "suspect"):
             log.warning("renderer %s makes no token ids: %s", one.url, why)
         one.status, one.why = "failing", why
         self._pause(one)

@@ -10,11 +10,11 @@ of UTC (IANA time zone database), so what was rendered in another quarter is not
 from __future__ import annotations
 
 import hashlib
-import re
 import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from sys import getsizeof
 from typing import NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ import numpy as np
 
 from router.body.scan import Tokens
 from router.engines.render_way import Rendered
-from router.tokens.media import may_have_media
+from router.tokens.media import media_in
 
 _QUARTER_S = 900.0
 _DIGEST_BYTES = 16
@@ -47,8 +47,6 @@ _SAMPLING = frozenset(
 )
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _ITEMS = msgspec.json.Decoder(list[msgspec.Raw])
-# A medium by an address: what is there may change.
-_ADDRESS = re.compile(rb'_url"\s*:\s*(?:\{[^{}]{0,256}?"url"\s*:\s*)?"(?!data:)')
 
 
 class MessageFacts(NamedTuple):
@@ -72,8 +70,9 @@ class KnownPrompt:
     @property
     def size_bytes(self) -> int:
         """Memory that it takes."""
-        media = sum(len(one.media) for one in self.rendered)
-        return sum(one.ids.nbytes for one in self.rendered) + media * _MEDIUM_BYTES + _ENTRY_BYTES
+        ids = sum(one.ids.nbytes for one in self.rendered)
+        names = [medium.identifier for one in self.rendered for medium in one.media]
+        return ids + sum(_MEDIUM_BYTES + getsizeof(name) for name in names) + _ENTRY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +137,17 @@ class TurnMemo:
         `name` keeps apart what shares no prompts: models, salts. Pure; safe in any thread.
         Returns no keys for a body that is no JSON object, or with a memo of no bytes.
         """
-        if self._max_bytes <= 0:
-            return (), [], False
         try:
             fields = _FIELDS.decode(body)
             messages = _ITEMS.decode(fields.pop("messages", b"[]"))
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
             return (), [], False
+        media = [media_in(message) for message in messages]
+        facts = [
+            MessageFacts(len(one), m.has_media) for one, m in zip(messages, media, strict=True)
+        ]
+        if self._max_bytes <= 0:
+            return (), facts, False
         digest = hashlib.blake2b(digest_size=_DIGEST_BYTES, key=self._key)
         for part in (path.encode(), name.encode("utf-8", "surrogatepass")):
             digest.update(b"%d:%b" % (len(part), part))
@@ -157,8 +160,7 @@ class TurnMemo:
             digest.update(b"%d:" % len(message))
             digest.update(message)
             keys.append(digest.digest())
-        keeps = _ADDRESS.search(body) is None
-        return keys, [MessageFacts(len(one), may_have_media(one)) for one in messages], keeps
+        return keys, facts, not any(one.has_addresses for one in media)
 
     def look(
         self, keys: Sequence[bytes], messages: Sequence[MessageFacts], keeps: bool

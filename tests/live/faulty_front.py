@@ -58,7 +58,7 @@ class FaultyFront:
             sizes = [int(v) for k, v in headers.items() if k.lower() == "content-length"]
             body = await reader.readexactly(sizes[0]) if sizes else b""
             kept = {k: v for k, v in headers.items() if k.lower() not in _HOP}
-            if method == "POST" and self.harm == "silent":
+            if self._harm_of(method, path) == "silent":
                 self.harmed += 1
                 await reader.read()
                 self.left += 1
@@ -69,6 +69,10 @@ class FaultyFront:
         finally:
             writer.close()
 
+    def _harm_of(self, method: str, path: str) -> str:
+        """What is done to requests that compute; the router's questions pass unharmed."""
+        return self.harm if method == "POST" and not path.endswith("/render") else "none"
+
     async def _answer(
         self,
         method: str,
@@ -77,7 +81,7 @@ class FaultyFront:
         body: bytes,
         out: asyncio.StreamWriter,
     ) -> None:
-        harm = self.harm if method == "POST" else "none"
+        harm = self._harm_of(method, path)
         self.harmed += harm != "none"
         if harm == "reset":
             _reset(out)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine.wire.events import WireError
-from router.engines.render_way import CHATS, COMPLETIONS, Post, RenderWay
+from router.engines.render_way import CHATS, COMPLETIONS, NotRenderedError, Post, RenderWay
 from router.engines.rendering import LlamaCppRender, SglangRender, VllmRender
 
 CHAT = b'{"model":"m","messages":[{"role":"user","content":"a"}]}'
@@ -84,6 +84,9 @@ async def test_sglang() -> None:
     assert (await rendered(SglangRender(), {"/v1/tokenize": {"tokens": [3, 4]}}))[0] == [[3, 4]]
     pages = {"/v1/tokenize": {"tokens": [[1, 2], [3]]}}
     assert (await rendered(SglangRender(), pages, COMPLETIONS, TEXT))[0] == [[1, 2], [3]]
+    begun = CHAT[:-1] + b',"add_generation_prompt":false}'
+    with pytest.raises(NotRenderedError):  # chats do not know this field
+        await rendered(SglangRender(), {"/v1/tokenize": {"tokens": [3]}}, CHATS, begun)
     for wrong in ({"tokens": 3}, {"tokens": [[1], "a"]}, {"tokens": [[]]}, b"x"):
         with pytest.raises(WireError):
             await rendered(SglangRender(), {"/v1/tokenize": wrong})
@@ -98,5 +101,6 @@ async def test_llamacpp_makes_a_text_of_a_chat_and_then_its_ids() -> None:
     ids, asked = await rendered(LlamaCppRender(), pages, COMPLETIONS, TEXT)
     assert ids == [[7]]
     assert [path for path, _ in asked] == ["/tokenize"]
-    with pytest.raises(WireError):
-        await rendered(LlamaCppRender(), pages, COMPLETIONS, b'{"prompt":["a","b"]}')
+    for several in (b'{"prompt":["a","b"]}', b'{"prompt":["a"]}', b"{}"):
+        with pytest.raises(NotRenderedError):
+            await rendered(LlamaCppRender(), pages, COMPLETIONS, several)

@@ -53,6 +53,7 @@ def system(effort: str = "Medium") -> harmony.Message:
     return harmony.Message.from_role_and_content(harmony.Role.SYSTEM, content)
 
 
+WRONG_TOOLS: list[Any] = ["x", None, [], 3]
 USER = {"role": "user", "content": "hi"}
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
 THINKING = {"role": "assistant", "content": None, "reasoning": "R", "tool_calls": [CALL]}
@@ -194,6 +195,8 @@ def test_a_day_and_a_salt_have_pieces_of_their_own() -> None:
             messages=[{"role": "assistant", "tool_calls": [{"function": {"arguments": {"a": 1}}}]}]
         ),
         Chat(messages=[USER], tools=[{"type": "function"}]),
+        *(Chat(messages=[USER], tools=[tool]) for tool in WRONG_TOOLS),
+        Chat(messages=[USER], tools=[{"function": {"name": "f", "parameters": {"a": 10**24}}}]),
         Chat(messages=[USER], tools=[{"type": "web", "function": {"name": "x"}}]),
         Chat(messages=[USER], tools=[{"function": {"name": 5}}]),
     ],

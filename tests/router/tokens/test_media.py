@@ -8,7 +8,7 @@ import pytest
 
 from kvkernels import EventBatch, PrefixIndex, WorkerBlocks, chain_hashes, chain_seed
 from router.engines.media import Features, Medium, media_of
-from router.tokens.media import media_chains
+from router.tokens.media import NO_MEDIA, MessageMedia, media_chains, media_in, without_media
 
 SIZE = 4
 IDS = np.array([1, 9, 9, 9, 9, 9, 9, 2, 3, 9, 9, 4], np.int32)
@@ -78,3 +78,47 @@ def test_chains_are_those_of_the_events(salt: str | None, adapter: str | None) -
     assert hits(KEYS, salt, adapter, changed[SIZE]) == 2
     plain = chain_hashes(IDS, SIZE, chain_seed("m", adapter, salt))
     assert hits(KEYS, salt, adapter, plain) == 0
+
+
+URL = {"url": "http://h/a.png"}
+WITHIN = MessageMedia(True, False)
+OUTSIDE = MessageMedia(True, True)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ("an image_url of text", NO_MEDIA),
+        (None, NO_MEDIA),
+        ([{"type": "text", "text": "http://h"}, {"type": "refusal", "refusal": "no"}], NO_MEDIA),
+        ([{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}], NO_MEDIA),
+        ([{"type": "image_url", "image_url": URL}], OUTSIDE),
+        ([{"type": "image_url", "image_url": {"detail": "low", **URL}}], OUTSIDE),
+        ([{"image_url": URL}], OUTSIDE),  # vLLM takes parts without a type
+        ([{"image_url": "http://h/a.png"}], OUTSIDE),
+        ([{"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}], WITHIN),
+        ([{"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}], WITHIN),
+        ([{"type": "x", "x": [URL]}], OUTSIDE),
+        ([{"type": ["text"]}], WITHIN),
+        ([3], OUTSIDE),
+    ],
+)
+def test_media_of_a_message(content: Any, found: MessageMedia) -> None:
+    message = msgspec.json.encode({"role": "user", "content": content})
+    assert media_in(message) == found
+    escaped = message.replace(b"url", b"\\u0075rl").replace(b"image", b"im\\u0061ge")
+    assert media_in(escaped) == found
+
+
+@pytest.mark.parametrize("message", [b"3", b"[", b'{"content":[', b'{"content":[{"type":tex}]}'])
+def test_a_message_that_cannot_be_read_may_have_any(message: bytes) -> None:
+    assert media_in(message) == OUTSIDE
+
+
+@pytest.mark.parametrize("depth", [10, 900])
+def test_media_may_be_nested_as_deep_as_their_client_likes(depth: int) -> None:
+    value: Any = "x" * 100
+    for _ in range(depth):
+        value = [value]
+    (shown,) = without_media([{"role": "user", "content": [{"type": "image_url", "x": value}]}])
+    assert len(msgspec.json.encode(shown)) < 500
