@@ -35,7 +35,8 @@ NIXL = ("nixl==1.5.1", "nixl-cu12==1.5.1")
 CLIENTS = ("litellm==1.106.2", "mcp==2.3.0", "llama-index-llms-openai-like==0.8.1")
 CLIENTS_LIST = "1"  # the version of this list: another list is another environment
 INSTALL_S = 1800.0
-UV = (sys.executable, "-m", "uv", "--quiet")
+# Without this project's settings: what it overrides of its own packages' needs is not for others.
+UV = (sys.executable, "-m", "uv", "--no-config", "--quiet")
 TORCH = "torch==2.13.0"  # of all these releases of vLLM
 SHOWN_LINES = 15
 PLUGIN = Path(__file__).with_name("vllm_truth.py")
