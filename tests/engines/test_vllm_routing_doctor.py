@@ -149,6 +149,7 @@ def cut_short() -> Bodies:
     return bodies
 
 
+@pytest.mark.full
 async def test_windows_are_kept_at_the_ends_of_prompts_alone(vllm: Pool, tmp_path: Path) -> None:
     model = GEMMA.make(tmp_path / "model")
     for retention, causes in (("0", ["states-dropped"]), ("None", [])):
