@@ -17,7 +17,7 @@ from tests.engines.hybrid_traffic import LONGEST_ANSWER, Traffic
 from tests.engines.pool import Pool
 from tests.live.stack import until
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.full]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
 LEARNED = ("last-block", "drafts-and-windows")
@@ -47,6 +47,7 @@ async def hits(pool: Pool, count: int) -> Hits:
     return [(line["expected_hit_tokens"], line["cached_tokens"]) for line in pool.logged()]
 
 
+@pytest.mark.full
 async def test_hits_are_exact_once_answers_have_shown_it(
     drafted: tuple[HybridModel, Pool], record_property: Callable[[str, object], None]
 ) -> None:
