@@ -1,4 +1,4 @@
-"""What a renderer of any kind is asked, and what it answers.
+"""The protocol by which the router asks a renderer of any kind for token ids.
 
 A renderer is a server that makes a request's prompt as its engine would, and returns the token ids
 without computing an answer.
@@ -41,7 +41,7 @@ class RenderWay(Protocol):
     def flag(self) -> str | None: ...
     @property
     def has_media(self) -> bool:
-        """Whether its answers tell where media are, and their names."""
+        """True if its answers tell the names and places of media in a prompt."""
 
     def takes(self, path: str) -> bool:
         """Return True if requests to `path` can be rendered."""

@@ -152,12 +152,12 @@ class PromptReader:
 
     @property
     def memo(self) -> PieceMemo | None:
-        """What is kept of texts' ids; None without a tokenizer."""
+        """The memo of token ids of known texts; None if the router has no tokenizer."""
         return None if self._encoders is None else self._encoders.memo
 
     @property
     def has_tokenizer(self) -> bool:
-        """Whether it can make token ids itself."""
+        """True if the router has a tokenizer of its own."""
         return self._encoders is not None
 
     def next_turn(self) -> int:

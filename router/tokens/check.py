@@ -1,4 +1,4 @@
-"""Whether the router's token ids of a model are those of its workers."""
+"""The check that the router makes the same token ids of a model's prompts as its workers."""
 
 from __future__ import annotations
 

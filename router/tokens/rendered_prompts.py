@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar
 from router.body.scan import LONG_BYTES
 from router.engines.render_way import Rendered
 from router.tokens.renderers import Renderers
-from router.tokens.turns import BYTES_A_TOKEN, KnownTurn, MessageFacts, TurnMemo
+from router.tokens.turns import BYTES_A_TOKEN, KnownTurn, RequestKeys, TurnMemo
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class RenderedPrompts:
         return self._renderers.renders(asked.model, asked.path, media)
 
     async def of(
-        self, asked: RenderRequest, in_thread: InThread[KnownTurn]
+        self, asked: RenderRequest, in_thread: InThread[RequestKeys]
     ) -> RenderedPrompt | None:
         """Return the prompt of a request; None if no renderer gives it in time.
 
@@ -78,13 +78,14 @@ class RenderedPrompts:
         return found
 
     async def _of(
-        self, asked: RenderRequest, in_thread: InThread[KnownTurn]
+        self, asked: RenderRequest, in_thread: InThread[RequestKeys]
     ) -> RenderedPrompt | None:
-        def look() -> KnownTurn:
-            return self._memo.look(*self._keys(asked))
+        def keys() -> RequestKeys:
+            return self._keys(asked)
 
+        # Only the keys are made in a thread: the memo changes on the event loop alone.
         long = len(asked.body) >= LONG_BYTES
-        turn = await in_thread(look) if long else look()
+        turn = self._memo.look(*(await in_thread(keys) if long else keys()))
         if turn.whole is not None:
             self.sources["memo"] += 1
             return RenderedPrompt(turn.whole.rendered, turn.whole.renderer)
@@ -126,7 +127,7 @@ class RenderedPrompts:
 
         self._beside[key] = asyncio.create_task(render(), name="render beside a request")
 
-    def _keys(self, asked: RenderRequest) -> tuple[Sequence[bytes], list[MessageFacts], bool]:
+    def _keys(self, asked: RenderRequest) -> RequestKeys:
         salt = "" if asked.salt is None else f"salt {asked.salt}"
         name = f"{self._renderers.version(asked.model)} {len(asked.model)} {asked.model} {salt}"
         return self._memo.keys_of(asked.body, asked.path, name)

@@ -47,9 +47,8 @@ _LONG_BODY_BYTES = 1 << 20  # has the whole time; a short one 0.3 of it
 _SHORT_SHARE = 0.3
 _BESIDE_SHARE = 10.0
 _NOT_THERE = frozenset({401, 403, 404, 405})
-_MEDIA_SHARE = (
-    0.5  # of all calls at a time, that those with media may be; and those beside requests
-)
+# Of all calls at a time those with media may be so many, and those that no request waits for.
+_MEDIA_SHARE = 0.5
 _MAX_GIVEN_MODELS = 1_024
 _SHOWN_PATHS = 4
 _SHOWN_CHARACTERS = 200  # of an error
@@ -148,9 +147,7 @@ class Renderers:
         self._sorted_s = -math.inf
         self._told: set[str] = set()  # flags that the log has named
         self._calls: Counter[str] = Counter()  # that run now, by what for
-        self._seen: list[
-            tuple[object, object]
-        ] = []  # of what the renderers were sorted the last time
+        self._seen: list[tuple[object, object]] = []  # what was sorted the last time
         self.results: Counter[str] = Counter()
         self.check = TokenCheck(
             clock,

@@ -56,6 +56,10 @@ class MessageFacts(NamedTuple):
     has_media: bool
 
 
+# The keys of a request, its messages, and whether its prompt may be remembered.
+RequestKeys = tuple[Sequence[bytes], Sequence[MessageFacts], bool]
+
+
 @dataclass(frozen=True, slots=True)
 class KnownPrompt:
     """Token ids of an earlier request. Lifetime: until it is not used for long."""
@@ -108,9 +112,6 @@ class KnownTurn:
         return Rendered(ids[:kept], tuple(one for one in media if one.offset + one.length <= kept))
 
 
-NOTHING_KNOWN = KnownTurn(())
-
-
 class TurnMemo:
     """Remembers rendered prompts in at most `max_bytes`; the least recently used leave first.
 
@@ -129,9 +130,7 @@ class TurnMemo:
         """The present quarter of an hour."""
         return int(self._now_s() // _QUARTER_S)
 
-    def keys_of(
-        self, body: bytes, path: str, name: str
-    ) -> tuple[Sequence[bytes], list[MessageFacts], bool]:
+    def keys_of(self, body: bytes, path: str, name: str) -> RequestKeys:
         """Return the keys of a request, its messages, and whether it may be kept.
 
         `name` keeps apart what shares no prompts: models, salts. Pure; safe in any thread.
