@@ -127,6 +127,9 @@ class Arrival:
     only: int | None = None  # the one worker that may have it, whatever becomes of it there
     hold_s: float | None = None  # longest wait for a worker; None: as long as others
     among: tuple[int, ...] | None = None  # the only workers that may have it; None: any
+    revision: str | None = None  # of the model, whose workers are asked first; None: any
+    awaits: bool = False  # its model is known: it may wait though no worker serves it now
+    body_bytes: int = 0  # of its body, which the router keeps while it waits
 
 
 @record
@@ -330,6 +333,7 @@ class WorkerFacts:
     adapters: frozenset[str] = frozenset()  # those of `models` that are LoRA adapters
     lacks: frozenset[str] = frozenset()  # paths that it has not got
     denied: frozenset[str] = frozenset()  # of `models`, those that it says not to have
+    revision: str | None = None  # of what it serves, by its label or its engine's version
 
 
 @dataclass(frozen=True, slots=True)
