@@ -141,6 +141,11 @@ def with_model(able: list[Worker], model: str) -> list[Worker]:
     return [w for w in able if model not in w.facts.denied] or able
 
 
+def of_revision(pool: list[Worker], revision: str) -> list[Worker]:
+    """Return the workers that serve this revision of their model."""
+    return [w for w in pool if w.facts.revision == revision]
+
+
 class Eligibility:
     """Finds the workers that may take a request.
 
@@ -152,8 +157,8 @@ class Eligibility:
         self._workers = workers
         self._panic_share = panic_share
         self._version = -1
-        # By model, leg and group; of models that are served only.
-        self._open: dict[tuple[str, Role, str | None], _Open] = {}
+        # By model, leg, group and revision; of models that are served only.
+        self._open: dict[tuple[str, Role, str | None, str | None], _Open] = {}
 
     def rows(
         self, pending: Pending, leg: Role = "both", group: str | None = None
@@ -167,13 +172,15 @@ class Eligibility:
         if self._version != self._workers.version:
             self._version = self._workers.version
             self._open.clear()
-        model = pending.arrival.model
-        key = model, leg, group
+        model, revision = pending.arrival.model, pending.arrival.revision
+        key = model, leg, group, revision
         known = self._open.get(key)
         if known is None:
             pool = self._workers.serving(model)
             if not pool:
                 return self._no_pool(pending.arrival)
+            if revision is not None:
+                pool = of_revision(pool, revision) or pool
             known = self._open[key] = _Open.of(pool, model, leg, group)
         return known.rows if known.to(pending) else self.ask_each(pending, leg, group)
 
@@ -201,6 +208,12 @@ class Eligibility:
             if not pool:
                 why = f"none of the endpoints that it may go to serves model {arrival.model!r}"
                 return _reject(arrival, 503, "no_endpoint_in_subset", why)
+        if arrival.revision is not None:  # others of the model, where none of these can take it
+            able = [w for w in of_revision(pool, arrival.revision) if w.takes_requests]
+            able = [w for w in able if w.facts.block_size in arrival.chains]
+            answer = self._of(pending, leg, group, pool, able)
+            if isinstance(answer, Rows):
+                return answer
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         heard = [w for w in ready if w.silent is None]
         answer = self._of(pending, leg, group, pool, heard)

@@ -41,14 +41,15 @@ class PoolMachine(RuleBasedStateMachine):
         which=st.integers(0, 3),
         lacks=st.sampled_from([frozenset(), frozenset({"/x"})]),
         denied=st.sampled_from([frozenset(), frozenset(), frozenset({"m"})]),
+        revision=st.sampled_from([None, "v1", "v2"]),
     )
-    def join(self, models, block_size, limit, role, anew, which, lacks, denied) -> None:
+    def join(self, models, block_size, limit, role, anew, which, lacks, denied, revision) -> None:
         known = [w.worker_id for w in self.world.core.workers]
         worker_id = known[which % len(known)] if anew and known else self.next_id
         if len(known) < SLOTS or worker_id in known:
             self.next_id += worker_id == self.next_id
             facts = {"models": models, "block_size": block_size, "role": role, "lacks": lacks}
-            facts["denied"] = denied
+            facts |= {"denied": denied, "revision": revision}
             self.world.join(worker_id, **facts, max_model_tokens=limit)
 
     @rule(
@@ -100,6 +101,25 @@ class PoolMachine(RuleBasedStateMachine):
                     )
                     pending = Pending(arrival, 0, 0.5, tried=set(tried))
                     self.agree(pending)
+                    self.prefers_its_revision(pending)
+
+    def prefers_its_revision(self, pending: Pending) -> None:
+        """Workers of the request's revision where any may take it, else all of its model."""
+        others = self.eligibility.ask_each(pending)
+        arrival = dataclasses.replace(pending.arrival, revision="v1")
+        pending = Pending(arrival, 0, 0.5, tried=pending.tried)
+        self.agree(pending)
+        found = self.eligibility.rows(pending)
+        if isinstance(others, Reject):
+            assert found == others
+            return
+        assert isinstance(found, Rows)
+        assert isinstance(others, Rows)
+        of_it = [w for w in others.workers if w.facts.revision == "v1" and w.takes_requests]
+        if of_it and not any(w.busy for w in of_it):
+            assert found.workers == tuple(of_it)
+        elif not any(w.facts.revision == "v1" for w in found.workers):
+            assert found.worker_ids == others.worker_ids
 
     def agree(self, pending: Pending) -> None:
         short = self.eligibility.rows(pending)
