@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from router.kserve.grpc_port import GrpcPort
     from router.kserve.port import KservePort
     from router.migration.stream import Migrations
+    from router.names.model_names import ModelNames
     from router.picker.port import PickerPort
     from router.replicas.former import FormerRouters, Teller
     from router.replicas.replica import Replica
@@ -149,6 +150,7 @@ class Router:
         self.inference = _inference(self.service, prompts, config, keys)
         self._kserve = _kserve(self.service, self.inference, http)
         self._migrations: Migrations | None = None
+        self._names: ModelNames | None = None
         self.former = self._former(config)
         self._show_more(core)
         self.admin = self._admin_api(config) if installed("admin") else None
@@ -288,6 +290,18 @@ class Router:
         self._migrations.renew(config.migration)
         return self._migrations
 
+    def _name_models(self, config: Config) -> None:
+        """Let clients ask for the names of the configuration; without any, the path knows none."""
+        if not (config.names.aliases or config.names.targets):
+            self.service.names = None
+            return
+        if self._names is None:
+            from router.names.model_names import ModelNames
+
+            self._names = ModelNames(config.names, self.dispatcher.core.workers)
+        self._names.renew(config.names)
+        self.service.names = self._names
+
     def client_port(self) -> ClientPort:
         """The handler of all requests at the client port."""
         forwards = self.config.unknown_paths == "forward"
@@ -380,6 +394,7 @@ class Router:
         if self.admin is not None:
             self.admin.renew(admin_hosts(config))
         self.inference.renew(inference_terms(config), attempt_terms(config), self._movers(config))
+        self._name_models(config)
         if self._kserve is not None:
             self._kserve.renew(given_roles(config.triton_inputs), config.triton_admin == "load")
         self.dispatcher.set_model_limits(config.model_limits)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -22,6 +22,23 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     tokens: Annotated[
         int, Meta(ge=1, le=1 << 32, description="the same of all streams, tokens of 4 bytes")
     ] = 1 << 25
+
+
+class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Names that clients ask for, and the models that answer. Lifetime: until the next reload."""
+
+    aliases: Annotated[
+        tuple[str, ...],
+        Meta(description="NAME=MODEL or NAME=MODEL@REVISION each; * stands for any text in NAME"),
+    ] = ()
+    targets: Annotated[
+        tuple[str, ...],
+        Meta(description="NAME=MODEL@REVISION:WEIGHT,... each: shares of a name's sessions"),
+    ] = ()
+    missing_model: Annotated[
+        Literal["only", "refuse"],
+        Meta(description="a request without a model: the only one that is served, or 400"),
+    ] = "only"
 
 
 class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

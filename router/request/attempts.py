@@ -29,7 +29,8 @@ from router.request.moving import Movers
 from router.request.service import Service
 from router.request.state import AttemptEnd, RequestState
 from router.request.two_legs import TwoLegs
-from router.upstream.client_reply import ClientReply
+from router.upstream.client_reply import ClientReply, Reply
+from router.upstream.edited_reply import EditedReply
 
 # Refusals of the core in whose place the client gets a worker's words.
 _SAID_BY_WORKERS = frozenset({"worker_error", "retry_budget_exhausted", "model_not_found"})
@@ -128,7 +129,7 @@ class Attempts:
         if member is None:
             return AttemptEnd()
         state.account.goes_to(attempt, member)
-        reply = state.carrier.reply(self.terms.client_buffer_bytes, self._headers(state, attempt))
+        reply = self._reply(state, attempt)
         if attempt.leg == "prefill":  # two legs, one after the other: the first one
             return await self._two_legs.prefill(state, attempt, member, reply)
         if stream is not None:
@@ -188,6 +189,14 @@ class Attempts:
         if reject.retry_after_s is not None:
             answer.headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
         return answer
+
+    def _reply(self, state: RequestState, attempt: Attempt) -> Reply:
+        """Return the client's side of the attempt, which edits the answer to another name."""
+        headers, room = self._headers(state, attempt), self.terms.client_buffer_bytes
+        names, name = self._service.names, state.name
+        if name is None or names is None or not name.renames:
+            return state.carrier.reply(room, headers)
+        return EditedReply(state.http, room, headers, names.editor(name, state.path))
 
     def _headers(self, state: RequestState, attempt: Attempt) -> tuple[Header, ...]:
         """Return the headers that the router adds to a worker's answer."""

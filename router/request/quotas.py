@@ -134,9 +134,12 @@ def too_many(exhausted: Exhausted, left: tuple[tuple[str, str], ...]) -> ClientE
     return ClientError(429, message, code=EXHAUSTED, headers=(*again, *left))
 
 
-def check_model(terms: KeyTerms, model: str) -> None:
-    """Raises ClientError(403) for a model that the key is not for."""
-    if terms.models and not terms.allows_model(model):
+def check_model(terms: KeyTerms, model: str, served: str | None = None) -> None:
+    """Raises ClientError(403) for a model that the key is not for.
+
+    served: the model that `model` is a name of. A key may be for either.
+    """
+    if terms.models and not any(map(terms.allows_model, (model, served or model))):
         why = f"this API key may not use the model {model!r}"
         raise ClientError(403, why, "model", "model_not_allowed")
 

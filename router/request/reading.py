@@ -6,11 +6,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import NamedTuple
 
 import msgspec
 
 from policies.facts import Arrival
-from router.body.json_edit import with_last_field
+from router.body.json_edit import with_last_field, with_values
 from router.body.legs import check_no_override, splits
 from router.body.paths import OTHER, Path
 from router.body.scan import LONG_BYTES, ScanLimits, Scanned
@@ -18,6 +19,7 @@ from router.http.errors import ClientError
 from router.http.messages import Request
 from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
+from router.record.named import NamedModel
 from router.request.deadlines import Deadlines
 from router.request.dialect import Target
 from router.request.in_turn import let_others_run
@@ -44,6 +46,17 @@ class InferenceTerms:
     explain_every: int = 0  # every n-th request is explained in full for the operator; 0: none
     deadlines: Deadlines = field(default_factory=Deadlines)
     isolate: bool = False  # tenants share no blocks
+    asks_model: bool = False  # a request must name its model, though only one is served
+
+
+class Understood(NamedTuple):
+    """A request as it was read, before its body is what its worker gets. Lifetime: request."""
+
+    arrival: Arrival
+    prompt: Prompt
+    salt: str | None  # to be added to the body
+    body: bytes  # with the served model's name
+    name: NamedModel | None  # what a rule made of the model's name; None: there is no rule
 
 
 class InferenceReader:
@@ -71,13 +84,15 @@ class InferenceReader:
             _refuse_codings(http)
         body = http.body
         named = http.query.get("model") if path is OTHER else None
-        arrival, prompt, salt = await self.arrival(body, path, header, key, named, target)
+        read = await self.arrival(body, path, header, key, named, target)
+        arrival, prompt, salt, body, name = read
         if salt is not None and path.salt is not None:
             body = with_last_field(body, path.salt, msgspec.json.encode(salt))
         may_split = service.splits(arrival.model) and await _may_split(http, body, path, arrival)
         if deadline_s is not None or may_split:
             arrival = replace(arrival, deadline_s=deadline_s, splits=may_split)
-        return ReadRequest(body, path, arrival, prompt, self._asked(header, arrival.request_id))
+        asked = self._asked(header, arrival.request_id)
+        return ReadRequest(body, path, arrival, prompt, asked, name)
 
     def _asked(self, header: Header, request_id: int) -> Asked:
         """Return in how much detail the decision about the request is to be explained.
@@ -99,18 +114,27 @@ class InferenceReader:
         key: KeyTerms,
         named: str | None = None,
         target: Target | None = None,
-    ) -> tuple[Arrival, Prompt, str | None]:
-        """Return the description of a request for the decision core, its prompt, and a cache salt.
+    ) -> Understood:
+        """Return a request's description for the decision core, and what else was read of it.
 
         The caller must add the salt to the body; None means no salt.
         named: the model to use if the body names none.
         Raises ClientError as `read` does.
         """
-        terms, turn = self.terms, self._prompts.next_turn()
+        terms, service, turn = self.terms, self._service, self._prompts.next_turn()
         shape = None if target is None else self._shape(header, target)
         scanned = await self._prompts.scan(body, path, terms.scan, shape, turn)
-        model = scanned.model or named or self._only_model()
-        if model:
+        session = header(terms.session_header) or scanned.session
+        asked = scanned.model or named
+        model = asked or self._only_model()
+        name = None
+        if service.names is not None and target is None and path is not OTHER and model:
+            name = await service.names.choose(model, key.tenant, session, body)
+        if name is not None:
+            body, name = await _renamed(body, name, asked)
+            check_model(key, model, name.model)
+            model = name.model
+        elif model:
             check_model(key, model)
         priority = priority_within(key, scanned.priority)
         salt = salt_of(key, scanned.cache_salt, terms.isolate) if path.computes else None
@@ -120,17 +144,18 @@ class InferenceReader:
                 why = f"{path.path or 'this path'} cannot keep tenants' caches apart"
                 raise ClientError(403, why, code="path_not_isolated")
             scanned = replace(scanned, cache_salt=new_salt)
-        asked = None
+        render = None
         if path.reads == "openai" and target is None:
-            asked = RenderRequest(path.path, body, model, scanned.cache_salt)
-        prompt = await self._prompt(scanned, model, len(body), turn, asked)
-        session = header(terms.session_header) or scanned.session
+            render = RenderRequest(path.path, body, model, scanned.cache_salt)
+        prompt = await self._prompt(scanned, model, len(body), turn, render)
         if session is not None and len(session) > terms.scan.max_key_chars:
             raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
         if not path.computes:
             session = None  # it says nothing of what its session computes next
         arrival = self._arrival_of(scanned, prompt, model, session, key, priority, path.needs)
-        return arrival, prompt, new_salt
+        if name is not None and name.revision is not None:
+            arrival = replace(arrival, revision=name.revision)
+        return Understood(arrival, prompt, new_salt, body, name)
 
     def _shape(self, header: Header, target: Target) -> Shape:
         """Return the function that reads the body of a request in a protocol with its own paths."""
@@ -200,11 +225,12 @@ class InferenceReader:
     def _only_model(self) -> str:
         """Return the only model that the workers serve, for a request that names no model.
 
-        Return "" if no worker is known yet. Raises ClientError(400) if several models are served.
+        Return "" if no worker is known yet. Raises ClientError(400) if several models are served,
+        or if the operator wants requests to name their model.
         """
         models = self._service.models()
-        if len(models) > 1:
-            why = f"`model` is missing; this router serves: {', '.join(models)}"
+        if len(models) > 1 or self.terms.asks_model:
+            why = f"`model` is missing; this router serves: {', '.join(models) or 'none yet'}"
             raise ClientError(400, why, "model", "missing_model")
         return models[0] if models else ""
 
@@ -221,6 +247,18 @@ def _refuse_codings(request: Request) -> None:
             "unsupported_content_encoding",
             (("Accept-Encoding", "identity"),),
         )
+
+
+async def _renamed(body: bytes, name: NamedModel, asked: str | None) -> tuple[bytes, NamedModel]:
+    """Return the body with the name of the served model, and what the client really asked for."""
+    if asked is None:
+        return body, replace(name, asked=None)
+    if name.renames:
+        model = {"model": msgspec.json.encode(name.model)}
+        long = len(body) >= LONG_BYTES
+        edited = asyncio.to_thread(with_values, body, model) if long else None
+        body = with_values(body, model) if edited is None else await edited
+    return body, name
 
 
 async def _may_split(http: Request, body: bytes, path: Path, arrival: Arrival) -> bool:

@@ -21,6 +21,7 @@ from router.record.request_record import LatestAttempts, RequestRecord
 from router.record.trace import Tracer
 from router.record.trace_export import Exporter
 from router.request.dispatcher import Dispatcher
+from router.request.naming import NameResolver
 from router.request.sequences import Sequences
 from router.request.worker_hits import WorkerHits
 from router.tokens.check import TokenCheck
@@ -69,6 +70,7 @@ class Service:
         self.latest = LatestAttempts()
         self.sequences = Sequences()
         self.counts = TenantCounts()
+        self.names: NameResolver | None = None  # beside those of models; set by whoever builds it
         self.draining = False  # an operator wants no new requests to come
         self.retired = ""  # why this router is about to end
         self.hangs = hangs
@@ -198,7 +200,8 @@ class Service:
                 known = limits.setdefault(name, [])
                 if facts.max_model_tokens is not None:
                     known.append(facts.max_model_tokens)
-        return [self._card(name, min(known, default=None)) for name, known in limits.items()]
+        cards = [self._card(name, min(known, default=None)) for name, known in limits.items()]
+        return cards if self.names is None else self.names.with_cards(cards)
 
     def _card(self, name: str, max_tokens: int | None) -> dict[str, Any]:
         base, adapter = self.identity(name)

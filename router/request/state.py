@@ -11,6 +11,7 @@ from router.body.paths import OTHER, Path
 from router.http.messages import Request
 from router.http.reply import HeldReply, Outcome
 from router.record.explain import Asked
+from router.record.named import NamedModel
 from router.record.request_record import Attempt
 from router.request.account import Account
 from router.request.carrier import Carrier
@@ -32,6 +33,7 @@ class ReadRequest(NamedTuple):
     arrival: Arrival  # as the core gets it
     prompt: Prompt
     explain: Asked  # the reader of the decision's reasons
+    name: NamedModel | None = None  # what a rule made of the model's name; None: there is no rule
 
 
 class AttemptEnd(NamedTuple):
@@ -54,10 +56,11 @@ class RequestState:
     Lifetime: request.
     """
 
-    body: bytes  # these four once it was read
+    body: bytes  # these five once it was read
     arrival: Arrival
     prompt: Prompt
     explain: Asked
+    name: NamedModel | None = None
     path: Path = OTHER
     # The prefill that began together with the latest attempt: sent by us, or by the sidecar of the
     # worker that decodes.
@@ -80,7 +83,7 @@ class RequestState:
 
         Raises ClientError if the transport does not allow the request.
         """
-        self.body, self.path, arrival, self.prompt, self.explain = read
+        self.body, self.path, arrival, self.prompt, self.explain, self.name = read
         self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
         self.ticket.runs_on = read.prompt.runs_on
 

@@ -162,6 +162,8 @@ def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
     reasons = list(service.reasons())
     by_model = service.ready_by_model()
     if model is not None:
+        if service.names is not None:
+            model = service.names.stands_for(model)
         if model not in by_model:
             reasons.append(f"no worker serves the model {model!r}")
         elif not service.takes(model):

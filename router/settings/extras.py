@@ -18,6 +18,7 @@ _ASKED_BY: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "doctor": (),
         "kserve": ("grpc_port", "triton_inputs", "triton_admin"),
         "migration": ("migration.moves",),
+        "names": ("names.aliases", "names.targets"),
         "picker": ("picker.port",),
         "replicas": ("state", "hot_restart"),
         "restart": ("kv_state", "hot_restart"),

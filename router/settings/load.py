@@ -26,7 +26,7 @@ from router.config.keys import (
 )
 from router.redis.url import redacted
 from router.settings.reload import FIXED, REMOVED, STANDING
-from router.settings.rules import check_together, check_value
+from router.settings.rules import NAMES, check_together, check_value
 from router.settings.schema import Config
 
 SECTIONS = frozenset(
@@ -103,7 +103,8 @@ def without(refused: Iterable[str], new: Config, old: Config) -> Config:
 def _checked(key: ConfigKey, given: Given, problems: list[str]) -> Any:
     """The value in the key's type; None when it cannot be used, which `problems` then tells."""
     try:
-        if key.is_list and not isinstance(given.value, (list, tuple)):
+        mapped = key.path in NAMES and isinstance(given.value, dict)
+        if key.is_list and not mapped and not isinstance(given.value, (list, tuple)):
             raise ValueError(f"must be a list, got {type(given.value).__name__}")
         return check_value(key, given.value)
     except BadItemsError as error:

@@ -30,6 +30,7 @@ from router.settings.schema import Config
 from router.tokens.dates import date_of
 from router.tokens.encoders import has_tekken, has_tokenizer_json
 
+NAMES = frozenset({"names.aliases", "names.targets"})  # lists that a file may have as mappings
 _HOST_NAME = re.compile(r"[a-z0-9_]([a-z0-9_.-]{0,252}[a-z0-9_])?")
 NO_GRPC = (
     "gRPC is not installed: pip install 'grpcio>=1.80,<2' 'protobuf>=6.33' "
@@ -46,6 +47,8 @@ def check_value(key: ConfigKey, value: Any) -> Any:
         return _workers(value)
     if key.path == "discovery":
         return _sources(value)
+    if key.path in NAMES:
+        return _names(key, value)
     if key.path == "chat_template_kwargs" and isinstance(value, dict):  # written out in a file
         value = msgspec.json.encode(value).decode()
     read = key.read(value)
@@ -80,9 +83,7 @@ def check_value(key: ConfigKey, value: Any) -> Any:
         parse_redis_url(read)
     elif key.path == "chat_template_kwargs":
         _check_object(read)
-    elif "tls." in key.path and read is not None and not Path(read).is_file():
-        raise ValueError(f"{read} is not a file")
-    elif key.path in ("api_keys_file", "admin_keys_file"):
+    elif "tls." in key.path or key.path in ("api_keys_file", "admin_keys_file"):
         if read is not None and not Path(read).is_file():
             raise ValueError(f"{read} is not a file")
     elif key.path == "tracing.endpoint" and read is not None:
@@ -97,6 +98,31 @@ def check_value(key: ConfigKey, value: Any) -> Any:
     ):
         _check_place(Path(read))
     return read
+
+
+def _names(key: ConfigKey, value: Any) -> tuple[str, ...]:
+    """Return rules of names as lines. A file may have them as a mapping, too."""
+    if not value:
+        return ()
+    if not installed("names"):
+        raise ValueError("router/names is not installed, which this needs")
+    from router.names.rules import alias_of, lines_of, weighted_of
+
+    lines: tuple[str, ...] = key.read(lines_of(value))
+    each(lines, alias_of if key.path == "names.aliases" else weighted_of)
+    return lines
+
+
+def _check_names(config: Config) -> list[str]:
+    if not (config.names.aliases or config.names.targets) or not installed("names"):
+        return []
+    from router.names.rules import NameRules
+
+    try:
+        NameRules(config.names)
+    except ValueError as error:
+        return [f"names: {error}"]
+    return []
 
 
 def _renderer_url(text: str) -> str:
@@ -154,6 +180,7 @@ def check_together(config: Config) -> list[str]:
     problems += check_extras(config)
     problems += _check_grpc(config)
     problems += _check_picker(config)
+    problems += _check_names(config)
     if config.reuse_port and not config.port:
         problems.append("reuse_port is true and port is 0: name the port that is to be shared")
     if not (config.admin_open or config.admin_keys_file or is_loopback(config.admin_host)):

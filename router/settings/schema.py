@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, field
 
-from router.config.extras import Migration, Picker, Replicas
+from router.config.extras import Migration, NameSettings, Picker, Replicas
 from router.core.placement.settings import Ejection, RetrySettings
 from router.core.workers.roles import RoleSettings
 from router.fleet.context import HealthSettings
@@ -437,6 +437,7 @@ class Config(_Section, frozen=True):
     ejection: Ejection = field(default_factory=Ejection)
     health: HealthSettings = field(default_factory=HealthSettings)
     migration: Migration = field(default_factory=Migration)
+    names: NameSettings = field(default_factory=NameSettings)
     server: ServerSettings = field(default_factory=ServerSettings)
     tls: Tls = field(default_factory=Tls)
     admin_tls: Tls = field(default_factory=Tls)

@@ -120,6 +120,7 @@ def inference_terms(config: Config) -> InferenceTerms:
         explain_every=config.explain_every,
         deadlines=deadlines(config),
         isolate=config.tenants.isolate,
+        asks_model=config.names.missing_model == "refuse",
     )
 
 

@@ -4,7 +4,8 @@ For the relay's thread a reply lends its client's socket. Where it cannot, a wor
 fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
 (bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: its answer
 may have to be asked for elsewhere), `moved` (a stream goes on at another worker), `ids` (its client
-sees token ids), `worker_gone`; of calls by gRPC it is `grpc`.
+sees token ids), `renamed` (the answer gets the model's name that was asked for), `worker_gone`; of
+calls by gRPC it is `grpc`.
 """
 
 from __future__ import annotations
@@ -122,7 +123,7 @@ class ClientReply:
         """
         self._client = request
         self._extra_headers = extra_headers
-        self.dechunk = request.http_1_0  # HTTP/1.0 knows no chunks
+        self.dechunk = self.http_1_0 = request.http_1_0  # HTTP/1.0 knows no chunks
         self._buffer_bytes = buffer_bytes
 
     @property
@@ -140,7 +141,7 @@ class ClientReply:
         self._bound()
         self.status = head.status
         chunked = head.framing is Framing.CHUNKED
-        self._ends_with_connection = head.framing is Framing.CLOSE or (chunked and self.dechunk)
+        self._ends_with_connection = head.framing is Framing.CLOSE or (chunked and self.http_1_0)
         self.keep_alive = self._client.keep_alive and not self._ends_with_connection
         lines = [b"HTTP/1.1 %d %s" % (head.status, head.reason)]
         theirs = end_to_end(head.headers)
@@ -148,11 +149,11 @@ class ClientReply:
             theirs = [header for header in theirs if header[0].lower() != b"content-length"]
         lines += [b"%b: %b" % header for header in theirs]
         lines += [b"%b: %b" % header for header in self._extra_headers]
-        if chunked and not self.dechunk:
+        if chunked and not self.http_1_0:
             lines.append(b"Transfer-Encoding: chunked")
         if not self.keep_alive:
             lines.append(b"Connection: close")
-        elif self.dechunk:
+        elif self.http_1_0:
             lines.append(b"Connection: keep-alive")
         self._begun = b"\r\n".join(lines) + b"\r\n\r\n"
 

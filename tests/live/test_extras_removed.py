@@ -36,6 +36,7 @@ ASKING = {
     "discovery": (["--discover", "dns:workers:80"], "discovery"),
     "kserve": (["--grpc-port", "0"], "grpc_port"),
     "migration": (["--migration-moves", "1"], "migration.moves"),
+    "names": (["--names-aliases", "a=b"], "names.aliases"),
     "picker": (["--picker-port", "0"], "picker.port"),
     "replicas": (["--state", "redis://127.0.0.1:1"], "state"),
     "restart": (["--kv-state", "saved"], "kv_state"),

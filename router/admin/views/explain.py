@@ -40,15 +40,18 @@ class ExplainPages:
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:
             raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
-        arrival, prompt, _ = await self._inference.reader.arrival(
+        read = await self._inference.reader.arrival(
             request.body, path, request.headers.get, KeyTerms()
         )
+        arrival = read.arrival
         choice = self._dispatcher.explain(arrival)
         if isinstance(choice, Reject):
             raise ClientError(
                 choice.status if choice.status < 500 else 409, choice.message, code=choice.code
             )
-        return json_response(self._tried(arrival.request_id, choice, prompt))
+        shown = self._tried(arrival.request_id, choice, read.prompt)
+        named = {} if read.name is None else {"name": read.name.shown()}
+        return json_response(shown | named)
 
     def _of(self, text: str) -> dict[str, Any]:
         if not (text.isascii() and text.isdecimal() and len(text) < 18):

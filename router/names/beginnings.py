@@ -1,0 +1,63 @@
+"""The beginning of a conversation, which stays the same from turn to turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvkernels import body_fields, json_items
+
+_LISTS = ("messages", "input")
+_OTHERS = ("system", "instructions", "prompt", "text", "query", "documents", "token_ids")
+_FIELDS = (*_LISTS, *_OTHERS)
+_MOST_BYTES = 4_096  # of each part
+_MOST_ITEMS = 1 << 20
+_LOOKED_AT = 16  # messages, among which the first one of the user is
+_MESSAGE = msgspec.json.Decoder(dict[str, Any])
+
+
+def beginning_of(body: bytes) -> bytes:
+    """Return what a request's conversation begins with: all up to its user's first message.
+
+    Requests without messages begin with the first bytes of their prompt. An empty text means that
+    the body has nothing of that.
+    """
+    fault, _, found = body_fields(body, _FIELDS)
+    if fault is not None:
+        return b""
+    view, parts = memoryview(body), list[bytes]()
+    for name, field in zip(_FIELDS, found, strict=True):
+        if field is None:
+            continue
+        raw = view[field[0] : field[1]]
+        if name in _LISTS and raw[0] == ord("[") and (texts := _first_messages(raw)):
+            parts += texts
+        else:
+            parts.append(bytes(raw[:_MOST_BYTES]))
+    return b"\n".join(parts)
+
+
+def _first_messages(raw: memoryview) -> list[bytes]:
+    """Return the texts of messages up to the user's first one; none if these are no messages."""
+    texts = list[bytes]()
+    for begin, end in (json_items(raw, _MOST_ITEMS) or ())[:_LOOKED_AT]:
+        try:
+            message = _MESSAGE.decode(raw[begin:end])
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return texts
+        text = _text(message.get("content"))
+        texts.append(text.encode("utf-8", "surrogatepass")[:_MOST_BYTES])
+        if message.get("role") == "user":
+            break
+    return texts
+
+
+def _text(content: Any) -> str:
+    """Return the text of a message, without the marks that clients move from turn to turn."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        return ""
+    texts = (part.get("text") if isinstance(part, dict) else part for part in content)
+    return "\n".join(text for text in texts if isinstance(text, str))

@@ -1,0 +1,183 @@
+"""The choice of the model, and its revision, that a name stands for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from math import log as natural_log
+from typing import Any
+
+import msgspec
+from xxhash import xxh3_64_intdigest
+
+from router.body.paths import Path
+from router.body.scan import LONG_BYTES
+from router.config.extras import NameSettings
+from router.core.workers.table import WorkerTable
+from router.names.answers import AnswerEditor, editor_of
+from router.names.beginnings import beginning_of
+from router.names.rules import NameRule, NameRules, NameTarget
+from router.record.named import NamedModel
+
+log = logging.getLogger(__name__)
+
+
+class ModelNames:
+    """As of `router.request.naming.NameResolver`. Lifetime: process."""
+
+    def __init__(
+        self,
+        settings: NameSettings,
+        workers: WorkerTable,
+        known: Callable[[str], bool] | None = None,
+    ) -> None:
+        """`known`: whether a name is a model's though no worker serves it now."""
+        self._workers = workers
+        self._known = known or self._served
+        self._version = -1  # of the workers, when these were asked
+        self._open: dict[tuple[str, str | None], bool] = {}  # by model and revision
+        self._open_rules: dict[str, bool] = {}  # by the rule's name
+        self._told = set[str]()  # names of rules that are also models' names
+        self._settings = settings
+        self.rules = NameRules(settings)
+
+    def renew(self, settings: NameSettings) -> None:
+        """Follow these rules from now on."""
+        if settings != self._settings:
+            self.rules = NameRules(settings)
+            self._settings, self._version = settings, -1
+            self._told.clear()
+
+    async def choose(
+        self, asked: str, tenant: str | None, session: str | None, body: bytes
+    ) -> NamedModel | None:
+        rule = self._rule(asked)
+        if rule is None:
+            return None
+        whose: bytes | None = None
+        while True:
+            targets = self._open_targets(rule)
+            target = targets[0]
+            if len(targets) > 1:
+                if whose is None:
+                    whose = await _identity(tenant, session, body)
+                target = heaviest(rule.name, whose, targets)
+            following = self.rules.follows(rule, target)
+            if following is None:
+                return NamedModel(asked, rule.name, target.model, target.revision)
+            rule = following
+
+    def stands_for(self, name: str) -> str:
+        rule = self._rule(name)
+        while rule is not None:
+            target = max(self._open_targets(rule), key=lambda one: one.weight)
+            name, rule = target.model, self.rules.follows(rule, target)
+        return name
+
+    def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        by_model = {card["id"]: card for card in cards}
+        shown = list(cards)
+        for name in self.rules.exact:
+            if name in by_model:
+                continue
+            model = self.stands_for(name)
+            card = {
+                "id": name,
+                "object": "model",
+                "created": 0,
+                "owned_by": "warmroute",
+                "root": model,
+                "parent": None,
+            }
+            of_model = by_model.get(model, {})
+            more = {key: of_model[key] for key in ("parent", "max_model_len") if key in of_model}
+            shown.append(card | more)
+        return shown
+
+    def editor(self, named: NamedModel, path: Path) -> AnswerEditor:
+        assert named.asked is not None, "no other answer is edited"
+        return editor_of(path, named.asked)
+
+    def _rule(self, asked: str) -> NameRule | None:
+        rules = self.rules
+        rule = rules.exact_rule(asked)
+        if rule is None:
+            return None if self._known(asked) else rules.pattern_rule(asked)
+        if asked not in self._told and not rule.splits_itself and self._served(asked):
+            self._told.add(asked)
+            line = "the name %r has a rule, and workers serve a model of that name: the rule counts"
+            log.warning(line, asked[:200])
+        return rule
+
+    def hidden_models(self) -> list[str]:
+        """Return the models that workers serve under a name whose rule means other models."""
+        rules = self.rules.exact
+        return [
+            model
+            for model in self._workers.models()
+            if (rule := rules.get(model)) is not None and not rule.splits_itself
+        ]
+
+    def _served(self, model: str) -> bool:
+        return bool(self._workers.block_sizes(model))
+
+    def _open_targets(self, rule: NameRule) -> tuple[NameTarget, ...]:
+        """Return the targets that have a share now: those with workers that take requests.
+
+        If no target has any, all targets keep their shares.
+        """
+        if len(rule.targets) == 1:
+            return rule.targets
+        weighted = tuple(one for one in rule.targets if one.weight)
+        return tuple(one for one in weighted if self._takes(rule, one)) or weighted
+
+    def _takes(self, rule: NameRule, target: NameTarget) -> bool:
+        """Return True if a worker takes requests for the target now."""
+        if self._version != self._workers.version:
+            self._version = self._workers.version
+            self._open.clear()
+            self._open_rules.clear()
+        following = self.rules.follows(rule, target)
+        if following is not None:
+            name = following.name
+            if (open_now := self._open_rules.get(name)) is None:
+                targets = (one for one in following.targets if one.weight)
+                open_now = any(self._takes(following, one) for one in targets)
+                self._open_rules[name] = open_now
+            return open_now
+        key = target.model, target.revision
+        known = self._open.get(key)
+        if known is None:
+            known = self._open[key] = any(
+                worker.takes_requests
+                for worker in self._workers.serving(target.model)
+                if target.revision is None or worker.facts.revision == target.revision
+            )
+        return known
+
+
+def heaviest(rule: str, whose: bytes, targets: Sequence[NameTarget]) -> NameTarget:
+    """Return the target of the largest weight in a draw that is always the same.
+
+    This is weighted rendezvous hashing: each target's draw depends on itself alone, so that a
+    changed weight moves only those to or from that target.
+    """
+    seed = xxh3_64_intdigest(msgspec.msgpack.encode((rule, whose)))
+
+    def cost(target: NameTarget) -> float:
+        drawn = xxh3_64_intdigest(str(target).encode("utf-8", "surrogatepass"), seed)
+        return -natural_log((drawn + 0.5) / 2.0**64) / target.weight
+
+    return min(targets, key=cost)
+
+
+async def _identity(tenant: str | None, session: str | None, body: bytes) -> bytes:
+    """Return what all requests of a session, or of a conversation, have in common."""
+    if session is not None:
+        return msgspec.msgpack.encode((tenant, session))
+    if len(body) < LONG_BYTES:
+        begun = beginning_of(body)
+    else:
+        begun = await asyncio.to_thread(beginning_of, body)
+    return msgspec.msgpack.encode((tenant, None, begun))

@@ -1,0 +1,32 @@
+"""The interface to an extra that knows names beside those of models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from router.body.paths import Path
+from router.record.named import NamedModel
+from router.upstream.edited_reply import Editor
+
+
+class NameResolver(Protocol):
+    """The names that clients may ask for. Lifetime: process."""
+
+    async def choose(
+        self, asked: str, tenant: str | None, session: str | None, body: bytes
+    ) -> NamedModel | None:
+        """Return what a name stands for now; None for a name without a rule.
+
+        The same tenant and session get the same target, and without a session the same beginning
+        of a conversation does, while weights stay and the target has workers.
+        """
+
+    def stands_for(self, name: str) -> str:
+        """Return a model that a name may stand for, preferably one with workers now."""
+
+    def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the cards of all models, and those of names beside them."""
+
+    def editor(self, named: NamedModel, path: Path) -> Editor:
+        """Return what puts the name that was asked for into the answer of a path."""

@@ -1,0 +1,101 @@
+"""A reply to a client whose body is not the worker's, byte for byte, and so has its own framing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol
+
+from router.http.messages import Request
+from router.http.reply import Framing, Header, ReplyHead
+from router.upstream.client_reply import ClientReply, ClientSocket
+
+_WHOLE_BYTES = 1 << 20  # a body of a known length up to this is edited as a whole
+_REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
+
+
+class Editor(Protocol):
+    """Changes the body of one reply as it goes by. Lifetime: reply."""
+
+    def begin(self, head: ReplyHead) -> bool:
+        """Return True if the body of a reply with this head is to be edited."""
+
+    def feed(self, data: bytes) -> bytes:
+        """Take the next bytes of the body, and return those that the client gets now."""
+
+    def flush(self) -> bytes:
+        """Return the last bytes of the body, which has ended."""
+
+
+class EditedReply(ClientReply):
+    """A `ClientReply` whose body goes through an `Editor`.
+
+    The relay gives it the body alone. It frames the body anew: by chunks, or by its length where
+    all of it is at hand. Lifetime: request.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        buffer_bytes: int,
+        extra_headers: tuple[Header, ...],
+        editor: Editor,
+    ) -> None:
+        """`editor`: of this reply alone. The others are those of `ClientReply`."""
+        super().__init__(request, buffer_bytes, extra_headers)
+        self.dechunk = True
+        self._editor = editor
+        self._edits = False
+        self._chunks = False
+        self._whole: list[bytes] | None = None  # a body that is edited once all of it is there
+        self._whole_head: ReplyHead
+
+    def lend(self) -> ClientSocket | str:
+        """Return the word for this reply: the relay's thread edits nothing."""
+        return "renamed"
+
+    def head(self, head: ReplyHead) -> None:
+        framed = head.framing is not Framing.NONE and head.status not in (204, 304)
+        self._edits = framed and self._editor.begin(head)
+        short = head.framing is Framing.LENGTH and head.length <= _WHOLE_BYTES
+        if self._edits and short and not head.event_stream:
+            self.status = head.status
+            self._whole_head, self._whole = head, []
+            return
+        if self._edits or head.framing is Framing.CHUNKED:
+            head = _by_chunks(head)
+        self._chunks = head.framing is Framing.CHUNKED and not self.http_1_0
+        super().head(head)
+
+    def data(self, data: bytes) -> None:
+        if self._whole is not None:
+            self._whole.append(data)
+            return
+        data = self._framed(self._editor.feed(data) if self._edits else data)
+        if data or self._begun:
+            self._write(data)
+
+    def finish(self) -> None:
+        if self._whole is not None:
+            body = self._editor.feed(b"".join(self._whole)) + self._editor.flush()
+            self._whole = None
+            kept = _without_framing(self._whole_head.headers)
+            headers = (*kept, (b"Content-Length", b"%d" % len(body)))
+            super().head(replace(self._whole_head, headers=headers, length=len(body)))
+            self._write(body)
+        elif self._edits or self._chunks:
+            last = self._framed(self._editor.flush()) if self._edits else b""
+            self._write(last + (b"0\r\n\r\n" if self._chunks else b""))
+        super().finish()
+
+    def _framed(self, data: bytes) -> bytes:
+        if not (self._chunks and data):
+            return data
+        return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def _by_chunks(head: ReplyHead) -> ReplyHead:
+    return replace(head, headers=_without_framing(head.headers), framing=Framing.CHUNKED, length=0)
+
+
+def _without_framing(headers: tuple[Header, ...]) -> tuple[Header, ...]:
+    return tuple(header for header in headers if header[0].lower() not in _REFRAMED)

@@ -1,0 +1,269 @@
+"""Who gets which target: shares, sessions that stay, and targets without workers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from math import log
+from typing import cast
+
+import pytest
+import xxhash
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.facts import WorkerFacts
+from router.config.extras import NameSettings
+from router.core.workers.table import WorkerTable
+from router.names.beginnings import beginning_of
+from router.names.model_names import ModelNames, heaviest
+from router.names.rules import NameTarget
+from router.record.named import NamedModel
+
+SESSIONS = 10_000
+
+
+@dataclass
+class Worker:
+    facts: WorkerFacts
+    takes_requests: bool = True
+
+
+@dataclass
+class Workers:
+    """As much of a table of workers as names ask for."""
+
+    rows: list[Worker] = field(default_factory=list)
+    version: int = 0
+
+    def add(self, model: str, revision: str | None = None) -> Worker:
+        facts = WorkerFacts(f"w{len(self.rows)}", (model,), 16, revision=revision)
+        self.rows.append(Worker(facts))
+        self.version += 1
+        return self.rows[-1]
+
+    def serving(self, model: str) -> list[Worker]:
+        return [w for w in self.rows if model in w.facts.models]
+
+    def block_sizes(self, model: str) -> frozenset[int]:
+        return frozenset(16 for _ in self.serving(model))
+
+    def models(self) -> list[str]:
+        return sorted({model for w in self.rows for model in w.facts.models})
+
+
+def names(workers: Workers, *aliases: str, targets: tuple[str, ...] = ()) -> ModelNames:
+    return ModelNames(NameSettings(aliases=aliases, targets=targets), cast("WorkerTable", workers))
+
+
+def chosen(
+    found: ModelNames, asked: str, session: str | None = "s", body: bytes = b"{}", tenant: str = "t"
+) -> NamedModel | None:
+    return asyncio.run(found.choose(asked, tenant, session, body))
+
+
+def all_chosen(found: ModelNames, asked: str) -> list[str]:
+    async def ask() -> list[str]:
+        every = [await found.choose(asked, None, f"s{n}", b"") for n in range(SESSIONS)]
+        return [one.target for one in every if one is not None]
+
+    return asyncio.run(ask())
+
+
+def pool(*pairs: tuple[str, str | None]) -> Workers:
+    workers = Workers()
+    for model, revision in pairs:
+        workers.add(model, revision)
+    return workers
+
+
+TWO = pool(("llama", "v1"), ("llama", "v2"))
+
+
+def test_a_tenth_of_sessions_and_nobody_flips() -> None:
+    found = names(TWO, targets=("chat=llama@v1:90,llama@v2:10",))
+    first = all_chosen(found, "chat")
+    assert 900 <= first.count("llama@v2") <= 1_100
+    assert all_chosen(found, "chat") == first
+    again = names(TWO, targets=("chat=llama@v2:10,llama@v1:90",))  # order is no matter
+    assert all_chosen(again, "chat") == first
+
+
+def test_a_changed_weight_moves_its_share_only_and_towards_who_gained() -> None:
+    settings = NameSettings(targets=("chat=llama@v1:90,llama@v2:10",))
+    found = names(TWO, targets=settings.targets)
+    before = all_chosen(found, "chat")
+    found.renew(NameSettings(targets=("chat=llama@v1:80,llama@v2:20",)))
+    after = all_chosen(found, "chat")
+    moved = [(a, b) for a, b in zip(before, after, strict=True) if a != b]
+    assert 900 <= len(moved) <= 1_100
+    assert set(moved) == {("llama@v1", "llama@v2")}
+
+
+WEIGHTS = st.lists(st.floats(0.01, 1e6), min_size=2, max_size=6)
+
+
+@given(WEIGHTS, st.integers(0, 5), st.floats(1.01, 100.0), st.binary(max_size=8))
+def test_more_weight_takes_from_others_only(weights, which, factor, whose) -> None:
+    which %= len(weights)
+    targets = [NameTarget(f"m{n}", None, weight) for n, weight in enumerate(weights)]
+    costs = [
+        -log((xxhash.xxh3_64_intdigest(t.model.encode(), _seed("r", whose)) + 0.5) / 2**64)
+        / t.weight
+        for t in targets
+    ]
+    first = heaviest("r", whose, targets)
+    assert first is targets[costs.index(min(costs))]
+    gains = NameTarget(f"m{which}", None, weights[which] * factor)
+    after = heaviest("r", whose, [*targets[:which], gains, *targets[which + 1 :]])
+    assert after in (first, gains)
+    without = [one for one in targets if one is not first]
+    assert heaviest("r", whose, without) in without  # who has another target keeps it
+    gone = [one for one in targets if one is not targets[which]]
+    if first is not targets[which]:
+        assert heaviest("r", whose, gone) is first
+
+
+def _seed(rule: str, whose: bytes) -> int:
+    packed = bytes([0x92, 0xA0 + len(rule)]) + rule.encode() + bytes([0xC4, len(whose)]) + whose
+    return xxhash.xxh3_64_intdigest(packed)
+
+
+def test_a_target_without_workers_gives_its_weight_away_and_takes_it_back() -> None:
+    workers = pool(("llama", "v1"))
+    found = names(workers, targets=("chat=llama@v1:50,llama@v2:50",))
+    assert set(all_chosen(found, "chat")) == {"llama@v1"}
+    second = workers.add("llama", "v2")
+    both = all_chosen(found, "chat")
+    assert 4_800 <= both.count("llama@v2") <= 5_200
+    second.takes_requests = False
+    workers.version += 1
+    assert set(all_chosen(found, "chat")) == {"llama@v1"}
+    workers.rows.clear()
+    workers.version += 1
+    assert all_chosen(found, "chat") == both  # nobody: by all weights
+
+
+def test_weight_0_gets_nobody_new() -> None:
+    found = names(TWO, targets=("chat=llama@v1:1,llama@v2:0",))
+    assert set(all_chosen(found, "chat")) == {"llama@v1"}
+    alone = names(pool(("llama", "v2")), targets=("chat=llama@v1:1,llama@v2:0",))
+    assert set(all_chosen(alone, "chat")) == {"llama@v1"}
+
+
+def test_an_alias_of_a_canary_follows_it() -> None:
+    found = names(TWO, "claude-*=chat", "x=chat", targets=("chat=llama@v1:1,llama@v2:1",))
+    direct = all_chosen(found, "chat")
+    assert all_chosen(found, "claude-3") == direct
+    assert all_chosen(found, "x") == direct
+    named = chosen(found, "x")
+    assert named is not None
+    assert (named.asked, named.rule, named.model) == ("x", "chat", "llama")
+
+
+def test_a_model_may_be_split_by_its_revisions() -> None:
+    found = names(TWO, targets=("llama=llama@v1:1,llama@v2:1",))
+    assert set(all_chosen(found, "llama")) == {"llama@v1", "llama@v2"}
+    named = chosen(found, "llama")
+    assert named is not None
+    assert not named.renames
+    assert found.hidden_models() == []
+
+
+def test_models_go_before_patterns_and_rules_before_models(caplog) -> None:
+    workers = pool(("claude-real", None), ("llama", None))
+    found = names(workers, "claude-*=llama")
+    assert chosen(found, "claude-real") is None
+    assert chosen(found, "claude-x") == NamedModel("claude-x", "claude-*", "llama")
+    assert chosen(found, "else") is None
+    ruled = names(workers, "claude-real=llama")
+    for _ in range(3):
+        assert chosen(ruled, "claude-real") == NamedModel("claude-real", "claude-real", "llama")
+    assert [r.message for r in caplog.records] == [
+        "the name 'claude-real' has a rule, and workers serve a model of that name: the rule counts"
+    ]
+    assert ruled.hidden_models() == ["claude-real"]
+
+
+def test_ten_thousand_names_lead_to_their_models() -> None:
+    workers = pool(("llama", None))
+    found = names(workers, *(f"n{n}=llama" for n in range(10_000)))
+    assert chosen(found, "n9999") == NamedModel("n9999", "n9999", "llama")
+    assert len(found.with_cards([{"id": "llama"}])) == 10_001
+
+
+def test_a_wide_web_of_names_without_workers_is_asked_once() -> None:
+    targets = ["z=m:1,n:1"]
+    for step in range(6):
+        ahead = "z" if step == 0 else f"s{step - 1}-"
+        below = [ahead] if step == 0 else [f"{ahead}{n}" for n in range(30)]
+        targets += [
+            f"s{step}-{n}=" + ",".join(f"{one}:1" for one in [*below, f"x{n}"]) for n in range(30)
+        ]
+    found = names(Workers(), targets=tuple(targets))
+    assert chosen(found, "s5-0") is not None
+
+
+def test_cards_of_names_show_their_models() -> None:
+    found = names(TWO, "claude-*=llama", "gpt-4o=llama", "lora=ad", "llama=llama@v1")
+    cards = [
+        {"id": "llama", "parent": None, "max_model_len": 9},
+        {"id": "ad", "parent": "llama"},
+    ]
+    shown = {card["id"]: card for card in found.with_cards(cards)}
+    assert list(shown) == ["llama", "ad", "gpt-4o", "lora"]
+    assert shown["gpt-4o"] == {
+        "id": "gpt-4o",
+        "object": "model",
+        "created": 0,
+        "owned_by": "warmroute",
+        "root": "llama",
+        "parent": None,
+        "max_model_len": 9,
+    }
+    assert (shown["lora"]["root"], shown["lora"]["parent"]) == ("ad", "llama")
+
+
+def said(*contents: object, role: str = "user") -> list[dict[str, object]]:
+    return [{"role": role, "content": content} for content in contents]
+
+
+SYSTEM = {"role": "system", "content": "You are brief. " * 400}
+
+
+@pytest.mark.parametrize("field", ["messages", "input"])
+def test_turns_of_a_conversation_begin_alike(field) -> None:
+    first = [SYSTEM, *said("Hello")]
+    later = [SYSTEM, *said([{"type": "text", "text": "Hello", "cache_control": {}}]), *said("more")]
+    other = [SYSTEM, *said("Bye")]
+
+    def begun(messages: object) -> bytes:
+        return beginning_of(json.dumps({field: messages, "system": "x"}).encode())
+
+    assert begun(first) == begun(later) != begun(other)
+    assert len(begun(first)) < 20_000
+
+
+def test_what_has_no_messages_begins_with_its_prompt() -> None:
+    text = "é" * 3_000
+
+    def begun(**fields: object) -> bytes:
+        return beginning_of(json.dumps(fields).encode())
+
+    assert begun(prompt=text + "a") == begun(prompt=text + "b", model="x") != begun(prompt="z")
+    assert begun(prompt=[1, 2]) != begun(prompt=[1, 3])
+    assert begun(input="a") != begun(input="b")
+    assert begun(input=["a"]) != begun(input=["b"])
+    assert begun(messages=[1]) == begun(messages=[1])
+    assert beginning_of(b"") == beginning_of(b"[1]") == beginning_of(b'{"a":1}') == b""
+
+
+def test_without_a_session_the_conversation_counts() -> None:
+    found = names(TWO, targets=("chat=llama@v1:1,llama@v2:1",))
+    bodies = [json.dumps({"prompt": f"{n} {'x' * 40_000 * (n % 2)}"}).encode() for n in range(40)]
+    first = [chosen(found, "chat", None, body) for body in bodies]
+    assert [chosen(found, "chat", None, body) for body in bodies] == first
+    assert {one.revision for one in first if one is not None} == {"v1", "v2"}
+    tenants = [chosen(found, "chat", None, bodies[0], tenant=f"t{n}") for n in range(20)]
+    assert len(set(tenants)) == 2
