@@ -40,7 +40,7 @@ _SCHEDULER_FLAGS = (
 _WORKER_FLAGS = (
     *("block_size", "host", "port", "events_port", "replay_port"),
     *("max_body_bytes", "grace_s", "tenant_header", "renders"),
-    *("role", "kv_transport", "kv_host", "kv_port", "kv_load_failure_policy"),
+    *("role", "revision", "kv_transport", "kv_host", "kv_port", "kv_load_failure_policy"),
     *("kv_gbytes_per_s", "kv_latency_ms", "kv_overlap"),
 )
 
@@ -116,6 +116,7 @@ def _add_transfers(parser: argparse.ArgumentParser) -> None:
     limits, worker = SchedulerSettings(), WorkerSettings(profile_name=None, kv_tokens=16)
     add = parser.add_argument_group("KV of other workers, KV for them").add_argument
     add("--role", choices=get_args(Role), default=worker.role, help="told at /server_info (both)")
+    add("--revision", metavar="TEXT", help="of what it serves, told at /version and announced")
     add(
         "--kv-transport", choices=get_args(KvTransport), default=worker.kv_transport,
         help="shm: mapped where it can be; none: its KV stays here (tcp)",

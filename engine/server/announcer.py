@@ -136,6 +136,7 @@ def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcemen
         models=(worker.model,),
         kv_tokens=settings.blocks * settings.block_size,
         block_size=settings.block_size,
+        options={} if settings.revision is None else {"revision": settings.revision},
     )
 
 

@@ -109,7 +109,9 @@ async def show_version(http: web.Request) -> web.Response:
         number = version("warmroute")
     except PackageNotFoundError:  # run from a checkout that was never installed
         number = "unknown"
-    return json_response({"version": number, "engine": "warmroute"})
+    revision = http.app[WORKER].settings.revision
+    told = {} if revision is None else {"revision": revision}
+    return json_response({"version": number, "engine": "warmroute", **told})
 
 
 async def tokenize(http: web.Request) -> web.Response:

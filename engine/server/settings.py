@@ -23,6 +23,7 @@ KvTransport = Literal["tcp", "shm", "none"]
 FailurePolicy = Literal["recompute", "fail"]
 HOST_GBYTES_PER_S = 25.0  # what PCIe 4.0 x16 carries, less its overhead
 MODELLED_GBYTES_PER_S = 50.0  # between timed workers: eight lanes of 400 Gb/s make as much
+_REVISION = re.compile(r"[!-+\--~]{1,128}")  # told in JSON, and a header of requests
 DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
 
@@ -63,6 +64,7 @@ class WorkerSettings:
     step_log: Path | None = None  # a line for each step, to calibrate by
     renders: bool = False  # it makes token ids of requests for others
     role: Role = "both"  # told to those who ask; what a request is for it says itself
+    revision: str | None = None  # told to those who ask; None: its version is its revision
     kv_transport: KvTransport = "tcp"
     kv_host: str | None = None
     kv_port: int = 0
@@ -94,6 +96,11 @@ class WorkerSettings:
         check_room(self.cache_groups, self.block_size, self.blocks)
 
     def _check_transfers(self) -> None:
+        if self.revision is not None and not _REVISION.fullmatch(self.revision):
+            raise ValueError(
+                "revision must have 1..128 printable characters, no blank and no comma, got "
+                f"{self.revision[:40]!r}"
+            )
         for name, values in (
             ("role", Role),
             ("kv_transport", KvTransport),

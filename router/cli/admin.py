@@ -175,6 +175,7 @@ def _done(admin: AdminClient, args: argparse.Namespace) -> list[dict[str, Any]]:
 def _table(rows: Iterable[Mapping[str, Any]]) -> str:
     """One line a worker; who named it stands before its URL, which may be long."""
     rows = list(rows)
+    several = len({row["revision"] for row in rows if row.get("revision")}) > 1
     width = max([len(_NAMED_BY), *(len(row.get("named_by", "")) for row in rows)])
     lines = [f"worker  state     requests  {_NAMED_BY:<{width}}  url"]
     for row in rows:
@@ -185,6 +186,8 @@ def _table(rows: Iterable[Mapping[str, Any]]) -> str:
         why = f"  ({row['trouble']})" if row.get("trouble") else ""
         if row.get("role", "both") != "both":
             why = f"  role {row['role']}{why}"
+        if several and row.get("revision"):
+            why = f"  revision {row['revision']}{why}"
         if row.get("role_to_be"):
             why += f"  (to be {row['role_to_be']})"
         if row.get("events_from") not in (None, "read here"):

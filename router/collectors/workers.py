@@ -182,13 +182,16 @@ def _gauges(workers: list[Worker], columns: WorkerColumns, now_s: float) -> Iter
 def _info(fleet: FleetManager) -> Metric:
     """Whose number it is: dashboards join names by it."""
     info = GaugeMetricFamily(
-        "warmroute_worker_info", "1: who a worker is", labels=["worker", "url", "engine", "role"]
+        "warmroute_worker_info",
+        "1: who a worker is",
+        labels=["worker", "url", "engine", "role", "revision"],
     )
     for member in fleet.members.values():
         known, spec = member.recognized, member.spec
         url = spec.url if spec.rank is None else f"{spec.url}#{spec.rank}"
         kind, role = ("", "") if known is None else (known.kind, known.facts.role)
-        info.add_metric([str(member.worker_id), url, kind, role], 1)
+        revision = "" if known is None else known.facts.revision or ""
+        info.add_metric([str(member.worker_id), url, kind, role, revision], 1)
     return info
 
 

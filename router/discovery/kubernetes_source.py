@@ -28,6 +28,7 @@ from router.fleet.sources import Report, ReportedWorker
 
 GROUP = "inference.networking.k8s.io"
 OBJECTIVES_GROUP = "inference.networking.x-k8s.io"
+REVISION_LABEL = "disaggregatedset.x-k8s.io/revision"  # of pods, by default
 MAX_SLICES = 256
 MAX_PODS = MAX_SEEN
 MAX_OBJECTIVES = 256  # of a pool
@@ -207,7 +208,10 @@ def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
             address = endpoint.addresses[0]  # the others are the same endpoint
             host = f"{spec.service}.{spec.namespace}.svc"
             try:
-                found.add(spec.template.at(address, port, host), stopping)
+                worker = spec.template.at(address, port, host)
+                if spec.revision_label is not None:
+                    worker = _with_revision(worker, one.metadata.labels or {}, spec.revision_label)
+                found.add(worker, stopping)
             except WorkerSpecError as error:
                 found.refused.append(f"{place}: {address[:100]!r}: {error}")
     return found.report()
@@ -465,6 +469,15 @@ def workers_in(
     return found.report(), unready
 
 
+def _with_revision(worker: WorkerSpec, labels: Labels, key: str) -> WorkerSpec:
+    """Return the worker with the revision in the label `key`, unless its source names one.
+
+    Raises WorkerSpecError.
+    """
+    named = labels.get(key)
+    return worker if worker.revision or not named else replace(worker, revision=named)
+
+
 def _active(pod: Pod, ports: tuple[int, ...]) -> frozenset[int]:
     """Those of the pool's ports that the pod has by its annotation; all without one."""
     notes = pod.metadata.annotations or Annotations()
@@ -475,6 +488,7 @@ def _active(pod: Pod, ports: tuple[int, ...]) -> frozenset[int]:
     return frozenset(port for port in ports if str(port) in named)
 
 
+_ROLE_LABEL = "llm-d.ai/role"
 # Roles of llm-d's pods; what only encodes serves no request of ours.
 _ROLES: Mapping[str, Literal["both", "prefill", "decode"]] = {
     "prefill": "prefill",
@@ -487,8 +501,8 @@ _ROLES: Mapping[str, Literal["both", "prefill", "decode"]] = {
 }
 _OF_POD = (  # that a pod may say of itself
     *("kind", "model", "block_size", "kv_tokens", "events", "replay", "topic", "role", "group"),
-    *("transfer", "bootstrap_port", "max_requests", "max_queued_tokens", "max_kv_fraction"),
-    "weight",
+    *("revision", "transfer", "bootstrap_port"),
+    *("max_requests", "max_queued_tokens", "max_kv_fraction", "weight"),
 )
 
 
@@ -498,14 +512,15 @@ def _worker_of(pod: Pod, address: str, port: int, rank: int, spec: InferencePool
     `rank`: which of the pool's ports it is; its KV events are counted up by it, as data-parallel
     ranks count theirs. Raises WorkerSpecError, WatchError.
     """
-    labels = pod.metadata.labels or Labels()
+    labels = pod.metadata.labels or {}
     options = (pod.metadata.annotations or Annotations()).worker
     worker = spec.template.at(address, port, f"{spec.name}.{spec.namespace}.svc")
-    if labels.role is not None:
-        if labels.role not in _ROLES:
+    if (role := labels.get(_ROLE_LABEL)) is not None:
+        if role not in _ROLES:
             known = ", ".join(_ROLES)
-            raise WatchError(f"llm-d.ai/role is {labels.role[:40]!r}; known: {known}")
-        worker = replace(worker, role=_ROLES[labels.role])
+            raise WatchError(f"{_ROLE_LABEL} is {role[:40]!r}; known: {known}")
+        worker = replace(worker, role=_ROLES[role])
+    worker = _with_revision(worker, labels, spec.revision_label or REVISION_LABEL)
     if not options:
         return worker
     host = f"[{address}]" if ":" in address else address

@@ -24,10 +24,7 @@ _MAX_PORTS_CHARACTERS = 1_000
 OLD = 410  # "Gone": the version asked for is too old, all is to be listed anew
 
 
-class Labels(msgspec.Struct):
-    """Those of a pod that say what it is for."""
-
-    role: str | None = msgspec.field(default=None, name="llm-d.ai/role")
+Labels = dict[str, str | None]
 
 
 class Annotations(msgspec.Struct):

@@ -20,6 +20,7 @@ EVERY_S = (0.1, 3_600.0)
 _EXAMPLE = "worker.invalid"  # stands for the workers in what all of them are given
 _OF_ONE = ("url", "rank", "replay", "topic", "metrics", "server_name")  # never of all
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?")
+_LABEL_KEY = re.compile(r"([a-z0-9][-a-z0-9.]{0,252}/)?[A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?")
 _DNS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 
 
@@ -87,10 +88,12 @@ class KubernetesSpec:
     service: str
     port: str | None  # by name; None: the only one there is
     template: Template
+    revision_label: str | None = None  # of its slices, that names their revision; None: none does
 
     def __str__(self) -> str:
         port = f":{self.port}" if self.port else ""
-        return f"kubernetes:{self.namespace}/{self.service}{port}{self.template.options}"
+        options = f"{_shown_label(self.revision_label)}{self.template.options}"
+        return f"kubernetes:{self.namespace}/{self.service}{port}{options}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,9 +103,11 @@ class InferencePoolSpec:
     namespace: str
     name: str
     template: Template
+    revision_label: str | None = None  # of its pods, that names their revision; None: the usual
 
     def __str__(self) -> str:
-        return f"inferencepool:{self.namespace}/{self.name}{self.template.options}"
+        options = f"{_shown_label(self.revision_label)}{self.template.options}"
+        return f"inferencepool:{self.namespace}/{self.name}{options}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +175,8 @@ def _kubernetes(where: str) -> KubernetesSpec:
         raise SourceSpecError(
             f"kubernetes:{place} is not of the form kubernetes:NAMESPACE/SERVICE[:PORTNAME]"
         )
-    return KubernetesSpec(namespace, service, port or None, _template(options))
+    label = _revision_label(options)
+    return KubernetesSpec(namespace, service, port or None, _template(options), label)
 
 
 def _inference_pool(where: str) -> InferencePoolSpec:
@@ -180,7 +186,8 @@ def _inference_pool(where: str) -> InferencePoolSpec:
         raise SourceSpecError(
             f"inferencepool:{place} is not of the form inferencepool:NAMESPACE/NAME"
         )
-    return InferencePoolSpec(namespace, name, _template(options))
+    label = _revision_label(options)
+    return InferencePoolSpec(namespace, name, _template(options), label)
 
 
 def _trtllm(where: str) -> TrtllmSpec:
@@ -207,6 +214,18 @@ def _options(where: str) -> tuple[str, dict[str, str]]:
             raise SourceSpecError(f"{one!r} {'is given twice' if equals else 'is not key=value'}")
         options[key] = value
     return place, options
+
+
+def _revision_label(options: dict[str, str]) -> str | None:
+    """Take the option `revision_label` out of a source's options, and return its value."""
+    label = options.pop("revision_label", None)
+    if label is not None and not _LABEL_KEY.fullmatch(label):
+        raise SourceSpecError(f"revision_label is {label[:80]!r}; allowed: the key of a label")
+    return label
+
+
+def _shown_label(label: str | None) -> str:
+    return "" if label is None else f",revision_label={label}"
 
 
 def _template(options: dict[str, str]) -> Template:

@@ -282,6 +282,17 @@ def is_paused(body: bytes) -> bool:
         return False
 
 
+class EngineVersion(NamedTuple):
+    """The version that an engine tells of itself. Empty: it tells none."""
+
+    version: str = ""
+    revision: str | None = None  # that it was started as
+    path: str = ""  # where it tells both
+
+
+NO_VERSION = EngineVersion()
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """What an engine says of itself. None or empty: it does not say."""
@@ -293,6 +304,7 @@ class Profile:
     sources: Mapping[int, EventSource] = field(default_factory=dict)  # of KV events, by rank
     keeps_copies: bool = False  # of equal blocks, each with events of its own
     version: str = ""
+    told: EngineVersion = NO_VERSION  # by itself alone, without what `version` adds
     transfers: bool = False  # it may take KV from others of its version, by `router.body.legs`
     role: Role = "both"  # that it was started for
     keeps_prefixes: bool = True  # of what it decodes for others

@@ -18,6 +18,7 @@ from router.body.paths import KSERVE_PATHS
 from router.engines.adapter import (
     Adapter,
     Count,
+    EngineVersion,
     ExactnessFlags,
     HealthCheck,
     Interview,
@@ -164,8 +165,10 @@ def loads_in(text: str) -> dict[int, RankLoad]:
 
 
 async def _recognize(talk: Interview, named: bool) -> Profile | None:
+    told_at = ""
     for path in _INFO:
         if _MARKS & await talk.keys(path):
+            told_at = path
             body = (await talk.get(path)).body
             info, sources = decoded(body, _SglangInfo, path), server_info_sources(body, talk.host)
             break
@@ -181,6 +184,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         role=role,
         transfers=role != "both",
         version=_alike(info, size),
+        told=EngineVersion(info.version, path=told_at if info.version else ""),
         keeps_prefixes=role != "decode" or bool(info.disaggregation_decode_enable_radix_cache),
         bootstrap=_bootstrap(talk, info, ranks) if role != "both" else None,
         block_size=size,

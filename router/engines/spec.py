@@ -13,6 +13,7 @@ ROLES = ("both", "prefill", "decode")
 # vLLM's connectors, and llm-d's sidecar before any engine; other engines have one way each.
 TRANSFERS = ("nixl", "mooncake", "sidecar")
 MAX_KV_TOKENS = 10**12
+MAX_REVISION_CHARACTERS = 128
 BIND = "bind:"  # before an endpoint that the router binds and engines connect to
 POLL = "poll"  # events are asked for by HTTP
 
@@ -42,6 +43,7 @@ class WorkerSpec:
     grpc: str | None = None  # HOST:PORT of its gRPC where it is not its own port + 1, or "none"
     role: Role = "both"
     group: str | None = None  # whose workers take KV from each other; by default engine and version
+    revision: str | None = None  # of what it serves; by default as its engine says
     transfer: str | None = None  # one of TRANSFERS: how KV passes between vLLM workers
     bootstrap_port: int | None = None  # where those that decode meet one that prefills
     max_requests: float | None = None  # unfinished requests, at least 1
@@ -63,6 +65,7 @@ class WorkerSpec:
             "url",
             "model",
             "group",
+            "revision",
             "events",
             "replay",
             "topic",
@@ -72,6 +75,11 @@ class WorkerSpec:
         ):
             if "," in (getattr(self, name) or ""):
                 raise WorkerSpecError(f"{name} has a comma, which separates options")
+        if self.revision is not None and not is_revision(self.revision):
+            raise WorkerSpecError(
+                f"revision is {self.revision[:40]!r}; allowed: 1 to {MAX_REVISION_CHARACTERS} "
+                "printable characters without blanks at its ends"
+            )
         if self.rank is not None and not 0 <= self.rank <= MAX_RANK:
             raise WorkerSpecError(f"rank is {self.rank}; allowed: 0..{MAX_RANK}")
         if self.metrics is not None:
@@ -140,6 +148,12 @@ class WorkerSpec:
 
 
 KEYS = tuple(entry.name for entry in fields(WorkerSpec))
+
+
+def is_revision(text: str) -> bool:
+    """Return True if a text can name a revision: of bounded length, printable, without a comma."""
+    fits = 0 < len(text) <= MAX_REVISION_CHARACTERS and text == text.strip()
+    return fits and text.isprintable() and "," not in text
 
 
 def taken(spec: WorkerSpec) -> str:

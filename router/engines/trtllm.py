@@ -28,6 +28,7 @@ from router.engines.adapter import (
     share,
     total,
 )
+from router.engines.version import version_of
 from router.events.sources import PollSource
 
 EVENTS_PATH = "/kv_cache_events"
@@ -119,6 +120,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         kv_tokens={0: capacity} if capacity else {},
         sources={} if source is None else {0: source},
         loads=reader,
+        told=await version_of(talk),
         advice="" if source is not None or talk.spec.events is not None else _NO_EVENTS,
     )
 

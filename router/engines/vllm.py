@@ -34,6 +34,7 @@ from router.engines.adapter import (
     share,
 )
 from router.engines.rendering import VllmRender
+from router.engines.version import version_of
 from router.events.sources import RankedSources, kv_event_sources
 
 _IS_PAUSED = "/is_paused"
@@ -56,10 +57,6 @@ _NO_EVENTS = (
     "it names no KV events, so its cache is guessed: start it with --kv-events-config, or, before "
     "0.31, give the worker events=..."
 )
-
-
-class _Version(msgspec.Struct):
-    version: str = ""
 
 
 class _Engine(msgspec.Struct):
@@ -128,7 +125,7 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
     if loads and all(load.asleep or load.paused for load in loads.values()):
         raise UnrecognizedError("its engine sleeps; POST /wake_up wakes it")
     pause_url = await _pause_url(talk)
-    ranked = await _sources(talk)
+    ranked, told = await _sources(talk), await version_of(talk)
     known = [load for load in loads.values() if load.block_size is not None]
     capacity = {rank: load.kv_capacity_tokens for rank, load in loads.items()}
     return Profile(
@@ -140,7 +137,8 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
         advice=_NO_EVENTS if talk.spec.events is None and not ranked.by_rank else "",
         pause_url=pause_url,
         keeps_copies=True,
-        version=await _version(talk),
+        version=told.version,
+        told=told,
         transfers=True,
         bootstrap=await _bootstrap(talk),
         caches_prefixes=all(load.caches_prefixes for load in loads.values()),
@@ -170,17 +168,6 @@ async def _pause_url(talk: Interview) -> str | None:
     if is_paused(body):
         raise UnrecognizedError("its engine is paused; POST /resume resumes it")
     return f"{talk.spec.url}{_IS_PAUSED}"
-
-
-async def _version(talk: Interview) -> str:
-    """As it says; "" where it does not."""
-    status, body = await talk.get("/version")
-    if status != 200:
-        return ""
-    try:
-        return msgspec.json.decode(body, type=_Version).version[:_SHOWN_CHARACTERS]
-    except msgspec.DecodeError:
-        return ""
 
 
 async def _bootstrap(talk: Interview) -> BootstrapAddress | None:

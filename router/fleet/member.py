@@ -38,6 +38,7 @@ from router.fleet.recognize import (
     Recognized,
     recognize,
     with_models,
+    with_revision,
     with_role,
     with_thresholds,
 )
@@ -164,6 +165,7 @@ class Member:
         """Recognize it, follow it until it is down, and begin again."""
         while True:
             recognized = with_thresholds(await self._recognized(), self.spec)
+            recognized = with_revision(recognized, self.spec)
             self._move("it is recognized", recognized)
             end = await self._follow(recognized)
             if end == "more":
@@ -239,10 +241,10 @@ class Member:
         return ended[0].result()  # the probes come first: they know best
 
     def respec(self, spec: WorkerSpec) -> None:
-        """Take over other thresholds or another weight; all else of `spec` must be as it was."""
+        """Take over other thresholds, another weight or revision; else `spec` is as it was."""
         spec = self.spec = self.as_turned(spec)
         if self.recognized is not None:
-            self.amend(with_thresholds(self.recognized, spec))
+            self.amend(with_revision(with_thresholds(self.recognized, spec), spec))
 
     def begin_anew(self, spec: WorkerSpec) -> None:
         """It is named with options by which it must be recognized anew; `run` begins again.

@@ -16,7 +16,9 @@ from router.engines import triton
 from router.engines.adapter import (
     HEALTH,
     MAX_MODELS,
+    NO_VERSION,
     Card,
+    EngineVersion,
     HealthCheck,
     Interview,
     LoadReader,
@@ -24,7 +26,13 @@ from router.engines.adapter import (
     UnrecognizedError,
     cards,
 )
-from router.engines.spec import BIND, MAX_KV_TOKENS, POLL, WorkerSpec
+from router.engines.spec import (
+    BIND,
+    MAX_KV_TOKENS,
+    MAX_REVISION_CHARACTERS,
+    POLL,
+    WorkerSpec,
+)
 from router.engines.table import ADAPTERS, TRANSFERS
 from router.engines.triton_inputs import Roles
 from router.engines.trtllm import EVENTS_PATH
@@ -78,6 +86,7 @@ class Recognized:
     caches_prefixes: bool = True  # False: its prefix caching is off
     leaves_out_groups: bool = False  # its events do not tell of its windows or states
     model_path: str | None = None  # what its engine calls its model, and names images by
+    told: EngineVersion = NO_VERSION  # its engine's version, as told when it was recognized
 
     def __str__(self) -> str:
         """One line for people."""
@@ -113,8 +122,7 @@ async def recognize(
     models = _served(listed, most_models)
     kind, profile = await _profile(talk, own or spec.kind)
     source = _source(spec, profile)
-    refused = await _refused(talk, source, event_hosts)
-    if refused:
+    if refused := await _refused(talk, source, event_hosts):
         source = None
     facts = WorkerFacts(
         name=spec.name,
@@ -152,6 +160,7 @@ async def recognize(
         profile.caches_prefixes,
         profile.leaves_out_groups,
         next((m.root for m in models if m.parent is None), None),
+        profile.told,
     )
     return with_role(with_thresholds(recognized, spec), spec)
 
@@ -224,17 +233,30 @@ def with_thresholds(recognized: Recognized, spec: WorkerSpec) -> Recognized:
 def with_role(recognized: Recognized, spec: WorkerSpec) -> Recognized:
     """The same worker with the role that `spec` has now, and those whom it takes KV from then."""
     role = recognized.own_role if spec.role == "both" else spec.role
-    own = None if role == "both" else recognized.own_group
     transfer = TRANSFERS.get(recognized.transfer)
     facts = replace(
         recognized.facts,
         role=role,
-        group=spec.group or own,
         serves_alone=role == "both" or transfer is None or transfer.serves_alone,
         concurrent=transfer is not None and transfer.concurrent,
         keeps_prefixes=role != "decode" or recognized.caches_decoded,
     )
-    return replace(recognized, facts=facts)
+    return with_revision(replace(recognized, facts=facts), spec)
+
+
+def with_revision(recognized: Recognized, spec: WorkerSpec) -> Recognized:
+    """Return the same worker with the revision that `spec` or else its engine names.
+
+    Only workers of one revision take KV from each other, so the revision is a part of the group's
+    name. A default group has the engine's version in its name already.
+    """
+    told = recognized.told
+    revision = spec.revision or told.revision or told.version[:MAX_REVISION_CHARACTERS] or None
+    own = None if recognized.facts.role == "both" else recognized.own_group
+    group = spec.group or own
+    if group and revision and (spec.group or revision != told.version):
+        group = f"{group}@{revision}"
+    return replace(recognized, facts=replace(recognized.facts, revision=revision, group=group))
 
 
 def _own_group(kind: str, spec: WorkerSpec, profile: Profile) -> str | None:

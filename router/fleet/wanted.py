@@ -75,4 +75,5 @@ def same_but_thresholds(one: WorkerSpec, other: WorkerSpec) -> bool:
         max_queued_tokens=other.max_queued_tokens,
         max_kv_fraction=other.max_kv_fraction,
         weight=other.weight,
+        revision=other.revision,
     )

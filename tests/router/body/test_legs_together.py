@@ -156,7 +156,7 @@ async def test_sglang_says_its_role_and_where_it_is_met() -> None:
     assert facts.group == "sglang 0.5.23 mooncake page 64 fp8_e5m2"
     one = await recognized(PAGES, ",rank=0,bootstrap_port=9002,group=mine")
     assert one.bootstrap is not None
-    assert (one.bootstrap.port, one.facts.group) == (9002, "mine")
+    assert (one.bootstrap.port, one.facts.group) == (9002, "mine@0.5.23")
 
 
 @pytest.mark.parametrize(("radix", "keeps"), [(None, False), (False, False), (True, True)])

@@ -1,0 +1,38 @@
+"""The version and the revision that an engine tells of itself, and the path where it does."""
+
+from __future__ import annotations
+
+import msgspec
+
+from router.engines.adapter import NO_VERSION, EngineVersion, Interview
+from router.engines.spec import is_revision
+
+VERSION_PATH = "/version"  # of vLLM, TensorRT-LLM and our engine
+_MAX_CHARACTERS = 500
+
+
+class _ToldVersion(msgspec.Struct):
+    version: str = ""
+    revision: str | None = None
+
+
+def version_in(body: bytes, path: str) -> EngineVersion:
+    """Read the answer to GET `path`; the version is empty where the answer has none."""
+    try:
+        answer = msgspec.json.decode(body, type=_ToldVersion)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return NO_VERSION
+    revision = answer.revision
+    if revision is not None and not is_revision(revision):
+        revision = None
+    version = answer.version[:_MAX_CHARACTERS]
+    return EngineVersion(version, revision, path if version else "")
+
+
+async def version_of(talk: Interview, path: str = VERSION_PATH) -> EngineVersion:
+    """Ask an engine for its version. The version is empty if the engine tells none.
+
+    Raises WireError, aiohttp.ClientError or TimeoutError.
+    """
+    status, body = await talk.get(path)
+    return version_in(body, path) if status == 200 else NO_VERSION
