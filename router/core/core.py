@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from itertools import chain
 from types import MappingProxyType
 from typing import Any
@@ -345,7 +346,8 @@ class RouterCore:
         elif given_up := self.retries.again(pending, worker, fact.reason, fact.now_s, spared):
             actions.append(self._give_up(pending, fact.now_s, given_up))
         else:
-            pending.arrival = fact.rest or pending.arrival
+            if fact.rest is not None:
+                pending.arrival = _at_revision(fact.rest, worker)
             reason = "migration" if fact.rest else "retry"
             actions += self._place(pending, fact.now_s, reason)
         return [*actions, *self._ask_held(fact.now_s)]
@@ -782,6 +784,14 @@ class RouterCore:
     def _give_up(self, pending: Pending, now_s: float, rejection: Rejection) -> Reject:
         self._drop(pending, now_s)
         return self.admission.refuse(pending.arrival, now_s, rejection, pending)
+
+
+def _at_revision(rest: Arrival, worker: Worker | None) -> Arrival:
+    """Return the rest of a begun answer, for a worker of the revision that began it if possible."""
+    revision = None if worker is None else worker.facts.revision
+    if revision is None or rest.revision is not None:
+        return rest
+    return replace(rest, revision=revision)
 
 
 # The handler of each kind of fact.

@@ -16,7 +16,7 @@ from router.core.contract.actions import Decision, Details, Ranking, Reject, det
 from router.core.contract.settings import NO_LIMIT, CoreSettings
 from router.core.placement.admission import ModelLimits
 from router.core.placement.choice import Choice, Held, Withheld
-from router.core.placement.eligible import Eligibility, Rows, Unheard
+from router.core.placement.eligible import Eligibility, Group, Rows, Unheard
 from router.core.placement.guard import PolicyGuard, Verdict
 from router.core.placement.hold_queue import most_s
 from router.core.placement.live_fleet import LiveFleet
@@ -150,13 +150,13 @@ class Chooser:
         self._model_limits = model_limits
 
     def choose(
-        self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
+        self, pending: Pending, leg: Role, group: Group | None, now_s: float, reason: str
     ) -> Choice | Reject | Held:
         """Choose the worker for a request, or for its prefill or decode leg.
 
         Return `Reject` if the request must be refused, or `Held` if it must wait. `group` is the
-        group of the other leg's worker, or None if that worker is not chosen yet. Raises
-        FallbackError if both the policy and the fallback policy fail.
+        group of the other leg's worker, or the groups that may have the leg, or None for any.
+        Raises FallbackError if both the policy and the fallback policy fail.
         """
         seen = self._decide(pending, leg, group, now_s, self._guard.decide)
         if not isinstance(seen, Considered):
@@ -175,7 +175,7 @@ class Chooser:
         return choice
 
     def explain(
-        self, pending: Pending, leg: Role, group: str | None, now_s: float, reason: str
+        self, pending: Pending, leg: Role, group: Group | None, now_s: float, reason: str
     ) -> Choice | Reject | Withheld:
         """Return the decision for a request with its details, as a dry run.
 
@@ -199,7 +199,7 @@ class Chooser:
         self,
         pending: Pending,
         leg: Role,
-        group: str | None,
+        group: Group | None,
         now_s: float,
         ask: Callable[[RequestView, FleetView], Verdict],
         explains: bool = False,

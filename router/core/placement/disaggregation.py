@@ -23,8 +23,9 @@ from router.core.contract.settings import DisaggregationMode
 from router.core.placement.admission import Admission
 from router.core.placement.choice import Choice, Held, Placement, Withheld
 from router.core.placement.chooser import Chooser
-from router.core.placement.eligible import does
+from router.core.placement.eligible import Group, does
 from router.core.placement.pending import Pending
+from router.core.placement.revisions import Revisions
 from router.core.workers.columns import Cells, WorkerColumns
 from router.core.workers.ledger import Charge, Ledger
 from router.core.workers.table import Worker, WorkerTable
@@ -90,7 +91,7 @@ class PairFaults:
 
 T = TypeVar("T")
 # `Chooser.choose` or `Chooser.explain`.
-Ask = Callable[[Pending, Role, str | None, float, str], Choice | Reject | T]
+Ask = Callable[[Pending, Role, Group | None, float, str], Choice | Reject | T]
 
 _LEGS_S = 0.005  # a second call to an engine
 _TOKENS_PER_S = 200_000.0  # sent between workers, before any was: 50 GB/s of a 32B model's KV
@@ -138,6 +139,7 @@ class Disaggregation:
         self._workers = workers
         self._ledger = ledger
         self._admission = admission
+        self._revisions = Revisions(workers)
         self.faults = PairFaults()
         self.tokens_per_s = _TOKENS_PER_S  # of KV that one worker gets from another, as learned
 
@@ -209,7 +211,7 @@ class Disaggregation:
             alone = ask(pending, "both", None, now_s, reason)
             if not isinstance(alone, Reject):
                 return _alone(alone)
-        decode = ask(pending, "decode", None, now_s, reason)
+        decode = self._decode(pending, ask, now_s, reason)
         if isinstance(decode, Reject):
             alone = ask(pending, "both", None, now_s, reason)
             return decode if isinstance(alone, Reject) else _alone(alone)
@@ -221,6 +223,17 @@ class Disaggregation:
         if self._alone_is_better(pending, prefill, decode, now_s):
             return Placement(decode)
         return Placement(decode, prefill)
+
+    def _decode(
+        self, pending: Pending, ask: Ask[T], now_s: float, reason: str
+    ) -> Choice | Reject | T:
+        """Choose the decode worker within one revision, or if none of it can, within any."""
+        groups = self._revisions.groups_for(pending)
+        decode = ask(pending, "decode", groups, now_s, reason)
+        if groups is None or isinstance(decode, Choice):
+            return decode
+        other = ask(pending, "decode", None, now_s, reason)
+        return other if isinstance(other, Choice) else decode
 
     def arrived(self, charge: Charge, now_s: float) -> None:
         """Update the estimated speed of KV transfers when a decode worker gives a first token."""

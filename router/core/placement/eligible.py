@@ -15,6 +15,7 @@ from router.core.placement.pending import Pending
 from router.core.workers.silence import most_silent
 from router.core.workers.table import Worker, WorkerTable
 
+Group = str | frozenset[str]  # of the workers that may do a leg: one group, or one of several
 _MODELS_NAMED = 8  # models listed in an error
 _LEGS: tuple[Role, Role] = ("prefill", "decode")
 
@@ -78,7 +79,7 @@ class _Open:
     all_in: bool  # none of them is ejected or on trial
 
     @staticmethod
-    def of(pool: Iterable[Worker], model: str, leg: Role, group: str | None) -> _Open:
+    def of(pool: Iterable[Worker], model: str, leg: Role, group: Group | None) -> _Open:
         ready = [w for w in pool if w.state == "ready"]
         able = with_partners([w for w in ready if does(w, leg, group)], ready, leg)
         paired = with_partners(able, without_busy(ready), leg)
@@ -105,16 +106,19 @@ class _Open:
         )
 
 
-def does(worker: Worker, leg: Role, group: str | None) -> bool:
+def does(worker: Worker, leg: Role, group: Group | None) -> bool:
     """Return True if a worker's role allows a leg of a request, or the whole request ("both").
 
-    `group` is the group of the worker that does the other leg; None allows any group.
+    `group` is the group of the worker that does the other leg, or several groups, of which the
+    worker's must be one; None allows any group.
     """
     facts = worker.facts
     if leg == "both":
         return facts.role == "both" or (facts.role == "decode" and facts.serves_alone)
     if facts.role not in ("both", leg) or facts.group is None:
         return False
+    if isinstance(group, frozenset):
+        return facts.group in group
     return group is None or facts.group == group
 
 
@@ -158,16 +162,16 @@ class Eligibility:
         self._panic_share = panic_share
         self._version = -1
         # By model, leg, group and revision; of models that are served only.
-        self._open: dict[tuple[str, Role, str | None, str | None], _Open] = {}
+        self._open: dict[tuple[str, Role, Group | None, str | None], _Open] = {}
 
     def rows(
-        self, pending: Pending, leg: Role = "both", group: str | None = None
+        self, pending: Pending, leg: Role = "both", group: Group | None = None
     ) -> Rows | Reject | Unheard:
         """Return the workers that may take a leg of a request, or a `Reject` if there are none.
 
         Return `Unheard` if the workers that could take it are silent, so that the request should
-        wait. `group` is the group of the other leg's worker, or None if that worker is not chosen
-        yet.
+        wait. `group` is the group of the other leg's worker, or the groups that may have the leg,
+        or None for any.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -185,7 +189,7 @@ class Eligibility:
         return known.rows if known.to(pending) else self.ask_each(pending, leg, group)
 
     def ask_each(
-        self, pending: Pending, leg: Role = "both", group: str | None = None
+        self, pending: Pending, leg: Role = "both", group: Group | None = None
     ) -> Rows | Reject | Unheard:
         """Return what `rows` returns, by checking every worker without remembered results."""
         arrival = pending.arrival
@@ -229,7 +233,7 @@ class Eligibility:
         self,
         pending: Pending,
         leg: Role,
-        group: str | None,
+        group: Group | None,
         pool: list[Worker],
         ready: list[Worker],
     ) -> Rows | Reject:

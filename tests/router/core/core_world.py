@@ -55,7 +55,7 @@ class World:
 
     def __init__(self, workers: int = 3, policy: str = "hybrid", **settings: object) -> None:
         self.now_s = 0.0
-        bounds = CoreSettings(max_workers=8, **settings)  # type: ignore[arg-type]
+        bounds = CoreSettings(**{"max_workers": 8} | settings)  # type: ignore[arg-type]
         self.core = RouterCore(load(policy), bounds, seed=7)
         self._request_id = 0
         for worker_id in range(workers):

@@ -1,0 +1,159 @@
+"""Requests of two legs are shared out over revisions by what each revision can carry."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.facts import Failure, Prefilled, WorkerChange
+from router.core.contract.actions import Dispatch
+from router.core.placement.revisions import chosen, shares_of
+from tests.router.core.core_world import World
+
+SESSIONS = 4_000
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many workers a revision has of each role."""
+
+    prefill: int
+    decode: int
+    both: int = 0
+
+
+def rollout(*counts: Count, serves_alone: bool = False, **settings: object) -> World:
+    """A pool of revisions v0, v1 and so on, each a group of its own."""
+    world = World(workers=0, disaggregation="always", **settings)
+    for revision, count in enumerate(counts):
+        roles = ["prefill"] * count.prefill + ["decode"] * count.decode + ["both"] * count.both
+        for role in roles:
+            join(world, len(list(world.core.workers)), role, revision, serves_alone)
+    return world
+
+
+def join(world: World, number: int, role: str, revision: int, serves_alone: bool = False) -> None:
+    of = {"group": f"g@v{revision}", "revision": f"v{revision}"}
+    world.join(number, role=role, serves_alone=serves_alone, **of)
+
+
+def revision_of(world: World, session: str | None, **fields: object) -> str | None:
+    """The revision whose workers get a request; it is over at once."""
+    arrival = world.arrival([1, 2, 3], session=session, splits=True, **fields)
+    (action,) = world.core.on_arrival(arrival)
+    assert isinstance(action, Dispatch), action
+    worker = world.core.workers.get(action.stages[0].worker_id)
+    assert worker is not None
+    if action.stages[0].role == "prefill":
+        (second,) = world.core.on_prefilled(Prefilled(world.now_s, arrival.request_id, 0))
+        assert isinstance(second, Dispatch)
+        decode = world.core.workers.get(second.stages[0].worker_id)
+        assert decode is not None
+        assert decode.facts.revision == worker.facts.revision, "a pair of two revisions"
+    world.core.on_failure(Failure(world.now_s, arrival.request_id, "client"))
+    return worker.facts.revision
+
+
+def homes(world: World, sessions: int = SESSIONS) -> dict[int, str | None]:
+    return {n: revision_of(world, f"s{n}") for n in range(sessions)}
+
+
+def test_the_scarcest_role_bounds_a_revision() -> None:
+    """2P9D against 1P1D: 1 to 1/9, so nine of ten sessions stay."""
+    shares = shares_of(rollout(Count(2, 9), Count(1, 1), max_workers=16).core.workers)
+    assert [(one.revision, one.weight) for one in shares] == [("v0", 1.0), ("v1", 1 / 9)]
+    keys = (b"%d" % n for n in range(20_000))
+    counts = Counter(one.revision for key in keys if (one := chosen(shares, key)))
+    assert abs(counts["v1"] / 20_000 - 0.1) < 0.01
+
+
+def test_one_revision_has_no_shares() -> None:
+    assert shares_of(rollout(Count(2, 2)).core.workers) == ()
+
+
+def test_sessions_stay_and_only_what_must_moves() -> None:
+    world = rollout(Count(2, 2), Count(1, 1))
+    before = homes(world)
+    assert before == homes(world)
+    share = Counter(before.values())["v1"] / SESSIONS
+    assert abs(share - 1 / 3) < 0.03
+    join(world, 6, "prefill", 1)
+    assert before == homes(world), "it has no more that decode"
+    join(world, 7, "decode", 1)
+    after = homes(world)
+    moved = {(before[n], after[n]) for n in before if before[n] != after[n]}
+    assert moved == {("v0", "v1")}
+    assert abs(Counter(after.values())["v1"] / SESSIONS - 1 / 2) < 0.03
+
+
+def test_a_revision_that_lacks_a_role_gets_nothing() -> None:
+    world = rollout(Count(2, 2), Count(0, 2))
+    assert set(homes(world, 200).values()) == {"v0"}
+    join(world, 7, "prefill", 1)
+    assert set(homes(world, 200).values()) == {"v0", "v1"}
+
+
+def test_a_revision_that_leaves_gives_its_share_away() -> None:
+    world = rollout(Count(1, 1), Count(1, 1))
+    before = homes(world, 500)
+    world.core.on_worker(WorkerChange(world.now_s, 1, "draining"))
+    assert set(homes(world, 500).values()) == {"v1"}
+    world.core.on_worker(WorkerChange(world.now_s, 1, "ready"))
+    assert homes(world, 500) == before
+
+
+def test_requests_without_a_session_go_by_their_prompt() -> None:
+    world = rollout(Count(1, 1), Count(1, 1))
+    assert len({revision_of(world, None) for _ in range(50)}) == 1
+    tenants = {revision_of(world, "s", tenant=f"t{n}") for n in range(50)}
+    assert tenants == {"v0", "v1"}
+
+
+def test_a_named_revision_goes_before_the_shares() -> None:
+    world = rollout(Count(2, 2), Count(1, 1))
+    for name, got in (("v1", {"v1"}), ("v0", {"v0"}), ("v9", {"v0", "v1"})):
+        assert {revision_of(world, f"s{n}", revision=name) for n in range(100)} == got
+
+
+def test_another_revision_takes_what_none_of_the_chosen_can() -> None:
+    world = rollout(Count(1, 1), Count(1, 1), worker_requests=1)
+    for n in range(2):
+        arrival = world.arrival([n], session="same", splits=True)
+        (action,) = world.core.on_arrival(arrival)
+        assert isinstance(action, Dispatch)
+    assert world.core.held_requests == 0
+
+
+counts = st.builds(Count, st.integers(0, 3), st.integers(0, 3), st.integers(0, 1))
+
+
+@given(st.lists(counts, min_size=1, max_size=4), st.booleans())
+def test_shares_are_those_of_the_oracle(pool: list[Count], serves_alone: bool) -> None:
+    world = rollout(*pool, serves_alone=serves_alone, max_workers=32)
+    got = {one.revision: one.weight for one in shares_of(world.core.workers)}
+    there = {f"v{n}": one for n, one in enumerate(pool) if one.prefill + one.decode + one.both}
+    if len(there) < 2:
+        assert got == {}
+        return
+    prefill = {name: one.prefill + one.both for name, one in there.items()}
+    decode = {name: one.decode + one.both for name, one in there.items()}
+    most = max(*prefill.values(), 1), max(*decode.values(), 1)
+    for name in there:
+        parts = prefill[name] / most[0], decode[name] / most[1]
+        alone = serves_alone and not prefill[name]
+        assert math.isclose(got[name], parts[1] if alone else min(parts)), name
+
+
+@given(st.dictionaries(st.integers(0, 5), st.floats(0.0, 1.0), max_size=6), st.binary())
+def test_a_weight_of_0_is_never_chosen(weights: dict[int, float], key: bytes) -> None:
+    world = rollout(*(Count(1, 1) for _ in range(6)), max_workers=16)
+    shares = shares_of(world.core.workers)
+    weighted = [type(s)(s.revision, s.groups, weights.get(n, 0.0), s.seed)
+                for n, s in enumerate(shares)]  # fmt: skip
+    one = chosen(weighted, key)
+    assert (one is None) == (not any(weights.values()))
+    assert one is None or one.weight > 0
