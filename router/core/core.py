@@ -64,7 +64,7 @@ from router.core.placement.hold_queue import REFUSED_MAX
 from router.core.placement.leftovers import Leftovers
 from router.core.placement.peer_requests import PeerRequests
 from router.core.placement.pending import AtWorker, Pending, PrefillLeg
-from router.core.placement.retries import NO_MODEL, Retries, draw_of
+from router.core.placement.retries import NO_MODEL, OTHER_REVISION, Retries, draw_of
 from router.core.placement.session_tracking import SessionTracking
 from router.core.placement.worker_caches import WorkerCaches
 from router.core.sessions.arrivals import ArrivalEstimator
@@ -337,7 +337,8 @@ class RouterCore:
         if fact.leg == "pair" and prefill_leg is not None:
             actions += self._pair_failed(pending, worker, prefiller, fact)
         elif worker is not None:
-            if worker.silent is None:  # else it may have the request once it answers
+            # Else it may have the request: once it answers, or in the revision that it is of now.
+            if worker.silent is None and fact.reason != OTHER_REVISION:
                 pending.tried.add(worker.worker_id)
             actions += self.health.failed(worker, pending, fact)
         spared = fact.retry and self._spares(pending, fact)

@@ -31,6 +31,7 @@ from router.engines.table import adapter_of
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
+from router.fleet.engine_version import EngineQuestion, Told
 from router.fleet.load_reports import SeenFigures, report_loads
 from router.fleet.member_states import MEMBER_STATES, MemberState
 from router.fleet.recognize import (
@@ -113,6 +114,9 @@ class Member:
         self._unknown_adapter = asyncio.Event()  # it has one in use of which we do not know
         self.denials: dict[str, Denial] = {}  # by model
         self._denied = asyncio.Event()  # it denied one that is to be looked for
+        self._question = EngineQuestion()
+        self._outdated = asyncio.Event()  # its engine tells another version than it is known by
+        self._settled = asyncio.Event()  # and it was recognized since, or found to be down
         self._adapts = False  # it serves LoRA adapters, by its load figures
         self._advice = ""  # as last given
         self._models_trouble = ""  # why the models that it has now are not known
@@ -166,7 +170,9 @@ class Member:
         while True:
             recognized = with_thresholds(await self._recognized(), self.spec)
             recognized = with_revision(recognized, self.spec)
+            self._outdated.clear()
             self._move("it is recognized", recognized)
+            self._settled.set()
             end = await self._follow(recognized)
             if end == "more":
                 continue
@@ -218,6 +224,7 @@ class Member:
             tasks.append(asyncio.create_task(self._report_loads(recognized)))
             tasks.append(asyncio.create_task(self._look_for_adapters()))
         tasks.append(asyncio.create_task(self._look_after_denials()))
+        tasks.append(asyncio.create_task(self._until_outdated()))
         if recognized.silent:
             tasks.append(asyncio.create_task(self._until_more_answers(recognized.silent)))
         if recognized.pause_url is not None:
@@ -324,6 +331,36 @@ class Member:
             log.warning(line, self.worker_id, self.spec.name, trouble)
         self._models_trouble = trouble
 
+    async def confirm(self) -> bool:
+        """Ask its engine if it still is of the version that it was recognized by.
+
+        If it is not, the worker is recognized anew, which is waited for as long as a probe may
+        take. An engine that does not answer in time counts as unchanged: its leg fails by itself.
+        """
+        known = self.recognized
+        if known is None:
+            return False
+        if await self._told(known) != "other":
+            return True
+        if self.recognized is known and self.answers:
+            self._settled.clear()
+            self._outdated.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._context.terms.probe_s):
+                await self._settled.wait()
+        return False
+
+    async def _told(self, known: Recognized) -> Told:
+        """Ask its engine which version it is of, beside its requests."""
+        timeout = aiohttp.ClientTimeout(total=self._context.terms.probe_s)
+        ask_it = partial(ask, self._context.http, f"{self.spec.url}{known.told.path}", timeout)
+        return await self._question.put(ask_it, known.told)
+
+    async def _until_outdated(self) -> End:
+        await self._outdated.wait()
+        self.trouble = "its engine tells another version: it is recognized anew"
+        return "anew"
+
     async def switch_engine(self, path: str, role: Role) -> str:
         """Tell the engine its new role (SGLang's `/pd_role_switch`); returns why it refused."""
         timeout = aiohttp.ClientTimeout(total=_SWITCH_S)
@@ -408,6 +445,7 @@ class Member:
                     or (self._silent_for_long(failures) if silent else failures >= terms.probes)
                 ):
                     self._put_down("it fails")
+                    self._settled.set()
                     self.abandon_silent()
             else:
                 if fits:
@@ -504,6 +542,14 @@ class Member:
                 return "down"
             else:
                 self._heard()
+                if recognized.facts.group is not None and not failures:
+                    await self._look_at_version()
+
+    async def _look_at_version(self) -> None:
+        """Ask a worker that takes KV from others for its version, or gives it to them."""
+        known = self.recognized
+        if known is not None and await self._told(known) == "other":
+            self._outdated.set()
 
     def _silent_for_long(self, probes: int) -> bool:
         """Tell the decision core that a worker has not answered one more probe.

@@ -10,6 +10,7 @@ from dataclasses import replace
 from router.body.legs import RELEASE, Leg
 from router.fleet.member import Member
 from router.http.reply import Sends, Timeouts, UpstreamRequest
+from router.request.pair_check import group_of
 from router.upstream.collected_reply import CollectedReply
 
 _ANSWER_BYTES = 1 << 16  # of the answer to a release
@@ -58,12 +59,16 @@ class KeptKv:
     Lifetime: request.
     """
 
-    __slots__ = ("_release", "_releases", "_timeouts", "_upstream", "second_leg")
+    __slots__ = (
+        *("_release", "_releases", "_timeouts", "_upstream", "group", "prefiller", "second_leg"),
+    )
 
     def __init__(self, releases: Releases) -> None:
         # Makes the second leg from the client's body; None: no first leg has ended well.
         self.second_leg: Callable[[bytes], Leg] | None = None
         self._release: Leg | None = None  # None: the worker keeps nothing, or frees it by itself
+        self.prefiller: Member  # that the first leg was sent to, and its group then
+        self.group: str | None
         self._upstream: Sends
         self._timeouts: Timeouts
         self._releases = releases
@@ -76,6 +81,7 @@ class KeptKv:
         self.second_leg = None
         self._give_back()
         self._upstream, self._timeouts = member.upstream, timeouts
+        self.prefiller, self.group = member, group_of(member)
         self._release = unread
 
     def kept(self, second_leg: Callable[[bytes], Leg], release: Leg | None) -> None:

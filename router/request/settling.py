@@ -42,7 +42,7 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
     outcome = end.outcome
     if outcome is None:  # the worker was removed after it was chosen
         state.account.asks()
-        state.ticket.fail("busy", retry=True, reason="worker removed", leg=end.faulty_leg)
+        state.ticket.fail("busy", retry=True, reason=end.unsent, leg=end.faulty_leg)
         return Next.AGAIN
     if end.handed_over:
         _prefill_served(service, state, attempt, outcome)

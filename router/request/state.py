@@ -46,6 +46,7 @@ class AttemptEnd(NamedTuple):
     rest: Arrival | None = None  # what is left of a stream that another worker may continue
     handed_over: bool = False  # a first leg that ended well: a second one follows
     refusal: HeldReply | None = None  # of a first leg: the client gets it if nothing follows
+    unsent: str = "worker removed"  # why nothing was sent, where there is no outcome
 
 
 class RequestState:
@@ -68,6 +69,7 @@ class RequestState:
     sidecar_prefill: Attempt | None = None
     kept_kv: KeptKv | None = None  # of a first leg
     stream: MovingStream | None = None  # that may continue at another worker
+    changed_pairs: int = 0  # how often a worker of two was of another revision at the last moment
     last_refusal: HeldReply | None = None  # a worker's words in place of an answer
     _exits: ExitStack | None = None
 

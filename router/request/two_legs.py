@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from router.body.legs import ROOM_BITS, Handover, Leg, Transfer, TransferAttempt
+from router.core.placement.retries import OTHER_REVISION
 from router.fleet.member import Member
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import HeldReply, Outcome
@@ -22,6 +23,7 @@ from router.record.request_record import Attempt
 from router.request.deadlines import in_time
 from router.request.kept_kv import KeptKv, Releases
 from router.request.leg_sender import LegSender, edited
+from router.request.pair_check import group_of, is_one_revision
 from router.request.refusals import outcome_of_prefill
 from router.request.service import Service
 from router.request.settling import settle_prefill
@@ -34,6 +36,7 @@ _PREFILL_BYTES = 4 << 20  # of its answer; parameters of a million tokens take h
 _MAY_HAVE_ANSWERED = frozenset(
     {"early_close", "timeout_send", "timeout_first_byte", "timeout_between", "garbage"}
 )
+_CHANGES_MAX = 8  # of workers' versions in one request's time: a rollout makes two
 _LATE_S = 0.2  # for the end of a prefill after that of the whole answer
 # Words in an error's text: KV did not pass, and either worker may be why (SGLang, vLLM).
 _OF_PAIRS = re.compile(rb"bootstrap|handshake|transfer", re.IGNORECASE)
@@ -87,6 +90,28 @@ class TwoLegs:
         # The client has seen nothing of this answer.
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
+    async def is_still_paired(self, state: RequestState, attempt: Attempt, member: Member) -> bool:
+        """Return True if a leg may be sent that depends on the revision of another worker.
+
+        This is a decode leg whose KV is kept by another worker, or is prefilled by a sidecar.
+        """
+        if state.sidecar_prefill is not None:
+            first = self._service.fleet.members.get(state.sidecar_prefill.worker_id)
+            return first is None or await is_one_revision(first, member, group_of(member))
+        kept = state.kept_kv
+        if kept is None or kept.second_leg is None or attempt.leg != "decode":
+            return True
+        return await is_one_revision(kept.prefiller, member, kept.group)
+
+    def changed(self, state: RequestState) -> str:
+        """Return the cause for the core if a worker of a pair changed before the leg was sent.
+
+        A request for which this happens too often fails as others do: its workers' versions do not
+        settle.
+        """
+        state.changed_pairs += 1
+        return OTHER_REVISION if state.changed_pairs <= _CHANGES_MAX else "revision_unsettled"
+
     async def second_leg(self, state: RequestState, attempt: Attempt, kept: KeptKv) -> Leg:
         """Return the leg to send to the answering worker, after a prefill leg has ended.
 
@@ -110,6 +135,8 @@ class TwoLegs:
         address = None if other is None or other.recognized is None else other.recognized.bootstrap
         if other is None or address is None:
             return AttemptEnd(faulty_leg="prefill")  # the worker that was to prefill is gone
+        if not await is_one_revision(other, member, group_of(member)):
+            return AttemptEnd(unsent=self.changed(state))
         state.account.goes_to(first, other)
         what = (state.path.path, state.arrival.stream, address, member.rank)
         of = TransferAttempt(self._draw(ROOM_BITS), *what)

@@ -169,18 +169,18 @@ class Disaggregation:
     def place_decode(self, pending: Pending, now_s: float) -> Choice | Reject | Held:
         """Choose the decode worker of a request whose prefill is over.
 
-        This is the worker whose capacity was reserved, if it still takes requests. Otherwise it is
-        another worker of the same group. Raises FallbackError if both the policy and the fallback
-        policy fail.
+        This is the worker whose capacity was reserved, if it still takes requests and has the group
+        that it had then. Otherwise it is another worker of that group. Raises FallbackError if
+        both the policy and the fallback policy fail.
         """
-        chosen = pending.decode
+        chosen, group = pending.decode, pending.decode_group
         assert chosen is not None, "it has a decode place"
         self.free_decode_place(pending)
         worker = self._workers.get(chosen.worker.worker_id)
-        stays = worker is not None and worker.facts.role in ("both", "decode")
+        stays = worker is not None and does(worker, "decode", group)
         if worker is chosen.worker and worker.takes_requests and stays and not worker.busy:
             return chosen
-        return self._chooser.choose(pending, "decode", chosen.worker.facts.group, now_s, "retry")
+        return self._chooser.choose(pending, "decode", group, now_s, "retry")
 
     def keep_decode_place(self, pending: Pending, decode: Choice) -> None:
         """Reserve KV capacity at the decode worker while another worker prefills the request."""
@@ -188,7 +188,7 @@ class Disaggregation:
         self._ledger.keep_decode_place(
             arrival.request_id, decode.worker.slot, arrival.prompt_tokens
         )
-        pending.decode = decode
+        pending.decode, pending.decode_group = decode, decode.worker.facts.group
 
     def free_decode_place(self, pending: Pending) -> None:
         """Release the KV capacity reserved at a request's decode worker, if any is reserved."""

@@ -46,6 +46,7 @@ class Pending:
     counted: str | None = None  # the model against whose limit it counts, while a worker has it
     leg: Role = "both"  # the leg that is dispatched, or held; "both": all of it
     decode: Choice | None = None  # of two legs one after the other: the worker of the second one
+    decode_group: str | None = None  # of that worker when it was chosen
     prefill_leg: PrefillLeg | None = None  # of two legs begun at once
     unsplittable: bool = False  # its KV did not pass in time: one worker does all of it, or none
     held: bool = False

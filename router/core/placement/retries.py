@@ -17,6 +17,7 @@ from router.core.workers.table import Worker
 
 _BUDGET_S = 10.0  # Finagle's default time to live of what a request pays in
 NO_MODEL = "no_model"  # the cause where a worker says that it has not got the model
+OTHER_REVISION = "other_revision"  # the cause where a worker of two changed before a leg was sent
 MOVED = "moved"  # the cause where a request is at another worker than was chosen
 # Causes after which waiting helps nobody, the first time.
 _AT_ONCE = ("connect", "early_close", "no_answer")
@@ -69,7 +70,7 @@ class Retries:
         settings = self._settings
         # No worker has had it, or knows its path; or a data plane has sent it elsewhere already.
         silent = worker is not None and worker.silent is not None
-        unheard = spared or silent or cause in ("connect", "absent", MOVED)
+        unheard = spared or silent or cause in ("connect", "absent", MOVED, OTHER_REVISION)
         pending.attempts += not unheard
         if pending.attempts >= settings.max_attempts:
             tried = f"{len(pending.tried)} workers failed this request, last: {cause}"
@@ -104,7 +105,7 @@ class Retries:
         The source is Brooker, "Exponential Backoff And Jitter", AWS, 2015.
         """
         times = len(pending.tried) - 1
-        if cause in ("absent", MOVED):
+        if cause in ("absent", MOVED, OTHER_REVISION):
             return 0.0
         if times <= 0 and cause in _AT_ONCE:
             return 0.0

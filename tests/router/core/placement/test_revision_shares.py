@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from policies.facts import Failure, Prefilled, WorkerChange
 from router.core.contract.actions import Dispatch
+from router.core.placement.retries import OTHER_REVISION
 from router.core.placement.revisions import chosen, shares_of
 from tests.router.core.core_world import World
 
@@ -126,6 +127,32 @@ def test_another_revision_takes_what_none_of_the_chosen_can() -> None:
         (action,) = world.core.on_arrival(arrival)
         assert isinstance(action, Dispatch)
     assert world.core.held_requests == 0
+
+
+def test_a_decode_worker_of_another_revision_by_now_gets_no_second_leg() -> None:
+    """It changed in place while the prompt was computed."""
+    world = rollout(Count(1, 2))
+    arrival = world.arrival([1, 2, 3], splits=True)
+    world.core.on_arrival(arrival)
+    promised = next(w for w in world.core.workers if world.core.ledger.decode_places_at(w.slot))
+    join(world, promised.worker_id, "decode", 1)
+    (second,) = world.core.on_prefilled(Prefilled(world.now_s, arrival.request_id, 0))
+    assert isinstance(second, Dispatch)
+    assert [(s.worker_id, s.role) for s in second.stages] == [(3 - promised.worker_id, "decode")]
+
+
+def test_a_changed_worker_is_no_failure_and_may_have_the_request_again() -> None:
+    world = rollout(Count(1, 1), max_attempts=1)
+    arrival = world.arrival([1, 2, 3], splits=True)
+    world.core.on_arrival(arrival)
+    world.core.on_prefilled(Prefilled(world.now_s, arrival.request_id, 0))
+    for worker_id, role in enumerate(("prefill", "decode")):
+        join(world, worker_id, role, 1)
+    fact = Failure(world.now_s, arrival.request_id, "busy", retry=True, reason=OTHER_REVISION)
+    (again,) = world.core.on_failure(fact)
+    assert isinstance(again, Dispatch)
+    assert [(s.worker_id, s.role) for s in again.stages] == [(0, "prefill")]
+    assert [w.health.failures for w in world.core.workers] == [0, 0]
 
 
 counts = st.builds(Count, st.integers(0, 3), st.integers(0, 3), st.integers(0, 1))

@@ -1,0 +1,65 @@
+"""Asks an engine which version it is now, once for all who want to know at the same time.
+
+A process behind a URL can be replaced between two probes. Whoever must know that it was not asks
+at the last moment. Only an answer to a question that began after that counts, so those who come
+while a question is under way share the next one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Literal
+
+import aiohttp
+
+from engine.wire.events import WireError
+from router.engines.adapter import NO_VERSION, EngineReply, EngineVersion
+from router.engines.version import version_in
+
+_TRIES = 2  # a kept connection may have ended with the process before
+_OK, _NOT_FOUND = 200, 404
+# "other": it tells another version, or is gone. "unknown": it did not answer in time.
+Told = Literal["same", "other", "unknown"]
+Ask = Callable[[], Awaitable[EngineReply]]
+
+
+class EngineQuestion:
+    """The question for one engine's version. Lifetime: worker."""
+
+    def __init__(self) -> None:
+        self._asking: asyncio.Task[EngineVersion | None] | None = None
+        self._next: asyncio.Task[EngineVersion | None] | None = None
+
+    async def put(self, ask: Ask, known: EngineVersion) -> Told:
+        """Find out by `ask` if the engine still tells the version `known`.
+
+        An engine that tells none is not asked.
+        """
+        if not known.path:
+            return "same"
+        if self._next is None:
+            self._next = asyncio.create_task(self._after(self._asking, ask, known.path))
+        told = await asyncio.shield(self._next)
+        if told is None:
+            return "unknown"
+        return "same" if told == known else "other"
+
+    async def _after(
+        self, before: asyncio.Task[EngineVersion | None] | None, ask: Ask, path: str
+    ) -> EngineVersion | None:
+        """Wait for the end of the question before, then ask; None: no answer came in time."""
+        if before is not None:
+            await asyncio.wait((before,))
+        self._asking, self._next = self._next, None
+        for _ in range(_TRIES):
+            try:
+                status, body = await ask()
+            except TimeoutError:
+                return None
+            except (aiohttp.ClientError, WireError):
+                continue
+            if status == _OK:
+                return version_in(body, path)
+            return NO_VERSION if status == _NOT_FOUND else None
+        return NO_VERSION

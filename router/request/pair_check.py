@@ -1,0 +1,30 @@
+"""Confirms that both workers of a request still are of one revision, before the second leg is sent.
+
+The prefill leg alone does no harm. Before a leg is sent that depends on what the other worker is,
+both workers' engines are asked for their versions. If one tells another version than it was
+recognized by, it is recognized anew, and the request is placed anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from router.fleet.member import Member
+
+
+def group_of(member: Member) -> str | None:
+    """Return the group by whose name a worker takes KV from others, which has their revision."""
+    return None if member.recognized is None else member.recognized.facts.group
+
+
+async def is_one_revision(prefill: Member, decode: Member, group: str | None) -> bool:
+    """Return True if both workers are of `group`, and their engines' versions did not change.
+
+    Both questions begin now. A worker that has changed is recognized anew before this returns, if
+    that does not take long.
+    """
+    if group_of(prefill) != group or group_of(decode) != group:
+        return False
+    same = await asyncio.gather(prefill.confirm(), decode.confirm())
+    # A worker may have been recognized anew while the other one was asked.
+    return all(same) and group_of(prefill) == group == group_of(decode)

@@ -1,0 +1,88 @@
+"""An engine is asked for its version once for all who want to know, and never before they do."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+import aiohttp
+import pytest
+
+from router.engines.adapter import NO_VERSION, EngineReply, EngineVersion
+from router.fleet.engine_version import EngineQuestion, Told
+
+KNOWN = EngineVersion("1", None, "/version")
+
+
+@dataclass
+class Engine:
+    """An engine whose answers the test lets go. Lifetime: test."""
+
+    version: str = "1"
+    status: int = 200
+    faults: list[Exception] = field(default_factory=list)
+    asked: int = 0
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    question: EngineQuestion = field(default_factory=EngineQuestion)
+
+    async def answer(self) -> EngineReply:
+        self.asked += 1
+        await self.gate.wait()
+        if self.faults:
+            raise self.faults.pop(0)
+        return EngineReply(self.status, b'{"version": "%b"}' % self.version.encode())
+
+    async def told(self, known: EngineVersion = KNOWN) -> Told:
+        return await self.question.put(self.answer, known)
+
+
+async def test_those_who_come_together_share_a_question() -> None:
+    engine = Engine()
+    asks = [asyncio.create_task(engine.told()) for _ in range(50)]
+    await asyncio.sleep(0)
+    engine.gate.set()
+    assert set(await asyncio.gather(*asks)) == {"same"}
+    assert engine.asked == 1
+
+
+async def test_who_comes_while_it_is_asked_shares_the_next_question() -> None:
+    engine = Engine()
+    first = asyncio.create_task(engine.told())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    later = [asyncio.create_task(engine.told()) for _ in range(9)]
+    await asyncio.sleep(0)
+    assert engine.asked == 1
+    later.pop().cancel()
+    engine.gate.set()
+    assert await first == "same"
+    engine.version = "2"
+    assert set(await asyncio.gather(*later)) <= {"same", "other"}
+    assert engine.asked == 2
+    assert await engine.told() == "other"
+
+
+@pytest.mark.parametrize(
+    ("faults", "status", "told", "times"),
+    [
+        ([], 200, "same", 1),
+        ([], 404, "other", 1),
+        ([], 503, "unknown", 1),
+        ([aiohttp.ServerDisconnectedError()], 200, "same", 2),
+        ([aiohttp.ClientError(), aiohttp.ClientError()], 200, "other", 2),
+        ([TimeoutError()], 200, "unknown", 1),
+    ],
+)
+async def test_a_kept_connection_may_be_over(
+    faults: list[Exception], status: int, told: str, times: int
+) -> None:
+    engine = Engine(faults=list(faults), status=status)
+    engine.gate.set()
+    assert await engine.told() == told
+    assert engine.asked == times
+
+
+async def test_an_engine_without_a_version_is_not_asked() -> None:
+    engine = Engine()
+    assert await engine.told(NO_VERSION) == "same"
+    assert engine.asked == 0
