@@ -31,6 +31,7 @@ from grafana.panels_slo import (
     DOOR,
     GOODPUT,
     LATENCIES,
+    NAMES,
     QUEUE,
     STREAMS,
     TENANTS,
@@ -47,7 +48,7 @@ DASHBOARDS = (
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
         (
             *(GLANCE, DECISIONS, IMBALANCE, LATENCY, QUEUE, DOOR, TENANTS, SESSIONS, WORKERS),
-            *(STREAMS, LEGS, PICKER, KV, TOKENS, REPLICAS),
+            *(STREAMS, NAMES, LEGS, PICKER, KV, TOKENS, REPLICAS),
         ),
     ),
     Dashboard(

@@ -433,6 +433,46 @@ WORKERS = Row(
     ),
 )
 
+NAMES = Row(
+    "Names and canaries",
+    (
+        Panel(
+            "Requests by target",
+            "Those that a rule of names sent to a model or revision.",
+            "suffix: per s",
+            top(
+                rate("warmroute_name_requests_total", by="rule, model, revision"),
+                "{{rule}}: {{model}} {{revision}}",
+            ),
+        ),
+        Panel(
+            "Failed by target",
+            "Share of these that a worker failed, or that no worker took.",
+            "percentunit",
+            top(
+                rate("warmroute_name_requests_total", 'result="failed"', "rule, model, revision")
+                + " / "
+                + rate("warmroute_name_requests_total", by="rule, model, revision"),
+                "{{rule}}: {{model}} {{revision}}",
+            ),
+        ),
+        Panel(
+            "Time to first token by target, p90",
+            "From arrival to the first byte of a streamed answer.",
+            "s",
+            top(
+                "histogram_quantile(0.9, "
+                + rate(
+                    "warmroute_name_time_to_first_token_seconds_bucket",
+                    by="le, rule, model, revision",
+                )
+                + ")",
+                "{{rule}}: {{model}} {{revision}}",
+            ),
+        ),
+    ),
+)
+
 STREAMS = Row(
     "Streams whose worker is lost",
     (

@@ -268,6 +268,11 @@ class Router:
 
             self._moved = MigrationMetrics()
             register(self._moved.collect)
+        if installed("names"):
+            from router.names.metrics import NameMetrics
+
+            self._name_counts = NameMetrics()
+            register(self._name_counts.collect)
         register(lambda: log_metrics("access", self.access))
         register(lambda: tracing_metrics(self.traces))
         register(lambda: picker_metrics(self._picked))
@@ -298,7 +303,7 @@ class Router:
         if self._names is None:
             from router.names.model_names import ModelNames
 
-            self._names = ModelNames(config.names, self.dispatcher.core.workers)
+            self._names = ModelNames(config.names, self.dispatcher.core.workers, self._name_counts)
         self._names.renew(config.names)
         self.service.names = self._names
 

@@ -17,8 +17,10 @@ from router.config.extras import NameSettings
 from router.core.workers.table import WorkerTable
 from router.names.answers import AnswerEditor, editor_of
 from router.names.beginnings import beginning_of
+from router.names.metrics import NameMetrics
 from router.names.rules import NameRule, NameRules, NameTarget
 from router.record.named import NamedModel
+from router.record.request_record import RequestRecord
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ class ModelNames:
         self,
         settings: NameSettings,
         workers: WorkerTable,
+        metrics: NameMetrics,
         known: Callable[[str], bool] | None = None,
     ) -> None:
         """`known`: whether a name is a model's though no worker serves it now."""
@@ -41,6 +44,8 @@ class ModelNames:
         self._told = set[str]()  # names of rules that are also models' names
         self._settings = settings
         self.rules = NameRules(settings)
+        self._metrics = metrics
+        self._expect()
 
     def renew(self, settings: NameSettings) -> None:
         """Follow these rules from now on."""
@@ -48,6 +53,13 @@ class ModelNames:
             self.rules = NameRules(settings)
             self._settings, self._version = settings, -1
             self._told.clear()
+            self._expect()
+
+    def _expect(self) -> None:
+        """Show the counts of targets that share a name while they are zero, too."""
+        for rule in self.rules.exact.values():
+            if len(rule.targets) > 1:
+                self._metrics.expect(rule)
 
     async def choose(
         self, asked: str, tenant: str | None, session: str | None, body: bytes
@@ -94,6 +106,9 @@ class ModelNames:
             more = {key: of_model[key] for key in ("parent", "max_model_len") if key in of_model}
             shown.append(card | more)
         return shown
+
+    def count(self, record: RequestRecord) -> None:
+        self._metrics.count(record)
 
     def editor(self, named: NamedModel, path: Path) -> AnswerEditor:
         assert named.asked is not None, "no other answer is edited"

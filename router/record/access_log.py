@@ -8,8 +8,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from router.record.log_files import LineFile, LineSink, LogFile, QueuedLog, Stdout, opening
 from router.record.request_record import CLIENT_LEFT, RequestRecord
@@ -50,6 +52,10 @@ class AccessLine(msgspec.Struct, frozen=True):
     prefill_ms: float | None  # of the first leg, to the end of its answer
     ttft_ms: float | None
     total_ms: float
+    # Where a rule of names counted: the name asked for, the rule, and the model's revision.
+    asked: str | UnsetType | None = UNSET
+    rule: str | UnsetType = UNSET
+    revision: str | UnsetType | None = UNSET
 
 
 def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
@@ -106,7 +112,17 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
         prefill_ms=None if prefill is None else ms_since(prefill.ended_s, prefill.sent_s),
         ttft_ms=ms_since(begun_s[0] if begun_s else None, record.began_s) if streams else None,
         total_ms=ms_since(record.end_s, record.began_s) or 0.0,
+        **names_in(record),
     )
+
+
+def names_in(record: RequestRecord) -> dict[str, Any]:
+    """What a rule made of the model's name, as fields of a line; nothing where there is no rule."""
+    name = record.name
+    if name is None:
+        return {}
+    asked = None if name.asked is None else name.asked[:_MODEL_CHARS]
+    return {"asked": asked, "rule": name.rule[:_MODEL_CHARS], "revision": name.revision}
 
 
 def ms_since(at_s: float | None, since_s: float) -> float | None:

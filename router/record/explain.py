@@ -128,7 +128,7 @@ def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = Non
     """
     decision, request_id = attempt.decision, attempt.request_id
     shown = explanation(request_id, attempt.worker_id, decision, attempt.routed_by)
-    shown |= hits_of(attempt if prefill is None else prefill)
+    shown |= hits_of(attempt if prefill is None else prefill) | name_of(attempt)
     if full and decision.details is not None:
         shown |= columns_in_header(decision.details)
     if prefill is not None:
@@ -141,6 +141,11 @@ def explanation_line(attempt: Attempt, full: bool, prefill: Attempt | None = Non
         if full and why.details is not None:
             shown["prefill"] |= columns_in_header(why.details)
     return _line(why_there(attempt, prefill), shown)
+
+
+def name_of(attempt: Attempt) -> dict[str, Any]:
+    """Return what a rule made of the request's name, for JSON; nothing where there is no rule."""
+    return {} if attempt.name is None else {"name": attempt.name.shown()}
 
 
 def hits_of(attempt: Attempt) -> dict[str, Any]:

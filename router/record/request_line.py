@@ -94,6 +94,10 @@ class RequestLine(msgspec.Struct, frozen=True):
     regret_hit_tokens: int | None = None  # by the same
     worker_prompt_tokens: int | None = None  # as the worker reported them
     explained: dict[str, Any] | None = None  # all that the decision saw, where somebody asked
+    # Where a rule of names counted: the name asked for, the rule, and the model's revision.
+    asked: str | msgspec.UnsetType | None = msgspec.UNSET
+    rule: str | msgspec.UnsetType = msgspec.UNSET
+    revision: str | msgspec.UnsetType | None = msgspec.UNSET
 
 
 def chain_bytes(chain: Hashes) -> bytes:

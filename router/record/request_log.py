@@ -24,7 +24,7 @@ from policies.facts import Arrival, WorkerFacts
 from router.core.contract.actions import regret_hit_tokens, regret_s
 from router.core.contract.settings import NO_LIMIT
 from router.core.core import RouterCore
-from router.record.access_log import ms_since
+from router.record.access_log import ms_since, names_in
 from router.record.explain import everything
 from router.record.log_files import (
     LineFile,
@@ -127,6 +127,7 @@ class LineMaker:
             sent_ms=ms_since(None if last is None else last.sent_s, arrival.now_s),
             worker_prompt_tokens=usage.prompt_tokens,
             **_hindsight(record, first_byte_s),
+            **names_in(record),
         )
 
 

@@ -16,6 +16,7 @@ from router.core.contract.actions import Decision, Dispatch, regret_hit_tokens, 
 from router.core.workers.hit_modes import HitVerdict
 from router.http.errors import ClientError, WorkerError
 from router.http.reply import Outcome, Usage
+from router.record.named import NamedModel
 from router.record.trace import Trace
 
 CLIENT_LEFT = 499  # the status of an answer that nobody waited for
@@ -34,8 +35,8 @@ class Attempt:
 
     __slots__ = (
         "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "hits", "leg", "model", "outcome", "request_id", "routed_by", "sent_s",
-        "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
+        "ended_s", "error", "hits", "leg", "model", "name", "outcome", "request_id", "routed_by",
+        "sent_s", "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -62,6 +63,7 @@ class Attempt:
         self.block_size = block_size
         self.routed_by = ""  # what of it, for people, where that is not plain
         self.hits: HitVerdict | None = None  # how exact the hits are, where somebody asked why
+        self.name: NamedModel | None = None  # what a rule made of the model's name
         self.span_id = 0  # of a traced request
         self.address: tuple[str, int] | None = None  # of the worker; None: it was gone
         self.outcome: Outcome | None = None  # without its error, which holds on to the handler
@@ -169,6 +171,7 @@ class RequestRecord:
     refused: tuple[int, str | None] | None = None  # status and code of a refusal
     broke: Literal["", "client_left", "internal_error"] = ""  # what ended its handler
     late_status: int | None = None  # of the answer where its deadline passed
+    name: NamedModel | None = None  # what a rule made of the model's name; None: there is no rule
 
     @property
     def last(self) -> Attempt | None:

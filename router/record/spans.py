@@ -131,6 +131,7 @@ class SpanMaker:
             "url.path": path,
             "http.response.status_code": line.status,
             "gen_ai.request.model": line.model,
+            **_names(record),
             "gen_ai.usage.input_tokens": line.prompt_tokens,
             "gen_ai.usage.output_tokens": line.output_tokens,
             "warmroute.request_id": line.id,
@@ -178,6 +179,19 @@ class SpanMaker:
 
     def _ns(self, at_s: float) -> int:
         return round((at_s + self._offset_s) * 1e9)
+
+
+def _names(record: RequestRecord) -> dict[str, Any]:
+    """Of a name with a rule: what was asked for, and what answers."""
+    name = record.name
+    if name is None:
+        return {}
+    return {
+        "gen_ai.request.model": name.asked,
+        "gen_ai.response.model": name.model,
+        "warmroute.name.rule": name.rule,
+        "warmroute.name.target": name.target,
+    }
 
 
 def _context(trace: Trace, span_id: int, remote: bool = False) -> SpanContext:

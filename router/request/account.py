@@ -15,6 +15,7 @@ from router.http.reply import Header, Outcome
 from router.keys.key_file import KeyTerms
 from router.keys.key_ring import Key
 from router.keys.quota import Grant
+from router.record.named import NamedModel
 from router.record.request_record import DEADLINE, Attempt, RequestRecord, refusal_of
 from router.request.quotas import tokens_used, too_many
 from router.request.service import ID_HEADER, Service
@@ -30,6 +31,7 @@ class Account:
     """
 
     # Most requests change few of these, so that an account begins with the class's own.
+    name: NamedModel | None = None  # what a rule made of the model's name
     lost_outcome: Outcome | None = None  # of the worker that a begun stream left
     _key: Key | None = None
     _grant: Grant | None = None  # of a key with limits
@@ -200,8 +202,13 @@ class Account:
             self._grant.end(service.clock())
         if self._key is not None and isinstance(error, ClientError):
             service.counts.refused(self.terms.tenant, error.code or str(error.status))
-        if self.has_id or (service.request_log is not None and arrival is not None):
-            service.write(self._record(error, arrival, attempts, len(body)))
+        written = self.has_id or (service.request_log is not None and arrival is not None)
+        if written or self.name is not None:
+            record = self._record(error, arrival, attempts, len(body))
+            if self.name is not None and service.names is not None:
+                service.names.count(record)
+            if written:
+                service.write(record)
 
     def _record(
         self,
@@ -228,6 +235,7 @@ class Account:
             answered_s=self._answered_s,
             refused=refusal_of(error) or self._refused,
             late_status=self._late_status,
+            name=self.name,
         )
         if isinstance(error, ClientError):
             if self.has_id:

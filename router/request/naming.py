@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from router.body.paths import Path
 from router.record.named import NamedModel
+from router.record.request_record import RequestRecord
 from router.upstream.edited_reply import Editor
 
 
@@ -27,6 +28,9 @@ class NameResolver(Protocol):
 
     def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the cards of all models, and those of names beside them."""
+
+    def count(self, record: RequestRecord) -> None:
+        """Count a request that is over, whose model's name had a rule."""
 
     def editor(self, named: NamedModel, path: Path) -> Editor:
         """Return what puts the name that was asked for into the answer of a path."""

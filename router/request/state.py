@@ -88,6 +88,7 @@ class RequestState:
         self.body, self.path, arrival, self.prompt, self.explain, self.name = read
         self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
         self.ticket.runs_on = read.prompt.runs_on
+        self.account.name = read.name
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the request is over, and return what it gives."""

@@ -47,8 +47,11 @@ def samples(text: str) -> dict[str, set[str]]:
 
 
 def tokenizing(folder: Path) -> list[str]:
-    """Flags of a router with a tokenizer. Workers that have none count otherwise than it."""
-    return ["--tokenizer", str(write_model(folder))]
+    """Flags of a router with a tokenizer, and a name of its model.
+
+    Workers without a tokenizer count otherwise than it.
+    """
+    return ["--tokenizer", str(write_model(folder)), "--names-aliases", f"named={MODEL}"]
 
 
 @asynccontextmanager
@@ -86,6 +89,7 @@ async def _one_of_each(stack: Stack, number: int) -> None:
     await asyncio.gather(
         _answered(stack, {"model": MODEL, "prompt": prompt, "max_tokens": 2}),
         _answered(stack, {"model": MODEL, "prompt": prompt, "max_tokens": 9, "stream": True}),
+        _answered(stack, {"model": "named", "prompt": [1], "max_tokens": 2, "stream": True}),
         _answered(stack, {"model": MODEL, "prompt": []}),  # the client's fault
         _answered(stack, {"model": "unheard of", "prompt": [1]}),  # turned away by the core
         _answered(stack, {"model": "broken", "prompt": [1]}),  # the worker's fault

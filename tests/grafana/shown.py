@@ -18,6 +18,8 @@ NOT_SHOWN = {
     "warmroute_access_log_lines_total": "of a log that is off by default; it logs its trouble",
     "warmroute_migration_gap_seconds_count": _QUANTILES,
     "warmroute_migration_gap_seconds_sum": _QUANTILES,
+    "warmroute_name_time_to_first_token_seconds_count": _QUANTILES,
+    "warmroute_name_time_to_first_token_seconds_sum": _QUANTILES,
     "warmroute_request_log_lines_total": "of a log that is off by default; it logs its trouble",
     "warmroute_traces_total": "of tracing, which is off by default; it logs its trouble",
     "warmroute_kv_state_saves_total": f"{_OFF}; an alert tells of trouble",

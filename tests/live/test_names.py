@@ -50,7 +50,8 @@ def config(tmp_path_factory) -> Path:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stack(tmp_path_factory, config):
     logs = tmp_path_factory.mktemp("logs")
-    async with running(logs, workers=1, router=["--config", str(config)]) as stack:
+    flags = ["--config", str(config), "--access-log", str(config.parent / "access")]
+    async with running(logs, workers=1, router=flags) as stack:
         yield stack
 
 
@@ -179,4 +180,44 @@ async def test_explanations_name_rule_and_target(stack, engine: ApiEngine) -> No
     body = {"model": ASKED, "prompt": "a"}
     async with stack.http.post(f"{stack.admin}/explain", json=body) as reply:
         shown = await reply.json()
-    assert shown["name"] == {"asked": ASKED, "rule": "claude-*", "target": OTHER}
+    named = {"asked": ASKED, "rule": "claude-*", "target": OTHER}
+    assert shown["name"] == named
+    headers = {"x-warmroute-explain": "1"}
+    url, body = f"{stack.url}/v1/embeddings", {"model": ASKED, "input": "a"}
+    async with stack.http.post(url, json=body, headers=headers) as reply:
+        line = reply.headers["x-warmroute-explain"]
+    assert json.loads(line[line.index("{") :])["name"] == named
+    async with stack.http.get(f"{stack.admin}/explain?last=1") as reply:
+        assert (await reply.json())["decisions"][0]["name"] == named
+
+
+async def test_the_access_log_and_metrics_name_the_target(stack, engine, config) -> None:
+    labels = f'model="{OTHER}",result="ok",revision="any",rule="claude-*"'
+    counted = f"warmroute_name_requests_total{{{labels}}}"
+    before = await series(stack, counted)
+    for model in (ASKED, MODEL):
+        body = {"model": model, "input": "a", "session_id": "last"}
+        await raw(stack, "/v1/embeddings", json.dumps(body).encode())
+
+    async def counts() -> bool:  # once the request has been left, after its answer
+        return await series(stack, counted) == before + 1
+
+    await until(counts, "the count")
+    assert await series(stack, counted.replace("claude-*", "chat").replace(OTHER, MODEL)) >= 0
+
+    async def written() -> bool:
+        return f'"asked":"{ASKED}"' in (config.parent / "access").read_text("utf-8")
+
+    await until(written, "the log")
+    lines = (config.parent / "access").read_text("utf-8").splitlines()
+    rows = [json.loads(line) for line in lines if '"asked"' in line]
+    assert {"asked": ASKED, "rule": "claude-*", "revision": None, "model": OTHER}.items() <= next(
+        row for row in rows if row["asked"] == ASKED
+    ).items()
+    assert all("rule" not in json.loads(line) for line in lines if '"asked"' not in line)
+
+
+async def series(stack: Stack, name: str) -> float:
+    async with stack.http.get(f"{stack.admin}/metrics") as reply:
+        found = [line for line in (await reply.text()).splitlines() if line.startswith(name)]
+    return float(found[0].rpartition(" ")[2]) if found else 0.0

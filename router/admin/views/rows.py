@@ -13,7 +13,7 @@ from router.events.feed import ElectedFeed
 from router.fleet.member import Member, skipped_events
 from router.http.errors import ClientError
 from router.http.messages import Request
-from router.record.explain import everything, explanation, hits_of, why_there
+from router.record.explain import everything, explanation, hits_of, name_of, why_there
 from router.record.request_record import Attempt
 from router.request.service import Service
 from router.request.worker_hits import WorkerHits
@@ -224,6 +224,7 @@ def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
         **explanation(attempt.request_id, attempt.worker_id, attempt.decision, attempt.routed_by),
         "why": why_there(attempt),
         **hits_of(attempt),
+        **name_of(attempt),
         "first_token_s": _rounded(attempt.first_token_s),
         "cached_tokens": attempt.cached_tokens,
         "regret_s": _rounded(attempt.regret_s),

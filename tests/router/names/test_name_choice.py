@@ -17,6 +17,7 @@ from policies.facts import WorkerFacts
 from router.config.extras import NameSettings
 from router.core.workers.table import WorkerTable
 from router.names.beginnings import beginning_of
+from router.names.metrics import NameMetrics
 from router.names.model_names import ModelNames, heaviest
 from router.names.rules import NameTarget
 from router.record.named import NamedModel
@@ -54,7 +55,9 @@ class Workers:
 
 
 def names(workers: Workers, *aliases: str, targets: tuple[str, ...] = ()) -> ModelNames:
-    return ModelNames(NameSettings(aliases=aliases, targets=targets), cast("WorkerTable", workers))
+    return ModelNames(
+        NameSettings(aliases=aliases, targets=targets), cast("WorkerTable", workers), NameMetrics()
+    )
 
 
 def chosen(

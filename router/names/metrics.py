@@ -1,0 +1,84 @@
+"""Metrics of names: what became of the requests that a rule sent to a target."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client.metrics_core import HistogramMetricFamily, Metric
+from prometheus_client.utils import floatToGoString
+
+from router.metrics.exposition import counters
+from router.metrics.requests import PlainHistogram
+from router.names.rules import NameRule
+from router.record.access_log import AccessLine, line_of
+from router.record.request_record import CLIENT_LEFT, RequestRecord
+
+_SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+_TARGETS = 1_000
+_ANY = "any"  # revision
+_OTHER = ("other", "other", "other")
+_RESULTS = ("ok", "refused", "failed", "client_left")
+_LABELS = "rule model revision"
+
+Target = tuple[str, str, str]  # the rule, the model, the revision
+
+
+class NameMetrics:
+    """Counts by rule and target. Lifetime: process."""
+
+    def __init__(self) -> None:
+        self._results: dict[tuple[str, ...], float] = {}  # by target and result
+        self._first_token: dict[Target, PlainHistogram] = {}
+
+    def expect(self, rule: NameRule) -> None:
+        """Show the targets of a rule from now on, though no request has gone there."""
+        for target in rule.targets:
+            self._key((rule.name, target.model, target.revision or _ANY))
+
+    def count(self, record: RequestRecord) -> None:
+        """Count a request that is over."""
+        name = record.name
+        assert name is not None, "it had a rule"
+        key, line = self._key((name.rule, name.model, name.revision or _ANY)), line_of(record, 0.0)
+        self._results[*key, _result(line)] += 1
+        if line.ttft_ms is not None:
+            self._first_token[key].observe(line.ttft_ms / 1e3)
+
+    def collect(self) -> Iterator[Metric]:
+        """Both families, as of now."""
+        yield counters(
+            "warmroute_name_requests",
+            "Requests that a rule of names sent to a target, by result",
+            f"{_LABELS} result",
+            self._results,
+        )
+        family = HistogramMetricFamily(
+            "warmroute_name_time_to_first_token_seconds",
+            "From the arrival of such a request to the first byte of its streamed answer",
+            labels=_LABELS.split(),
+        )
+        to_text: Callable[[float], object] = floatToGoString
+        bounds = [str(to_text(bound)) for bound in (*_SECONDS, float("inf"))]
+        for key, histogram in self._first_token.items():
+            counts, total_s = histogram.totals()
+            sums = [float(sum(counts[: n + 1])) for n in range(len(counts))]
+            family.add_metric(key, list(zip(bounds, sums, strict=True)), total_s)
+        yield family
+
+    def _key(self, target: Target) -> Target:
+        """Return the labels of a target; beyond a number of them those of all others together."""
+        if target in self._first_token:
+            return target
+        key = target if len(self._first_token) < _TARGETS else _OTHER
+        if key not in self._first_token:
+            self._first_token[key] = PlainHistogram("", "", _SECONDS)
+            self._results |= {(*key, result): 0 for result in _RESULTS}
+        return key
+
+
+def _result(line: AccessLine) -> str:
+    if line.finish == "client_left" or line.status == CLIENT_LEFT:
+        return "client_left"
+    if line.status >= 500 or line.finish not in ("ok", "rejected", "deadline_exceeded"):
+        return "failed"
+    return "refused" if line.status >= 400 else "ok"

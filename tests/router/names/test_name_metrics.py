@@ -1,0 +1,82 @@
+"""What is counted of names: results, first tokens, and no more targets than a bound."""
+
+from __future__ import annotations
+
+import numpy as np
+from prometheus_client import generate_latest
+
+from policies.facts import Arrival
+from router.core.contract.actions import Decision, Dispatch, Stage
+from router.http.errors import ClientError, WorkerError
+from router.http.reply import Outcome
+from router.metrics.exposition import Families
+from router.names.metrics import NameMetrics
+from router.names.rules import weighted_of
+from router.record.named import NamedModel
+from router.record.request_record import Attempt, RequestRecord
+
+
+def record(name: NamedModel, outcome: Outcome | None = None, **more: object) -> RequestRecord:
+    chain = {16: np.zeros(0, np.uint64)}
+    arrival = Arrival(0.0, 1, name.model, 9, chain)
+    attempts = []
+    if outcome is not None:
+        decision = Decision("p", "policy", 0, 9, (), False)
+        attempts = [Attempt(arrival, Dispatch(1, (Stage(0, "both"),), decision), 0.0)]
+        attempts[0].end(outcome, 1.0)
+    return RequestRecord(0.0, 2.0, arrival, attempts, name=name, **more)  # type: ignore[arg-type]
+
+
+def shown(metrics: NameMetrics) -> dict[str, float]:
+    lines = generate_latest(Families(metrics.collect)).decode().splitlines()
+    rows = (line.rpartition(" ") for line in lines if not line.startswith("#"))
+    return {series.removeprefix("warmroute_name_"): float(value) for series, _, value in rows}
+
+
+NAME = NamedModel("chat", "chat", "llama", "v2")
+LABELS = 'model="llama",revision="v2",rule="chat"'
+RESULTS = ("ok", "failed", "refused", "client_left")
+
+
+def requests(result: str) -> str:
+    return f'requests_total{{model="llama",result="{result}",revision="v2",rule="chat"}}'
+
+
+def test_results_and_first_tokens_by_target() -> None:
+    metrics = NameMetrics()
+    good = Outcome(0.0, 200, first_byte_s=0.15)
+    metrics.count(record(NAME, good))
+    metrics.count(record(NAME, Outcome(0.0, 503, WorkerError("status_5xx", "x"))))
+    metrics.count(record(NAME, Outcome(0.0, 200, WorkerError("early_close", "x"), 9)))
+    metrics.count(record(NAME, Outcome(0.0, 400)))
+    metrics.count(record(NAME, refused=(503, "no_worker_available")))
+    metrics.count(record(NAME, refused=(429, "hold_queue_full")))
+    metrics.count(record(NAME, broke="client_left"))
+    left = ClientError(499, "x", code="client_closed")
+    metrics.count(record(NAME, Outcome(0.0, 200, left, 9, first_byte_s=0.15)))
+    found = shown(metrics)
+    results = {result: found[requests(result)] for result in RESULTS}
+    assert results == {"ok": 1, "failed": 3, "refused": 2, "client_left": 2}
+    of = "time_to_first_token_seconds"
+    assert found[f"{of}_count{{{LABELS}}}"] == 2
+    assert found[f'{of}_bucket{{le="0.1",{LABELS}}}'] == 0
+    assert found[f'{of}_bucket{{le="0.2",{LABELS}}}'] == 2
+
+
+def test_targets_are_shown_before_any_request() -> None:
+    metrics = NameMetrics()
+    metrics.expect(weighted_of("chat=llama@v1:9,llama@v2:1"))
+    found = shown(metrics)
+    assert found[requests("ok")] == 0
+    assert sum(series.startswith("requests_total") for series in found) == 8
+
+
+def test_targets_are_bounded() -> None:
+    metrics = NameMetrics()
+    good = Outcome(0.0, 200, first_byte_s=0.15)
+    for n in range(1_100):
+        metrics.count(record(NamedModel(f"n{n}", f"n{n}", "m"), good))
+    found = shown(metrics)
+    counts = [value for series, value in found.items() if series.startswith("requests_total")]
+    assert len(counts) == 4 * 1_001
+    assert max(counts) == 100
