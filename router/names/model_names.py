@@ -126,7 +126,6 @@ class ModelNames:
         return rule
 
     def hidden_models(self) -> list[str]:
-        """Return the models that workers serve under a name whose rule means other models."""
         rules = self.rules.exact
         return [
             model

@@ -26,6 +26,9 @@ class NameResolver(Protocol):
     def stands_for(self, name: str) -> str:
         """Return a model that a name may stand for, preferably one with workers now."""
 
+    def hidden_models(self) -> list[str]:
+        """Return the models that workers serve under a name whose rule means other models."""
+
     def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the cards of all models, and those of names beside them."""
 

@@ -180,4 +180,6 @@ def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
     shown = {"ready": not reasons, "reasons": reasons, "ready_workers_by_model": by_model}
     if halves := {m: h for m, h in service.halves_missing().items() if m in by_model}:
         shown["halves_missing"] = {m: [str(half) for half in each] for m, each in halves.items()}
+    if service.names is not None and (hidden := service.names.hidden_models()):
+        shown["hidden_models"] = hidden
     return shown

@@ -51,6 +51,7 @@ def config(tmp_path_factory) -> Path:
 async def stack(tmp_path_factory, config):
     logs = tmp_path_factory.mktemp("logs")
     flags = ["--config", str(config), "--access-log", str(config.parent / "access")]
+    flags += ["--migration-moves", "1"]  # whose streams are read here, before they are edited
     async with running(logs, workers=1, router=flags) as stack:
         yield stack
 

@@ -1,0 +1,21 @@
+"""API keys and names: a key may name what clients ask for, or what is served."""
+
+from __future__ import annotations
+
+import pytest
+
+from router.http.errors import ClientError
+from router.keys.key_file import KeyTerms
+from router.request.quotas import check_model
+
+
+@pytest.mark.parametrize("allowed", ["chat", "llama"])
+def test_a_key_may_be_for_either(allowed: str) -> None:
+    check_model(KeyTerms(models=(allowed,)), "chat", "llama")
+
+
+def test_a_key_for_neither_is_refused_by_the_name_that_was_asked_for() -> None:
+    with pytest.raises(ClientError, match="may not use the model 'chat'"):
+        check_model(KeyTerms(models=("other",)), "chat", "llama")
+    with pytest.raises(ClientError, match="may not use the model 'chat'"):
+        check_model(KeyTerms(models=("llama",)), "chat")
