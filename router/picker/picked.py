@@ -227,6 +227,7 @@ class PickedCarrier(Carrier):
         *("call", "clock"),
     )
 
+    edits = False  # the data plane writes both bodies
     moves = False  # the data plane writes the answer
 
     def __init__(

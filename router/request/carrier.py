@@ -25,6 +25,7 @@ class Carrier:
 
     __slots__ = ("http",)
 
+    edits = True  # the router writes both bodies, so a model may have another name in them
     moves = True  # the router writes the answer, so another worker can continue a begun stream
 
     def __init__(self, http: Request) -> None:

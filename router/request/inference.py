@@ -60,7 +60,8 @@ class Inference:
 
         # Read: token ids and chain hashes of the prompt, and what else a decision needs.
         path = state.carrier.path(target)
-        read = await self.reader.read(state.http, path, account.terms, target)  # 4xx
+        edits = state.carrier.edits
+        read = await self.reader.read(state.http, path, account.terms, target, edits)  # 4xx
         account.spend(read.arrival.prompt_tokens)  # 429
         state.understood(read)  # 403
         attempts.follow_stream(state)

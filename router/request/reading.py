@@ -68,12 +68,18 @@ class InferenceReader:
         self.terms = terms
 
     async def read(
-        self, http: Request, path: Path, key: KeyTerms, target: Target | None = None
+        self,
+        http: Request,
+        path: Path,
+        key: KeyTerms,
+        target: Target | None = None,
+        edits: bool = True,
     ) -> ReadRequest:
         """Read a request: return its body for the worker and its description for the decision core.
 
         target: the model and call of a request in a protocol with paths of its own, such as KServe
         v2.
+        edits: True if the router writes the bodies, so that rules of names apply.
         Raises ClientError: 400 for an unreadable body, 403 for a right that the key lacks, 413 for
         a body with too many or too long values, 415 for an encoded body, 429 while too many
         requests are being read.
@@ -84,7 +90,7 @@ class InferenceReader:
             _refuse_codings(http)
         body = http.body
         named = http.query.get("model") if path is OTHER else None
-        read = await self.arrival(body, path, header, key, named, target)
+        read = await self.arrival(body, path, header, key, named, target, edits)
         arrival, prompt, salt, body, name = read
         if salt is not None and path.salt is not None:
             body = with_last_field(body, path.salt, msgspec.json.encode(salt))
@@ -114,11 +120,12 @@ class InferenceReader:
         key: KeyTerms,
         named: str | None = None,
         target: Target | None = None,
+        edits: bool = True,
     ) -> Understood:
         """Return a request's description for the decision core, and what else was read of it.
 
         The caller must add the salt to the body; None means no salt.
-        named: the model to use if the body names none.
+        named: the model to use if the body names none. edits: as for `read`.
         Raises ClientError as `read` does.
         """
         terms, service, turn = self.terms, self._service, self._prompts.next_turn()
@@ -128,7 +135,8 @@ class InferenceReader:
         asked = scanned.model or named
         model = asked or self._only_model()
         name = None
-        if service.names is not None and target is None and path is not OTHER and model:
+        edits = edits and target is None and path is not OTHER
+        if service.names is not None and edits and model:
             name = await service.names.choose(model, key.tenant, session, body)
         if name is not None:
             body, name = await _renamed(body, name, asked)

@@ -1,0 +1,81 @@
+"""Where a rule of names applies while a request is read, and where the body stays as it came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+
+from router.assembly import Router
+from router.body.paths import OTHER, PATHS, Path
+from router.config.extras import NameSettings
+from router.http.errors import ClientError
+from router.keys.key_file import KeyTerms
+from router.request.reading import Understood
+from router.settings.schema import Config
+
+EMBED = PATHS["/v1/embeddings"]
+BODY = b'{"input":"x", "model":"a"}'
+RENAMED = b'{"input":"x", "model":"m"}'
+NAMES = NameSettings(aliases=("a=m@v1", "same=same@v2"), missing_model="refuse")
+
+
+@asynccontextmanager
+async def router_of(names: NameSettings) -> AsyncIterator[Router]:
+    async with aiohttp.ClientSession() as http:
+        router = Router(Config(port=0, admin_port=0, names=names), http)
+        yield router
+        await router.aclose()
+
+
+async def read(
+    router: Router, body: bytes = BODY, path: Path = EMBED, edits: bool = True, models: str = ""
+) -> Understood:
+    header: Mapping[str, str] = {}
+    key = KeyTerms(models=(models,) if models else ())
+    reader = router.inference.reader
+    return await reader.arrival(body, path, header.get, key, edits=edits)
+
+
+async def test_names_apply_where_the_router_writes_the_body() -> None:
+    async with router_of(NAMES) as router:
+        found = await read(router)
+        assert (found.arrival.model, found.arrival.revision, found.body) == ("m", "v1", RENAMED)
+        for path, edits in ((EMBED, False), (OTHER, True)):  # a data plane; paths passed on
+            found = await read(router, path=path, edits=edits)
+            assert (found.arrival.revision, found.body, found.name) == (None, BODY, None)
+
+
+async def test_a_name_of_its_own_revision_changes_no_body() -> None:
+    body = BODY.replace(b'"a"', b'"same"')
+    async with router_of(NAMES) as router:
+        found = await read(router, body)
+        assert found.body is body
+        assert (found.arrival.model, found.arrival.revision) == ("same", "v2")
+
+
+async def test_without_rules_nothing_is_asked() -> None:
+    async with router_of(NameSettings()) as router:
+        assert router.service.names is None
+        found = await read(router)
+        assert found.body is BODY
+        assert found.name is None
+
+
+async def test_rights_and_requests_without_a_model() -> None:
+    async with router_of(NAMES) as router:
+        for allowed in ("a", "m"):
+            assert (await read(router, models=allowed)).arrival.model == "m"
+        with pytest.raises(ClientError, match="may not use the model 'a'"):
+            await read(router, models="other")
+        with pytest.raises(ClientError, match="`model` is missing"):
+            await read(router, b'{"input":"x"}')
+
+
+async def test_a_long_body_is_renamed_too() -> None:
+    long = BODY.replace(b'"x"', b'"%b"' % (b"x" * 200_000))
+    async with router_of(NAMES) as router:
+        found = await read(router, long)
+        assert found.body == long.replace(b'"a"', b'"m"')
