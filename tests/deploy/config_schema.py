@@ -38,6 +38,16 @@ def config_schema() -> Schema:
     text = {"type": "string", "pattern": rf"^[^,]+(,\s*({options})=[^,]*)*$"}
     top["properties"]["workers"]["items"] = {"anyOf": [text, _worker()]}
     top["properties"]["chat_template_kwargs"]["type"] = ["string", "object"]
+    # Names may be given as mappings: of a model, of models with their weights.
+    weights = {"type": "object", "additionalProperties": {"type": "number", "minimum": 0}}
+    names = top["properties"]["names"]["properties"]
+    for rules, meaning in (
+        ("aliases", {"type": "string"}),
+        ("targets", {"anyOf": [{"type": "string"}, weights]}),
+    ):
+        mapping = {"type": "object", "additionalProperties": meaning}
+        about, lines = names[rules].pop("description"), names[rules]
+        names[rules] = {"anyOf": [lines, mapping], "description": about}
     return top
 
 
