@@ -51,6 +51,8 @@ class RelayEnd:
     @property
     def flaw(self) -> str: ...  # why a reply that came whole is a failure; "": it is none
     @property
+    def stale(self) -> bool: ...  # a kept connection was closed, and it was to be sent once
+    @property
     def refused(self) -> bool: ...  # it tells of an error that its client caused
     @property
     def held(self) -> bool: ...
@@ -196,6 +198,7 @@ class Relay:
         tells: bool,
         journal: RelayJournalTerms | None,
         due: AnswerDue | None,
+        once: bool = False,
     ) -> int: ...
     def cancel(self, job: int) -> tuple[int, bool, bool]: ...
     def take(self) -> list[tuple[int, float, int, int, RelayEnd | None]]: ...

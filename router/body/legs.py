@@ -88,6 +88,7 @@ class Leg:
     headers: tuple[Header, ...] = ()
     # Of a first leg: what its worker is told where nobody has read its answer; None: nothing.
     unread: Leg | None = None
+    once: bool = False  # it is not sent again where a kept connection turns out to be closed
 
 
 ROOM_BITS = 52  # of a room's number, which tools that keep JSON's numbers as doubles preserve

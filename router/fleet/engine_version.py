@@ -11,17 +11,36 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
-import aiohttp
-
 from engine.wire.events import WireError
 from router.engines.adapter import NO_VERSION, EngineReply, EngineVersion
 from router.engines.version import version_in
+from router.http.errors import WorkerError
+from router.http.reply import Sends, Timeouts, UpstreamRequest
+from router.upstream.collected_reply import CollectedReply
 
+_ANSWER_BYTES = 1 << 20
+_GONE = frozenset({"connect", "early_close", "garbage"})  # kinds of errors: not the same process
 _TRIES = 2  # a kept connection may have ended with the process before
 _OK, _NOT_FOUND = 200, 404
 # "other": it tells another version, or is gone. "unknown": it did not answer in time.
 Told = Literal["same", "other", "unknown"]
 Ask = Callable[[], Awaitable[EngineReply]]
+
+
+async def ask_quickly(upstream: Sends, path: str, limit_s: float) -> EngineReply:
+    """Return the answer to GET `path`, asked by the relay that carries requests.
+
+    Raises TimeoutError, or WireError if the connection failed or the answer is none.
+    """
+    collected = CollectedReply(_ANSWER_BYTES)
+    timeouts = Timeouts(limit_s, limit_s, limit_s, limit_s, limit_s)
+    outcome = await upstream.send(UpstreamRequest("GET", path), collected, timeouts)
+    if (error := outcome.error) is not None:
+        if isinstance(error, WorkerError) and error.kind in _GONE:
+            raise WireError(error.message)
+        raise TimeoutError
+    assert outcome.status is not None, "it answered"
+    return EngineReply(outcome.status, collected.body)
 
 
 class EngineQuestion:
@@ -57,7 +76,7 @@ class EngineQuestion:
                 status, body = await ask()
             except TimeoutError:
                 return None
-            except (aiohttp.ClientError, WireError):
+            except WireError:
                 continue
             if status == _OK:
                 return version_in(body, path)

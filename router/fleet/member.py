@@ -31,7 +31,7 @@ from router.engines.table import adapter_of
 from router.events.delivery import FeedContext
 from router.events.feed import Feed, open_feed
 from router.fleet.context import FRESH, End, FleetContext, refused
-from router.fleet.engine_version import EngineQuestion, Told
+from router.fleet.engine_version import EngineQuestion, Told, ask_quickly
 from router.fleet.load_reports import SeenFigures, report_loads
 from router.fleet.member_states import MEMBER_STATES, MemberState
 from router.fleet.recognize import (
@@ -47,6 +47,7 @@ from router.fleet.upstreams import upstream_at
 from router.fleet.wanted import Leaving, NamedWorker, Turning
 from router.http.errors import out_of_files
 from router.http.reply import Sends
+from router.upstream.fallback import Upstream
 
 log = logging.getLogger(__name__)
 
@@ -125,18 +126,19 @@ class Member:
         self._served_by_others = served_by_others
         self.grpc: Sends | None = None  # to where its engine speaks it
         self._former: list[Sends] = []  # by options that it had before; what runs there may end
-        self.upstream = upstream_at(
-            spec, context.clock, context.trust, context.relay, context.terms.relay
-        )
+        self._asker: Sends | None = None  # of its version alone
+        self._closed = False
+        self.upstream = self._upstream()
 
     async def close(self) -> None:
         """End its connections."""
+        self._closed = True
         for one in self._connections():
             await one.aclose()
 
     def _connections(self) -> list[Sends]:
-        current: list[Sends] = [self.upstream] if self.grpc is None else [self.upstream, self.grpc]
-        return [*self._former, *current]
+        extra = (one for one in (self.grpc, self._asker) if one is not None)
+        return [*self._former, self.upstream, *extra]
 
     @property
     def advice(self) -> str:
@@ -174,6 +176,8 @@ class Member:
             self._move("it is recognized", recognized)
             self._settled.set()
             end = await self._follow(recognized)
+            if end != "anew":
+                self._settled.set()
             if end == "more":
                 continue
             self._put_down(_EVENTS.get(end, "it fails"))
@@ -260,12 +264,13 @@ class Member:
         """
         before, self.spec = self.spec, spec
         self.turning = self.turned = None
-        context, tls = self._context, (spec.server_name, spec.insecure)
+        tls = spec.server_name, spec.insecure
         if tls != (before.server_name, before.insecure):
             self._former.append(self.upstream)
-            self.upstream = upstream_at(
-                spec, context.clock, context.trust, context.relay, context.terms.relay
-            )
+            self.upstream = self._upstream()
+            if self._asker is not None:
+                self._former.append(self._asker)
+                self._asker = None
         if self.grpc is not None and (*tls, spec.grpc) != (
             *(before.server_name, before.insecure),
             before.grpc,
@@ -351,10 +356,20 @@ class Member:
         return False
 
     async def _told(self, known: Recognized) -> Told:
-        """Ask its engine which version it is of, beside its requests."""
-        timeout = aiohttp.ClientTimeout(total=self._context.terms.probe_s)
-        ask_it = partial(ask, self._context.http, f"{self.spec.url}{known.told.path}", timeout)
+        """Ask its engine which version it is of, over a connection that no request uses."""
+        if self._closed:  # it was removed: nobody follows it any more
+            return "unknown"
+        if self._asker is None:
+            self._asker = self._upstream()
+        limit_s = self._context.terms.probe_s
+        ask_it = partial(ask_quickly, self._asker, known.told.path, limit_s)
         return await self._question.put(ask_it, known.told)
+
+    def _upstream(self) -> Upstream:
+        context = self._context
+        return upstream_at(
+            self.spec, context.clock, context.trust, context.relay, context.terms.relay
+        )
 
     async def _until_outdated(self) -> End:
         await self._outdated.wait()

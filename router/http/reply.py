@@ -49,6 +49,7 @@ class UpstreamRequest:
     internal_headers: tuple[Header, ...] = ()  # ours, added after the client's were filtered
     mark: bytes | None = None  # once in each event that carries tokens; None: every event does
     keeps_ends: bool = False  # both ends of the answer's body are wanted (`Outcome.kept`)
+    once: bool = False  # it is not sent again where a kept connection turns out to be closed
     due: AnswerDue | None = None  # what its answer has to be; None: that is not looked at
 
 
@@ -267,6 +268,7 @@ class Outcome:
     kept: bytes = b""
     # The client has all of the reply, or another answer: whose worker failed is only counted.
     final: bool = False
+    stale: bool = False  # a kept connection had been closed, and it was to be sent once
     refused: bool = False  # status 200 with an error that the client caused
 
     @property

@@ -140,11 +140,9 @@ class Attempts:
             end = await self._two_legs.both(state, attempt, member, reply)
         else:  # one worker does all of it, or decodes it
             leg = Leg(state.body)
-            if not await self._two_legs.is_still_paired(state, attempt, member):
-                return AttemptEnd(unsent=self._two_legs.changed(state))
             if state.kept_kv is not None:
                 leg = await self._two_legs.second_leg(state, attempt, state.kept_kv)
-            end = await self._sender.answer(state, leg, attempt, member, reply)
+            end = await self._two_legs.answer(state, leg, attempt, member, reply)
         if (outcome := end.outcome) is not None:
             begun = outcome.answers and (outcome.error is None or outcome.bytes_to_client > 0)
             if state.kept_kv is not None and begun:

@@ -105,6 +105,7 @@ class LegSender:
             rank=member.rank,
             trace=state.account.trace,
             due=due,
+            once=leg.once,
         )
 
     def _leg_headers(self, state: RequestState) -> tuple[Header, ...]:

@@ -90,18 +90,39 @@ class TwoLegs:
         # The client has seen nothing of this answer.
         return AttemptEnd(reply, replace(outcome, bytes_to_client=0), refusal=refusal)
 
-    async def is_still_paired(self, state: RequestState, attempt: Attempt, member: Member) -> bool:
-        """Return True if a leg may be sent that depends on the revision of another worker.
+    async def answer(
+        self, state: RequestState, leg: Leg, attempt: Attempt, member: Member, reply: Reply
+    ) -> AttemptEnd:
+        """Send the leg that answers, or the whole request, to one worker, and relay the answer.
 
-        This is a decode leg whose KV is kept by another worker, or is prefilled by a sidecar.
+        If the leg depends on what another worker is, both are confirmed first. It is not sent
+        again where a kept connection turns out to be closed, because the worker may have been
+        replaced: the request is placed anew then.
         """
-        if state.sidecar_prefill is not None:
+        first, group = self._other_worker(state, attempt, member)
+        if first is None:
+            return await self._sender.answer(state, leg, attempt, member, reply)
+        if await is_one_revision(first, member, group):
+            once = replace(leg, once=True)
+            end = await self._sender.answer(state, once, attempt, member, reply)
+            if end.outcome is None or not end.outcome.stale:
+                return end
+        return AttemptEnd(unsent=self.changed(state))
+
+    def _other_worker(
+        self, state: RequestState, attempt: Attempt, member: Member
+    ) -> tuple[Member | None, str | None]:
+        """Return the worker that prefills a decode leg's prompt, and the group that it had then.
+
+        Return no worker if the leg depends on none.
+        """
+        if state.sidecar_prefill is not None:  # which the sidecar before `member` asks
             first = self._service.fleet.members.get(state.sidecar_prefill.worker_id)
-            return first is None or await is_one_revision(first, member, group_of(member))
+            return first, group_of(member)
         kept = state.kept_kv
         if kept is None or kept.second_leg is None or attempt.leg != "decode":
-            return True
-        return await is_one_revision(kept.prefiller, member, kept.group)
+            return None, None
+        return kept.prefiller, kept.group
 
     def changed(self, state: RequestState) -> str:
         """Return the cause for the core if a worker of a pair changed before the leg was sent.
@@ -142,13 +163,15 @@ class TwoLegs:
         of = TransferAttempt(self._draw(ROOM_BITS), *what)
         prefill_leg = await edited(partial(transfer.prefill, of=of), state.body)
         decode_leg = await edited(partial(transfer.decode, told=None, of=of), state.body)
+        prefill_leg, decode_leg = replace(prefill_leg, once=True), replace(decode_leg, once=True)
         collected = CollectedReply(_PREFILL_BYTES)
         pair = LegPair(self._service, state, transfer, collected, reply)
         pair.begin(
             self._prefilling(state, prefill_leg, first, other, collected, at_once=True),
             self._sender.answer(state, decode_leg, attempt, member, reply, pair.begun),
         )
-        return await pair.end()
+        end = await pair.end()
+        return AttemptEnd(unsent=self.changed(state)) if pair.is_stale else end
 
     async def _prefilling(
         self,
@@ -230,6 +253,8 @@ class LegPair:
         self._collected = collected
         self._reply = reply
         self._has_begun = False
+        # A kept connection had been closed before one of the legs was sent by it.
+        self.is_stale = False
         self._prefill: asyncio.Task[Outcome]
         self._answer: asyncio.Task[AttemptEnd]
 
@@ -263,17 +288,29 @@ class LegPair:
             end = self._of_answer(answered)
         finally:
             has_left = await _both_stopped(self._prefill, self._answer)
-        if has_left and _outcome(end).retryable:
+        if has_left and (self.is_stale or _outcome(end).retryable):
             raise asyncio.CancelledError
         return end
 
     async def _first_end(self) -> AttemptEnd:
         await asyncio.wait((self._prefill, self._answer), return_when=asyncio.FIRST_COMPLETED)
+        if self._found_stale():
+            self.is_stale = True
+            return AttemptEnd()
         if self._prefill.done() and not self._answer.done():
             return await self._of_prefill(self._prefill.result())
         if _outcome(self._answer.result()).error is None:
             await asyncio.wait((self._prefill,), timeout=_LATE_S)
         return self._of_answer(self._answer.result())
+
+    def _found_stale(self) -> bool:
+        """Return True if a leg that is over was not sent, and the client has seen nothing."""
+        if self._has_begun or self._reply.begun:
+            return False
+        if self._prefill.done() and self._prefill.result().stale:
+            return True
+        answered = self._answer.result().outcome if self._answer.done() else None
+        return answered is not None and answered.stale
 
     async def _of_prefill(self, outcome: Outcome) -> AttemptEnd:
         """Return the result of the attempt if the prefill leg ends before the decode leg.

@@ -50,6 +50,7 @@ def upstream_request(
     rank: int | None = None,
     trace: Trace | None = None,
     due: AnswerDue | None = None,
+    once: bool = False,
 ) -> UpstreamRequest:
     """Return the request for a worker, made from the client's request and `body`.
 
@@ -57,7 +58,7 @@ def upstream_request(
     hidden: lower-case names of the client's headers that the worker does not get.
     rank: the data-parallel rank of the engine that must answer, in place of the client's choice.
     trace: gives the trace headers, in place of the client's own.
-    due: see `UpstreamRequest`.
+    due, once: see `UpstreamRequest`.
     """
     target = request.target
     if not target.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
@@ -70,7 +71,9 @@ def upstream_request(
         hidden |= _OF_RANKS
         before = (*before, (RANK_HEADER, b"%d" % rank))
     headers = ForwardedHeaders(request.headers, hidden)
-    return UpstreamRequest(request.method, target, headers, body, before + after, due=due)
+    return UpstreamRequest(
+        request.method, target, headers, body, before + after, due=due, once=once
+    )
 
 
 class Reply(ReplySink, Protocol):

@@ -772,8 +772,8 @@ class Upstream:
                 connection.abort()
         error = outcome.error
         early = isinstance(error, WorkerError) and error.kind == "early_close"
-        stale = early and connection.used and not exchange.received_bytes
-        return None if stale else outcome
+        outcome.stale = early and connection.used and not exchange.received_bytes
+        return None if outcome.stale and not request.once else outcome
 
     def _take_idle(self) -> WorkerConnection | None:
         """The idle connection used last, which is the one least likely to be closed by now."""

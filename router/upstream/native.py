@@ -400,6 +400,7 @@ class NativeUpstream(Upstream):
             observed,
             journal,
             request.due,
+            request.once,
         )
 
 
@@ -413,6 +414,7 @@ def _outcome(request: UpstreamRequest, end: kvkernels.RelayEnd, collected: bool 
         status=end.status or None,
         error=error,
         refused=end.refused,
+        stale=end.stale,
         bytes_to_client=end.bytes_to_client,
         first_byte_s=end.first_byte_s,
         last_byte_s=end.last_byte_s,

@@ -1,7 +1,7 @@
-"""An engine whose process is replaced behind its URL in an instant, by another version.
+"""An engine whose process is replaced behind its URL, by another version, in less than 0.1 s.
 
-Connections to the process before end, and no probe fails: the next one listens already. Which
-version made the KV and which one read it is noted for every pair of legs.
+Connections to the process before end, and hardly a probe comes in between. Which version made the
+KV and which one read it is noted for every pair of legs.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from tests.live.stack import MODEL
 
 PREFILL_S, DECODE_S = 0.015, 0.03
+START_S = 0.06  # from the end of one process to the first connection of the next
 _PARAMS = "kv_transfer_params"
 _VERSION = web.AppKey("version", str)
 
@@ -51,7 +53,8 @@ class SwappedEngine:
             for connection in list(before.server.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
-        app = web.Application()
+            await asyncio.sleep(START_S)
+        app = web.Application(middlewares=(self._living,))
         app[_VERSION] = self.version = version
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._well)
@@ -66,6 +69,13 @@ class SwappedEngine:
         if before is not None:
             await before.cleanup()
 
+    @web.middleware
+    async def _living(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """A process that was replaced answers nothing, though a connection of it was overlooked."""
+        if request.app[_VERSION] != self.version and request.transport is not None:
+            request.transport.abort()
+        return await handler(request)
+
     async def _models(self, request: web.Request) -> web.Response:
         return web.json_response({"object": "list", "data": [{"id": MODEL}]})
 
@@ -77,7 +87,9 @@ class SwappedEngine:
         return web.json_response({"version": request.app[_VERSION]})
 
     async def _asked(self, request: web.Request) -> web.Response:
-        own: str = request.app[_VERSION]
+        own = request.app[_VERSION]
+        if own != self.version:
+            raise web.HTTPGone
         body: dict[str, Any] = await request.json()
         params = body.get(_PARAMS) or {}
         usage = {"prompt_tokens": 9, "completion_tokens": 1}

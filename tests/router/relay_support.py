@@ -134,6 +134,7 @@ class Relay:
     timeouts: Timeouts
     buffer_bytes: int
     due: AnswerDue | None = None
+    once: bool = False  # its requests are not sent again by a fresh connection
     port: int = 0
     outcomes: list[Outcome] = field(default_factory=list)
     cancelled: int = 0
@@ -142,7 +143,7 @@ class Relay:
     replies: list[ClientReply] = field(default_factory=list)
 
     async def handle(self, request: Request) -> Answer:
-        sent = upstream_request(request, request.body, due=self.due)
+        sent = upstream_request(request, request.body, due=self.due, once=self.once)
         reply = ClientReply(request, self.buffer_bytes, ((b"X-Warmroute-Worker", b"w"),))
         self.replies.append(reply)
         outcome = None

@@ -197,7 +197,9 @@ void Relay::lost(Connection& connection, bool orderly) {
     return;
   }
   const bool closed = connection.pool->closed;
-  if (connection.used && job.received == 0 && !closed) {
+  job.stale = connection.used && job.received == 0 && !closed;
+  if (job.stale && !job.order.once) {
+    job.stale = false;
     // Workers close idle connections without a word: it says nothing of this request.
     drop(connection);
     job.connection = nullptr;
@@ -243,6 +245,7 @@ void Relay::finish(Job& job, Failure failure, bool held_whole) {
   end->first_byte_s = job.first_byte_s;
   end->last_byte_s = job.last_byte_s;
   end->written = job.written;
+  end->stale = job.stale;
   if (job.reply.has_value() && job.reply->headed()) {
     const Reply& reply = *job.reply;
     end->status = reply.status();

@@ -31,6 +31,7 @@ struct Order {
   bool tells = false;      // first byte and progress are asked for
   std::shared_ptr<const JournalTerms> journal;  // null: bytes go on as they come
   answer::Due due;         // what is no such answer is the worker's failure
+  bool once = false;       // not sent again where a kept connection turns out to be closed
 
   std::size_t kept_bytes() const { return client_fd < 0 ? client_buffer_bytes : 0; }
 };
@@ -60,6 +61,7 @@ struct Job {
   bool client_watched = false;
   std::size_t address = 0;  // the one being tried
   std::size_t sent = 0;     // of the request, head and body
+  bool stale = false;       // the kept connection that it was sent by had been closed
   bool unsendable = false;  // the worker takes no more of it
   std::uint64_t received = 0;
   std::shared_ptr<Journal> journal;  // of the present exchange; null: bytes go on as they come

@@ -21,6 +21,7 @@ struct End {
   std::uint64_t events = 0;
   std::string usage;                 // JSON from the brace of the last usage object on
   const char* flaw = "";  // why a reply that came whole is a failure of its worker all the same
+  bool stale = false;                // a kept connection was closed, and it was to be sent once
   bool refused = false;              // it tells of an error that its client caused
   bool held = false;                 // the two below are a reply for which another may do better
   std::string held_head, held_body;

@@ -35,7 +35,8 @@ class Borrower {
   std::uint64_t submit(std::shared_ptr<Pool> pool, nb::bytes head, nb::bytes body,
                        bool head_request, int client_fd, nb::bytes extra_lines, bool keep_alive,
                        std::size_t client_buffer_bytes, const Timeouts& timeouts, bool tells,
-                       std::shared_ptr<JournalTerms> journal, const kv::answer::Due* due) {
+                       std::shared_ptr<JournalTerms> journal, const kv::answer::Due* due,
+                       bool once) {
     Order order;
     order.id = ++last_id_;
     order.pool = std::move(pool);
@@ -49,6 +50,7 @@ class Borrower {
     order.journal = std::move(journal);
     order.client_fd = client_fd;
     if (due != nullptr) order.due = *due;
+    order.once = once;
     const std::uint64_t id = order.id;
     lent_.emplace(id, Lent{relay_.submit(std::move(order)), body});
     return id;
@@ -187,6 +189,7 @@ void bind_end(nb::module_& module) {
       .def_prop_ro("usage", [](const End& end) { return bytes_of(end.usage); })
       .def_prop_ro("flaw", [](const End& end) { return end.flaw; })
       .def_ro("refused", &End::refused)
+      .def_ro("stale", &End::stale)
       .def_ro("held", &End::held)
       .def_prop_ro("held_head", [](const End& end) { return bytes_of(end.held_head); })
       .def_prop_ro("held_body", [](const End& end) { return bytes_of(end.held_body); })
@@ -223,7 +226,8 @@ void kv::bind_relay(nb::module_& module) {
       .def("submit", &Borrower::submit, nb::arg("pool"), nb::arg("head"), nb::arg("body"),
            nb::arg("head_request"), nb::arg("client_fd"), nb::arg("extra_lines"),
            nb::arg("keep_alive"), nb::arg("client_buffer_bytes"), nb::arg("timeouts"),
-           nb::arg("tells"), nb::arg("journal").none(), nb::arg("due").none())
+           nb::arg("tells"), nb::arg("journal").none(), nb::arg("due").none(),
+           nb::arg("once") = false)
       .def("cancel", &Borrower::cancel, nb::arg("job"))
       .def("take", &Borrower::take)
       .def("abandon_silent", [](Borrower& self, const std::shared_ptr<Pool>& pool) {

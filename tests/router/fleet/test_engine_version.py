@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-import aiohttp
 import pytest
 
+from engine.wire.events import WireError
 from router.engines.adapter import NO_VERSION, EngineReply, EngineVersion
 from router.fleet.engine_version import EngineQuestion, Told
 
@@ -68,8 +68,8 @@ async def test_who_comes_while_it_is_asked_shares_the_next_question() -> None:
         ([], 200, "same", 1),
         ([], 404, "other", 1),
         ([], 503, "unknown", 1),
-        ([aiohttp.ServerDisconnectedError()], 200, "same", 2),
-        ([aiohttp.ClientError(), aiohttp.ClientError()], 200, "other", 2),
+        ([WireError("closed")], 200, "same", 2),
+        ([WireError("closed"), WireError("refused")], 200, "other", 2),
         ([TimeoutError()], 200, "unknown", 1),
     ],
 )

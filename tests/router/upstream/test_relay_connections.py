@@ -45,6 +45,22 @@ async def test_a_connection_that_went_stale_is_replaced_silently(how: str) -> No
         assert (w.connections, len(w.calls)) == (3, 5)
 
 
+@pytest.mark.parametrize("how", ["hang_up", "reset"])
+async def test_what_is_to_be_sent_once_is_not_sent_by_another_connection(how: str) -> None:
+    async def script(call: WorkerCall) -> None:
+        if call.serial == 0:
+            await call.say(OK)
+        else:
+            getattr(call, how)()
+
+    async with worker(script) as w, relay(w.port) as r:
+        r.once = True
+        assert (await ask(r.port, post())).endswith(b"\r\n\r\nok")
+        assert b" 502 " in await ask(r.port, post())
+        assert [(kind(o.error), o.stale) for o in r.outcomes[1:]] == [("early_close", True)]
+        assert (w.connections, len(w.calls)) == (1, 2)
+
+
 async def test_all_connections_in_use_is_said_and_harms_nobody() -> None:
     go = asyncio.Event()
 

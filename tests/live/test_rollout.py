@@ -1,0 +1,101 @@
+"""Our own engines of both roles are replaced one by one under load, and nothing fails."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+
+from simulator.live.processes import Program, Programs
+from tests.live.stack import Stack, engine_arguments, until
+
+ROLES = ("prefill", "decode", "prefill", "decode")
+SESSIONS, CLIENTS = 60, 6
+VOCAB = 32_000
+
+
+@dataclass
+class Rollout:
+    """Workers of two revisions behind a router, and what clients got. Lifetime: test."""
+
+    stack: Stack
+    revisions: dict[int, str] = field(default_factory=dict)  # by worker
+    programs: dict[int, Program] = field(default_factory=dict)
+    statuses: Counter[int] = field(default_factory=Counter)
+    over: bool = False
+
+    async def join(self, role: str, revision: str) -> int:
+        name = f"{role}-{len(self.revisions)}"
+        flags = [*engine_arguments(speed=50), "--role", role, "--revision", revision]
+        program = await self.stack.programs.start(name, "engine", flags)
+        worker_id = await self.stack.add(program.url)
+        self.revisions[worker_id], self.programs[worker_id] = revision, program
+        return worker_id
+
+    async def leave(self, worker_id: int) -> None:
+        """By hand, as a controller does it: gone once its requests have ended."""
+        url = f"{self.stack.admin}/workers/{worker_id}"
+        async with self.stack.http.delete(url) as reply:
+            assert reply.status < 300, await reply.text()
+
+        async def gone() -> bool:
+            return worker_id not in {row["id"] for row in await self.stack.rows()}
+
+        await until(gone, f"worker {worker_id} to be gone")
+        self.programs.pop(worker_id).process.terminate()
+
+    async def ask(self, serial: int) -> None:
+        draw = random.Random(serial)
+        prompt = [draw.randrange(VOCAB) for _ in range(300)]
+        headers = {"x-session-id": f"s{serial % SESSIONS}"}
+        status, _ = await self.stack.complete(prompt, headers=headers, max_tokens=8)
+        self.statuses[status] += 1
+
+    async def clients(self) -> None:
+        serials = itertools.count()
+
+        async def client() -> None:
+            while not self.over:
+                await self.ask(next(serials))
+
+        await asyncio.gather(*(client() for _ in range(CLIENTS)))
+
+
+def pairs_in(log: Path) -> list[dict[str, int]]:
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    return [line for line in lines if line.get("prefill_worker") is not None]
+
+
+async def test_both_roles_are_replaced_one_by_one(tmp_path: Path) -> None:
+    log = tmp_path / "access.jsonl"
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--access-log", str(log)]
+    arguments += ["--disaggregation", "always", "--retries-backoff-s", "0"]
+    async with Programs(tmp_path / "logs") as programs, aiohttp.ClientSession() as http:
+        router = await programs.start("router", "router", arguments)
+        one = Rollout(Stack(programs, router, [], http))
+        old = [await one.join(role, "v1") for role in ROLES]
+        load = asyncio.create_task(one.clients())
+        shown: list[set[str]] = []
+        for worker_id, role in zip(old, ROLES, strict=True):
+            await asyncio.sleep(0.3)
+            await one.join(role, "v2")
+            await asyncio.sleep(0.3)
+            await one.leave(worker_id)
+            shown.append({row["revision"] for row in await one.stack.rows()})
+        await asyncio.sleep(0.5)
+        one.over = True
+        await load
+        await one.stack.assert_idle()
+    pairs = pairs_in(log)
+    revisions = [(one.revisions[p["prefill_worker"]], one.revisions[p["worker"]]) for p in pairs]
+    print(f"\n{one.statuses.total()} requests, pairs: {Counter(revisions)}")
+    assert shown == [{"v1", "v2"}] * 3 + [{"v2"}]
+    assert set(one.statuses) == {200}
+    assert set(revisions) == {("v1", "v1"), ("v2", "v2")}
+    assert revisions[-1] == ("v2", "v2")
