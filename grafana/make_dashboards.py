@@ -22,6 +22,7 @@ from grafana.panels_router import (
     IMBALANCE,
     LATENCY,
     LEGS,
+    MODELS,
     PICKER,
     SESSIONS,
 )
@@ -47,8 +48,8 @@ DASHBOARDS = (
         "One router: where requests go, why, how fast, and what is wrong.",
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
         (
-            *(GLANCE, DECISIONS, IMBALANCE, LATENCY, QUEUE, DOOR, TENANTS, SESSIONS, WORKERS),
-            *(STREAMS, NAMES, LEGS, PICKER, KV, TOKENS, REPLICAS),
+            *(GLANCE, DECISIONS, IMBALANCE, LATENCY, QUEUE, MODELS, DOOR, TENANTS, SESSIONS),
+            *(WORKERS, STREAMS, NAMES, LEGS, PICKER, KV, TOKENS, REPLICAS),
         ),
     ),
     Dashboard(

@@ -166,6 +166,49 @@ LATENCY = Row(
 )
 
 
+MODELS = Row(
+    "Models",
+    (
+        Panel(
+            "Waiting and running, by model",
+            "Waiting: at the router, for a first worker or for room. Running: sent to workers. "
+            "Autoscalers start a first worker by the first, and end the last one by both.",
+            "suffix: requests",
+            (
+                (selected("warmroute_waiting_requests"), "{{model}}: waiting"),
+                (selected("warmroute_running_requests"), "{{model}}: running"),
+            ),
+        ),
+        Panel(
+            "Workers that answer, by model",
+            "0: requests of a known model wait at the router until one is there.",
+            "suffix: workers",
+            ((selected("warmroute_ready_workers"), "{{model}}"),),
+        ),
+        Panel(
+            "Requests that came, by model",
+            "Of known models, refused ones included.",
+            "reqps",
+            ((rate("warmroute_incoming_requests_total", by="model"), "{{model}}"),),
+        ),
+        Panel(
+            "Ends of waits for a first worker",
+            "served: a worker came. late: none came in time. refused: too many waited, or the "
+            "router stopped. displaced: by more urgent ones. left: by their clients.",
+            "reqps",
+            ((rate("warmroute_first_worker_waits_total", by="end"), "{{end}}"),),
+            names=("served", "late", "refused", "displaced", "left"),
+        ),
+        Panel(
+            "Bodies that wait for a first worker",
+            "Of requests that wait; waiting.bytes bounds it.",
+            "bytes",
+            ((selected("warmroute_first_worker_waiting_bytes"), "bodies"),),
+        ),
+    ),
+)
+
+
 _WAITED = rate("warmroute_held_seconds_sum", by="standing")
 _ENDED = rate("warmroute_held_seconds_count", by="standing")
 _P99 = rate("warmroute_held_seconds_bucket", by="le")

@@ -128,8 +128,6 @@ class Arrival:
     hold_s: float | None = None  # longest wait for a worker; None: as long as others
     among: tuple[int, ...] | None = None  # the only workers that may have it; None: any
     revision: str | None = None  # of the model, whose workers are asked first; None: any
-    awaits: bool = False  # its model is known: it may wait though no worker serves it now
-    body_bytes: int = 0  # of its body, which the router keeps while it waits
 
 
 @record

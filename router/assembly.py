@@ -20,6 +20,7 @@ import zmq.asyncio
 from policies.facts import Tick, WorkerChange
 from policies.load import load
 from router.collectors.core import router_metrics
+from router.collectors.models import model_metrics
 from router.collectors.ports_and_logs import log_metrics, picker_metrics, tracing_metrics
 from router.collectors.replicas import former_metrics, replica_metrics
 from router.collectors.tenants import held_metrics, tenant_metrics
@@ -74,6 +75,8 @@ from router.settings.terms import (
 )
 from router.tokens.check import TokenCheck
 from router.upstream.native import NativeRelay
+from router.waiting.known_models import KnownModels
+from router.waiting.queue import WorkerWait
 
 # Extras are imported where the configuration asks for them, or where they are on by default and
 # there (`router.settings.extras`).
@@ -146,11 +149,12 @@ class Router:
         self.metrics.register(lambda: hit_metrics(core, self.fleet, self.hits))
         self.access, self.traces = _access_log(config), exporter(config.tracing)
         self.pulse = Pulse(self.relay_turn, time.monotonic)
+        self._names: ModelNames | None = None
+        self.waiting = self._waiting(core)
         self.service = self._service(config, lines, check)
         self.inference = _inference(self.service, prompts, config, keys)
         self._kserve = _kserve(self.service, self.inference, http)
         self._migrations: Migrations | None = None
-        self._names: ModelNames | None = None
         self.former = self._former(config)
         self._show_more(core)
         self.admin = self._admin_api(config) if installed("admin") else None
@@ -249,7 +253,18 @@ class Router:
             tracer=Tracer(below_of(config.tracing.sample)) if traced else None,
             hangs=self.pulse.hangs,
             refuses=lambda: self.config.drain_refuses,
+            waiting=self.waiting,
         )
+
+    def _waiting(self, core: RouterCore) -> WorkerWait:
+        def named() -> frozenset[str]:
+            models = [*self.config.waiting.models]
+            models += filter(None, (one.spec.model for one in self.fleet.members.values()))
+            return frozenset(models if self._names is None else [*models, *self._names.models()])
+
+        clock = self.dispatcher.clock
+        known = KnownModels(core.workers, clock, named, lambda: self.config.waiting.seen_s)
+        return WorkerWait(core.workers, known, clock, lambda: self.config.waiting)
 
     def _fleet_calls(self) -> FleetCalls:
         """The core's calls of the fleet, which is built after the core."""
@@ -278,6 +293,7 @@ class Router:
         register(lambda: picker_metrics(self._picked))
         register(lambda: tenant_metrics(self.service.counts))
         register(lambda: held_metrics(core, self.dispatcher.clock()))
+        register(lambda: model_metrics(core, self.waiting))
         register(lambda: discovery_metrics(self.discovery, self.fleet))
         register(lambda: replica_metrics(self.replica))
         register(lambda: former_metrics(self.former))
@@ -303,7 +319,8 @@ class Router:
         if self._names is None:
             from router.names.model_names import ModelNames
 
-            self._names = ModelNames(config.names, self.dispatcher.core.workers, self._name_counts)
+            workers, known = self.dispatcher.core.workers, self.waiting.known.__contains__
+            self._names = ModelNames(config.names, workers, self._name_counts, known)
         self._names.renew(config.names)
         self.service.names = self._names
 
@@ -352,6 +369,7 @@ class Router:
         while True:
             await self._until_tick()
             self.dispatcher.tell(Tick(self.dispatcher.clock()))
+            self.waiting.tick()
             self.fleet.sweep(lambda worker_id: len(core.ledger.on_worker(worker_id)))
             self.service.tell_halves()
             if self.roles is not None:
@@ -362,7 +380,7 @@ class Router:
         tick_s, core, busy = self.config.intervals.tick_s, self.dispatcher.core, self._context.busy
         for _ in range(max(int(_QUIET_TICK_S / tick_s), 1)):
             await self._context.pauses.sleep(tick_s)
-            if not core.is_quiet:
+            if not core.is_quiet or len(self.waiting):
                 busy.set()
                 return
         busy.clear()

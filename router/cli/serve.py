@@ -238,7 +238,8 @@ class Server:
         if self._listens:
             log.info("stopping: no new requests; running ones get %g s", shutdown_s)
         # They have been sent nowhere yet: another router may take them at once.
-        if held := router.dispatcher.turn_away_held("the router is shutting down"):
+        why = "the router is shutting down"
+        if held := router.dispatcher.turn_away_held(why) + router.waiting.turn_away(why):
             log.info("turned away %d requests that waited for a worker", held)
         closing = [self._client.aclose()]
         closing += [port.aclose() for port in (self._grpc, self._picker) if port is not None]

@@ -125,6 +125,10 @@ class ModelNames:
             log.warning(line, asked[:200])
         return rule
 
+    def models(self) -> frozenset[str]:
+        """Return the models that names may stand for."""
+        return self.rules.models
+
     def hidden_models(self) -> list[str]:
         rules = self.rules.exact
         return [

@@ -95,6 +95,13 @@ class NameRules:
         self._patterns = sorted(patterns, key=lambda pattern: -pattern.literal_chars)
         self._memo: dict[str, NameRule | None] = {}
         self._check_ways()
+        targets = {
+            target.model
+            for rule in (*self._exact.values(), *(pattern.rule for pattern in patterns))
+            for target in rule.targets
+            if self.follows(rule, target) is None
+        }
+        self.models = frozenset(targets)  # that names stand for in the end
 
     @property
     def exact(self) -> Mapping[str, NameRule]:

@@ -181,8 +181,10 @@ class Attempts:
         This is a worker's own error answer if the refusal follows from it, else the router's.
         """
         if state.last_refusal is not None and reject.code in _SAID_BY_WORKERS:
-            headers = state.account.headers()
-            reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
+            reply: Reply | None = state.kept_open
+            if reply is None:
+                headers = state.account.headers()
+                reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
             state.last_refusal.deliver(reply)
             return reply
         answer = error_response(reject.status, reject.message, reject.code)
@@ -193,10 +195,15 @@ class Attempts:
     def _reply(self, state: RequestState, attempt: Attempt) -> Reply:
         """Return the client's side of the attempt, which edits the answer to another name."""
         headers, room = self._headers(state, attempt), self.terms.client_buffer_bytes
-        names, name = self._service.names, state.name
-        if name is None or names is None or not name.renames:
+        names, name, editor = self._service.names, state.name, None
+        if name is not None and names is not None and name.renames:
+            editor = names.editor(name, state.path)
+        if state.kept_open is not None:
+            state.kept_open.follow(editor)
+            return state.kept_open
+        if editor is None:
             return state.carrier.reply(room, headers)
-        return EditedReply(state.http, room, headers, names.editor(name, state.path))
+        return EditedReply(state.http, room, headers, editor)
 
     def _headers(self, state: RequestState, attempt: Attempt) -> tuple[Header, ...]:
         """Return the headers that the router adds to a worker's answer."""

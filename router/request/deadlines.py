@@ -85,7 +85,7 @@ async def in_time(
         async with asyncio.timeout(deadline_s - started_s):
             return await sending
     except TimeoutError:
-        begun_bytes = reply.body_length
+        begun_bytes = reply.body_length if reply.begun else 0
         if begun_bytes:
             (sink or reply).abort(late=True)
         error = ClientError(408, "the request's deadline has passed", code=DEADLINE)
@@ -102,7 +102,7 @@ def late_answer(reply: Reply) -> Answer:
 
     This is `reply` if the client already has a part of it, else an error with status 504.
     """
-    if reply.body_length:
+    if reply.begun:
         return reply
     message = "the request's deadline passed before an answer began"
     return error_response(504, message, DEADLINE)

@@ -141,6 +141,11 @@ class Ticket:
         self.enter(refusal.request_id)
         self.put(refusal)
 
+    @property
+    def has_action(self) -> bool:
+        """Return True if `next_action` returns at once."""
+        return bool(self._actions)
+
     async def next_action(self) -> Dispatch | Reject:
         """Wait for the decision core's next action: a dispatch to workers, or a refusal."""
         while not self._actions:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from router.core.contract.actions import Reject
-from router.http.messages import Answer, Request
+from router.core.contract.actions import Dispatch, Reject
+from router.http.errors import ClientError
+from router.http.messages import Answer, Request, refused
 from router.request.account import Account
 from router.request.attempts import Attempts
 from router.request.carrier import Carrier
 from router.request.dialect import Target
 from router.request.dispatcher import Ticket
+from router.request.first_worker import FirstWorkerWaits
 from router.request.in_turn import let_others_run
 from router.request.leg_sender import AttemptTerms
 from router.request.moving import Movers
+from router.request.pings import Pings, as_event
 from router.request.quotas import Tenants
 from router.request.reading import InferenceReader, InferenceTerms
 from router.request.service import Service
@@ -26,6 +29,10 @@ class Inference:
         self, service: Service, tenants: Tenants, reader: InferenceReader, attempts: Attempts
     ) -> None:
         self._service = service
+        self._waits = FirstWorkerWaits(service, reader)
+        self._pings = Pings(
+            lambda: service.waiting.terms().ping_s, lambda: attempts.terms.client_buffer_bytes
+        )
         self.tenants = tenants
         self.reader = reader
         self.attempts = attempts
@@ -38,7 +45,13 @@ class Inference:
     async def handle(self, http: Request, target: Target | None = None) -> Answer:
         """Answer an inference request that came over HTTP. Raises the same errors as `answer`."""
         with self.begin(http, Carrier(http)) as state:
-            return await self.answer(state, target)
+            try:
+                return as_event(state, await self.answer(state, target))
+            except ClientError as error:
+                if state.kept_open is None:
+                    raise
+                self._service.faulty(error.status)
+                return as_event(state, refused(error))
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
         """Return the state of a new request, a context manager. Leaving it ends the request."""
@@ -53,7 +66,7 @@ class Inference:
         Raises ClientError if the request is wrong or not allowed, and CancelledError or OSError if
         the client left.
         """
-        account, ticket, attempts = state.account, state.ticket, self.attempts
+        account, attempts, waits = state.account, self.attempts, self._waits
 
         # Identify: the API key names the tenant, the rights and the quota.
         account.identify(self.tenants.key_of(state.http))  # 400, 401, 429
@@ -64,19 +77,24 @@ class Inference:
         read = await self.reader.read(state.http, path, account.terms, target, edits)  # 4xx
         account.spend(read.arrival.prompt_tokens)  # 429
         state.understood(read)  # 403
-        attempts.follow_stream(state)
 
         # Place: the core chooses a worker, or two of which one prefills and one decodes; or holds
-        # the request until it can; or refuses it. A draining router refuses it without the core.
-        account.asks()
-        if (closed := self._service.refusal(read.arrival.request_id)) is None:
-            ticket.arrive(state.arrival, explained=state.explain != "no" or account.traced)
-        else:
-            ticket.refuse(closed)
+        # the request until it can; or refuses it. Without the core a draining router refuses it,
+        # and a request of a known model waits while no worker is there.
+        refusal = self._service.refusal(read.arrival.request_id)
+        if refusal is None and waits.arrives(state):
+            with self._pings.during(state):
+                refusal = await waits.wait(state, target)
+        self._ask(state, refusal)
 
         while True:
-            action = await ticket.next_action()
+            action = await self._next_action(state)
             if isinstance(action, Reject):  # 404, 429, 5xx, or the last words of a worker
+                if waits.can_help(state, action):
+                    with self._pings.during(state):
+                        refusal = await waits.wait(state, target)
+                    self._ask(state, refusal)
+                    continue
                 return account.answered(attempts.refuse(state, action), state.attempts)
 
             # Attempt: relay the answer of the worker. Of two legs the first one is an attempt of
@@ -92,3 +110,19 @@ class Inference:
             # the core, and gives back KV that nobody has read.
             if settle(self._service, state, attempt, end) is Next.OVER:
                 return account.answered(attempts.answer(state, end), state.attempts)
+
+    async def _next_action(self, state: RequestState) -> Dispatch | Reject:
+        """Return the core's next action. A client whose request is held gets comments."""
+        if state.ticket.has_action:
+            return await state.ticket.next_action()
+        with self._pings.during(state):
+            return await state.ticket.next_action()
+
+    def _ask(self, state: RequestState, refusal: Reject | None) -> None:
+        """Ask the core for a worker, unless the request is refused already."""
+        self.attempts.follow_stream(state)
+        state.account.asks()
+        if refusal is None:
+            state.ticket.arrive(state.arrival, explained=state.explained)
+        else:
+            state.ticket.refuse(refusal)

@@ -231,12 +231,13 @@ class InferenceReader:
         )
 
     def _only_model(self) -> str:
-        """Return the only model that the workers serve, for a request that names no model.
+        """Return the only model that this router serves, for a request that names no model.
 
-        Return "" if no worker is known yet. Raises ClientError(400) if several models are served,
-        or if the operator wants requests to name their model.
+        These are the models of workers, and those that the operator names in `waiting.models`.
+        Return "" if there is none yet. Raises ClientError(400) if there are several, or if the
+        operator wants requests to name their model.
         """
-        models = self._service.models()
+        models = sorted({*self._service.models(), *self._service.waiting.terms().models})
         if len(models) > 1 or self.terms.asks_model:
             why = f"`model` is missing; this router serves: {', '.join(models) or 'none yet'}"
             raise ClientError(400, why, "model", "missing_model")

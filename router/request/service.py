@@ -26,12 +26,21 @@ from router.request.sequences import Sequences
 from router.request.worker_hits import WorkerHits
 from router.tokens.check import TokenCheck
 from router.tokens.renderers import Renderers
+from router.waiting.known_models import KnownModels
+from router.waiting.queue import WorkerWait
+from router.waiting.settings import WaitingSettings
 
 ID_HEADER = "x-request-id"
 _DRAINING = "draining"  # a rejection's code
 _ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 log = logging.getLogger(__name__)
+
+
+def _nobody_waits(dispatcher: Dispatcher) -> WorkerWait:
+    workers, clock = dispatcher.core.workers, dispatcher.clock
+    known = KnownModels(workers, clock, frozenset, lambda: 0.0)
+    return WorkerWait(workers, known, clock, lambda: WaitingSettings(wait_s=0.0))
 
 
 class Service:
@@ -52,10 +61,12 @@ class Service:
         tracer: Tracer | None = None,
         hangs: Callable[[], str] = str,
         refuses: Callable[[], bool] = lambda: False,
+        waiting: WorkerWait | None = None,
     ) -> None:
         """`hits`: judges how exact workers' hits are. `tracer`: there is one where traces are
         exported. `hangs`: what of this router does not
         go on; empty: all does. `refuses`: whether it refuses new requests while it drains.
+        `waiting`: requests that wait for a first worker; None: no request does.
         """
         self.dispatcher = dispatcher
         self.fleet = fleet
@@ -76,6 +87,7 @@ class Service:
         self.hangs = hangs
         self.refuses = refuses
         self.clock = dispatcher.clock
+        self.waiting = _nobody_waits(dispatcher) if waiting is None else waiting
         self.next_request_id = dispatcher.next_request_id
         self.models = dispatcher.core.workers.models
         self.block_sizes = dispatcher.core.workers.block_sizes
@@ -126,9 +138,16 @@ class Service:
             for w in core.workers.serving(model)
         )
 
+    def promises(self, model: str | None = None) -> bool:
+        """Return True if requests of a model may come though it has no worker (`waiting.models`).
+
+        None: of any model.
+        """
+        return self.waiting.is_promised(model)
+
     def takes_any(self) -> bool:
-        """True if it `takes` requests for at least one model."""
-        return any(map(self.takes, self.dispatcher.core.workers.models()))
+        """True if it `takes` requests for at least one model, or keeps them for a first worker."""
+        return self.promises() or any(map(self.takes, self.dispatcher.core.workers.models()))
 
     def halves_missing(self) -> dict[str, list[HalfMissing]]:
         """Of each model whose workers have roles that do nothing now: which and why."""

@@ -20,6 +20,8 @@ from router.request.kept_kv import KeptKv
 from router.request.moving import MovingStream
 from router.request.prompts import Prompt
 from router.upstream.client_reply import Reply
+from router.upstream.kept_open_reply import KeptOpenReply
+from router.waiting.queue import Began
 
 T = TypeVar("T")
 FaultyLeg = Literal["answer", "prefill", "pair"]  # as of `Failure.leg`
@@ -71,6 +73,9 @@ class RequestState:
     stream: MovingStream | None = None  # that may continue at another worker
     changed_pairs: int = 0  # how often a worker of two was of another revision at the last moment
     last_refusal: HeldReply | None = None  # a worker's words in place of an answer
+    waits_since: Began | None = None  # it waited because no worker of its model was there
+    waited_in_vain: bool = False
+    kept_open: KeptOpenReply | None = None  # the client got comments while the request waited
     _exits: ExitStack | None = None
 
     def __init__(self, http: Request, carrier: Carrier, ticket: Ticket, account: Account) -> None:
@@ -89,6 +94,11 @@ class RequestState:
         self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
         self.ticket.runs_on = read.prompt.runs_on
         self.account.name = read.name
+
+    @property
+    def explained(self) -> bool:
+        """True if somebody reads why the core decides about the request as it does."""
+        return self.explain != "no" or self.account.traced
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the request is over, and return what it gives."""

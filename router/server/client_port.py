@@ -155,22 +155,27 @@ def health(service: Service, more: Mapping[str, Any] = MappingProxyType({})) -> 
 
 def readiness(service: Service, model: str | None = None) -> dict[str, Any]:
     """What `/ready` and `/ready?model=NAME` say: whether a request that came now would be placed,
-    or held until one of its silent workers answers; else why not. Raises ClientError.
+    or kept until a worker of its model comes or answers again; else why not. Raises ClientError.
     """
     if model is not None and len(model) > _MODEL_CHARS:
         raise ClientError(400, "`model` is too long", "model", "string_too_long")
     reasons = list(service.reasons())
     by_model = service.ready_by_model()
+    if model is not None and service.names is not None:
+        model = service.names.stands_for(model)
+    promised = service.promises(model)
     if model is not None:
-        if service.names is not None:
-            model = service.names.stands_for(model)
-        if model not in by_model:
+        if promised and not service.takes(model):
+            pass  # its requests are kept for a first worker
+        elif model not in by_model:
             reasons.append(f"no worker serves the model {model!r}")
         elif not service.takes(model):
             reasons.append(f"no worker of the model {model!r} takes requests")
         elif why := service.unserved(model):
             reasons.append(why)
         by_model = {name: count for name, count in by_model.items() if name == model}
+    elif promised:
+        pass
     elif not by_model:
         reasons.append("no worker is recognized")
     elif not service.takes_any():

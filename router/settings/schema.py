@@ -20,6 +20,7 @@ from router.record.log_files import Recording
 from router.record.trace_export import Tracing
 from router.request.quotas import TenantRules
 from router.server.settings import ServerSettings
+from router.waiting.settings import WaitingSettings
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -447,6 +448,7 @@ class Config(_Section, frozen=True):
     recording: Recording = field(default_factory=Recording)
     retries: RetrySettings = field(default_factory=RetrySettings)
     roles: RoleSettings = field(default_factory=RoleSettings)
+    waiting: WaitingSettings = field(default_factory=WaitingSettings)
     tenants: TenantRules = field(default_factory=TenantRules)
     replicas: Replicas = field(default_factory=Replicas)
     tracing: Tracing = field(default_factory=Tracing)

@@ -14,7 +14,7 @@ from tests.live.stack import MODEL, engine_arguments, running, until
 
 
 async def test_with_all_workers_down_clients_get_503_and_when_to_come_back(tmp_path: Path) -> None:
-    router = ["--intervals-health-s", "0.1"]
+    router = ["--intervals-health-s", "0.1", "--waiting-wait-s", "0"]
     async with running(tmp_path, workers=2, router=router) as stack:
         for worker in stack.workers:
             worker.process.send_signal(signal.SIGKILL)

@@ -27,7 +27,10 @@ from tests.served_app import served_by
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BODY_BYTES = 1 << 20
-ROUTER = ("--grpc-port", "0", "--limits-body-bytes", str(BODY_BYTES), "--unknown-paths", "refuse")
+ROUTER = (
+    *("--grpc-port", "0", "--limits-body-bytes", str(BODY_BYTES), "--unknown-paths", "refuse"),
+    *("--waiting-wait-s", "0"),  # without a worker a request is refused at once
+)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
 PAST_DEADLINE = (grpc.StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded")
 ERRORS_END = ("triton_grpc_error", "true")

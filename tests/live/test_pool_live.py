@@ -126,7 +126,7 @@ async def cluster(
         port = lasting_port()
         await api.put("inferencepools", pool("chat", LABELS, port))
         monkeypatch.setenv("KUBECONFIG", str(kubeconfig(tmp_path / "kubeconfig", api.url)))
-        flags = ["--slow-start-s", "0.1", *router]
+        flags = ["--slow-start-s", "0.1", "--waiting-wait-s", "0", *router]
         for source in sources or ("inferencepool:llm/chat",):
             flags += ["--discover", f"{source},kind=openai,events=none"]
         async with running(tmp_path, workers=0, router=flags) as stack:

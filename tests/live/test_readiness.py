@@ -41,7 +41,7 @@ async def routed(folder: Path, *router: str) -> AsyncIterator[Stack]:
 
 
 async def test_ready_as_long_as_a_worker_of_the_model_takes_requests(tmp_path: Path) -> None:
-    async with routed(tmp_path) as stack:
+    async with routed(tmp_path, "--waiting-wait-s", "0") as stack:
         for url in (stack.url, stack.admin):
             status, answer = await ask(stack, url, f"/ready?model={MODEL}")
             assert (status, answer["reasons"]) == (200, [])

@@ -114,7 +114,7 @@ async def test_all_workers_stopped_together_fail_nobody(tmp_path: Path, pause_s:
                 await until(panics, "all to be silent")
 
                 async def waits() -> bool:
-                    return await stack.metric("warmroute_held_requests") > 0
+                    return await stack.metric("warmroute_waiting_requests") > 0
 
                 await until(waits, "new requests to wait")
                 for path in ("/ready", f"/ready?model={MODEL}", "/v2/health/ready"):

@@ -385,7 +385,8 @@ async def test_a_deadline_ends_both(tmp_path: Path) -> None:
 
 
 async def test_a_pool_without_one_half_says_which(tmp_path: Path) -> None:
-    async with pool(tmp_path, SGLang, decode=0) as half:
+    flags = ("--waiting-wait-s", "0.2")
+    async with pool(tmp_path, SGLang, decode=0, flags=flags) as half:
         status, text = await half.ask()
         assert (status, "decodes" in text) == (503, True)
     async with pool(tmp_path, SGLang) as both:

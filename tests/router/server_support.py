@@ -47,6 +47,9 @@ class NoWorkers:
     def reasons(self) -> list[str]:
         return []
 
+    def promises(self, model: str | None = None) -> bool:
+        return False
+
     def ready_by_model(self) -> dict[str, int]:
         return {}
 

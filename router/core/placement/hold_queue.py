@@ -225,6 +225,10 @@ class HoldQueue:
         """Return the ids of the waiting requests, in the order in which they would be served."""
         return [pending.arrival.request_id for pending in self]
 
+    def waiting(self, model: str) -> int:
+        """Return how many requests of a model wait."""
+        return self._models[model]
+
     def standings(self) -> Counter[Standing]:
         """Return the number of waiting requests for each standing: new, cold or warm.
 

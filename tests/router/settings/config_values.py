@@ -64,7 +64,7 @@ def another_value(path: str, folder: Path) -> object:
     }
     if "tls." in path:
         return str(folder / "tokenizer.json")
-    special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0"}
+    special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0", "waiting.models": ("mine", "a/b")}
     special |= {"relay": "python", "tokenizer_mode": "mistral", "harmony_date": "Europe/Berlin"}
     on = "admin_open", "tenants.isolate", "roles.follow", "drain_refuses", "forward_token_ids"
     special |= dict.fromkeys((*on, "chat_drops_unused_tools"), True)

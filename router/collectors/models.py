@@ -1,0 +1,62 @@
+"""Collector of requests by model, which autoscalers read: from the start, 0 for every known one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.metrics_core import Metric
+
+from router.core.core import RouterCore
+from router.metrics.exposition import counters, gauge, gauges
+from router.waiting.queue import MODELS_COUNTED, OTHERS, WorkerWait
+
+
+def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
+    """The families, as of now.
+
+    An autoscaler takes a series that is missing for 0, and does not start a first worker by it: so
+    each known model has its series before its first request.
+    """
+    models = sorted(waiting.known.names())
+
+    def of(count: Callable[[str], int]) -> Mapping[str, float]:
+        rows: dict[str, float] = {model: count(model) for model in models[:MODELS_COUNTED]}
+        if more := models[MODELS_COUNTED:]:
+            rows[OTHERS] = sum(map(count, more))
+        return rows
+
+    yield gauges(
+        "warmroute_waiting_requests",
+        "Requests that wait at the router, for a first worker or for room at workers",
+        "model",
+        of(lambda model: waiting.waiting(model) + core.held.waiting(model)),
+    )
+    yield gauges(
+        "warmroute_running_requests",
+        "Requests that workers have",
+        "model",
+        of(core.model_limits.requests),
+    )
+    yield gauges(
+        "warmroute_ready_workers",
+        "Workers that answer; 0 while these cannot serve a request for want of a role",
+        "model",
+        of(waiting.ready_workers),
+    )
+    yield counters(
+        "warmroute_incoming_requests",
+        "Requests that came for a known model, refused ones included",
+        "model",
+        {**of(lambda model: 0), **waiting.requests},
+    )
+    yield counters(
+        "warmroute_first_worker_waits",
+        "Ends of waits for a first worker",
+        "end",
+        waiting.ends,
+    )
+    yield gauge(
+        "warmroute_first_worker_waiting_bytes",
+        "Bodies of requests that wait for a first worker",
+        waiting.bytes,
+    )

@@ -1,0 +1,105 @@
+"""A stream's reply that the client gets the head of before any worker answers it."""
+
+from __future__ import annotations
+
+from router.http.messages import Request
+from router.http.reply import Framing, Header, ReplyHead
+from router.upstream.client_reply import ClientReply, ClientSocket
+from router.upstream.edited_reply import Editor
+
+PING = b": waiting for a worker\n\n"  # a comment, which readers of events pass over
+_HEAD = ReplyHead(
+    200,
+    b"OK",
+    ((b"Content-Type", b"text/event-stream; charset=utf-8"), (b"Cache-Control", b"no-cache")),
+    Framing.CHUNKED,
+    event_stream=True,
+)
+_REFUSAL_BYTES = 65_536  # of a worker's error, which becomes an event
+
+
+class KeptOpenReply(ClientReply):
+    """A `ClientReply` with comments in it while its request waits, so that nobody in between ends
+    the connection as idle.
+
+    Its status is 200 from the first comment on. What else would have had a status of its own is an
+    event with the error then. Of a worker's answer the client gets the body only. One attempt after
+    the other may write to it, as long as none has written. Lifetime: request.
+    """
+
+    def __init__(
+        self, request: Request, buffer_bytes: int, extra_headers: tuple[Header, ...], is_named: bool
+    ) -> None:
+        """`is_named`: the protocol's events have names, as those of Anthropic's API do.
+
+        The others are those of `ClientReply`.
+        """
+        super().__init__(request, buffer_bytes, extra_headers)
+        self._is_named = is_named
+        self._answered = False  # an attempt has written to it
+        self._editor: Editor | None = None
+        self._refusal: list[bytes] | None = None  # of a worker
+        self._refusal_bytes = 0
+        self._chunks = not self.http_1_0
+        self.dechunk = True
+
+    @property
+    def begun(self) -> bool:
+        return self._answered
+
+    def lend(self) -> ClientSocket | str:
+        """Return the word for this reply: the relay's thread would write a head."""
+        return "pinged"
+
+    def ping(self) -> None:
+        """Write a comment, before it the head if the client has not got it yet."""
+        if self.congested:
+            return
+        if not self.body_length:
+            super().head(_HEAD)
+        self._write(self._framed(PING))
+
+    def follow(self, editor: Editor | None) -> None:
+        """Take the answer of another attempt. `editor` changes its body; None: nothing does."""
+        self._editor, self._refusal, self._refusal_bytes = editor, None, 0
+
+    def head(self, head: ReplyHead) -> None:
+        if not (head.answers and head.event_stream):
+            self._refusal = []
+        elif self._editor is not None and not self._editor.begin(head):
+            self._editor = None
+
+    def data(self, data: bytes) -> None:
+        if self._refusal is not None:
+            self._refusal_bytes += len(data)
+            if self._refusal_bytes <= _REFUSAL_BYTES:
+                self._refusal.append(data)
+            return
+        self._answered = True
+        self._write(self._framed(data if self._editor is None else self._editor.feed(data)))
+
+    def finish(self) -> None:
+        if self._refusal is not None:
+            self.fail(b"".join(self._refusal))
+            return
+        self._answered = True
+        if self._editor is not None:
+            self._write(self._framed(self._editor.flush()))
+        self._end()
+
+    def fail(self, error: bytes) -> None:
+        """End it with an event that has this error, the body of an answer in JSON."""
+        self._answered = True
+        line = b" ".join(error.splitlines())
+        if self._is_named:
+            line = line.replace(b"{", b'{"type":"error",', 1)
+        name = b"event: error\n" if self._is_named else b""
+        self._write(self._framed(b"%bdata: %b\n\n" % (name, line)))
+        self._end()
+
+    def _end(self) -> None:
+        if self._chunks:
+            self._write(b"0\r\n\r\n")
+
+    def _framed(self, data: bytes) -> bytes:
+        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunks and data else data

@@ -1,0 +1,85 @@
+"""Models that are known to exist, though no worker may serve them now."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+from router.core.workers.table import WorkerTable
+
+SEEN_MAX = 4_096
+
+
+class KnownModels:
+    """The models that an operator named, that workers serve, or that they served lately.
+
+    Lifetime: process.
+    """
+
+    def __init__(
+        self,
+        workers: WorkerTable,
+        clock: Callable[[], float],
+        named: Callable[[], frozenset[str]],
+        seen_s: Callable[[], float],
+    ) -> None:
+        """Know no model but those of `workers` and those that `named` returns.
+
+        seen_s: returns for how many seconds a model stays known after its last worker left.
+        """
+        self._workers = workers
+        self._clock = clock
+        self.named = named
+        self._seen_s = seen_s
+        self._version = -1  # of the workers, when these were noted
+        self._listed: dict[int, tuple[str, ...]] = {}  # by worker: its models
+        self._served: Counter[str] = Counter()  # by model: how many workers list it
+        self._until_s: dict[str, float] = {}  # of those that left with their workers, oldest first
+
+    def __contains__(self, model: str) -> bool:
+        """Return True if requests of this model may wait for its first worker."""
+        self._look()
+        if model in self._served or model in self.named():
+            return True
+        return self._clock() < self._until_s.get(model, float("-inf"))
+
+    def names(self) -> set[str]:
+        """Return all known models."""
+        self._look()
+        now_s = self._clock()
+        lately = (model for model, until_s in self._until_s.items() if now_s < until_s)
+        return {*self.named(), *self._served, *lately}
+
+    def _look(self) -> None:
+        """Note which models came, and which left with their last worker, since the last look.
+
+        A model that a worker lists no more, as an adapter that was unloaded, is not waited for.
+        """
+        workers = self._workers
+        if self._version == workers.version:
+            return
+        self._version = workers.version
+        for worker in workers:  # those of most are as they were
+            models, before = worker.facts.models, self._listed.get(worker.worker_id, ())
+            if models is not before:
+                self._listed[worker.worker_id] = models
+                self._served.update(models)
+                self._lose(before)
+        gone = self._listed.keys() - {worker.worker_id for worker in workers}
+        until_s = self._clock() + self._seen_s()
+        for worker_id in sorted(gone):
+            for model in self._lose(self._listed.pop(worker_id)):
+                self._until_s.pop(model, None)
+                self._until_s[model] = until_s
+        while len(self._until_s) > SEEN_MAX:
+            del self._until_s[next(iter(self._until_s))]
+
+    def _lose(self, models: Iterable[str]) -> list[str]:
+        """Note that a worker lists these models no more; return those that nobody lists now."""
+        lost = []
+        for model in models:
+            self._served[model] -= 1
+            if not self._served[model]:
+                del self._served[model]
+                lost.append(model)
+        return lost

@@ -1,0 +1,36 @@
+"""How many waiting requests of a model may go now that a worker of it is there."""
+
+from __future__ import annotations
+
+import math
+
+
+class Pace:
+    """Lets few requests go at first, and more in each second, so that a new worker is not flooded.
+
+    In the first second after the first worker came, `per_s` requests may go for each ready worker,
+    in the next one twice as many, then three times, and so on, spread evenly over each second.
+    What was not used of a second is lost: a pause of this program lets no crowd go afterwards.
+    Lifetime: from the first worker of a model until none of its requests waits.
+    """
+
+    def __init__(self, since_s: float) -> None:
+        """Begin at `since_s`, when the first worker was seen."""
+        self._since_s = since_s
+        self._second = 0
+        self._gone = 0  # in this second
+
+    def room(self, per_s: int, workers: int, now_s: float) -> int:
+        """Return how many more requests may go now."""
+        second, part = divmod(max(now_s - self._since_s, 0.0), 1.0)
+        if int(second) != self._second:
+            self._second, self._gone = int(second), 0
+        return max(math.ceil(self._most(per_s, workers) * part) - self._gone, 0)
+
+    def went(self) -> None:
+        """Count one request that goes."""
+        self._gone += 1
+
+    def _most(self, per_s: int, workers: int) -> int:
+        """Return how many may go in this second."""
+        return per_s * workers * (self._second + 1)

@@ -1,0 +1,282 @@
+"""Requests of known models wait for their first worker: who may, for how long, who goes first."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from policies.facts import Silence
+from router.waiting.pace import Pace
+from router.waiting.settings import WaitingSettings
+from tests.router.first_worker.wait_world import FACTS, WaitWorld
+from tests.router.property_support import patient
+
+TERMS = WaitingSettings(models=("m", "n"), wait_s=60.0, requests=8, bytes=10_000, per_s=4)
+
+
+async def test_the_first_worker_gets_few_at_first_and_the_most_urgent_ones() -> None:
+    world = WaitWorld(replace_terms(requests=100))
+    urgent = {await world.come(world.arrival(priority=n % 3)): n % 3 for n in range(60)}
+    await world.pass_s(5.0)
+    assert not world.went
+
+    world.worker("ready")
+    by_second = []
+    while len(world.went) < 60:
+        before = len(world.went)
+        await world.pass_s(1.0)
+        by_second.append(len(world.went) - before)
+    assert by_second[:4] == [4, 8, 12, 16]
+    assert [urgent[number] for number in world.went] == sorted(urgent.values())
+    same = [number for number in world.went if urgent[number] == 0]
+    assert same == sorted(same)
+
+
+async def test_two_workers_get_twice_as_many() -> None:
+    world = WaitWorld(replace_terms(requests=100))
+    for _ in range(60):
+        await world.come(world.arrival())
+    world.worker("ready", 0)
+    world.worker("ready", 1)
+    await world.pass_s(1.0)
+    assert len(world.went) == 8
+
+
+async def test_a_pause_lets_no_crowd_go_afterwards() -> None:
+    world = WaitWorld(replace_terms(requests=100))
+    for _ in range(80):
+        await world.come(world.arrival())
+    world.worker("ready")
+    world.queue.tick()
+    world.now_s += 4.999  # nothing ran meanwhile
+    world.queue.tick()
+    assert world.queue.waiting("m") >= 80 - 4 * 5
+
+
+async def test_tenants_get_their_shares() -> None:
+    world = WaitWorld(replace_terms(requests=100))
+    many = [await world.come(world.arrival(tenant="a")) for _ in range(30)]
+    few = [await world.come(world.arrival(tenant="b")) for _ in range(4)]
+    world.worker("ready")
+    await world.pass_s(2.0)
+    assert set(few) <= set(world.went)
+    assert world.went[:4] == [many[0], few[0], many[1], few[1]]
+
+
+async def test_later_ones_wait_behind_those_that_wait() -> None:
+    world = WaitWorld(TERMS)
+    assert world.queue.arrives(world.arrival())
+    await world.come(world.arrival())
+    await world.come(world.arrival())
+    world.worker("ready")
+    assert world.queue.arrives(world.arrival())  # others wait still
+    assert world.queue.arrives(world.arrival("n"))
+    await world.pass_s(1.0)
+    assert not world.queue.arrives(world.arrival())
+    assert world.queue.arrives(world.arrival("n"))
+
+
+async def test_unknown_models_are_refused_at_once_and_known_ones_are_named() -> None:
+    world = WaitWorld(TERMS)
+    assert world.queue.arrives(world.arrival("x"))
+    number = await world.come(world.arrival("x"))
+    status, code, message = world.refused[number]
+    assert (status, code) == (404, "model_not_found")
+    assert "known: m, n" in message
+
+
+async def test_a_model_is_known_for_a_time_after_its_last_worker_left() -> None:
+    world = WaitWorld(WaitingSettings(seen_s=600.0))
+    assert not world.queue.arrives(world.arrival())  # nothing is promised: the core answers
+    world.worker("ready")
+    assert not world.queue.arrives(world.arrival())
+    assert "m" in world.known
+    world.worker("gone")
+    assert world.queue.arrives(world.arrival())
+    assert world.known.names() == {"m"}
+    world.now_s += 599.0
+    assert "m" in world.known
+    world.now_s += 2.0
+    assert "m" not in world.known
+    assert not world.queue.arrives(world.arrival())
+
+
+async def test_a_model_that_a_worker_unloads_is_not_waited_for() -> None:
+    world = WaitWorld(WaitingSettings(seen_s=600.0))
+    world.worker("ready", 0, replace(FACTS, models=("m", "tone"), adapters=frozenset({"tone"})))
+    world.worker("ready", 1, replace(FACTS, models=("m", "tone")))
+    assert "tone" in world.known
+    world.worker("ready", 0)
+    assert "tone" in world.known
+    world.worker("ready", 1)
+    assert "tone" not in world.known
+    world.worker("gone", 0)
+    world.worker("gone", 1)
+    assert world.known.names() == {"m"}
+
+
+async def test_one_that_waits_for_too_long_is_refused_in_time() -> None:
+    world = WaitWorld(TERMS)
+    plain = await world.come(world.arrival())
+    short = await world.come(world.arrival(hold_s=5.0))
+    late = await world.come(world.arrival(deadline_s=world.now_s + 7.0))
+    await world.pass_s(4.9)
+    assert not world.refused
+    await world.pass_s(0.2)
+    assert world.refused.keys() == {short}
+    await world.pass_s(2.0)
+    assert world.refused[late][:2] == (504, "deadline_exceeded")
+    await world.pass_s(52.8)
+    assert plain not in world.refused
+    await world.pass_s(0.2)
+    assert world.refused[plain][:2] == (503, "no_worker_available")
+    assert "within 60 s" in world.refused[plain].message
+    assert (len(world.queue), world.queue.bytes) == (0, 0)
+
+
+async def test_one_whose_client_leaves_takes_no_place_any_more() -> None:
+    world = WaitWorld(TERMS)
+    number = await world.come(world.arrival())
+    other = await world.come(world.arrival())
+    world.tasks[number].cancel()
+    await asyncio.gather(world.tasks[number], return_exceptions=True)
+    assert (len(world.queue), world.queue.bytes) == (1, 100)
+    world.worker("ready")
+    await world.pass_s(1.0)
+    assert world.went == [other]
+    assert world.queue.ends["left"] == 1
+
+
+async def test_a_full_queue_refuses_but_more_urgent_ones_take_a_place() -> None:
+    world = WaitWorld(TERMS)
+    least = [await world.come(world.arrival(priority=5)) for _ in range(8)]
+    same = await world.come(world.arrival(priority=5))
+    assert world.refused[same][:2] == (503, "worker_wait_full")
+    urgent = await world.come(world.arrival(priority=0))
+    assert world.refused[least[-1]].code == "displaced"
+    assert urgent not in world.refused
+    assert len(world.queue) == 8
+
+
+async def test_bytes_are_bounded() -> None:
+    world = WaitWorld(TERMS)
+    await world.come(world.arrival(), body_bytes=6_000)
+    more = await world.come(world.arrival(), body_bytes=6_000)
+    huge = await world.come(world.arrival(priority=-1), body_bytes=20_000)
+    assert {world.refused[more].code, world.refused[huge].code} == {"worker_wait_full"}
+    assert world.queue.bytes == 6_000  # what would not fit anyway drove nobody out
+
+
+async def test_when_the_router_stops_all_are_told() -> None:
+    world = WaitWorld(TERMS)
+    waiting = [await world.come(world.arrival()) for _ in range(3)]
+    assert world.queue.turn_away("it stops") == 3
+    await asyncio.gather(*world.tasks.values())
+    later = await world.come(world.arrival())
+    assert {world.refused[n].code for n in (*waiting, later)} == {"shutting_down"}
+
+
+async def test_requests_bound_to_one_worker_do_not_wait_for_another() -> None:
+    world = WaitWorld(TERMS)
+    assert not world.queue.arrives(world.arrival(only=3))
+
+
+async def test_nobody_waits_where_the_time_is_0() -> None:
+    world = WaitWorld(WaitingSettings(models=("m",), wait_s=0.0))
+    assert not world.queue.arrives(world.arrival())
+    assert not world.queue.is_promised()
+
+
+async def test_one_role_alone_is_no_first_worker() -> None:
+    world = WaitWorld(TERMS)
+    await world.come(world.arrival())
+    facts = replace(FACTS, group="g", serves_alone=False)
+    world.worker("ready", 0, replace(facts, role="decode"))
+    await world.pass_s(1.0)
+    assert (world.queue.ready_workers("m"), world.went) == (0, [])
+    world.worker("ready", 1, replace(facts, role="prefill"))
+    await world.pass_s(1.0)
+    assert world.went == [0]
+
+
+async def test_all_workers_silent_is_as_if_none_were_there() -> None:
+    world = WaitWorld(TERMS)
+    world.worker("ready")
+    world.core.on_silence(Silence(world.now_s, 0, 1))
+    assert world.queue.arrives(world.arrival())
+    await world.come(world.arrival())
+    await world.pass_s(1.0)
+    assert not world.went
+    world.core.on_silence(Silence(world.now_s, 0, 0))
+    await world.pass_s(1.0)
+    assert len(world.went) == 1
+
+
+async def test_one_that_lost_its_worker_waits_a_moment_and_keeps_its_place() -> None:
+    world = WaitWorld(replace_terms(per_s=100))
+    world.worker("ready")
+    old = world.arrival()
+    young = world.arrival()
+    await world.come(young, least_s=1.0)
+    await world.come(old, least_s=1.0)
+    await world.pass_s(0.9)
+    assert not world.went
+    await world.pass_s(0.3)
+    assert world.went == [old.request_id, young.request_id]
+
+
+@patient
+@given(
+    per_s=st.integers(1, 50),
+    workers=st.integers(1, 5),
+    steps=st.lists(st.floats(0.0, 1.7), min_size=1, max_size=60),
+)
+def test_no_second_lets_more_go_than_slow_start_says(
+    per_s: int, workers: int, steps: list[float]
+) -> None:
+    pace, now_s, went = Pace(7.0), 7.0, Counter[int]()
+    for step_s in steps:
+        now_s += step_s
+        for _ in range(pace.room(per_s, workers, now_s)):
+            pace.went()
+            went[math.floor(now_s - 7.0)] += 1
+    assert all(count <= per_s * workers * (second + 1) for second, count in went.items())
+
+
+@patient
+@given(data=st.data())
+def test_every_request_ends_once_and_no_bound_is_passed(data: st.DataObject) -> None:
+    asyncio.run(_some_story(data))
+
+
+async def _some_story(data: st.DataObject) -> None:
+    world = WaitWorld(TERMS)
+    for _ in range(data.draw(st.integers(1, 40))):
+        match data.draw(st.integers(0, 4)):
+            case 0 | 1:
+                priority = data.draw(st.integers(-1, 2))
+                tenant = data.draw(st.sampled_from([None, "a", "b"]))
+                one = world.arrival(priority=priority, tenant=tenant)
+                await world.come(one, data.draw(st.integers(0, 12_000)))
+            case 2:
+                if waiting := list(world.waiting()):
+                    world.tasks[data.draw(st.sampled_from(waiting))].cancel()
+            case 3:
+                world.worker(data.draw(st.sampled_from(["ready", "down"])))
+            case _:
+                await world.pass_s(data.draw(st.sampled_from([0.05, 1.0, 30.0])), 0.5)
+        assert len(world.queue) <= TERMS.requests
+        assert 0 <= world.queue.bytes <= TERMS.bytes
+    world.queue.turn_away("the end")
+    await asyncio.gather(*world.tasks.values(), return_exceptions=True)
+    assert (len(world.queue), world.queue.bytes) == (0, 0)
+    assert sum(world.queue.ends.values()) >= len(world.went)
+
+
+def replace_terms(**fields: int) -> WaitingSettings:
+    return WaitingSettings(**{**{f: getattr(TERMS, f) for f in TERMS.__struct_fields__}, **fields})
