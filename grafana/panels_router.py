@@ -184,6 +184,7 @@ MODELS = Row(
             "0: requests of a known model wait at the router until one is there.",
             "suffix: workers",
             ((selected("warmroute_ready_workers"), "{{model}}"),),
+            alert="WarmrouteNoFirstWorker",
         ),
         Panel(
             "Requests that came, by model",

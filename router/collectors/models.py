@@ -60,3 +60,8 @@ def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
         "Bodies of requests that wait for a first worker",
         waiting.bytes,
     )
+    yield gauge(
+        "warmroute_models_to_wait_for",
+        "Models that waiting.models names: that they have no worker may be intended",
+        len(waiting.terms().models),
+    )

@@ -33,6 +33,7 @@ NOT_SHOWN = {
     "warmroute_prefill_leg_seconds_sum": _QUANTILES,
     "warmroute_former_routers": "of a hot restart, which is logged",
     "warmroute_former_requests": "of a hot restart; they count among their workers' requests",
+    "warmroute_models_to_wait_for": "of the configuration; an alert heeds it",
     "warmroute_session_blocks": "a full table is no trouble; what it forgets is shown",
 }
 
