@@ -26,6 +26,7 @@ LIVE = (
     "grafana/test_*.py",
     "forks/*.py",
     "deploy/test_chart.py",
+    "deploy/test_engine_scaling.py",
     "deploy/test_kubernetes.py",
     "deploy/test_kubernetes_page.py",
     "release/test_commands.py",

@@ -82,7 +82,12 @@ app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- if .Values.tokenizer.volume -}}
 {{- $_ := set $c "tokenizer" (list "/etc/warmroute-tokenizer" .Values.tokenizer.folder | compact | join "/") -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite $c (deepCopy .Values.config)) -}}
+{{- $c = mergeOverwrite $c (deepCopy .Values.config) -}}
+{{- with include "warmroute.scaledModels" . | fromJsonArray -}}
+{{- $waiting := $c.waiting | default dict -}}
+{{- $_ := set $c "waiting" (set $waiting "models" (concat ($waiting.models | default list) . | uniq)) -}}
+{{- end -}}
+{{- toYaml $c -}}
 {{- end -}}
 
 {{/* The pod's volumes beside ConfigMap, Secrets and /tmp, as JSON. */}}
