@@ -1,4 +1,4 @@
-"""Our own engines of both roles are replaced one by one under load, and nothing fails."""
+"""Our own engines of both roles are replaced under load, one by one, also at their URLs."""
 
 from __future__ import annotations
 
@@ -99,3 +99,72 @@ async def test_both_roles_are_replaced_one_by_one(tmp_path: Path) -> None:
     assert set(one.statuses) == {200}
     assert set(revisions) == {("v1", "v1"), ("v2", "v2")}
     assert revisions[-1] == ("v2", "v2")
+
+
+@dataclass
+class Places:
+    """Engines at fixed URLs, whose processes are replaced there. Lifetime: test."""
+
+    stack: Stack
+    flags: dict[str, list[str]] = field(default_factory=dict)  # by name
+    programs: dict[str, Program] = field(default_factory=dict)
+
+    async def start(self, name: str, revision: str) -> Program:
+        """Start a process; the one before it at this place is told to stop, and has ended."""
+        if (before := self.programs.get(name)) is not None:
+            before.process.terminate()
+            await before.process.wait()
+        flags = [*self.flags[name], "--revision", revision]
+        program = await self.stack.programs.start(f"{name}-{revision}", "engine", flags)
+        self.programs[name] = program
+        return program
+
+    async def passed(self, *names: str) -> float:
+        """Prompts whose KV these processes gave away, or got, since they began."""
+        counts = "warmroute_engine_kv_exports_ended_total", "warmroute_engine_kv_reads_total"
+        ends = 'end="read"', 'outcome="received"'
+        total = 0.0
+        for name in names:
+            async with self.stack.http.get(f"{self.programs[name].url}/metrics") as reply:
+                lines = (await reply.text()).splitlines()
+            total += sum(
+                float(line.rsplit(" ", 1)[1])
+                for line in lines
+                if line.startswith(counts) and any(end in line for end in ends)
+            )
+        return total
+
+
+async def test_processes_of_both_roles_are_replaced_in_place(tmp_path: Path) -> None:
+    arguments = ["serve", "--port", "0", "--admin-port", "0", "--disaggregation", "always"]
+    async with Programs(tmp_path / "logs") as programs, aiohttp.ClientSession() as http:
+        router = await programs.start("router", "router", arguments)
+        places = Places(Stack(programs, router, [], http))
+        one = Rollout(places.stack)
+        for name in ("prefill-0", "prefill-1", "decode-0", "decode-1"):
+            places.flags[name] = [*engine_arguments(speed=50), "--role", name.partition("-")[0]]
+            await places.stack.add((await places.start(name, "v1")).url)
+
+        async def replaced(name: str) -> None:
+            """Replace a process under load, let the load go on, and wait for its last answer."""
+            one.over = False
+            load = asyncio.create_task(one.clients())
+            await asyncio.sleep(0.3)
+            await places.start(name, "v2")
+            await asyncio.sleep(2.0)
+            one.over = True
+            await load
+            await places.stack.assert_idle()
+
+        await replaced("decode-0")
+        assert await places.passed("decode-0") == 0  # both that prefill are of the other revision
+        await replaced("prefill-0")
+        moved = await places.passed("decode-0")
+        assert moved == await places.passed("prefill-0") > 0
+        await replaced("decode-1")
+        assert await places.passed("decode-0", "decode-1") == await places.passed("prefill-0")
+        await replaced("prefill-1")
+        among = await places.passed("prefill-0", "prefill-1")
+        assert await places.passed("decode-0", "decode-1") == among > moved
+        print(f"\n{one.statuses.total()} requests, {among:.0f} pairs of v2")
+        assert set(one.statuses) == {200}
