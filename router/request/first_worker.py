@@ -42,7 +42,6 @@ class FirstWorkerWaits:
         if (
             state.waited_in_vain
             or reject.code not in _GONE
-            or state.kept_kv is not None
             or (state.stream is not None and state.stream.begun)
             or not self._queue.may_wait(state.arrival)
         ):
@@ -62,6 +61,8 @@ class FirstWorkerWaits:
         arrival, service, least_s = state.arrival, self._service, 0.0
         if state.waits_since is None:
             state.waits_since = Began(service.clock(), arrival.request_id)
+        if state.kept_kv is not None:  # whichever worker comes prefills it anew
+            state.kept_kv.failed(may_be_kept=True)
         if state.ticket.request_id >= 0:  # it came before the core, which refused it
             state.ticket.close()
             state.ticket, least_s = Ticket(service.dispatcher), _LEAST_S

@@ -34,21 +34,28 @@ class KnownModels:
         self._version = -1  # of the workers, when these were noted
         self._listed: dict[int, tuple[str, ...]] = {}  # by worker: its models
         self._served: Counter[str] = Counter()  # by model: how many workers list it
-        self._until_s: dict[str, float] = {}  # of those that left with their workers, oldest first
+        # Of those that left with their workers, oldest first: until when, and their base model.
+        self._left: dict[str, tuple[float, str]] = {}
 
     def __contains__(self, model: str) -> bool:
         """Return True if requests of this model may wait for its first worker."""
         self._look()
         if model in self._served or model in self.named():
             return True
-        return self._clock() < self._until_s.get(model, float("-inf"))
+        return model in self._left and self._is_awaited(model)
 
     def names(self) -> set[str]:
         """Return all known models."""
         self._look()
-        now_s = self._clock()
-        lately = (model for model, until_s in self._until_s.items() if now_s < until_s)
-        return {*self.named(), *self._served, *lately}
+        return {*self.named(), *self._served, *filter(self._is_awaited, self._left)}
+
+    def _is_awaited(self, model: str) -> bool:
+        """Return True if a model that left may come back with a first worker.
+
+        An adapter of a model that has workers may not: these would have it.
+        """
+        until_s, base = self._left[model]
+        return self._clock() < until_s and (base == model or base not in self._served)
 
     def _look(self) -> None:
         """Note which models came, and which left with their last worker, since the last look.
@@ -68,11 +75,12 @@ class KnownModels:
         gone = self._listed.keys() - {worker.worker_id for worker in workers}
         until_s = self._clock() + self._seen_s()
         for worker_id in sorted(gone):
-            for model in self._lose(self._listed.pop(worker_id)):
-                self._until_s.pop(model, None)
-                self._until_s[model] = until_s
-        while len(self._until_s) > SEEN_MAX:
-            del self._until_s[next(iter(self._until_s))]
+            models = self._listed.pop(worker_id)
+            for model in self._lose(models):
+                self._left.pop(model, None)
+                self._left[model] = until_s, models[0]
+        while len(self._left) > SEEN_MAX:
+            del self._left[next(iter(self._left))]
 
     def _lose(self, models: Iterable[str]) -> list[str]:
         """Note that a worker lists these models no more; return those that nobody lists now."""

@@ -17,7 +17,7 @@ from aiohttp.typedefs import Handler
 from tests.live.stack import MODEL
 
 PREFILL_S, DECODE_S = 0.015, 0.03
-START_S = 0.06  # from the end of one process to the first connection of the next
+START_S = 0.1  # from the end of one process to the first connection of the next
 _PARAMS = "kv_transfer_params"
 _VERSION = web.AppKey("version", str)
 

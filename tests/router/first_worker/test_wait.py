@@ -120,6 +120,17 @@ async def test_a_model_that_a_worker_unloads_is_not_waited_for() -> None:
     assert world.known.names() == {"m"}
 
 
+async def test_an_adapter_is_waited_for_only_while_its_base_model_has_no_worker() -> None:
+    world = WaitWorld(WaitingSettings(seen_s=600.0))
+    world.worker("ready", 0, replace(FACTS, models=("m", "tone"), adapters=frozenset({"tone"})))
+    world.worker("ready", 1)
+    assert "tone" in world.known
+    world.worker("gone", 0)
+    assert "tone" not in world.known
+    world.worker("gone", 1)
+    assert world.known.names() == {"m", "tone"}
+
+
 async def test_one_that_waits_for_too_long_is_refused_in_time() -> None:
     world = WaitWorld(TERMS)
     plain = await world.come(world.arrival())
