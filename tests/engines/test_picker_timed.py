@@ -121,6 +121,7 @@ async def test_answers_are_those_of_the_worker(
 
 
 @pytest.mark.alone
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @needs_redis
 async def test_hits_and_balance_are_those_of_the_front(tmp_path: Path) -> None:

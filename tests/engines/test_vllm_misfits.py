@@ -151,6 +151,7 @@ async def test_a_renderer_is_no_worker(seat: Pool) -> None:
             await examine([renderer.url], Options(seconds=0.2))
 
 
+@pytest.mark.full
 async def test_a_renderer_makes_token_ids_dies_and_comes_back(seat: Pool) -> None:
     """For a router without a tokenizer, before a server that renders nothing itself."""
     flags = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes")

@@ -74,6 +74,7 @@ async def test_a_worker_s_line_is_wrong(vllm: Pool, options: str, cause: str) ->
         assert await found(pool, worker=mended) == []
 
 
+@pytest.mark.full
 async def test_prefix_caching_is_off(vllm: Pool) -> None:
     flags = ("--no-enable-prefix-caching",)
     async with (

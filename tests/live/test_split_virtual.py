@@ -7,6 +7,7 @@ from pathlib import Path
 
 import aiohttp
 import numpy as np
+import pytest
 
 from simulator.live.client import Target
 from simulator.live.load import opened, run_load
@@ -91,6 +92,7 @@ async def test_a_replay_of_two_and_two_is_as_the_real_pool(tmp_path: Path) -> No
     assert alike(found := await measured(partial(both, tmp_path, spec), alike)), found
 
 
+@pytest.mark.full
 async def test_a_pool_at_its_limit_is_as_fast_as_the_real_one(tmp_path: Path) -> None:
     """All requests at once: the throughput is the pool's, not the clients'."""
     spec = WorkloadSpec(SOURCE.format(rate="inf"), requests=20 if QUICK else 50)
