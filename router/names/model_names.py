@@ -87,6 +87,19 @@ class ModelNames:
             name, rule = target.model, self.rules.follows(rule, target)
         return name
 
+    def models_of(self, asked: str) -> frozenset[str]:
+        found, rules = set[str](), [self._rule(asked)]
+        while rules:
+            if (rule := rules.pop()) is None:
+                continue
+            for target in rule.targets:
+                following = self.rules.follows(rule, target)
+                if following is None:
+                    found.add(target.model)
+                else:
+                    rules.append(following)
+        return frozenset(found)
+
     def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         by_model = {card["id"]: card for card in cards}
         shown = list(cards)

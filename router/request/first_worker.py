@@ -66,7 +66,11 @@ class FirstWorkerWaits:
         if state.ticket.request_id >= 0:  # it came before the core, which refused it
             state.ticket.close()
             state.ticket, least_s = Ticket(service.dispatcher), _LEAST_S
-        refusal = await self._queue.wait(arrival, len(state.body), state.waits_since, least_s)
+        others = frozenset[str]()
+        if state.name is not None and state.name.asked is not None and service.names is not None:
+            others = service.names.models_of(state.name.asked)
+        waits = arrival, len(state.body), state.waits_since, least_s, others
+        refusal = await self._queue.wait(*waits)
         if refusal is not None:
             state.waited_in_vain = True
             status, code, message = refusal

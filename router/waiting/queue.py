@@ -41,6 +41,7 @@ class Waiter:
     """A request that waits. Lifetime: as long as it waits."""
 
     model: str
+    others: frozenset[str]  # models whose workers would do as well
     tenant: str | None
     priority: int
     fair_work: float  # its prompt by its tenant's weight
@@ -165,11 +166,17 @@ class WorkerWait:
         return self.terms().wait_s > 0 and not bound_to_one and arrival.model in self.known
 
     async def wait(
-        self, arrival: Arrival, body_bytes: int, began: Began, least_s: float = 0.0
+        self,
+        arrival: Arrival,
+        body_bytes: int,
+        began: Began,
+        least_s: float = 0.0,
+        others: frozenset[str] = frozenset(),
     ) -> Rejection | None:
         """Wait until the request may go to a worker; else return why it is refused.
 
         least_s: seconds that it waits whatever workers are there, as one just failed it.
+        others: models whose workers would do as well.
         Cancelling the call ends the wait.
         """
         now_s, terms = self._clock(), self.terms()
@@ -181,7 +188,7 @@ class WorkerWait:
             self.ends["refused"] += 1
             why = f"{len(self)} requests wait for a first worker already"
             return Rejection(503, FULL, why)
-        waiter = self._waiter(arrival, body_bytes, began, now_s + least_s, terms)
+        waiter = self._waiter(arrival, body_bytes, began, now_s + least_s, terms, others)
         line = self._lines.setdefault(waiter.model, _ModelLine())
         line.add(waiter)
         self.bytes += body_bytes
@@ -202,20 +209,32 @@ class WorkerWait:
             for waiter in list(line):
                 if now_s >= waiter.until_s:
                     self._end(waiter, "late", self._late(waiter))
-            workers = self.ready_workers(model)
+            workers = self._workers_for(line, model)
             if not workers:
                 line.pace = None
                 continue
             pace = line.pace = line.pace or Pace(now_s)
             room = pace.room(terms.per_s, workers, now_s)
             for waiter in line if room else ():
-                if waiter.ready_s > now_s:
+                if waiter.ready_s > now_s or not self._is_served(waiter):
                     continue
                 self._end(waiter, "served", None)
                 pace.went()
                 room -= 1
                 if not room:
                     break
+
+    def _workers_for(self, line: _ModelLine, model: str) -> int:
+        """Return how many workers are ready for the requests that wait for a model."""
+        workers = self.ready_workers(model)
+        if workers:
+            return workers
+        others = {other for waiter in line for other in waiter.others}
+        return sum(map(self.ready_workers, others))
+
+    def _is_served(self, waiter: Waiter) -> bool:
+        """Return True if a worker is ready for this request."""
+        return any(map(self.ready_workers, (waiter.model, *waiter.others)))
 
     def turn_away(self, why: str) -> int:
         """Refuse those that wait, and all later ones, because the router stops.
@@ -257,6 +276,7 @@ class WorkerWait:
         began: Began,
         ready_s: float,
         terms: WaitingSettings,
+        others: frozenset[str],
     ) -> Waiter:
         most_s = terms.wait_s if arrival.hold_s is None else min(arrival.hold_s, terms.wait_s)
         until_s = began.at_s + most_s
@@ -265,6 +285,7 @@ class WorkerWait:
             until_s, wait_s = arrival.deadline_s, None
         return Waiter(
             arrival.model,
+            others - {arrival.model},
             arrival.tenant,
             arrival.priority,
             max(arrival.prompt_tokens, 1) / arrival.weight,

@@ -81,6 +81,27 @@ async def test_streams_get_comments_and_then_their_answer(tmp_path: Path) -> Non
         await stack.assert_idle()
 
 
+async def test_a_name_waits_for_a_worker_of_any_of_its_models(tmp_path: Path) -> None:
+    flags = ("--waiting-models", "absent", "--names-targets", f"any={MODEL}:1,absent:1")
+    async with waiting(tmp_path, *flags) as (stack, port):
+        asked = [
+            asyncio.create_task(
+                answered(
+                    stack,
+                    "/v1/chat/completions",
+                    {**CHAT, "model": "any"},
+                    {"x-session-id": str(n)},
+                )
+            )
+            for n in range(12)
+        ]
+        await waits(stack, 12)
+        await stack.programs.start("engine", "engine", engine_arguments(port=port))
+        for task in asked:
+            status, _, text = await task
+            assert (status, json.loads(text)["model"]) == (200, "any")
+
+
 async def test_errors_after_a_comment_are_events_and_before_it_have_their_status(
     tmp_path: Path,
 ) -> None:

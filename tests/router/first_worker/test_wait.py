@@ -215,6 +215,16 @@ async def test_one_role_alone_is_no_first_worker() -> None:
     assert world.went == [0]
 
 
+async def test_a_worker_of_another_model_that_would_do_ends_the_wait() -> None:
+    world = WaitWorld(TERMS)
+    any_of = await world.come(world.arrival("n"), others=frozenset({"m", "n"}))
+    only = await world.come(world.arrival("n"))
+    world.worker("ready")  # of m
+    await world.pass_s(1.0)
+    assert world.went == [any_of]
+    assert list(world.waiting()) == [only]
+
+
 async def test_all_workers_silent_is_as_if_none_were_there() -> None:
     world = WaitWorld(TERMS)
     world.worker("ready")

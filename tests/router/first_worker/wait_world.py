@@ -42,12 +42,18 @@ class WaitWorld:
         one = Arrival(self.now_s, next(self._ids), model, 10, {})
         return replace(one, **fields)  # type: ignore[arg-type]
 
-    async def come(self, arrival: Arrival, body_bytes: int = 100, least_s: float = 0.0) -> int:
+    async def come(
+        self,
+        arrival: Arrival,
+        body_bytes: int = 100,
+        least_s: float = 0.0,
+        others: frozenset[str] = frozenset(),
+    ) -> int:
         """Let a request wait, in a task of its own."""
 
         async def wait() -> None:
             began = Began(arrival.now_s, arrival.request_id)
-            refusal = await self.queue.wait(arrival, body_bytes, began, least_s)
+            refusal = await self.queue.wait(arrival, body_bytes, began, least_s, others)
             if refusal is None:
                 self.went.append(arrival.request_id)
             else:
