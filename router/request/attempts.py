@@ -129,7 +129,11 @@ class Attempts:
         if member is None:
             return AttemptEnd()
         state.account.goes_to(attempt, member)
-        reply = self._reply(state, attempt)
+        headers = self._headers(state, attempt)
+        if state.name is None and state.kept_open is None:
+            reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
+        else:
+            reply = self._reply(state, headers)
         if attempt.leg == "prefill":  # two legs, one after the other: the first one
             return await self._two_legs.prefill(state, attempt, member, reply)
         if stream is not None:
@@ -142,7 +146,9 @@ class Attempts:
             leg = Leg(state.body)
             if state.kept_kv is not None:
                 leg = await self._two_legs.second_leg(state, attempt, state.kept_kv)
-            end = await self._two_legs.answer(state, leg, attempt, member, reply)
+            depends = attempt.leg == "decode" or state.sidecar_prefill is not None
+            sender = self._two_legs if depends else self._sender
+            end = await sender.answer(state, leg, attempt, member, reply)
         if (outcome := end.outcome) is not None:
             begun = outcome.answers and (outcome.error is None or outcome.bytes_to_client > 0)
             if state.kept_kv is not None and begun:
@@ -192,10 +198,13 @@ class Attempts:
             answer.headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
         return answer
 
-    def _reply(self, state: RequestState, attempt: Attempt) -> Reply:
-        """Return the client's side of the attempt, which edits the answer to another name."""
-        headers, room = self._headers(state, attempt), self.terms.client_buffer_bytes
-        names, name, editor = self._service.names, state.name, None
+    def _reply(self, state: RequestState, headers: tuple[Header, ...]) -> Reply:
+        """Return the client's side of an attempt at a request with a name, or with comments.
+
+        headers: those that the router adds to the answer.
+        """
+        room, names, name = self.terms.client_buffer_bytes, self._service.names, state.name
+        editor = None
         if name is not None and names is not None and name.renames:
             editor = names.editor(name, state.path)
         if state.kept_open is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -141,16 +142,18 @@ class Ticket:
         self.enter(refusal.request_id)
         self.put(refusal)
 
-    @property
-    def has_action(self) -> bool:
-        """Return True if `next_action` returns at once."""
-        return bool(self._actions)
+    async def next_action(
+        self, while_held: Callable[[], AbstractContextManager[None]] = nullcontext
+    ) -> Dispatch | Reject:
+        """Wait for the decision core's next action: a dispatch to workers, or a refusal.
 
-    async def next_action(self) -> Dispatch | Reject:
-        """Wait for the decision core's next action: a dispatch to workers, or a refusal."""
-        while not self._actions:
-            self._waiter = asyncio.get_running_loop().create_future()
-            await self._waiter
+        while_held: returns a context to be in while the core holds the request.
+        """
+        if not self._actions:
+            with while_held():
+                while not self._actions:
+                    self._waiter = asyncio.get_running_loop().create_future()
+                    await self._waiter
         action = self._actions.pop(0)
         is_refusal = isinstance(action, Reject)
         self._move("the core refuses it" if is_refusal else "a worker is chosen")

@@ -30,10 +30,6 @@ class FirstWorkerWaits:
         self._reader = reader
         self._queue = service.waiting
 
-    def arrives(self, state: RequestState) -> bool:
-        """Count a request, and return True if it must wait before the core is asked."""
-        return self._queue.arrives(state.arrival)
-
     def can_help(self, state: RequestState, reject: Reject) -> bool:
         """Return True if a refused request should wait for a worker, and be placed anew then.
 
@@ -78,7 +74,8 @@ class FirstWorkerWaits:
             after_s = _RETRY_AFTER_S if status == 503 else None
             return Reject(arrival.request_id, status, code, message, after_s)
         path = state.carrier.path(target)
-        read = await self._reader.read(state.http, path, state.account.terms, target)
+        edits = state.carrier.edits
+        read = await self._reader.read(state.http, path, state.account.terms, target, edits)
         bounded = replace(read.arrival, deadline_s=arrival.deadline_s)  # as from the beginning
         state.understood(read._replace(arrival=bounded))
         return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from router.core.contract.actions import Dispatch, Reject
+from functools import partial
+
+from router.core.contract.actions import Reject
 from router.http.errors import ClientError
 from router.http.messages import Answer, Request, refused
 from router.request.account import Account
@@ -46,12 +48,13 @@ class Inference:
         """Answer an inference request that came over HTTP. Raises the same errors as `answer`."""
         with self.begin(http, Carrier(http)) as state:
             try:
-                return as_event(state, await self.answer(state, target))
+                answer = await self.answer(state, target)
             except ClientError as error:
                 if state.kept_open is None:
                     raise
                 self._service.faulty(error.status)
-                return as_event(state, refused(error))
+                answer = refused(error)
+            return answer if state.kept_open is None else as_event(state.kept_open, answer)
 
     def begin(self, http: Request, carrier: Carrier) -> RequestState:
         """Return the state of a new request, a context manager. Leaving it ends the request."""
@@ -82,13 +85,14 @@ class Inference:
         # the request until it can; or refuses it. Without the core a draining router refuses it,
         # and a request of a known model waits while no worker is there.
         refusal = self._service.refusal(read.arrival.request_id)
-        if refusal is None and waits.arrives(state):
+        if refusal is None and self._service.waiting.arrives(state.arrival):
             with self._pings.during(state):
                 refusal = await waits.wait(state, target)
         self._ask(state, refusal)
+        while_held = partial(self._pings.during, state)  # its client gets comments
 
         while True:
-            action = await self._next_action(state)
+            action = await state.ticket.next_action(while_held)
             if isinstance(action, Reject):  # 404, 429, 5xx, or the last words of a worker
                 if waits.can_help(state, action):
                     with self._pings.during(state):
@@ -111,18 +115,12 @@ class Inference:
             if settle(self._service, state, attempt, end) is Next.OVER:
                 return account.answered(attempts.answer(state, end), state.attempts)
 
-    async def _next_action(self, state: RequestState) -> Dispatch | Reject:
-        """Return the core's next action. A client whose request is held gets comments."""
-        if state.ticket.has_action:
-            return await state.ticket.next_action()
-        with self._pings.during(state):
-            return await state.ticket.next_action()
-
     def _ask(self, state: RequestState, refusal: Reject | None) -> None:
         """Ask the core for a worker, unless the request is refused already."""
+        account = state.account
         self.attempts.follow_stream(state)
-        state.account.asks()
+        account.asks()
         if refusal is None:
-            state.ticket.arrive(state.arrival, explained=state.explained)
+            state.ticket.arrive(state.arrival, explained=state.explain != "no" or account.traced)
         else:
             state.ticket.refuse(refusal)

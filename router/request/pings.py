@@ -59,13 +59,12 @@ class Pings:
         state.kept_open.ping()
 
 
-def as_event(state: RequestState, answer: Answer) -> Answer:
-    """Return the answer for a client that may have got comments before it.
+def as_event(reply: KeptOpenReply, answer: Answer) -> Answer:
+    """Return the answer for a client that got comments in `reply` before it.
 
-    An answer of the router's own becomes an event then.
+    An answer of the router's own becomes an event.
     """
-    reply = state.kept_open
-    if reply is None or not isinstance(answer, Response):
+    if not isinstance(answer, Response):
         return answer
     reply.fail(answer.body)
     return reply

@@ -95,11 +95,6 @@ class RequestState:
         self.ticket.runs_on = read.prompt.runs_on
         self.account.name = read.name
 
-    @property
-    def explained(self) -> bool:
-        """True if somebody reads why the core decides about the request as it does."""
-        return self.explain != "no" or self.account.traced
-
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the request is over, and return what it gives."""
         if self._exits is None:

@@ -148,6 +148,9 @@ class WorkerWait:
             requests[model] += 1
         elif model in self.known:
             requests[model if len(requests) < MODELS_COUNTED else OTHERS] += 1
+        # Of most requests these look-ups are all: workers are as they were, and nobody waits.
+        if self._version == self._workers.version and self._ready.get(model) and not self._lines:
+            return False
         if model not in self._lines and self.ready_workers(model):
             return False
         return self.may_wait(arrival) or (self.is_promised() and model not in self.known)

@@ -24,6 +24,7 @@ class Reply:
 
     def __init__(self, body_length: int) -> None:
         self.body_length = body_length
+        self.begun = body_length > 0
         self.aborted = False
 
     def abort(self, late: bool = False) -> None:
