@@ -17,7 +17,8 @@ def model_metrics(core: RouterCore, waiting: WorkerWait) -> Iterator[Metric]:
     An autoscaler takes a series that is missing for 0, and does not start a first worker by it: so
     each known model has its series before its first request.
     """
-    models = sorted(waiting.known.names())
+    first = waiting.terms().models  # which scale to zero
+    models = sorted(waiting.known.names(), key=lambda model: (model not in first, model))
 
     def of(count: Callable[[str], int]) -> Mapping[str, float]:
         rows: dict[str, float] = {model: count(model) for model in models[:MODELS_COUNTED]}

@@ -87,12 +87,15 @@ class ModelNames:
             name, rule = target.model, self.rules.follows(rule, target)
         return name
 
-    def models_of(self, asked: str) -> frozenset[str]:
-        found, rules = set[str](), [self._rule(asked)]
+    def open_models(self, asked: str) -> frozenset[str]:
+        found, rules, seen = set[str](), [self._rule(asked)], set[str]()
         while rules:
-            if (rule := rules.pop()) is None:
+            if (rule := rules.pop()) is None or rule.name in seen:
                 continue
+            seen.add(rule.name)
             for target in rule.targets:
+                if not (target.weight and self._takes(rule, target)):
+                    continue
                 following = self.rules.follows(rule, target)
                 if following is None:
                     found.add(target.model)

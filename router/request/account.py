@@ -89,6 +89,10 @@ class Account:
         if self.traced:
             self._read_s = self._service.clock()  # its whole body is here
 
+    def identified_anew(self, key: Key) -> None:
+        """Go on with the rights that the request's key has now; its quota was charged before."""
+        self._key = key
+
     def spend(self, prompt_tokens: int) -> None:
         """Charge the prompt's tokens to the quota of the request's key.
 

@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
-from router.core.contract.actions import Reject
+from policies.facts import Arrival
+from router.core.contract.actions import Reject, Rejection
 from router.request.dialect import Target
 from router.request.dispatcher import Ticket
+from router.request.quotas import Tenants
 from router.request.reading import InferenceReader
 from router.request.service import Service
 from router.request.state import RequestState
 from router.waiting.queue import Began
 
 _RETRY_AFTER_S = 30.0  # an engine's start takes minutes
-_LEAST_S = 1.0  # until the fleet has probed a worker that did not answer
-_LOSSES = 3  # workers that a request may lose: beyond it, it may be what they die of
+_PROBED_S = 1.0  # until the fleet has probed a worker that did not answer
+_ROUNDS = 3  # in which a request is placed anew after it lost a worker
 # Refusals of the core that may mean that the last worker is gone, or about to be known as gone.
 _GONE = frozenset({"no_worker_available", "model_not_found", "worker_error"})
-# Failures that a request did not cause: its worker was not there, or left.
-_UNREACHED = frozenset({"connect", "timeout_connect"})
-_LEFT = _UNREACHED | {"early_close"}
+# Failures by which a worker leaves, or was not there.
+_LEFT = frozenset({"connect", "timeout_connect", "early_close"})
 
 
 class FirstWorkerWaits:
     """Lets requests wait in `WorkerWait`, between their reading and the core. Lifetime: process."""
 
-    def __init__(self, service: Service, reader: InferenceReader) -> None:
+    def __init__(self, service: Service, tenants: Tenants, reader: InferenceReader) -> None:
         self._service = service
+        self._tenants = tenants
         self._reader = reader
         self._queue = service.waiting
 
     def can_help(self, state: RequestState, reject: Reject) -> bool:
         """Return True if a refused request should wait for a worker, and be placed anew then.
 
-        This is so if its model lost its last worker while the request was at it, or on its way.
+        This is so if its model has no worker, or if the last one that had it has just left it. A
+        request that loses a worker again and again may be what ends them.
         """
         if (
             state.waited_in_vain
@@ -42,40 +48,59 @@ class FirstWorkerWaits:
             or not self._queue.may_wait(state.arrival)
         ):
             return False
-        lost = [one.error for one in state.attempts if one.by_worker and one.error in _LEFT]
-        if sum(kind not in _UNREACHED for kind in lost) >= _LOSSES:
-            return False
-        return bool(lost) or not self._queue.ready_workers(state.arrival.model)
+        latest = state.attempts[-1] if len(state.attempts) > state.attempts_judged else None
+        if latest is None:
+            return not self._queue.ready_workers(state.arrival.model)
+        return latest.by_worker and latest.error in _LEFT and state.rounds < _ROUNDS
 
     async def wait(self, state: RequestState, target: Target | None) -> Reject | None:
         """Wait for a worker of the request's model; else return why the request is refused.
 
         The request is read anew afterwards: the worker that came may have blocks of another size.
         target: as of `InferenceReader.read`.
-        Raises ClientError as `InferenceReader.read` does.
+        Raises ClientError as `InferenceReader.read` does, and if its key is no longer valid.
         """
-        arrival, service, least_s = state.arrival, self._service, 0.0
+        arrival, service = state.arrival, self._service
         if state.waits_since is None:
             state.waits_since = Began(service.clock(), arrival.request_id)
         if state.kept_kv is not None:  # whichever worker comes prefills it anew
             state.kept_kv.failed(may_be_kept=True)
         if state.ticket.request_id >= 0:  # it came before the core, which refused it
             state.ticket.close()
-            state.ticket, least_s = Ticket(service.dispatcher), _LEAST_S
-        others = frozenset[str]()
-        if state.name is not None and state.name.asked is not None and service.names is not None:
-            others = service.names.models_of(state.name.asked)
-        waits = arrival, len(state.body), state.waits_since, least_s, others
-        refusal = await self._queue.wait(*waits)
-        if refusal is not None:
-            state.waited_in_vain = True
-            status, code, message = refusal
-            service.dispatcher.core.counters.rejected(code)
-            after_s = _RETRY_AFTER_S if status == 503 else None
-            return Reject(arrival.request_id, status, code, message, after_s)
-        path = state.carrier.path(target)
-        edits = state.carrier.edits
+            state.ticket = Ticket(service.dispatcher)
+            if len(state.attempts) > state.attempts_judged:
+                state.attempts_judged, state.rounds = len(state.attempts), state.rounds + 1
+                await asyncio.sleep(_PROBED_S)
+        if self._queue.holds(arrival.model):
+            refusal = await self._queued(state, arrival, state.waits_since)
+            if refusal is not None:
+                return self._refused(state, refusal)
+        state.account.identified_anew(self._tenants.key_of(state.http))  # 401
+        edits, path = state.carrier.edits, state.carrier.path(target)
         read = await self._reader.read(state.http, path, state.account.terms, target, edits)
-        bounded = replace(read.arrival, deadline_s=arrival.deadline_s)  # as from the beginning
+        hold_s = arrival.hold_s
+        if hold_s is not None:  # both count as from the beginning
+            hold_s = max(hold_s - (service.clock() - state.waits_since.at_s), 0.0)
+        bounded = replace(read.arrival, deadline_s=arrival.deadline_s, hold_s=hold_s)
         state.understood(read._replace(arrival=bounded))
         return None
+
+    async def _queued(
+        self, state: RequestState, arrival: Arrival, began: Began
+    ) -> Rejection | None:
+        """Wait in the queue, which counts all bytes that the request keeps meanwhile."""
+        body_bytes = len(state.http.body)
+        if state.body is not state.http.body:
+            body_bytes += len(state.body)
+        names, name = self._service.names, state.name
+        others: Callable[[], frozenset[str]] = frozenset
+        if names is not None and name is not None and name.asked is not None:
+            others = partial(names.open_models, name.asked)
+        return await self._queue.wait(arrival, body_bytes, began, others)
+
+    def _refused(self, state: RequestState, refusal: Rejection) -> Reject:
+        state.waited_in_vain = True
+        status, code, message = refusal
+        self._service.dispatcher.core.counters.rejected(code)
+        after_s = _RETRY_AFTER_S if status == 503 else None
+        return Reject(state.arrival.request_id, status, code, message, after_s)

@@ -31,7 +31,7 @@ class Inference:
         self, service: Service, tenants: Tenants, reader: InferenceReader, attempts: Attempts
     ) -> None:
         self._service = service
-        self._waits = FirstWorkerWaits(service, reader)
+        self._waits = FirstWorkerWaits(service, tenants, reader)
         self._pings = Pings(
             lambda: service.waiting.terms().ping_s, lambda: attempts.terms.client_buffer_bytes
         )

@@ -23,8 +23,8 @@ class NameResolver(Protocol):
         of a conversation does, while weights stay and the target has workers.
         """
 
-    def models_of(self, asked: str) -> frozenset[str]:
-        """Return all models that a name may stand for; none for a name without a rule."""
+    def open_models(self, asked: str) -> frozenset[str]:
+        """Return the models that a name stands for and that workers take requests for now."""
 
     def stands_for(self, name: str) -> str:
         """Return a model that a name may stand for, preferably one with workers now."""

@@ -54,7 +54,7 @@ def settle(service: Service, state: RequestState, attempt: Attempt, end: Attempt
     if state.sidecar_prefill is not None and outcome.error is None and outcome.answers:
         settle_sidecar(service, state)
     now_s = service.clock()
-    service.metrics.requests.count_attempt(state.arrival, attempt.worker_id, outcome, now_s)
+    service.metrics.requests.count_attempt(state.came(), attempt.worker_id, outcome, now_s)
     attempt.end(outcome, now_s)
     _compare_tokens(service, state, outcome, end.prompt_tokens)
     if outcome.resumable:
@@ -84,7 +84,7 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
         _prefill_served(service, state, attempt, outcome, waits=False)
         return
     now_s = service.clock()
-    service.metrics.requests.count_attempt(state.arrival, attempt.worker_id, outcome, now_s)
+    service.metrics.requests.count_attempt(state.came(), attempt.worker_id, outcome, now_s)
     attempt.end(outcome, now_s)
     kind = error.kind if isinstance(error, WorkerError) else f"status {outcome.status}"
     line = "request %d: worker %d failed (%s) when its KV had been fetched"

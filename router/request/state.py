@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal, NamedTuple, TypeVar
 
@@ -75,6 +76,8 @@ class RequestState:
     last_refusal: HeldReply | None = None  # a worker's words in place of an answer
     waits_since: Began | None = None  # it waited because no worker of its model was there
     waited_in_vain: bool = False
+    rounds: int = 0  # in which it was placed anew after it lost a worker
+    attempts_judged: int = 0  # before the latest of these
     kept_open: KeptOpenReply | None = None  # the client got comments while the request waited
     _exits: ExitStack | None = None
 
@@ -94,6 +97,12 @@ class RequestState:
         self.arrival = self.carrier.arrival(arrival, read.prompt, self.account.terms)
         self.ticket.runs_on = read.prompt.runs_on
         self.account.name = read.name
+
+    def came(self) -> Arrival:
+        """Return the request's description, with the time when it came, before it ever waited."""
+        if self.waits_since is None:
+            return self.arrival
+        return replace(self.arrival, now_s=self.waits_since.at_s)
 
     def enter(self, context: AbstractContextManager[T]) -> T:
         """Enter a context that is left when the request is over, and return what it gives."""
@@ -118,5 +127,6 @@ class RequestState:
                 self.ticket.close()
             finally:
                 self.carrier.ended()
-                arrival = self.arrival if self.ticket.request_id >= 0 else None
+                came = self.ticket.request_id >= 0 or self.waits_since is not None
+                arrival = self.arrival if came else None
                 self.account.close(error, arrival, self.attempts, self.body if arrival else b"")

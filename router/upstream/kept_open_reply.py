@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from router.http.errors import error_body, error_type
 from router.http.messages import Request
 from router.http.reply import Framing, Header, ReplyHead
 from router.upstream.client_reply import ClientReply, ClientSocket
@@ -15,6 +18,7 @@ _HEAD = ReplyHead(
     Framing.CHUNKED,
     event_stream=True,
 )
+_TYPED = (b'{"type":"error"', b'{"type": "error"')  # as Anthropic's API begins an error
 _REFUSAL_BYTES = 65_536  # of a worker's error, which becomes an event
 
 
@@ -40,6 +44,7 @@ class KeptOpenReply(ClientReply):
         self._editor: Editor | None = None
         self._refusal: list[bytes] | None = None  # of a worker
         self._refusal_bytes = 0
+        self._refusal_status = 0
         self._chunks = not self.http_1_0
         self.dechunk = True
 
@@ -60,12 +65,17 @@ class KeptOpenReply(ClientReply):
         self._write(self._framed(PING))
 
     def follow(self, editor: Editor | None) -> None:
-        """Take the answer of another attempt. `editor` changes its body; None: nothing does."""
-        self._editor, self._refusal, self._refusal_bytes = editor, None, 0
+        """Take the answer of another attempt. `editor` changes its body; None: nothing does.
+
+        Once an answer has begun its editor stays: another worker only continues it.
+        """
+        self._refusal, self._refusal_bytes = None, 0
+        if not self._answered:
+            self._editor = editor
 
     def head(self, head: ReplyHead) -> None:
-        if not (head.answers and head.event_stream):
-            self._refusal = []
+        if not (head.answers and head.event_stream and not head.coded):
+            self._refusal, self._refusal_status = [], head.status
         elif self._editor is not None and not self._editor.begin(head):
             self._editor = None
 
@@ -80,7 +90,8 @@ class KeptOpenReply(ClientReply):
 
     def finish(self) -> None:
         if self._refusal is not None:
-            self.fail(b"".join(self._refusal))
+            whole = self._refusal_bytes <= _REFUSAL_BYTES
+            self.fail(_error_of(b"".join(self._refusal) if whole else b"", self._refusal_status))
             return
         self._answered = True
         if self._editor is not None:
@@ -91,7 +102,7 @@ class KeptOpenReply(ClientReply):
         """End it with an event that has this error, the body of an answer in JSON."""
         self._answered = True
         line = b" ".join(error.splitlines())
-        if self._is_named:
+        if self._is_named and not line.startswith(_TYPED):
             line = line.replace(b"{", b'{"type":"error",', 1)
         name = b"event: error\n" if self._is_named else b""
         self._write(self._framed(b"%bdata: %b\n\n" % (name, line)))
@@ -103,3 +114,20 @@ class KeptOpenReply(ClientReply):
 
     def _framed(self, data: bytes) -> bytes:
         return b"%x\r\n%b\r\n" % (len(data), data) if self._chunks and data else data
+
+
+class _Error(msgspec.Struct):
+    error: dict[str, object] | str
+
+
+_ERROR = msgspec.json.Decoder(_Error)
+
+
+def _error_of(body: bytes, status: int) -> bytes:
+    """Return a worker's error as JSON: its own words if they are, else what its status says."""
+    try:
+        _ERROR.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        said = f"the worker answered with status {status}, and no stream of events"
+        return error_body(said, error_type(status), None, "worker_error")
+    return body

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from heapq import merge
 from typing import NamedTuple
 
 from policies.facts import Arrival
@@ -36,21 +37,30 @@ class Began(NamedTuple):
     order: int  # of no other request; smaller ones came before
 
 
+def _no_others() -> frozenset[str]:
+    return frozenset()
+
+
 @dataclass(slots=True, eq=False)
 class Waiter:
     """A request that waits. Lifetime: as long as it waits."""
 
     model: str
-    others: frozenset[str]  # models whose workers would do as well
+    others: Callable[[], frozenset[str]]  # models whose workers would do now as well
     tenant: str | None
     priority: int
-    fair_work: float  # its prompt by its tenant's weight
+    weight: float  # its tenant's
+    fair_work: float  # its prompt by that weight
     body_bytes: int
     turn: tuple[bool, int]  # its place among its tenant's
-    ready_s: float  # it goes no sooner
     until_s: float  # it is refused then
     wait_s: float | None  # for so long it may wait; None: its client's deadline ends its wait
     end: asyncio.Future[Rejection | None]  # None: it may go on
+
+    @property
+    def crowd(self) -> tuple[int, str | None, str]:
+        """Those that share a place in the queue: of a priority, a tenant and a model."""
+        return self.priority, self.tenant, self.model
 
 
 class _ModelLine:
@@ -59,7 +69,6 @@ class _ModelLine:
     def __init__(self) -> None:
         self.by_priority: dict[int, FairQueue[Waiter]] = {}
         self.count = 0
-        self.pace: Pace | None = None  # while a worker is there
 
     def __iter__(self) -> Iterator[Waiter]:
         """Return those that still wait, in the order in which they would go."""
@@ -80,11 +89,6 @@ class _ModelLine:
         self.count -= 1
         if not turns:
             del self.by_priority[waiter.priority]
-
-    def last(self) -> Waiter:
-        """Return the newest of the least urgent ones."""
-        least = self.by_priority[max(self.by_priority)]
-        return max(least, key=lambda waiter: waiter.turn)
 
 
 class WorkerWait:
@@ -107,17 +111,20 @@ class WorkerWait:
             dict.fromkeys(("served", "late", "refused", "displaced", "left"), 0)
         )
         self.bytes = 0  # of bodies
+        self.requests: Counter[str] = Counter()  # of known models that came, by model
         self._workers = workers
         self._clock = clock
         self.terms = terms
-        self.requests: Counter[str] = Counter()  # of known models that came, by model
         self._lines: dict[str, _ModelLine] = {}
+        self._waiters: dict[Waiter, None] = {}  # all, in the order in which they came
+        self._crowds: Counter[tuple[int, str | None, str]] = Counter()
+        self._paces: dict[str, Pace] = {}  # by base model, while its workers let requests go
         self._closed = ""  # why nobody may wait any more
         self._version = -1
         self._ready: dict[str, int] = {}  # by model that is served; as old as `_version`
 
     def __len__(self) -> int:
-        return sum(line.count for line in self._lines.values())
+        return len(self._waiters)
 
     def waiting(self, model: str) -> int:
         """Return how many requests of a model wait here."""
@@ -147,13 +154,21 @@ class WorkerWait:
         if model in requests:
             requests[model] += 1
         elif model in self.known:
-            requests[model if len(requests) < MODELS_COUNTED else OTHERS] += 1
+            apart = len(requests) < MODELS_COUNTED or model in self.terms().models
+            requests[model if apart else OTHERS] += 1
         # Of most requests these look-ups are all: workers are as they were, and nobody waits.
         if self._version == self._workers.version and self._ready.get(model) and not self._lines:
             return False
-        if model not in self._lines and self.ready_workers(model):
+        if not self.holds(model):
             return False
         return self.may_wait(arrival) or (self.is_promised() and model not in self.known)
+
+    def holds(self, model: str) -> bool:
+        """Return True if requests of a model do not go on at once.
+
+        It has no ready worker, or others wait still since it had none.
+        """
+        return model in self._lines or not self.ready_workers(model)
 
     def is_promised(self, model: str | None = None) -> bool:
         """Return True if a model is one of `waiting.models`; None: if there is any of these.
@@ -173,53 +188,56 @@ class WorkerWait:
         arrival: Arrival,
         body_bytes: int,
         began: Began,
-        least_s: float = 0.0,
-        others: frozenset[str] = frozenset(),
+        others: Callable[[], frozenset[str]] = _no_others,
     ) -> Rejection | None:
         """Wait until the request may go to a worker; else return why it is refused.
 
-        least_s: seconds that it waits whatever workers are there, as one just failed it.
-        others: models whose workers would do as well.
+        others: returns the models whose workers would do now as well.
         Cancelling the call ends the wait.
         """
-        now_s, terms = self._clock(), self.terms()
+        terms = self.terms()
         if arrival.model not in self.known:
             return Rejection(404, "model_not_found", self._unknown(arrival.model))
         if self._closed:
             return Rejection(503, "shutting_down", self._closed)
-        if not self._has_room(arrival, body_bytes, terms):
+        victims = self._victims(arrival, body_bytes, terms)
+        if victims is None:
             self.ends["refused"] += 1
             why = f"{len(self)} requests wait for a first worker already"
             return Rejection(503, FULL, why)
-        waiter = self._waiter(arrival, body_bytes, began, now_s + least_s, terms, others)
-        line = self._lines.setdefault(waiter.model, _ModelLine())
-        line.add(waiter)
+        for victim in victims:
+            self._end(victim, "displaced", DISPLACED)
+        waiter = self._waiter(arrival, body_bytes, began, terms, others)
+        self._lines.setdefault(waiter.model, _ModelLine()).add(waiter)
+        self._waiters[waiter] = None
+        self._crowds[waiter.crowd] += 1
         self.bytes += body_bytes
         end = None
         try:
             end = await waiter.end
         finally:
-            left = not waiter.end.done() or waiter.end.cancelled()
-            if left:
+            if waiter in self._waiters:  # its client left
                 self.ends["left"] += 1
-            self._remove(waiter, served=not left and end is None)
+                self._remove(waiter, served=False)
         return end
 
     def tick(self) -> None:
         """Let those go that may, and refuse those that have waited for too long."""
         now_s, terms = self._clock(), self.terms()
-        for model, line in list(self._lines.items()):
-            for waiter in list(line):
-                if now_s >= waiter.until_s:
-                    self._end(waiter, "late", self._late(waiter))
-            workers = self._workers_for(line, model)
-            if not workers:
-                line.pace = None
-                continue
-            pace = line.pace = line.pace or Pace(now_s)
-            room = pace.room(terms.per_s, workers, now_s)
-            for waiter in line if room else ():
-                if waiter.ready_s > now_s or not self._is_served(waiter):
+        for waiter in [one for one in self._waiters if now_s >= one.until_s]:
+            self._end(waiter, "late", self._late(waiter))
+        by_base: dict[str, list[_ModelLine]] = {}
+        for model, line in self._lines.items():
+            if (served := self._served_as(line, model)) is not None:
+                by_base.setdefault(self._workers.identity(served)[0], []).append(line)
+        self._paces = {base: self._paces.get(base) or Pace(now_s) for base in by_base}
+        for base, lines in by_base.items():
+            pace = self._paces[base]
+            room = pace.room(terms.per_s, max(self.ready_workers(base), 1), now_s)
+            # Lines of one base model, as of its adapters, share its workers' slow start.
+            in_turn = merge(*lines, key=_urgency) if len(lines) > 1 else iter(lines[0])
+            for waiter in in_turn if room else ():
+                if not self._is_served(waiter):
                     continue
                 self._end(waiter, "served", None)
                 pace.went()
@@ -227,17 +245,16 @@ class WorkerWait:
                 if not room:
                     break
 
-    def _workers_for(self, line: _ModelLine, model: str) -> int:
-        """Return how many workers are ready for the requests that wait for a model."""
-        workers = self.ready_workers(model)
-        if workers:
-            return workers
-        others = {other for waiter in line for other in waiter.others}
-        return sum(map(self.ready_workers, others))
+    def _served_as(self, line: _ModelLine, model: str) -> str | None:
+        """Return a model whose ready workers would do for some of a line; None: there is none."""
+        if self.ready_workers(model):
+            return model
+        others = {other for waiter in line for other in waiter.others()}
+        return min(filter(self.ready_workers, others), default=None)
 
     def _is_served(self, waiter: Waiter) -> bool:
         """Return True if a worker is ready for this request."""
-        return any(map(self.ready_workers, (waiter.model, *waiter.others)))
+        return any(map(self.ready_workers, (waiter.model, *waiter.others())))
 
     def turn_away(self, why: str) -> int:
         """Refuse those that wait, and all later ones, because the router stops.
@@ -245,7 +262,7 @@ class WorkerWait:
         Return how many waited.
         """
         self._closed = why
-        waiters = [waiter for line in self._lines.values() for waiter in line]
+        waiters = list(self._waiters)
         for waiter in waiters:
             self._end(waiter, "refused", Rejection(503, "shutting_down", why))
         return len(waiters)
@@ -258,28 +275,54 @@ class WorkerWait:
             f"the model {model!r} does not exist; known: {', '.join(names[:_MODELS_NAMED])}{more}"
         )
 
-    def _has_room(self, arrival: Arrival, body_bytes: int, terms: WaitingSettings) -> bool:
-        """Return True if one more may wait; one that is less urgent may have to give way."""
+    def _victims(
+        self, arrival: Arrival, body_bytes: int, terms: WaitingSettings
+    ) -> list[Waiter] | None:
+        """Return those that must give way so that one more may wait; None: it may not.
 
-        def is_full() -> bool:
-            return len(self) >= terms.requests or self.bytes + body_bytes > terms.bytes
+        Less urgent ones give way, the newest first. Of equally urgent ones the newest of the tenant
+        and model that have most for their weight does, if these would have more than the newcomer's
+        even then.
+        """
+        over = len(self) + 1 - terms.requests
+        over_bytes = self.bytes + body_bytes - terms.bytes
+        if over <= 0 and over_bytes <= 0:
+            return []
+        if body_bytes > terms.bytes:
+            return None
+        less_urgent = [one for one in self._waiters if one.priority > arrival.priority]
+        less_urgent.sort(key=lambda one: (one.priority, one.turn))
+        victims: list[Waiter] = []
+        while less_urgent and (over > 0 or over_bytes > 0):
+            victims.append(less_urgent.pop())
+            over, over_bytes = over - 1, over_bytes - victims[-1].body_bytes
+        if over <= 0 and over_bytes <= 0:
+            return victims
+        if victims or over > 1 or (one := self._of_largest_crowd(arrival)) is None:
+            return None
+        return [one] if one.body_bytes >= over_bytes else None
 
-        while body_bytes <= terms.bytes and is_full():
-            lasts = [line.last() for line in self._lines.values()]
-            victim = max(lasts, key=lambda w: (w.priority, w.turn), default=None)
-            if victim is None or victim.priority <= arrival.priority:
-                return False
-            self._end(victim, "displaced", DISPLACED)
-        return body_bytes <= terms.bytes
+    def _of_largest_crowd(self, arrival: Arrival) -> Waiter | None:
+        """Return who should give way to an equally urgent newcomer; None: nobody."""
+        own = self._crowds[arrival.priority, arrival.tenant, arrival.model] + 1
+        newest: dict[tuple[int, str | None, str], Waiter] = {}
+        for one in self._waiters:
+            if one.priority == arrival.priority:
+                newest[one.crowd] = one
+        crowd = max(
+            newest.values(), key=lambda one: self._crowds[one.crowd] / one.weight, default=None
+        )
+        if crowd is None or self._crowds[crowd.crowd] / crowd.weight <= own / arrival.weight:
+            return None
+        return crowd
 
     def _waiter(
         self,
         arrival: Arrival,
         body_bytes: int,
         began: Began,
-        ready_s: float,
         terms: WaitingSettings,
-        others: frozenset[str],
+        others: Callable[[], frozenset[str]],
     ) -> Waiter:
         most_s = terms.wait_s if arrival.hold_s is None else min(arrival.hold_s, terms.wait_s)
         until_s = began.at_s + most_s
@@ -288,13 +331,13 @@ class WorkerWait:
             until_s, wait_s = arrival.deadline_s, None
         return Waiter(
             arrival.model,
-            others - {arrival.model},
+            others,
             arrival.tenant,
             arrival.priority,
+            arrival.weight,
             max(arrival.prompt_tokens, 1) / arrival.weight,
             body_bytes,
             (False, began.order),
-            ready_s,
             until_s,
             wait_s,
             asyncio.get_running_loop().create_future(),
@@ -312,17 +355,24 @@ class WorkerWait:
         return Rejection(503, NOBODY_CAME, f"{within}: {there}")
 
     def _end(self, waiter: Waiter, how: str, result: Rejection | None) -> None:
+        if waiter.end.done():  # its client is just leaving
+            return
         self.ends[how] += 1
         waiter.end.set_result(result)
         self._remove(waiter, served=result is None)
 
     def _remove(self, waiter: Waiter, served: bool) -> None:
-        """Take a request out of its line, unless this was done before."""
-        if waiter.body_bytes < 0:
-            return
+        """Take a request out of its line."""
+        del self._waiters[waiter]
         self.bytes -= waiter.body_bytes
-        waiter.body_bytes = -1
+        self._crowds[waiter.crowd] -= 1
+        if not self._crowds[waiter.crowd]:
+            del self._crowds[waiter.crowd]
         line = self._lines[waiter.model]
         line.remove(waiter, served)
         if not line.count:
             del self._lines[waiter.model]
+
+
+def _urgency(waiter: Waiter) -> int:
+    return waiter.priority

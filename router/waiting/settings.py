@@ -23,7 +23,7 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(ge=0.0, le=3_600.0, description="longest wait for a worker, seconds; 0: none waits"),
     ] = 300.0
     requests: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="requests that wait so at the same time")
+        int, Meta(ge=1, le=16_384, description="requests that wait so at the same time")
     ] = 1_024
     bytes: Annotated[
         int, Meta(ge=1_024, le=1 << 40, description="bodies of these together, bytes")
@@ -46,6 +46,6 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="streams that wait get a comment so often, seconds: 15 or more; 0: none",
+            description="streams that wait get a comment so often, seconds; 0: none",
         ),
     ] = 15.0

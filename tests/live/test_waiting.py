@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -79,6 +80,8 @@ async def test_streams_get_comments_and_then_their_answer(tmp_path: Path) -> Non
             assert f'"model":"{name}"' in events
             assert events.endswith("data: [DONE]\n\n")
         await stack.assert_idle()
+        # Clients waited for at least half a second, whatever the worker says of it.
+        assert await stack.metric("warmroute_time_to_first_token_seconds_sum") > 1.0
 
 
 async def test_a_name_waits_for_a_worker_of_any_of_its_models(tmp_path: Path) -> None:
@@ -158,11 +161,13 @@ async def test_a_plain_refusal_says_when_to_come_back(tmp_path: Path) -> None:
             assert reply.status == 503
 
 
-@pytest.mark.parametrize("how", ["refusal", "broken", "silence"])
+@pytest.mark.parametrize("how", ["refusal", "page", "broken", "silence"])
 async def test_what_a_worker_says_after_a_comment(tmp_path: Path, how: str) -> None:
     said = {
         "refusal": b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n"
         b"Content-Length: %d\r\n\r\n%s" % (len(REFUSED), REFUSED),
+        "page": b"HTTP/1.1 400 Bad Request\r\nContent-Type: text/html\r\n"
+        b"Content-Length: 13\r\n\r\n<html></html>",
         "broken": STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked")
         + b"%x\r\n%s\r\n5\r\nda" % (len(TOKEN), TOKEN),
         "silence": b"",  # it closes the connection without an answer, to each that it gets
@@ -179,14 +184,41 @@ async def test_what_a_worker_says_after_a_comment(tmp_path: Path, how: str) -> N
             else:
                 text = (await reply.text()).replace(PING, "")
                 error = json.loads(text.removeprefix("data: "))["error"]
-                assert error["message"] == "no" or error["code"] == "worker_error"
+                told = {"refusal": "no", "page": "the worker answered with status 400"}
+                assert error["message"].startswith(told.get(how, ""))
+                assert how == "refusal" or error["code"] == "worker_error"
             assert seen
+
+
+async def test_a_key_that_is_taken_back_while_its_request_waits_is_refused(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-old tenant=a\nsk-new tenant=b\n")
+    keys.chmod(0o600)
+    async with waiting(tmp_path, "--api-keys-file", str(keys)) as (stack, port):
+        old, new = ({"Authorization": f"Bearer {key}"} for key in ("sk-old", "sk-new"))
+        waits_on = [
+            asyncio.create_task(answered(stack, "/v1/chat/completions", CHAT, headers))
+            for headers in (old, new)
+        ]
+        await waits(stack, 2)
+        keys.write_text("sk-new tenant=b\n")
+        stack.router.process.send_signal(signal.SIGHUP)
+
+        async def refused() -> bool:
+            body = {**CHAT, "model": "unheard of"}
+            return (await answered(stack, "/v1/chat/completions", body, old))[0] == 401
+
+        await until(refused, "the key to be gone")
+        await stack.programs.start("engine", "engine", engine_arguments(port=port))
+        assert [(await one)[0] for one in waits_on] == [401, 200]
 
 
 async def test_a_client_that_leaves_is_forgotten_and_a_router_that_stops_tells_the_others(
     tmp_path: Path,
 ) -> None:
-    async with waiting(tmp_path, "--waiting-ping-s", "0.2") as (stack, _):
+    log = tmp_path / "access"
+    flags = ("--waiting-ping-s", "0.2", "--access-log", str(log))
+    async with waiting(tmp_path, *flags) as (stack, _):
         url, body = f"{stack.url}/v1/chat/completions", {"model": MODEL, **CHAT}
         async with stack.http.post(url, json={**body, "stream": True}) as reply:
             await reply.content.readuntil(b"\n\n")
@@ -194,6 +226,13 @@ async def test_a_client_that_leaves_is_forgotten_and_a_router_that_stops_tells_t
             reply.close()
         await waits(stack, 0)
         assert await stack.metric('warmroute_first_worker_waits_total{end="left"}') == 1
+
+        async def written() -> bool:
+            return log.exists() and log.read_text().endswith("\n")
+
+        await until(written, "the line of the client that left")
+        line = json.loads(log.read_text())
+        assert (line["model"], line["stream"], line["finish"]) == (MODEL, True, "client_left")
         last = asyncio.create_task(answered(stack, "/v1/chat/completions", CHAT))
         await waits(stack, 1)
         stack.router.process.terminate()

@@ -238,17 +238,62 @@ async def test_all_workers_silent_is_as_if_none_were_there() -> None:
     assert len(world.went) == 1
 
 
-async def test_one_that_lost_its_worker_waits_a_moment_and_keeps_its_place() -> None:
-    world = WaitWorld(replace_terms(per_s=100))
+async def test_those_that_came_before_go_before_however_often_they_wait() -> None:
+    world = WaitWorld(TERMS)
+    old, young = world.arrival(), world.arrival()
+    await world.come(young)
+    await world.come(old)
     world.worker("ready")
-    old = world.arrival()
-    young = world.arrival()
-    await world.come(young, least_s=1.0)
-    await world.come(old, least_s=1.0)
-    await world.pass_s(0.9)
-    assert not world.went
-    await world.pass_s(0.3)
+    await world.pass_s(1.0)
     assert world.went == [old.request_id, young.request_id]
+
+
+async def test_adapters_share_the_slow_start_of_their_base_models_workers() -> None:
+    models = ("m", *(f"tone-{n}" for n in range(20)))
+    world = WaitWorld(WaitingSettings(models=models, requests=1_000, per_s=4))
+    for n in range(10):
+        for model in models:
+            await world.come(world.arrival(model, priority=n % 2))
+    world.worker("ready", 0, replace(FACTS, models=models, adapters=frozenset(models[1:])))
+    await world.pass_s(1.0)
+    assert len(world.went) == 4
+    await world.pass_s(4.0)
+    assert 4 * (1 + 2 + 3 + 4) <= len(world.went) <= 4 * (1 + 2 + 3 + 4 + 5)
+    urgent = {n for n, task in world.tasks.items() if (n // len(models)) % 2 == 0}
+    assert set(world.went) <= urgent
+
+
+async def test_a_crowd_of_one_tenant_or_model_leaves_places_to_others() -> None:
+    world = WaitWorld(TERMS)
+    for _ in range(8):
+        await world.come(world.arrival(tenant="greedy"))
+    small = await world.come(world.arrival("n", tenant="small"))
+    assert small not in world.refused
+    assert [refusal.code for refusal in world.refused.values()] == ["displaced"]
+    for _ in range(8):
+        await world.come(world.arrival("n", tenant="small"))
+    tenants = Counter("small" if number >= small else "greedy" for number in world.waiting())
+    assert tenants == {"greedy": 4, "small": 4}
+
+
+async def test_nobody_is_displaced_in_vain() -> None:
+    world = WaitWorld(TERMS)
+    await world.come(world.arrival(priority=0), body_bytes=8_000)
+    few = [await world.come(world.arrival(priority=5), body_bytes=500) for _ in range(4)]
+    large = await world.come(world.arrival(priority=3), body_bytes=9_000)
+    assert world.refused.keys() == {large}
+    fits = await world.come(world.arrival(priority=3), body_bytes=900)
+    assert world.refused.keys() == {large, few[-1], few[-2]}
+    assert fits in world.waiting()
+
+
+async def test_one_that_is_leaving_is_not_displaced() -> None:
+    world = WaitWorld(TERMS)
+    numbers = [await world.come(world.arrival(priority=5)) for _ in range(8)]
+    world.tasks[numbers[-1]].cancel()  # in the same turn as the next one comes
+    urgent = await world.come(world.arrival(priority=0))
+    assert urgent not in world.refused
+    assert len(world.queue) <= 8
 
 
 @patient

@@ -46,14 +46,13 @@ class WaitWorld:
         self,
         arrival: Arrival,
         body_bytes: int = 100,
-        least_s: float = 0.0,
         others: frozenset[str] = frozenset(),
     ) -> int:
         """Let a request wait, in a task of its own."""
 
         async def wait() -> None:
             began = Began(arrival.now_s, arrival.request_id)
-            refusal = await self.queue.wait(arrival, body_bytes, began, least_s, others)
+            refusal = await self.queue.wait(arrival, body_bytes, began, lambda: others)
             if refusal is None:
                 self.went.append(arrival.request_id)
             else:
