@@ -16,9 +16,9 @@ from policies.facts import Role
 from router.body.legs import BootstrapAddress, Rooms
 from router.body.paths import KSERVE_PATHS
 from router.engines.adapter import (
+    NO_VERSION,
     Adapter,
     Count,
-    EngineVersion,
     ExactnessFlags,
     HealthCheck,
     Interview,
@@ -34,6 +34,7 @@ from router.engines.adapter import (
     share,
 )
 from router.engines.rendering import SglangRender
+from router.engines.version import version_in
 from router.events.sources import RankedSources, server_info_sources
 
 Short = Annotated[str, Meta(max_length=128)]
@@ -165,12 +166,12 @@ def loads_in(text: str) -> dict[int, RankLoad]:
 
 
 async def _recognize(talk: Interview, named: bool) -> Profile | None:
-    told_at = ""
+    told = NO_VERSION
     for path in _INFO:
         if _MARKS & await talk.keys(path):
-            told_at = path
             body = (await talk.get(path)).body
             info, sources = decoded(body, _SglangInfo, path), server_info_sources(body, talk.host)
+            told = version_in(body, path)
             break
     else:
         if not named:
@@ -184,7 +185,7 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
         role=role,
         transfers=role != "both",
         version=_alike(info, size),
-        told=EngineVersion(info.version, path=told_at if info.version else ""),
+        told=told,
         keeps_prefixes=role != "decode" or bool(info.disaggregation_decode_enable_radix_cache),
         bootstrap=_bootstrap(talk, info, ranks) if role != "both" else None,
         block_size=size,

@@ -13,16 +13,24 @@ _MAX_CHARACTERS = 500
 
 class _ToldVersion(msgspec.Struct):
     version: str = ""
+
+
+class _ToldRevision(_ToldVersion):
     revision: str | None = None
 
 
 def version_in(body: bytes, path: str) -> EngineVersion:
-    """Read the answer to GET `path`; the version is empty where the answer has none."""
+    """Read the answer to GET `path`; the version is empty where the answer has none.
+
+    Only the answer to GET /version names a revision: SGLang's `/server_info` has a key of that
+    name, too, which is the model's revision at its hub.
+    """
+    told = _ToldRevision if path == VERSION_PATH else _ToldVersion
     try:
-        answer = msgspec.json.decode(body, type=_ToldVersion)
+        answer = msgspec.json.decode(body, type=told)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return NO_VERSION
-    revision = answer.revision
+    revision = answer.revision if isinstance(answer, _ToldRevision) else None
     if revision is not None and not is_revision(revision):
         revision = None
     version = answer.version[:_MAX_CHARACTERS]

@@ -211,10 +211,35 @@ class Disaggregation:
             alone = ask(pending, "both", None, now_s, reason)
             if not isinstance(alone, Reject):
                 return _alone(alone)
-        decode = self._decode(pending, ask, now_s, reason)
-        if isinstance(decode, Reject):
+        pair = self._pair_of_one_revision(pending, ask, now_s, reason)
+        if isinstance(pair, Reject):
             alone = ask(pending, "both", None, now_s, reason)
-            return decode if isinstance(alone, Reject) else _alone(alone)
+            return pair if isinstance(alone, Reject) else _alone(alone)
+        return pair
+
+    def _pair_of_one_revision(
+        self, pending: Pending, ask: Ask[T], now_s: float, reason: str
+    ) -> Placement | Reject | T:
+        """Choose both workers within the revision that should serve a request, or else another.
+
+        If every revision refuses the request, workers that have failed lately may get it, too.
+        """
+        answer: Placement | Reject | T | None = None
+        for groups in self._revisions.groups_for(pending):
+            pair = self._pair(pending, ask, groups, now_s, reason)
+            if isinstance(pair, Placement):
+                return pair
+            if answer is None or (isinstance(answer, Reject) and not isinstance(pair, Reject)):
+                answer = pair
+        if answer is not None and not isinstance(answer, Reject):  # one of them may have room later
+            return answer
+        return self._pair(pending, ask, None, now_s, reason)
+
+    def _pair(
+        self, pending: Pending, ask: Ask[T], groups: Group | None, now_s: float, reason: str
+    ) -> Placement | Reject | T:
+        """Choose the decode worker in one of `groups` (None: in any), and the prefill worker."""
+        decode = ask(pending, "decode", groups, now_s, reason)
         if not isinstance(decode, Choice):  # no worker has room for its answer: no prefill begins
             return decode
         prefill = ask(pending, "prefill", decode.worker.facts.group, now_s, reason)
@@ -223,17 +248,6 @@ class Disaggregation:
         if self._alone_is_better(pending, prefill, decode, now_s):
             return Placement(decode)
         return Placement(decode, prefill)
-
-    def _decode(
-        self, pending: Pending, ask: Ask[T], now_s: float, reason: str
-    ) -> Choice | Reject | T:
-        """Choose the decode worker within one revision, or if none of it can, within any."""
-        groups = self._revisions.groups_for(pending)
-        decode = ask(pending, "decode", groups, now_s, reason)
-        if groups is None or isinstance(decode, Choice):
-            return decode
-        other = ask(pending, "decode", None, now_s, reason)
-        return other if isinstance(other, Choice) else decode
 
     def arrived(self, charge: Charge, now_s: float) -> None:
         """Update the estimated speed of KV transfers when a decode worker gives a first token."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass
+from operator import itemgetter
 
 import xxhash
 
@@ -21,6 +22,9 @@ from router.core.placement.pending import Pending
 from router.core.workers.table import Worker, WorkerTable
 
 _LEGS: tuple[Role, Role] = ("prefill", "decode")
+# Of a prompt without a session: more than system prompts have, which conversations share. Beyond
+# it a conversation that grows stays at its revision.
+_KEY_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +40,14 @@ class RevisionShare:
     seed: int
 
 
-def shares_of(workers: Iterable[Worker]) -> tuple[RevisionShare, ...]:
-    """Return the share of each revision of a model's ready workers, or nothing for one revision.
+def shares_of(workers: Iterable[Worker], tried: Container[int] = ()) -> tuple[RevisionShare, ...]:
+    """Return the share of each revision of a model's workers, or nothing for one revision.
 
-    A revision that lacks a role has the weight 0, unless its decode workers can do all of a
-    request.
+    Only workers that take requests count, and of these not those in `tried`, which have failed the
+    request. A revision that lacks a role has the weight 0, unless its decode workers can do all of
+    a request.
     """
-    ready = [w for w in workers if w.state == "ready"]
+    ready = [w for w in workers if w.takes_requests and w.worker_id not in tried]
     counts = {leg: Counter(w.facts.revision for w in ready if does(w, leg, None)) for leg in _LEGS}
     revisions = counts["prefill"].keys() | counts["decode"].keys()
     if len(revisions) < 2:
@@ -65,24 +70,33 @@ def shares_of(workers: Iterable[Worker]) -> tuple[RevisionShare, ...]:
 def key_of(arrival: Arrival, serial: int) -> bytes:
     """Return what stays the same over the requests that should stay at one revision.
 
-    This is the session, else the beginning of the prompt, else the request alone.
+    This is the session, else the first `_KEY_TOKENS` tokens of the prompt, else the request alone.
+    The beginning of a prompt says less: conversations often have it in common. The length of a
+    shorter prompt stands for the tokens after its last full block.
     """
     if arrival.session is not None:
         return repr((arrival.tenant, arrival.session)).encode()
-    if arrival.chains and len(chain := arrival.chains[min(arrival.chains)]):
-        return int(chain[0]).to_bytes(8, "little")
-    return b"%d" % serial
+    size = min(arrival.chains, default=1)
+    chain = arrival.chains.get(size, ())
+    if not len(chain):
+        return b"%d" % serial
+    depth = max(_KEY_TOKENS // size, 1)
+    tokens = 0 if len(chain) >= depth else arrival.prompt_tokens
+    return b"%d %d" % (chain[min(depth, len(chain)) - 1], tokens)
 
 
-def chosen(shares: Iterable[RevisionShare], key: bytes) -> RevisionShare | None:
-    """Return the revision for a key by weighted rendezvous hashing; None if none has a weight."""
-    best, best_score = None, 0.0
+def in_order(shares: Iterable[RevisionShare], key: bytes) -> list[RevisionShare]:
+    """Return the revisions that have a weight, the best for a key first.
+
+    The order is that of weighted rendezvous hashing.
+    """
+    scores = []
     for share in shares:
         bits = xxhash.xxh3_64_intdigest(key, share.seed)
         score = share.weight / -math.log(((bits >> 11) + 0.5) * 2.0**-53)
-        if score > best_score:
-            best, best_score = share, score
-    return best
+        scores.append((score, share))
+    scores.sort(key=itemgetter(0), reverse=True)
+    return [share for score, share in scores if score > 0.0]
 
 
 class Revisions:
@@ -96,11 +110,11 @@ class Revisions:
         self._version = -1
         self._shares: dict[str, tuple[RevisionShare, ...]] = {}  # of models that are served
 
-    def groups_for(self, pending: Pending) -> frozenset[str] | None:
-        """Return the groups of the revision that should serve a request in two legs.
+    def groups_for(self, pending: Pending) -> list[frozenset[str]]:
+        """Return the groups of each revision that could serve a request in two legs, best first.
 
-        Return None if the model has one revision only. A revision that the request names goes
-        before the choice by shares.
+        Return an empty list if the model has one revision only, or none has both roles. A revision
+        that the request names goes before those by shares.
         """
         if self._version != self._workers.version:
             self._version = self._workers.version
@@ -109,10 +123,11 @@ class Revisions:
         shares = self._shares.get(arrival.model)
         if shares is None:
             shares = self._shares[arrival.model] = shares_of(self._workers.serving(arrival.model))
+        if shares and pending.tried:
+            shares = shares_of(self._workers.serving(arrival.model), pending.tried)
         if not shares:
-            return None
-        named = [one for one in shares if one.weight and one.revision == arrival.revision]
-        if arrival.revision is not None and named:
-            return named[0].groups
-        share = chosen(shares, key_of(arrival, pending.serial))
-        return None if share is None else share.groups
+            return []
+        order = in_order(shares, key_of(arrival, pending.serial))
+        if arrival.revision is not None:
+            order.sort(key=lambda one: one.revision != arrival.revision)
+        return [one.groups for one in order]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
 
 from engine.wire.events import WireError
-from router.engines.adapter import LoadReader
+from router.engines.adapter import EngineVersion, LoadReader
 from router.engines.sglang import loads_in, old_loads_in, v1_loads_in
+from router.engines.version import version_in
 from router.events.sources import ZmqSource
 from tests.router.engines.engine_pages import MODELS, engine, loads_of, recognized
 from tests.router.sglang_pages import EVENTS, INFO, LOADS, METRICS, SGLANG
@@ -21,6 +23,16 @@ async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> Non
     assert (one.facts.block_size, one.facts.kv_capacity_tokens) == (64, 400_000)
     assert one.health.least_s >= 1
     assert one.advice == ""
+
+
+@pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
+async def test_the_revision_of_its_model_is_not_that_of_its_version(path: str) -> None:
+    """It is told the same version at both times, so that its pairs are of one revision."""
+    info = {**INFO, "version": "0.5.6", "revision": "main"}
+    one = await recognized({"/v1/models": MODELS, path: info})
+    assert one.told == EngineVersion("0.5.6", None, path)
+    assert version_in(json.dumps(info).encode(), path) == one.told
+    assert version_in(b'{"version": "1", "revision": "v2"}', "/version").revision == "v2"
 
 
 async def test_another_engines_server_info_is_not_its_own() -> None:

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.facts import Failure, Prefilled, WorkerChange
+from policies.facts import Arrival, Failure, Prefilled, Silence, WorkerChange
 from router.core.contract.actions import Dispatch
 from router.core.placement.retries import OTHER_REVISION
-from router.core.placement.revisions import chosen, shares_of
+from router.core.placement.revisions import in_order, shares_of
 from tests.router.core.core_world import World
 
 SESSIONS = 4_000
+SERIALS = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,10 @@ def join(world: World, number: int, role: str, revision: int, serves_alone: bool
 
 def revision_of(world: World, session: str | None, **fields: object) -> str | None:
     """The revision whose workers get a request; it is over at once."""
-    arrival = world.arrival([1, 2, 3], session=session, splits=True, **fields)
+    return revision_at(world, world.arrival([1, 2, 3], session=session, splits=True, **fields))
+
+
+def revision_at(world: World, arrival: Arrival) -> str | None:
     (action,) = world.core.on_arrival(arrival)
     assert isinstance(action, Dispatch), action
     worker = world.core.workers.get(action.stages[0].worker_id)
@@ -68,7 +74,7 @@ def test_the_scarcest_role_bounds_a_revision() -> None:
     shares = shares_of(rollout(Count(2, 9), Count(1, 1), max_workers=16).core.workers)
     assert [(one.revision, one.weight) for one in shares] == [("v0", 1.0), ("v1", 1 / 9)]
     keys = (b"%d" % n for n in range(20_000))
-    counts = Counter(one.revision for key in keys if (one := chosen(shares, key)))
+    counts = Counter(one.revision for key in keys for one in in_order(shares, key)[:1])
     assert abs(counts["v1"] / 20_000 - 0.1) < 0.01
 
 
@@ -112,6 +118,94 @@ def test_requests_without_a_session_go_by_their_prompt() -> None:
     assert len({revision_of(world, None) for _ in range(50)}) == 1
     tenants = {revision_of(world, "s", tenant=f"t{n}") for n in range(50)}
     assert tenants == {"v0", "v1"}
+
+
+def test_prompts_with_one_beginning_are_shared_out() -> None:
+    """A system prompt of 50 blocks, then a block of their own, or a few tokens more."""
+    world = rollout(Count(2, 2), Count(1, 1))
+    system = list(range(50))
+    got: Counter[str | None] = Counter()
+    for n in range(600):
+        arrival = world.arrival([*system, 1_000 + n], splits=True)
+        got[revision_at(world, arrival)] += 1
+    assert abs(got["v1"] / 600 - 1 / 3) < 0.08
+    tails = {
+        revision_at(world, world.arrival(system, splits=True, prompt_tokens=50 * 16 + n))
+        for n in range(1, 16)
+    }
+    assert tails == {"v0", "v1"}
+
+
+def test_a_long_conversation_without_a_session_stays() -> None:
+    world = rollout(Count(1, 1), Count(1, 1))
+    (size,) = world.arrival([1], splits=True).chains
+    turns = [list(range(16_384 // size + n)) for n in range(0, 200, 10)]
+    assert len({revision_at(world, world.arrival(turn, splits=True)) for turn in turns}) == 1
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """What may happen to the only prefill worker of v1, the worker 4."""
+
+    name: str
+
+    def happens(self, world: World) -> None:
+        if self.name == "silent":
+            world.core.on_silence(Silence(world.now_s, 4, 2, 3))
+        elif self.name == "ejected":
+            while world.core.workers.get(4).health.state == "healthy":
+                arrival = world.arrival([9], session=f"z{next(SERIALS)}", splits=True)
+                (sent,) = world.core.on_arrival(arrival)
+                blame = "worker" if sent.stages[0].worker_id == 4 else "client"
+                fact = Failure(world.now_s, arrival.request_id, blame, reason="status_5xx")
+                world.core.on_failure(fact)
+
+
+@pytest.mark.parametrize("trouble", [Trouble("silent"), Trouble("ejected")], ids=lambda t: t.name)
+def test_a_revision_without_a_prefill_worker_that_takes_requests_gets_none(
+    trouble: Trouble,
+) -> None:
+    world = rollout(Count(2, 2), Count(1, 2), max_workers=16)
+    assert set(homes(world, 50).values()) == {"v0", "v1"}
+    trouble.happens(world)
+    assert set(homes(world, 50).values()) == {"v0"}
+
+
+def test_a_prefill_leg_that_fails_goes_on_in_another_revision() -> None:
+    world = rollout(Count(2, 2), Count(1, 2), max_workers=16)
+    failed = 0
+    for n in range(40):
+        arrival = world.arrival([1, 2, 3], session=f"s{n}", splits=True)
+        (sent,) = world.core.on_arrival(arrival)
+        assert isinstance(sent, Dispatch)
+        if sent.stages[0].worker_id == 4:
+            failed += 1
+            fact = Failure(
+                world.now_s, arrival.request_id, "worker", retry=True, reason="status_5xx"
+            )
+            (sent,) = world.core.on_failure(fact)
+            assert isinstance(sent, Dispatch), sent
+            assert sent.stages[0].worker_id in (0, 1)
+            (second,) = world.core.on_prefilled(Prefilled(world.now_s, arrival.request_id, 0))
+            assert isinstance(second, Dispatch)
+            assert second.stages[0].worker_id in (2, 3)
+        world.core.on_failure(Failure(world.now_s, arrival.request_id, "client"))
+        world.core.workers.get(4).health.end_row()
+        if failed == 2:
+            return
+    raise AssertionError("v1 got none")
+
+
+def test_another_revision_prefills_what_the_chosen_has_no_room_for() -> None:
+    """v1 decodes with two workers, but its only one that prefills takes one request."""
+    world = rollout(Count(2, 2), Count(1, 2), max_workers=16, worker_requests=1)
+    prefills = []
+    for n in range(3):
+        arrival = world.arrival([n], session="same", splits=True)
+        (action,) = world.core.on_arrival(arrival)
+        assert isinstance(action, Dispatch)
+        prefills.append(action.stages[0].worker_id)
+    assert sorted(prefills) == [0, 1, 4]
 
 
 def test_a_named_revision_goes_before_the_shares() -> None:
@@ -181,6 +275,6 @@ def test_a_weight_of_0_is_never_chosen(weights: dict[int, float], key: bytes) ->
     shares = shares_of(world.core.workers)
     weighted = [type(s)(s.revision, s.groups, weights.get(n, 0.0), s.seed)
                 for n, s in enumerate(shares)]  # fmt: skip
-    one = chosen(weighted, key)
-    assert (one is None) == (not any(weights.values()))
-    assert one is None or one.weight > 0
+    order = in_order(weighted, key)
+    assert {one.revision for one in order} == {f"v{n}" for n, w in weights.items() if w > 0}
+    assert all(one.weight > 0 for one in order)
