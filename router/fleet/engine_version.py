@@ -8,6 +8,7 @@ while a question is under way share the next one.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from typing import Literal
 
@@ -21,6 +22,7 @@ from router.upstream.collected_reply import CollectedReply
 _ANSWER_BYTES = 1 << 20
 _GONE = frozenset({"connect", "early_close", "garbage"})  # kinds of errors: not the same process
 _TRIES = 2  # a kept connection may have ended with the process before
+_QUIET_S = 3.0  # without another question, after one that was not answered in time
 _OK, _NOT_FOUND = 200, 404
 # "other": it tells another version, or is gone. "unknown": it did not answer in time.
 Told = Literal["same", "other", "unknown"]
@@ -44,9 +46,15 @@ async def ask_quickly(upstream: Sends, path: str, limit_s: float) -> EngineReply
 
 
 class EngineQuestion:
-    """The question for one engine's version. Lifetime: worker."""
+    """The question for one engine's version.
 
-    def __init__(self) -> None:
+    An engine that did not answer in time is left alone for a while, so that it does not delay each
+    request. Lifetime: worker.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._quiet_until_s = float("-inf")
         self._asking: asyncio.Task[EngineVersion | None] | None = None
         self._next: asyncio.Task[EngineVersion | None] | None = None
 
@@ -57,6 +65,8 @@ class EngineQuestion:
         """
         if not known.path:
             return "same"
+        if self._clock() < self._quiet_until_s:
+            return "unknown"
         if self._next is None:
             self._next = asyncio.create_task(self._after(self._asking, ask, known.path))
         told = await asyncio.shield(self._next)
@@ -71,10 +81,13 @@ class EngineQuestion:
         if before is not None:
             await asyncio.wait((before,))
         self._asking, self._next = self._next, None
+        if self._clock() < self._quiet_until_s:  # since the question before
+            return None
         for _ in range(_TRIES):
             try:
                 status, body = await ask()
             except TimeoutError:
+                self._quiet_until_s = self._clock() + _QUIET_S
                 return None
             except WireError:
                 continue

@@ -56,6 +56,7 @@ _SWITCH_S = 300.0  # an engine builds itself anew for another role
 _SAID_BYTES = 500  # of its answer
 _LOOK_S = 1.0  # between two looks at an engine that denied a model
 _DENIED_MAX_S = 60.0  # for so long at most its list is not believed against its answers
+_TELLS_S = 0.5  # for its version: a request waits for it
 _ADAPTERS_S = 5.0  # between two looks at which LoRA adapters an engine has, which never says so
 _EVENTS: Mapping[End, str] = MappingProxyType(
     {"asleep": "it falls asleep", "paused": "it is paused"}
@@ -115,7 +116,7 @@ class Member:
         self._unknown_adapter = asyncio.Event()  # it has one in use of which we do not know
         self.denials: dict[str, Denial] = {}  # by model
         self._denied = asyncio.Event()  # it denied one that is to be looked for
-        self._question = EngineQuestion()
+        self._question = EngineQuestion(context.clock)
         self._outdated = asyncio.Event()  # its engine tells another version than it is known by
         self._settled = asyncio.Event()  # and it was recognized since, or found to be down
         self._adapts = False  # it serves LoRA adapters, by its load figures
@@ -361,7 +362,7 @@ class Member:
             return "unknown"
         if self._asker is None:
             self._asker = self._upstream()
-        limit_s = self._context.terms.probe_s
+        limit_s = min(self._context.terms.probe_s, _TELLS_S)
         ask_it = partial(ask_quickly, self._asker, known.told.path, limit_s)
         return await self._question.put(ask_it, known.told)
 

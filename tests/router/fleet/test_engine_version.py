@@ -82,6 +82,24 @@ async def test_a_kept_connection_may_be_over(
     assert engine.asked == times
 
 
+async def test_an_engine_that_does_not_answer_is_left_alone_for_a_while() -> None:
+    now = [10.0]
+    engine = Engine(faults=[TimeoutError()], question=EngineQuestion(lambda: now[0]))
+    first = asyncio.create_task(engine.told())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    later = [asyncio.create_task(engine.told()) for _ in range(9)]
+    await asyncio.sleep(0)
+    engine.gate.set()
+    assert set(await asyncio.gather(first, *later)) == {"unknown"}
+    now[0] += 2.9
+    assert await engine.told() == "unknown"
+    assert engine.asked == 1
+    now[0] += 0.2
+    assert await engine.told() == "same"
+    assert engine.asked == 2
+
+
 async def test_an_engine_without_a_version_is_not_asked() -> None:
     engine = Engine()
     assert await engine.told(NO_VERSION) == "same"

@@ -15,12 +15,13 @@ import zmq.asyncio
 from policies.facts import WorkerChange
 from router.discovery.kubernetes_source import Pod, PoolTerms, Slice, workers_in, workers_of
 from router.discovery.source import KubernetesSpec, SourceSpecError, parse_source
+from router.engines.adapter import EngineReply
 from router.engines.spec import WorkerSpecError
 from router.engines.worker_spec import parse_worker_spec
 from router.fleet.context import FleetContext, FleetTerms, WorkerFact
 from router.fleet.manager import FleetManager, reconcile
 from router.fleet.wanted import WantedWorker
-from router.http.reply import RelayLimits
+from router.http.reply import RelayLimits, Sends
 from tests.router.core.core_world import World, stored
 from tests.router.discovery.kubernetes_api import pod
 from tests.router.discovery.pool_following import MINE, spec
@@ -118,11 +119,13 @@ def test_a_label_that_cannot_be_one_is_refused() -> None:
 
 
 @asynccontextmanager
-async def fleet_of(text: str) -> AsyncIterator[tuple[FleetManager, list[WorkerFact]]]:
+async def fleet_of(
+    text: str, probe_s: float = 0.5
+) -> AsyncIterator[tuple[FleetManager, list[WorkerFact]]]:
     """A fleet of one worker, and what it tells the core."""
     told: list[WorkerFact] = []
     context = zmq.asyncio.Context()
-    terms = FleetTerms(0.5, 0.02, 0.02, 100, RelayLimits())
+    terms = FleetTerms(probe_s, 0.02, 0.02, 100, RelayLimits())
     async with aiohttp.ClientSession() as http:
         fleet = FleetManager(FleetContext(http, context, time.monotonic, told.append, terms), 8)
         member = fleet.add(parse_worker_spec(text))
@@ -130,6 +133,25 @@ async def fleet_of(text: str) -> AsyncIterator[tuple[FleetManager, list[WorkerFa
         yield fleet, told
         await fleet.aclose()
     context.destroy(linger=0)
+
+
+async def test_a_request_waits_less_for_a_version_than_a_probe_may(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits: list[float] = []
+
+    async def hangs(upstream: Sends, path: str, limit_s: float) -> EngineReply:
+        limits.append(limit_s)
+        raise TimeoutError
+
+    monkeypatch.setattr("router.fleet.member.ask_quickly", hangs)
+    async with (
+        engine(TOLD, []) as url,
+        fleet_of(f"{url},group=g,events=none", probe_s=5.0) as (fleet, _),
+    ):
+        for _ in range(9):
+            assert await fleet.members[0].confirm(), "it counts as unchanged"
+    assert set(limits) == {0.5}
 
 
 async def test_another_label_changes_a_worker_in_place() -> None:
