@@ -44,7 +44,7 @@ class MigrationHost(Protocol):
     def clock(self) -> Callable[[], float]: ...
     @property
     def identity(self) -> Callable[[str], tuple[str, str | None]]: ...  # of a model: name, adapter
-    def cards(self) -> list[dict[str, Any]]: ...  # of models, with their limits
+    def card(self, name: str) -> dict[str, Any] | None: ...  # of a model, with its limit
 
 
 class Stream(LendingSink):
@@ -206,8 +206,7 @@ class Stream(LendingSink):
         said = len(self._journal.said)
         context_tokens = None
         if self._plan.max_tokens is None:
-            cards = (card for card in self._service.cards() if card["id"] == self._arrival.model)
-            context_tokens = next((card.get("max_model_len") for card in cards), None)
+            context_tokens = (self._service.card(self._arrival.model) or {}).get("max_model_len")
         form, prompt_tokens = self._form or StreamForm(), self._journal.prompt_tokens
         self._left = tokens_left(self._plan, form, prompt_tokens, said, context_tokens)
         return "max_tokens" if said and (self._left is None or self._left < 1) else ""

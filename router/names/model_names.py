@@ -41,6 +41,9 @@ class ModelNames:
         self._version = -1  # of the workers, when these were asked
         self._open: dict[tuple[str, str | None], bool] = {}  # by model and revision
         self._open_rules: dict[str, bool] = {}  # by the rule's name
+        self._hidden: list[str] | None = None  # as of that version, as are the next two
+        self._cards_of: Sequence[dict[str, Any]] = ()  # models' cards, from which those are
+        self._cards: list[dict[str, Any]] | None = None  # of names
         self._told = set[str]()  # names of rules that are also models' names
         self._settings = settings
         self.rules = NameRules(settings)
@@ -104,24 +107,24 @@ class ModelNames:
         return frozenset(found)
 
     def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        by_model = {card["id"]: card for card in cards}
-        shown = list(cards)
-        for name in self.rules.exact:
-            if name in by_model:
-                continue
-            model = self.stands_for(name)
-            card = {
-                "id": name,
-                "object": "model",
-                "created": 0,
-                "owned_by": "warmroute",
-                "root": model,
-                "parent": None,
-            }
-            of_model = by_model.get(model, {})
-            more = {key: of_model[key] for key in ("parent", "max_model_len") if key in of_model}
-            shown.append(card | more)
-        return shown
+        self._look()
+        if self._cards is None or self._cards_of != cards:
+            by_model = {card["id"]: card for card in cards}
+            others = (name for name in self.rules.exact if name not in by_model)
+            self._cards = [
+                _card_of(name, model, by_model.get(model))
+                for name, model in ((name, self.stands_for(name)) for name in others)
+            ]
+            self._cards_of = [*cards]
+        return [*cards, *self._cards]
+
+    def card(
+        self, name: str, of_model: Callable[[str], dict[str, Any] | None]
+    ) -> dict[str, Any] | None:
+        if self.rules.exact_rule(name) is None:
+            return None
+        model = self.stands_for(name)
+        return _card_of(name, model, of_model(model))
 
     def count(self, record: RequestRecord) -> None:
         self._metrics.count(record)
@@ -146,15 +149,25 @@ class ModelNames:
         return self.rules.models
 
     def hidden_models(self) -> list[str]:
-        rules = self.rules.exact
-        return [
-            model
-            for model in self._workers.models()
-            if (rule := rules.get(model)) is not None and not rule.splits_itself
-        ]
+        self._look()
+        if self._hidden is None:
+            self._hidden = sorted(
+                name
+                for name, rule in self.rules.exact.items()
+                if not rule.splits_itself and self._served(name)
+            )
+        return self._hidden
 
     def _served(self, model: str) -> bool:
-        return bool(self._workers.block_sizes(model))
+        return self._workers.serves(model)
+
+    def _look(self) -> None:
+        """Forget what was remembered of workers if any has changed since."""
+        if self._version != self._workers.version:
+            self._version = self._workers.version
+            self._open.clear()
+            self._open_rules.clear()
+            self._hidden = self._cards = None
 
     def _open_targets(self, rule: NameRule) -> tuple[NameTarget, ...]:
         """Return the targets that have a share now: those with workers that take requests.
@@ -168,10 +181,7 @@ class ModelNames:
 
     def _takes(self, rule: NameRule, target: NameTarget) -> bool:
         """Return True if a worker takes requests for the target now."""
-        if self._version != self._workers.version:
-            self._version = self._workers.version
-            self._open.clear()
-            self._open_rules.clear()
+        self._look()
         following = self.rules.follows(rule, target)
         if following is not None:
             name = following.name
@@ -183,12 +193,26 @@ class ModelNames:
         key = target.model, target.revision
         known = self._open.get(key)
         if known is None:
-            known = self._open[key] = any(
+            known = self._open[key] = self._served(target.model) and any(
                 worker.takes_requests
                 for worker in self._workers.serving(target.model)
                 if target.revision is None or worker.facts.revision == target.revision
             )
         return known
+
+
+def _card_of(name: str, model: str, of_model: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the card of a name, which shows its model's limit and parent."""
+    card = {
+        "id": name,
+        "object": "model",
+        "created": 0,
+        "owned_by": "warmroute",
+        "root": model,
+        "parent": None,
+    }
+    shown = ("parent", "max_model_len")
+    return card | {key: of_model[key] for key in shown if of_model and key in of_model}
 
 
 def heaviest(rule: str, whose: bytes, targets: Sequence[NameTarget]) -> NameTarget:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from router.body.paths import Path
@@ -34,6 +34,14 @@ class NameResolver(Protocol):
 
     def with_cards(self, cards: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the cards of all models, and those of names beside them."""
+
+    def card(
+        self, name: str, of_model: Callable[[str], dict[str, Any] | None]
+    ) -> dict[str, Any] | None:
+        """Return the card of a name that has a rule of its own; None for any other.
+
+        of_model: returns the card of a model; None without workers.
+        """
 
     def count(self, record: RequestRecord) -> None:
         """Count a request that is over, whose model's name had a rule."""

@@ -222,6 +222,17 @@ class Service:
         cards = [self._card(name, min(known, default=None)) for name, known in limits.items()]
         return cards if self.names is None else self.names.with_cards(cards)
 
+    def card(self, name: str) -> dict[str, Any] | None:
+        """Return one of these cards; None for a name that has none."""
+        card = self._model_card(name)
+        return card if card or self.names is None else self.names.card(name, self._model_card)
+
+    def _model_card(self, name: str) -> dict[str, Any] | None:
+        recognized = (member.recognized for member in self.fleet.members.values())
+        listing = [one.facts for one in recognized if one and name in one.facts.models]
+        known = (f.max_model_tokens for f in listing if f.max_model_tokens is not None)
+        return self._card(name, min(known, default=None)) if listing else None
+
     def _card(self, name: str, max_tokens: int | None) -> dict[str, Any]:
         base, adapter = self.identity(name)
         limit = {} if max_tokens is None else {"max_model_len": max_tokens}

@@ -103,13 +103,11 @@ class ClientPort:
         if path == "/ready":
             shown = readiness(self._service, request.query.get("model"))
             return json_response(shown, 200 if shown["ready"] else 503)
-        cards = self._service.cards()
         if path == _MODELS:
-            return json_response({"object": "list", "data": cards})
+            return json_response({"object": "list", "data": self._service.cards()})
         name = path[len(_MODELS) + 1 :]
-        for card in cards:
-            if card["id"] == name:
-                return json_response(card)
+        if (card := self._service.card(name)) is not None:
+            return json_response(card)
         why = f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do"
         raise ClientError(404, why, "model", "model_not_found")
 

@@ -29,6 +29,8 @@ TERMS = ServerTerms(
 class NoWorkers:
     """A fleet of nobody. Lifetime: test."""
 
+    names = None
+
     def __init__(self) -> None:
         self.faults: list[int] = []
 
@@ -37,6 +39,9 @@ class NoWorkers:
 
     def cards(self) -> list[dict[str, Any]]:
         return [{"id": "tiny", "object": "model"}]
+
+    def card(self, name: str) -> dict[str, Any] | None:
+        return next((card for card in self.cards() if card["id"] == name), None)
 
     def ready_workers(self) -> int:
         return 0

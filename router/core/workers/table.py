@@ -11,6 +11,7 @@ from types import MappingProxyType
 from policies.facts import Role, WorkerFacts
 from router.core.contract.counters import Window
 from router.core.workers.kv_state import KvState
+from router.core.workers.served_models import ServedModels
 from router.core.workers.states import HEALTH_STATES, WORKER_STATES, HealthState, WorkerState
 
 _CAUSES = 32  # told apart; there are a dozen, but a recording may hold anything
@@ -257,6 +258,8 @@ class WorkerTable:
         self._workers: dict[int, Worker] = {}
         self.version = 0  # of what is said of the workers: what was made of it before is stale
         self._pools: dict[str, _ModelPool] = {}  # of models that are served; as old as `version`
+        self._served = ServedModels()
+        self._served_version = -1  # when these were looked at
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self._workers.values())
@@ -292,6 +295,13 @@ class WorkerTable:
         """Return the names of all models that workers serve, sorted."""
         return sorted({model for worker in self for model in worker.facts.models})
 
+    def serves(self, model: str) -> bool:
+        """Return True if a worker serves a model, whatever the worker's state."""
+        if self._served_version != self.version:
+            self._served_version = self.version
+            self._served.look((w.worker_id, w.facts.models) for w in self)
+        return model in self._served
+
     def identity(self, model: str) -> tuple[str, str | None]:
         """Return the base model that a model name means, and its LoRA adapter or None.
 
@@ -317,7 +327,7 @@ class WorkerTable:
     def _pool(self, model: str) -> _ModelPool | None:
         """Return remembered facts about the workers that serve a model; None without workers."""
         pool = self._pools.get(model)
-        if pool is None and (serving := self.serving(model)):
+        if pool is None and self.serves(model) and (serving := self.serving(model)):
             first = serving[0].facts
             adapter = model if model in first.adapters else None
             sizes = frozenset(w.facts.block_size for w in serving)

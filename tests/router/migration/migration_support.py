@@ -35,8 +35,8 @@ class Desk:
     def identity(self, model: str) -> tuple[str, str | None]:
         return model, None
 
-    def cards(self) -> list[dict[str, Any]]:
-        return [{"id": "m", "max_model_len": 100}]
+    def card(self, name: str) -> dict[str, Any] | None:
+        return {"id": "m", "max_model_len": 100} if name == "m" else None
 
 
 class Chain:

@@ -44,11 +44,14 @@ class Workers:
         self.version += 1
         return self.rows[-1]
 
+    asked: int = 0  # how often all workers were looked through for a model
+
     def serving(self, model: str) -> list[Worker]:
+        self.asked += 1
         return [w for w in self.rows if model in w.facts.models]
 
-    def block_sizes(self, model: str) -> frozenset[int]:
-        return frozenset(16 for _ in self.serving(model))
+    def serves(self, model: str) -> bool:
+        return any(model in w.facts.models for w in self.rows)
 
     def models(self) -> list[str]:
         return sorted({model for w in self.rows for model in w.facts.models})
@@ -194,6 +197,48 @@ def test_ten_thousand_names_lead_to_their_models() -> None:
     found = names(workers, *(f"n{n}=llama" for n in range(10_000)))
     assert chosen(found, "n9999") == NamedModel("n9999", "n9999", "llama")
     assert len(found.with_cards([{"id": "llama"}])) == 10_001
+
+
+def test_a_name_that_nobody_serves_looks_through_no_workers() -> None:
+    workers = pool(("llama", None))
+    found = names(workers, *(f"n{n}=llama" for n in range(50)), "claude-*=llama")
+    for asked in ("n1", "claude-x", "n2", "else"):
+        chosen(found, asked)
+    found.with_cards([{"id": "llama"}])
+    assert found.hidden_models() == []
+    assert workers.asked == 0
+    table = WorkerTable(4)
+    assert not table.block_sizes("n1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(WorkerTable, "serving", lambda *_: pytest.fail("it looked"))
+        assert not table.block_sizes("n2")
+
+
+def test_cards_are_remembered_until_a_worker_or_a_rule_changes() -> None:
+    workers = pool(("a", None))
+    found = names(workers, targets=("x=a:1,b:2",))
+    cards = [{"id": "a", "max_model_len": 9}, {"id": "b"}]
+    first = found.with_cards(cards)[-1]
+    assert first["root"] == "a"
+    assert found.with_cards([dict(card) for card in cards])[-1] is first
+    cards = [{"id": "a", "max_model_len": 8}, {"id": "b"}]
+    assert found.with_cards(cards)[-1]["max_model_len"] == 8
+    workers.add("b")
+    assert found.with_cards(cards)[-1]["root"] == "b"
+    found.renew(NameSettings(aliases=("y=a", "b=a")))
+    assert [card["id"] for card in found.with_cards(cards)] == ["a", "b", "y"]
+    assert found.hidden_models() == ["b"]
+    workers.rows.clear()
+    workers.version += 1
+    assert found.hidden_models() == []
+
+
+def test_one_card_is_that_of_the_list() -> None:
+    found = names(TWO, "claude-*=llama", "gpt-4o=llama", "lora=ad", "none=nobody")
+    cards = {"llama": {"id": "llama", "max_model_len": 9}, "ad": {"id": "ad", "parent": "llama"}}
+    for card in found.with_cards([*cards.values()])[2:]:
+        assert found.card(card["id"], cards.get) == card
+    assert found.card("claude-x", cards.get) is None
 
 
 def test_a_wide_web_of_names_without_workers_is_asked_once() -> None:

@@ -1,0 +1,39 @@
+"""The models that workers list, counted, so that nobody must look through all workers for one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+
+class ServedModels:
+    """Counts by model how many workers list it. Lifetime: process.
+
+    Only the models of workers whose list is another one than before are counted again.
+    """
+
+    def __init__(self) -> None:
+        self._listed: dict[int, tuple[str, ...]] = {}  # by worker: its models
+        self._workers: Counter[str] = Counter()  # by model: how many list it
+
+    def __contains__(self, model: str) -> bool:
+        return model in self._workers
+
+    def look(self, listed: Iterable[tuple[int, tuple[str, ...]]]) -> None:
+        """Take the models of all workers, by worker id, as they are now."""
+        before = self._listed
+        now = dict(listed)
+        for worker_id, models in now.items():
+            old = before.pop(worker_id, ())
+            if models is not old:
+                self._workers.update(models)
+                self._lose(old)
+        for models in before.values():  # of workers that left
+            self._lose(models)
+        self._listed = now
+
+    def _lose(self, models: Iterable[str]) -> None:
+        for model in models:
+            self._workers[model] -= 1
+            if not self._workers[model]:
+                del self._workers[model]
