@@ -315,6 +315,8 @@ class Router:
         """Let clients ask for the names of the configuration; without any, the path knows none."""
         if not (config.names.aliases or config.names.targets):
             self.service.names = None
+            if self._names is not None:  # it is asked which models are known
+                self._names.renew(config.names)
             return
         if self._names is None:
             from router.names.model_names import ModelNames

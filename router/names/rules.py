@@ -16,6 +16,7 @@ _MOST_WEIGHT = 1e6
 _LONGEST_WAY = 8  # from a name to a model, by way of other names
 _MEMO = 4_096  # names whose patterns are remembered
 _ALIAS = "NAME=MODEL or NAME=MODEL@REVISION, as in gpt-4o=llama"
+_USE_TARGETS = "for several with weights use names.targets"
 _WEIGHTED = "NAME=MODEL@REVISION:WEIGHT,..., as in chat=llama@v1:90,llama@v2:10"
 
 
@@ -165,6 +166,8 @@ class NameRules:
 def alias_of(line: str) -> NameRule:
     """Return the rule of `NAME=MODEL` or `NAME=MODEL@REVISION`. Raises ValueError."""
     name, model = _halves(line, _ALIAS)
+    if "," in model:
+        raise ValueError(f"{_shown(line)}: an alias is one model; {_USE_TARGETS}")
     return NameRule(name, (_target(model, line, _ALIAS),))
 
 
@@ -188,9 +191,10 @@ def weighted_of(line: str) -> NameRule:
     return NameRule(name, tuple(targets))
 
 
-def lines_of(value: Any) -> list[Any] | tuple[Any, ...]:
+def lines_of(value: Any, weights: bool = True) -> list[Any] | tuple[Any, ...]:
     """Return the rules of a file as lines: a list as it is, a mapping of names written out.
 
+    weights: a name may have a mapping of models and weights.
     Raises ValueError for a mapping whose values are neither text nor a mapping of weights.
     """
     if not isinstance(value, dict):
@@ -198,6 +202,8 @@ def lines_of(value: Any) -> list[Any] | tuple[Any, ...]:
     lines = list[str]()
     for name, meaning in value.items():
         if isinstance(meaning, dict):
+            if not weights:
+                raise ValueError(f"{_shown(str(name))}: an alias is one model; {_USE_TARGETS}")
             meaning = ",".join(f"{model}:{weight}" for model, weight in meaning.items())
         if not (isinstance(name, str) and isinstance(meaning, str)):
             raise ValueError(f"{_shown(str(name))}: expected a model, or models with their weights")

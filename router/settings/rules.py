@@ -108,8 +108,9 @@ def _names(key: ConfigKey, value: Any) -> tuple[str, ...]:
         raise ValueError("router/names is not installed, which this needs")
     from router.names.rules import alias_of, lines_of, weighted_of
 
-    lines: tuple[str, ...] = key.read(lines_of(value))
-    each(lines, alias_of if key.path == "names.aliases" else weighted_of)
+    aliases = key.path == "names.aliases"
+    lines: tuple[str, ...] = key.read(lines_of(value, weights=not aliases))
+    each(lines, alias_of if aliases else weighted_of)
     return lines
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import aiohttp
+import msgspec
 import pytest
 
 from router.assembly import Router
@@ -79,3 +80,10 @@ async def test_a_long_body_is_renamed_too() -> None:
     async with router_of(NAMES) as router:
         found = await read(router, long)
         assert found.body == long.replace(b'"a"', b'"m"')
+
+
+async def test_models_of_names_that_a_reload_removes_are_not_waited_for() -> None:
+    async with router_of(NAMES) as router:
+        assert "m" in router.waiting.known
+        assert router.apply(msgspec.structs.replace(router.config, names=NameSettings())) == []
+        assert "m" not in router.waiting.known

@@ -85,6 +85,15 @@ def test_a_file_may_have_them_as_mappings() -> None:
             lines_of(wrong)
 
 
+def test_weights_under_aliases_are_refused() -> None:
+    for line in ("chat=llama@v1:90,llama@v2:10", "chat=a,b"):
+        with pytest.raises(ValueError, match=r"an alias is one model; .*use names\.targets"):
+            alias_of(line)
+    with pytest.raises(ValueError, match=r"'chat': an alias is one model; .*use names\.targets"):
+        lines_of({"chat": {"llama": 90}}, weights=False)
+    assert lines_of({"chat": "llama"}, weights=False) == ["chat=llama"]
+
+
 def test_a_name_is_given_once() -> None:
     with pytest.raises(ValueError, match="'a' is given twice"):
         rules("a=m", "a=n")
