@@ -212,14 +212,16 @@ class Eligibility:
             if not pool:
                 why = f"none of the endpoints that it may go to serves model {arrival.model!r}"
                 return _reject(arrival, 503, "no_endpoint_in_subset", why)
-        if arrival.revision is not None:  # others of the model, where none of these can take it
-            able = [w for w in of_revision(pool, arrival.revision) if w.takes_requests]
-            able = [w for w in able if w.facts.block_size in arrival.chains]
-            answer = self._of(pending, leg, group, pool, able)
-            if isinstance(answer, Rows):
-                return answer
         ready = [w for w in pool if w.state == "ready" and w.facts.block_size in arrival.chains]
         heard = [w for w in ready if w.silent is None]
+        if arrival.revision is not None:  # others of the model, where none of these can take it
+            able = [w for w in of_revision(heard, arrival.revision) if w.takes_requests]
+            if not any(does(w, leg, group) for w in heard) or any(
+                does(w, leg, group) for w in able
+            ):
+                answer = self._of(pending, leg, group, pool, able)
+                if isinstance(answer, Rows):
+                    return answer
         answer = self._of(pending, leg, group, pool, heard)
         if len(heard) == len(ready) or isinstance(answer, Rows):
             return answer
