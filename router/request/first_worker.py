@@ -20,6 +20,7 @@ from router.waiting.queue import Began
 _RETRY_AFTER_S = 30.0  # an engine's start takes minutes
 _PROBED_S = 1.0  # until the fleet has probed a worker that did not answer
 _ROUNDS = 3  # in which a request is placed anew after it lost a worker
+_LOSSES = 1  # of workers that had it: it may be what they die of
 # Refusals of the core that may mean that the last worker is gone, or about to be known as gone.
 _GONE = frozenset({"no_worker_available", "model_not_found", "worker_error"})
 # Failures by which a worker leaves, or was not there.
@@ -51,7 +52,9 @@ class FirstWorkerWaits:
         latest = state.attempts[-1] if len(state.attempts) > state.attempts_judged else None
         if latest is None:
             return not self._queue.ready_workers(state.arrival.model)
-        return latest.by_worker and latest.error in _LEFT and state.rounds < _ROUNDS
+        lost = sum(one.by_worker and one.error == "early_close" for one in state.attempts)
+        rounds_left = state.rounds < _ROUNDS and lost <= _LOSSES
+        return rounds_left and latest.by_worker and latest.error in _LEFT
 
     async def wait(self, state: RequestState, target: Target | None) -> Reject | None:
         """Wait for a worker of the request's model; else return why the request is refused.
