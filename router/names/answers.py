@@ -16,7 +16,6 @@ _LINE_END = re.compile(rb"[\r\n]")
 _DATA = b"data:"
 _FIELD = b'"model"'
 _JSON = re.compile(rb"application/(?:[a-z0-9.+-]+\+)?json\s*(?:;|$)", re.IGNORECASE)
-_CODED = b"content-encoding"
 
 
 def editor_of(path: Path, name: str) -> AnswerEditor:
@@ -26,7 +25,10 @@ def editor_of(path: Path, name: str) -> AnswerEditor:
 
 
 class AnswerEditor:
-    """As of `router.upstream.edited_reply.Editor`. Lifetime: reply."""
+    """Puts the name that a client asked for into one answer. Lifetime: reply.
+
+    This is the `Editor` of an `EditedReply`.
+    """
 
     def __init__(self, value: bytes, inner: str | None = None) -> None:
         """`value`: the name as JSON. `inner`: the object within an event that has a model, too."""
@@ -36,7 +38,7 @@ class AnswerEditor:
         self._long: LongAnswer | None = None
 
     def begin(self, head: ReplyHead) -> bool:
-        if not head.answers or any(name.lower() == _CODED for name, _ in head.headers):
+        if not head.answers or head.coded:
             return False
         self._events = self._long = None
         if head.event_stream:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.utils import floatToGoString
@@ -11,13 +11,14 @@ from router.metrics.exposition import counters
 from router.metrics.requests import PlainHistogram
 from router.names.rules import NameRule
 from router.record.access_log import AccessLine, line_of
-from router.record.request_record import CLIENT_LEFT, RequestRecord
+from router.record.named import NamedModel
+from router.record.request_record import CLIENT_LEFT, Attempt, RequestRecord
 
 _SECONDS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _TARGETS = 1_000
 _ANY = "any"  # revision
 _OTHER = ("other", "other", "other")
-_RESULTS = ("ok", "refused", "failed", "client_left")
+_RESULTS = ("ok", "elsewhere", "refused", "failed", "client_left")
 _LABELS = "rule model revision"
 
 Target = tuple[str, str, str]  # the rule, the model, the revision
@@ -35,13 +36,29 @@ class NameMetrics:
         for target in rule.targets:
             self._key((rule.name, target.model, target.revision or _ANY))
 
+    def forget(self, rules: Collection[str]) -> None:
+        """Show nothing more of targets whose rule is none of these."""
+        gone = [key for key in self._first_token if key != _OTHER and key[0] not in rules]
+        for key in gone:
+            del self._first_token[key]
+            for result in _RESULTS:
+                del self._results[*key, result]
+
     def count(self, record: RequestRecord) -> None:
-        """Count a request that is over."""
+        """Count a request that is over.
+
+        One that another revision answered in its target's place says nothing of the target but that
+        it failed there, if it was tried there.
+        """
         name = record.name
         assert name is not None, "it had a rule"
         key, line = self._key((name.rule, name.model, name.revision or _ANY)), line_of(record, 0.0)
-        self._results[*key, _result(line)] += 1
-        if line.ttft_ms is not None:
+        result, own = _result(line), _attempts_at_target(record, name)
+        by_target = bool(own) and own[-1] is record.last
+        if result == "ok" and not by_target:
+            result = "failed" if any(one.by_worker for one in own) else "elsewhere"
+        self._results[*key, result] += 1
+        if by_target and line.ttft_ms is not None:
             self._first_token[key].observe(line.ttft_ms / 1e3)
 
     def collect(self) -> Iterator[Metric]:
@@ -74,6 +91,13 @@ class NameMetrics:
             self._first_token[key] = PlainHistogram("", "", _SECONDS)
             self._results |= {(*key, result): 0 for result in _RESULTS}
         return key
+
+
+def _attempts_at_target(record: RequestRecord, name: NamedModel) -> Sequence[Attempt]:
+    """Return the attempts at workers of the target's revision; all, where it names none."""
+    if name.revision is None:
+        return record.attempts
+    return [one for one in record.attempts if one.revision == name.revision]
 
 
 def _result(line: AccessLine) -> str:

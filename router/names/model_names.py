@@ -26,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class ModelNames:
-    """As of `router.request.naming.NameResolver`. Lifetime: process."""
+    """Finds the model, and its revision, that a name stands for by the rules of the configuration.
+
+    This is the `NameResolver` of the request path. Lifetime: process.
+    """
 
     def __init__(
         self,
@@ -56,6 +59,7 @@ class ModelNames:
             self.rules = NameRules(settings)
             self._settings, self._version = settings, -1
             self._told.clear()
+            self._metrics.forget(self.rules.names)
             self._expect()
 
     def _expect(self) -> None:

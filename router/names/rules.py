@@ -103,6 +103,7 @@ class NameRules:
             if self.follows(rule, target) is None
         }
         self.models = frozenset(targets)  # that names stand for in the end
+        self.names = frozenset(seen)  # of rules, patterns included
 
     @property
     def exact(self) -> Mapping[str, NameRule]:

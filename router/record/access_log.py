@@ -117,7 +117,10 @@ def line_of(record: RequestRecord, unix_offset_s: float) -> AccessLine:
 
 
 def names_in(record: RequestRecord) -> dict[str, Any]:
-    """What a rule made of the model's name, as fields of a line; nothing where there is no rule."""
+    """Return the name that was asked for, its rule and the revision, as fields of a log's line.
+
+    There are none if no rule counted.
+    """
     name = record.name
     if name is None:
         return {}

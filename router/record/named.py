@@ -9,7 +9,7 @@ from policies.record import record
 
 @record
 class NamedModel:
-    """What a rule made of the model that a request names. Lifetime: request."""
+    """The model that a rule of names chose for a request. Lifetime: request."""
 
     asked: str | None  # as the client wrote it; None: its request names no model
     rule: str  # the name or pattern whose rule chose last

@@ -35,8 +35,8 @@ class Attempt:
 
     __slots__ = (
         "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "hits", "leg", "model", "name", "outcome", "request_id", "routed_by",
-        "sent_s", "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
+        "ended_s", "error", "hits", "leg", "model", "name", "outcome", "request_id", "revision",
+        "routed_by", "sent_s", "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -64,6 +64,7 @@ class Attempt:
         self.routed_by = ""  # what of it, for people, where that is not plain
         self.hits: HitVerdict | None = None  # how exact the hits are, where somebody asked why
         self.name: NamedModel | None = None  # what a rule made of the model's name
+        self.revision: str | None = None  # of the worker, where there was a rule
         self.span_id = 0  # of a traced request
         self.address: tuple[str, int] | None = None  # of the worker; None: it was gone
         self.outcome: Outcome | None = None  # without its error, which holds on to the handler

@@ -104,7 +104,9 @@ class Attempts:
         attempt = Attempt(state.arrival, action, service.clock(), account.asked_s(), size)
         account.begins(attempt)
         state.attempts.append(attempt)
-        attempt.routed_by, attempt.name = state.prompt.routed_by, state.name
+        attempt.routed_by = state.prompt.routed_by
+        if state.name is not None and worker is not None:
+            attempt.name, attempt.revision = state.name, worker.facts.revision
         if service.hits is not None and state.explain != "no":
             member = service.fleet.members.get(action.worker_id)
             attempt.hits = service.hits.of_request(member, state.prompt)

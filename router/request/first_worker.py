@@ -49,11 +49,11 @@ class FirstWorkerWaits:
             or not self._queue.may_wait(state.arrival)
         ):
             return False
-        latest = state.attempts[-1] if len(state.attempts) > state.attempts_judged else None
+        latest = state.attempts[-1] if len(state.attempts) > state.attempts_before_wait else None
         if latest is None:
             return not self._queue.ready_workers(state.arrival.model)
         lost = sum(one.by_worker and one.error == "early_close" for one in state.attempts)
-        rounds_left = state.rounds < _ROUNDS and lost <= _LOSSES
+        rounds_left = state.rounds_after_loss < _ROUNDS and lost <= _LOSSES
         return rounds_left and latest.by_worker and latest.error in _LEFT
 
     async def wait(self, state: RequestState, target: Target | None) -> Reject | None:
@@ -71,8 +71,11 @@ class FirstWorkerWaits:
         if state.ticket.request_id >= 0:  # it came before the core, which refused it
             state.ticket.close()
             state.ticket = Ticket(service.dispatcher)
-            if len(state.attempts) > state.attempts_judged:
-                state.attempts_judged, state.rounds = len(state.attempts), state.rounds + 1
+            if len(state.attempts) > state.attempts_before_wait:
+                state.attempts_before_wait, state.rounds_after_loss = (
+                    len(state.attempts),
+                    state.rounds_after_loss + 1,
+                )
                 await asyncio.sleep(_PROBED_S)
         if self._queue.holds(arrival.model):
             refusal = await self._queued(state, arrival, state.waits_since)

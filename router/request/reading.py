@@ -135,15 +135,15 @@ class InferenceReader:
         asked = scanned.model or named
         model = asked or self._only_model()
         name = None
-        edits = edits and target is None and path is not OTHER
-        if service.names is not None and edits and model:
+        if service.names is not None and edits and target is None and path is not OTHER and model:
             name = await service.names.choose(model, key.tenant, session, body)
-        if name is not None:
+        if name is None:
+            if model:
+                check_model(key, model)
+        else:
             body, name = await _renamed(body, name, asked)
             check_model(key, model, name.model)
             model = name.model
-        elif model:
-            check_model(key, model)
         priority = priority_within(key, scanned.priority)
         salt = salt_of(key, scanned.cache_salt, terms.isolate) if path.computes else None
         new_salt = None if salt == scanned.cache_salt else salt

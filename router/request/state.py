@@ -76,8 +76,8 @@ class RequestState:
     last_refusal: HeldReply | None = None  # a worker's words in place of an answer
     waits_since: Began | None = None  # it waited because no worker of its model was there
     waited_in_vain: bool = False
-    rounds: int = 0  # in which it was placed anew after it lost a worker
-    attempts_judged: int = 0  # before the latest of these
+    rounds_after_loss: int = 0  # in which it was placed anew after it lost a worker
+    attempts_before_wait: int = 0  # made before it waited last
     kept_open: KeptOpenReply | None = None  # the client got comments while the request waited
     _exits: ExitStack | None = None
 

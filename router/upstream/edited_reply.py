@@ -7,7 +7,8 @@ from typing import Protocol
 
 from router.http.messages import Request
 from router.http.reply import Framing, Header, ReplyHead
-from router.upstream.client_reply import ClientReply, ClientSocket
+from router.upstream.client_reply import ClientSocket
+from router.upstream.framed_reply import FramedReply
 
 _WHOLE_BYTES = 1 << 20  # a body of a known length up to this is edited as a whole
 _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
@@ -26,7 +27,7 @@ class Editor(Protocol):
         """Return the last bytes of the body, which has ended."""
 
 
-class EditedReply(ClientReply):
+class EditedReply(FramedReply):
     """A `ClientReply` whose body goes through an `Editor`.
 
     The relay gives it the body alone. It frames the body anew: by chunks, or by its length where
@@ -42,10 +43,8 @@ class EditedReply(ClientReply):
     ) -> None:
         """`editor`: of this reply alone. The others are those of `ClientReply`."""
         super().__init__(request, buffer_bytes, extra_headers)
-        self.dechunk = True
         self._editor = editor
         self._edits = False
-        self._chunks = False
         self._whole: list[bytes] | None = None  # a body that is edited once all of it is there
         self._whole_head: ReplyHead
 
@@ -63,16 +62,14 @@ class EditedReply(ClientReply):
             return
         if self._edits or head.framing is Framing.CHUNKED:
             head = _by_chunks(head)
-        self._chunks = head.framing is Framing.CHUNKED and not self.http_1_0
+        self.chunks = head.framing is Framing.CHUNKED and not self.http_1_0
         super().head(head)
 
     def data(self, data: bytes) -> None:
         if self._whole is not None:
             self._whole.append(data)
             return
-        data = self._framed(self._editor.feed(data) if self._edits else data)
-        if data or self._begun:
-            self._write(data)
+        self.write_framed(self._editor.feed(data) if self._edits else data)
 
     def finish(self) -> None:
         if self._whole is not None:
@@ -82,15 +79,11 @@ class EditedReply(ClientReply):
             headers = (*kept, (b"Content-Length", b"%d" % len(body)))
             super().head(replace(self._whole_head, headers=headers, length=len(body)))
             self._write(body)
-        elif self._edits or self._chunks:
-            last = self._framed(self._editor.flush()) if self._edits else b""
-            self._write(last + (b"0\r\n\r\n" if self._chunks else b""))
+        else:
+            if self._edits:
+                self.write_framed(self._editor.flush())
+            self.end_frames()
         super().finish()
-
-    def _framed(self, data: bytes) -> bytes:
-        if not (self._chunks and data):
-            return data
-        return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def _by_chunks(head: ReplyHead) -> ReplyHead:

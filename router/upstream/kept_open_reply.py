@@ -7,8 +7,9 @@ import msgspec
 from router.http.errors import error_body, error_type
 from router.http.messages import Request
 from router.http.reply import Framing, Header, ReplyHead
-from router.upstream.client_reply import ClientReply, ClientSocket
+from router.upstream.client_reply import ClientSocket
 from router.upstream.edited_reply import Editor
+from router.upstream.framed_reply import FramedReply
 
 PING = b": waiting for a worker\n\n"  # a comment, which readers of events pass over
 _HEAD = ReplyHead(
@@ -22,7 +23,7 @@ _TYPED = (b'{"type":"error"', b'{"type": "error"')  # as Anthropic's API begins 
 _REFUSAL_BYTES = 65_536  # of a worker's error, which becomes an event
 
 
-class KeptOpenReply(ClientReply):
+class KeptOpenReply(FramedReply):
     """A `ClientReply` with comments in it while its request waits, so that nobody in between ends
     the connection as idle.
 
@@ -45,8 +46,7 @@ class KeptOpenReply(ClientReply):
         self._refusal: list[bytes] | None = None  # of a worker
         self._refusal_bytes = 0
         self._refusal_status = 0
-        self._chunks = not self.http_1_0
-        self.dechunk = True
+        self.chunks = not self.http_1_0
 
     @property
     def begun(self) -> bool:
@@ -62,7 +62,7 @@ class KeptOpenReply(ClientReply):
             return
         if not self.body_length:
             super().head(_HEAD)
-        self._write(self._framed(PING))
+        self.write_framed(PING)
 
     def follow(self, editor: Editor | None) -> None:
         """Take the answer of another attempt. `editor` changes its body; None: nothing does.
@@ -86,7 +86,7 @@ class KeptOpenReply(ClientReply):
                 self._refusal.append(data)
             return
         self._answered = True
-        self._write(self._framed(data if self._editor is None else self._editor.feed(data)))
+        self.write_framed(data if self._editor is None else self._editor.feed(data))
 
     def finish(self) -> None:
         if self._refusal is not None:
@@ -95,8 +95,8 @@ class KeptOpenReply(ClientReply):
             return
         self._answered = True
         if self._editor is not None:
-            self._write(self._framed(self._editor.flush()))
-        self._end()
+            self.write_framed(self._editor.flush())
+        self.end_frames()
 
     def fail(self, error: bytes) -> None:
         """End it with an event that has this error, the body of an answer in JSON."""
@@ -105,15 +105,8 @@ class KeptOpenReply(ClientReply):
         if self._is_named and not line.startswith(_TYPED):
             line = line.replace(b"{", b'{"type":"error",', 1)
         name = b"event: error\n" if self._is_named else b""
-        self._write(self._framed(b"%bdata: %b\n\n" % (name, line)))
-        self._end()
-
-    def _end(self) -> None:
-        if self._chunks:
-            self._write(b"0\r\n\r\n")
-
-    def _framed(self, data: bytes) -> bytes:
-        return b"%x\r\n%b\r\n" % (len(data), data) if self._chunks and data else data
+        self.write_framed(b"%bdata: %b\n\n" % (name, line))
+        self.end_frames()
 
 
 class _Error(msgspec.Struct):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
+from router.core.workers.served_models import ServedModels
 from router.core.workers.table import WorkerTable
 
 SEEN_MAX = 4_096
@@ -32,8 +32,7 @@ class KnownModels:
         self.named = named
         self._seen_s = seen_s
         self._version = -1  # of the workers, when these were noted
-        self._listed: dict[int, tuple[str, ...]] = {}  # by worker: its models
-        self._served: Counter[str] = Counter()  # by model: how many workers list it
+        self._served = ServedModels()
         # Of those that left with their workers, oldest first: until when, and their base model.
         self._left: dict[str, tuple[float, str]] = {}
 
@@ -58,36 +57,14 @@ class KnownModels:
         return self._clock() < until_s and (base == model or base not in self._served)
 
     def _look(self) -> None:
-        """Note which models came, and which left with their last worker, since the last look.
-
-        A model that a worker lists no more, as an adapter that was unloaded, is not waited for.
-        """
-        workers = self._workers
-        if self._version == workers.version:
+        """Note which models left with their last worker since the last look."""
+        if self._version == self._workers.version:
             return
-        self._version = workers.version
-        for worker in workers:  # those of most are as they were
-            models, before = worker.facts.models, self._listed.get(worker.worker_id, ())
-            if models is not before:
-                self._listed[worker.worker_id] = models
-                self._served.update(models)
-                self._lose(before)
-        gone = self._listed.keys() - {worker.worker_id for worker in workers}
+        self._version = self._workers.version
         until_s = self._clock() + self._seen_s()
-        for worker_id in sorted(gone):
-            models = self._listed.pop(worker_id)
-            for model in self._lose(models):
-                self._left.pop(model, None)
-                self._left[model] = until_s, models[0]
+        left = self._served.look((w.worker_id, w.facts.models) for w in self._workers)
+        for model, base in left.items():
+            self._left.pop(model, None)
+            self._left[model] = until_s, base
         while len(self._left) > SEEN_MAX:
             del self._left[next(iter(self._left))]
-
-    def _lose(self, models: Iterable[str]) -> list[str]:
-        """Note that a worker lists these models no more; return those that nobody lists now."""
-        lost = []
-        for model in models:
-            self._served[model] -= 1
-            if not self._served[model]:
-                del self._served[model]
-                lost.append(model)
-        return lost

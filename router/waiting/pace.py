@@ -1,4 +1,4 @@
-"""How many waiting requests of a model may go now that a worker of it is there."""
+"""The pace at which the router sends a model's waiting requests to its first workers."""
 
 from __future__ import annotations
 

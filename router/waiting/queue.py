@@ -37,10 +37,6 @@ class Began(NamedTuple):
     order: int  # of no other request; smaller ones came before
 
 
-def _no_others() -> frozenset[str]:
-    return frozenset()
-
-
 @dataclass(slots=True, eq=False)
 class Waiter:
     """A request that waits. Lifetime: as long as it waits."""
@@ -188,7 +184,7 @@ class WorkerWait:
         arrival: Arrival,
         body_bytes: int,
         began: Began,
-        others: Callable[[], frozenset[str]] = _no_others,
+        others: Callable[[], frozenset[str]] = frozenset,
     ) -> Rejection | None:
         """Wait until the request may go to a worker; else return why it is refused.
 

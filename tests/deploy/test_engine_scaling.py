@@ -46,7 +46,7 @@ def scalers(values: Object) -> list[Object]:
 
 
 def triggers(values: Object) -> dict[str, Object]:
-    """What KEDA asks Prometheus, by the trigger's name."""
+    """Return the queries that KEDA sends to Prometheus, by the trigger's name."""
     (one,) = scalers(values)
     return {trigger["name"]: trigger["metadata"] for trigger in one["spec"]["triggers"]}
 
@@ -99,7 +99,7 @@ EXPECTED = [(60, 0, 0), (90, 43, 1), (150, 43, 1), (200, 0, 0), (500, 0, 0)]
 
 
 def series(model: str = MODEL, namespace: str = "llm") -> list[Object]:
-    """What the routers tell of a model; `ADAPTER` has its series at 0 from the start."""
+    """Return the routers' samples of a model, and those of `ADAPTER`, which are 0 throughout."""
     return [
         {
             "series": f'warmroute_{family}{{model="{one}", namespace="{namespace}", '
@@ -147,7 +147,7 @@ def test_missing_series_are_no_zero(tmp_path: Path) -> None:
 
 
 def replicas(asked: dict[str, Object], values: dict[str, float], most: int) -> int:
-    """What KEDA makes of the values of its triggers, once the idle time is over."""
+    """Return the replicas that KEDA wants by its triggers' values, after the idle time."""
     active = any(values[name] > float(one["activationThreshold"]) for name, one in asked.items())
     wanted = [-(-values[name] // float(one["threshold"])) for name, one in asked.items()]
     return min(max(int(max(wanted)), 1), most) if active else 0

@@ -70,3 +70,10 @@ async def test_what_fails_at_its_revision_goes_to_others_of_the_model(tmp_path: 
             assert len(after[0]) == SESSIONS
             assert set(first[0]) <= set(after[0])
             assert broken
+            expected = {"ok": len(first[1]), "elsewhere": 0, "failed": len(broken)}
+            labels = f'{{model="{MODEL}",result="%s",revision="v2",rule="chat"}}'
+            counts = {
+                result: await stack.metric("warmroute_name_requests_total" + labels % result)
+                for result in expected
+            }
+            assert counts == expected

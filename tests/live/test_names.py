@@ -78,7 +78,7 @@ async def raw(stack: Stack, path: str, body: bytes) -> tuple[int, bytes]:
 
 
 def only_the_name(sent: bytes, came: bytes, asked: str, served: str) -> bool:
-    """Whether one name in what was sent was replaced, and nothing else."""
+    """Return True if a worker got what was sent, with one name replaced and no other byte."""
     places = [m.start() for m in re.finditer(re.escape(asked.encode()), sent)]
     end = len(asked)
     return came in [sent[:at] + served.encode() + sent[at + end :] for at in places]

@@ -29,7 +29,7 @@ _KEY_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True)
 class RevisionShare:
-    """What one revision of a model can carry, relative to the others.
+    """The share of a model's requests that one of its revisions can carry.
 
     Lifetime: until a worker changes.
     """

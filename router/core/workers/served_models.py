@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class ServedModels:
@@ -19,8 +19,15 @@ class ServedModels:
     def __contains__(self, model: str) -> bool:
         return model in self._workers
 
-    def look(self, listed: Iterable[tuple[int, tuple[str, ...]]]) -> None:
-        """Take the models of all workers, by worker id, as they are now."""
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._workers)
+
+    def look(self, listed: Iterable[tuple[int, tuple[str, ...]]]) -> dict[str, str]:
+        """Take the models of all workers, by worker id, as they are now.
+
+        Return the models that left with their last worker, each with that worker's first model. A
+        model that a worker lists no more, as an adapter that was unloaded, is not among them.
+        """
         before = self._listed
         now = dict(listed)
         for worker_id, models in now.items():
@@ -28,12 +35,18 @@ class ServedModels:
             if models is not old:
                 self._workers.update(models)
                 self._lose(old)
+        left = dict[str, str]()
         for models in before.values():  # of workers that left
-            self._lose(models)
+            left |= dict.fromkeys(self._lose(models), models[0] if models else "")
         self._listed = now
+        return left
 
-    def _lose(self, models: Iterable[str]) -> None:
+    def _lose(self, models: Iterable[str]) -> list[str]:
+        """Count a worker's list out; return those that nobody lists now."""
+        lost = []
         for model in models:
             self._workers[model] -= 1
             if not self._workers[model]:
                 del self._workers[model]
+                lost.append(model)
+        return lost

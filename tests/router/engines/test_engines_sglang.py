@@ -27,7 +27,7 @@ async def test_it_is_known_by_its_server_info_under_both_names(path: str) -> Non
 
 @pytest.mark.parametrize("path", ["/server_info", "/get_server_info"])
 async def test_the_revision_of_its_model_is_not_that_of_its_version(path: str) -> None:
-    """It is told the same version at both times, so that its pairs are of one revision."""
+    """The router reads the same version when it recognizes SGLang and when it asks before a leg."""
     info = {**INFO, "version": "0.5.6", "revision": "main"}
     one = await recognized({"/v1/models": MODELS, path: info})
     assert one.told == EngineVersion("0.5.6", None, path)

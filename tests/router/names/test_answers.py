@@ -11,7 +11,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from router.http.reply import Framing, ReplyHead
+from router.http.framing import parse_head
+from router.http.reply import ReplyHead
 from router.names.answers import AnswerEditor, EventLines, with_model
 from router.names.long_answers import LongAnswer
 
@@ -136,7 +137,11 @@ def test_an_event_without_an_end_goes_on_as_it_came() -> None:
 
 
 def head(*headers: tuple[bytes, bytes], status: int = 200, stream: bool = False) -> ReplyHead:
-    return ReplyHead(status, b"", headers, Framing.CHUNKED, event_stream=stream)
+    """Return a worker's head as it is read from the wire."""
+    lines = [b"HTTP/1.1 %d OK" % status, b"Transfer-Encoding: chunked"]
+    lines += [b"%b: %b" % header for header in headers]
+    lines += [b"Content-Type: text/event-stream"] if stream else []
+    return parse_head(b"\r\n".join(lines) + b"\r\n", "POST")
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ def record(name: NamedModel, outcome: Outcome | None = None, **more: object) -> 
         decision = Decision("p", "policy", 0, 9, (), False)
         attempts = [Attempt(arrival, Dispatch(1, (Stage(0, "both"),), decision), 0.0)]
         attempts[0].end(outcome, 1.0)
+        attempts[0].revision = name.revision
     return RequestRecord(0.0, 2.0, arrival, attempts, name=name, **more)  # type: ignore[arg-type]
 
 
@@ -35,7 +36,7 @@ def shown(metrics: NameMetrics) -> dict[str, float]:
 
 NAME = NamedModel("chat", "chat", "llama", "v2")
 LABELS = 'model="llama",revision="v2",rule="chat"'
-RESULTS = ("ok", "failed", "refused", "client_left")
+RESULTS = ("ok", "elsewhere", "failed", "refused", "client_left")
 
 
 def requests(result: str) -> str:
@@ -56,7 +57,7 @@ def test_results_and_first_tokens_by_target() -> None:
     metrics.count(record(NAME, Outcome(0.0, 200, left, 9, first_byte_s=0.15)))
     found = shown(metrics)
     results = {result: found[requests(result)] for result in RESULTS}
-    assert results == {"ok": 1, "failed": 3, "refused": 2, "client_left": 2}
+    assert results == {"ok": 1, "elsewhere": 0, "failed": 3, "refused": 2, "client_left": 2}
     of = "time_to_first_token_seconds"
     assert found[f"{of}_count{{{LABELS}}}"] == 2
     assert found[f'{of}_bucket{{le="0.1",{LABELS}}}'] == 0
@@ -68,7 +69,7 @@ def test_targets_are_shown_before_any_request() -> None:
     metrics.expect(weighted_of("chat=llama@v1:9,llama@v2:1"))
     found = shown(metrics)
     assert found[requests("ok")] == 0
-    assert sum(series.startswith("requests_total") for series in found) == 8
+    assert sum(series.startswith("requests_total") for series in found) == 2 * len(RESULTS)
 
 
 def test_targets_are_bounded() -> None:
@@ -78,5 +79,27 @@ def test_targets_are_bounded() -> None:
         metrics.count(record(NamedModel(f"n{n}", f"n{n}", "m"), good))
     found = shown(metrics)
     counts = [value for series, value in found.items() if series.startswith("requests_total")]
-    assert len(counts) == 4 * 1_001
+    assert len(counts) == len(RESULTS) * 1_001
     assert max(counts) == 100
+
+
+def test_what_another_revision_answers_is_no_success_of_the_target() -> None:
+    metrics, good = NameMetrics(), Outcome(0.0, 200, first_byte_s=0.15)
+    failed = record(NAME, Outcome(0.0, 500, WorkerError("status_5xx", "x")))
+    for first in ([*failed.attempts], []):  # it failed at its target, or had no worker there
+        other = record(NAME, good)
+        other.attempts[0].revision = "v1"
+        other.attempts[:0] = first  # type: ignore[index]
+        metrics.count(other)
+    found = shown(metrics)
+    assert [found[requests(result)] for result in RESULTS] == [0, 1, 1, 0, 0]
+    assert not found[f"time_to_first_token_seconds_count{{{LABELS}}}"]
+
+
+def test_targets_of_rules_that_are_gone_are_not_shown() -> None:
+    metrics = NameMetrics()
+    metrics.expect(weighted_of("chat=llama@v2:1,llama@v1:1"))
+    metrics.expect(weighted_of("gone=llama@v2:1,llama@v1:1"))
+    metrics.forget({"chat"})
+    assert all('rule="chat"' in series for series in shown(metrics))
+    assert shown(metrics)[requests("ok")] == 0

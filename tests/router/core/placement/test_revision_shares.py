@@ -23,7 +23,7 @@ SERIALS = itertools.count()
 
 @dataclass(frozen=True)
 class Count:
-    """How many workers a revision has of each role."""
+    """The number of workers of each role in one revision."""
 
     prefill: int
     decode: int
@@ -145,7 +145,7 @@ def test_a_long_conversation_without_a_session_stays() -> None:
 
 @dataclass(frozen=True)
 class Trouble:
-    """What may happen to the only prefill worker of v1, the worker 4."""
+    """An event that takes worker 4, the only prefill worker of v1, out of service."""
 
     name: str
 

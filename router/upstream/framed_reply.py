@@ -1,0 +1,35 @@
+"""A reply to a client that is framed here, because its body is not the worker's byte for byte."""
+
+from __future__ import annotations
+
+from router.http.messages import Request
+from router.http.reply import Header
+from router.upstream.client_reply import ClientReply
+
+
+class FramedReply(ClientReply):
+    """A `ClientReply` whose body comes without the worker's framing. Lifetime: request.
+
+    A subclass writes the body by `write_framed`, and `end_frames` after its last bytes.
+    """
+
+    chunks = False  # the client gets the body in chunks
+
+    def __init__(
+        self, request: Request, buffer_bytes: int, extra_headers: tuple[Header, ...]
+    ) -> None:
+        """The arguments are those of `ClientReply`."""
+        super().__init__(request, buffer_bytes, extra_headers)
+        self.dechunk = True
+
+    def write_framed(self, data: bytes) -> None:
+        """Write bytes of the body, and the head before them if it waits to be written."""
+        if self.chunks and data:
+            data = b"%x\r\n%b\r\n" % (len(data), data)
+        if data or self._begun:
+            self._write(data)
+
+    def end_frames(self) -> None:
+        """Write what ends the body."""
+        if self.chunks:
+            self._write(b"0\r\n\r\n")
