@@ -92,11 +92,13 @@ def in_order(shares: Iterable[RevisionShare], key: bytes) -> list[RevisionShare]
     """
     scores = []
     for share in shares:
+        if share.weight <= 0.0:  # not by the score: that of the least weights is rounded to 0
+            continue
         bits = xxhash.xxh3_64_intdigest(key, share.seed)
         score = share.weight / -math.log(((bits >> 11) + 0.5) * 2.0**-53)
         scores.append((score, share))
     scores.sort(key=itemgetter(0), reverse=True)
-    return [share for score, share in scores if score > 0.0]
+    return [share for _, share in scores]
 
 
 class Revisions:
