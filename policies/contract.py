@@ -72,6 +72,8 @@ class RequestView:
     approximate: bool = False  # the chain is made of text blocks, not of the engine's tokens
     session: str | None = None  # unique within its tenant only
     tenant: str | None = None
+    group: str | None = None  # one person's sessions: a main agent and its sub-agents
+    parent: str | None = None  # group or session of the agent that started this one; None: none
     priority: int = 0  # lower is served first, as in vLLM
     # State of its session's cache: "new" if this is the session's first request, "cold" if no
     # worker holds half of the session's private tokens any more, else "warm". A session is known

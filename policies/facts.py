@@ -102,10 +102,32 @@ Role = Literal["both", "prefill", "decode"]
 
 
 @record
+class Identity:
+    """What a client says about the agent that sends a request, within the request's tenant.
+
+    An agent's client runs a main agent, its sub-agents and side requests, such as one for a title.
+    Each agent's conversation is a session of its own (`Arrival.session`). All sessions that one
+    person started at once are a group. The ids are the client's own texts.
+    """
+
+    group: str | None = None  # the person's session: its main agent, sub-agents, side requests
+    parent: str | None = None  # group or session of the agent that started this one; None: none
+    # Requests whose prompts begin alike, by the client's word (OpenAI's `prompt_cache_key`).
+    cache_group: str | None = None
+    user: str | None = None  # the person, for fairness only; perhaps a whole chat page's
+    final: bool = False  # this is the last request of its session
+
+
+UNIDENTIFIED = Identity()
+
+
+@record
 class Arrival:
     """A request arrived at the router.
 
     `chains` has the chain hashes of the prompt for each block size that the model's workers use.
+    `session` is the id of the agent's conversation that the prompt belongs to, if the client gives
+    one.
     """
 
     now_s: float
@@ -128,6 +150,8 @@ class Arrival:
     hold_s: float | None = None  # longest wait for a worker; None: as long as others
     among: tuple[int, ...] | None = None  # the only workers that may have it; None: any
     revision: str | None = None  # of the model, whose workers are asked first; None: any
+    identity: Identity = UNIDENTIFIED
+    expected_output_tokens: int | None = None  # by the client's word; None: it says nothing
 
 
 @record
@@ -148,6 +172,8 @@ class Dispatched:
     session: str | None = None  # its tenant's: another one may use the same name
     tenant: str | None = None
     leg: Role = "both"
+    group: str | None = None  # as in the request's `Identity`
+    parent: str | None = None
 
 
 @record

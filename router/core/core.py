@@ -612,6 +612,8 @@ class RouterCore:
             arrival.session,
             arrival.tenant,
             charge.leg,
+            arrival.identity.group,
+            arrival.identity.parent,
         )
 
     def _hold(self, pending: Pending, now_s: float) -> list[Action]:

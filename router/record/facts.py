@@ -195,6 +195,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "spec": partial(_built, facts.WorkerFacts),
         "snapshot": partial(_built, facts.CacheSnapshot),
         "finish": partial(_built, facts.Finish),
+        "identity": partial(_built, facts.Identity),
         **dict.fromkeys(("arrival", "rest"), partial(_built, facts.Arrival)),
     }
 )

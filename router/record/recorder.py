@@ -13,6 +13,7 @@ import numpy as np
 
 from policies.contract import Hashes
 from policies.facts import (
+    UNIDENTIFIED,
     Arrival,
     Fact,
     KvCopied,
@@ -28,7 +29,7 @@ from router.core.core import RouterCore
 from router.core.workers.kv_events import WireEvents, block_name, block_names, chain_of
 from router.record.facts import Preamble, fields_of, framed, plain
 from router.record.log_files import Background, LogFile, opening
-from router.record.request_line import pseudonym
+from router.record.request_line import pseudonym, pseudonyms
 
 # The chain of blocks whose parent has not come.
 NOT_KNOWN: Hashes = np.zeros(0, dtype=np.uint64)
@@ -286,9 +287,14 @@ class FactRecorder:
             log.error("facts recorder: %d facts were not written before the end", left)
 
     def _shown(self, arrival: Arrival) -> Arrival:
-        if arrival.session is None:
+        session, identity = arrival.session, arrival.identity
+        if session is None and identity is UNIDENTIFIED:
             return arrival
-        return replace(arrival, session=pseudonym(arrival.session, self._key))
+        return replace(
+            arrival,
+            session=pseudonym(session, self._key),
+            identity=pseudonyms(identity, self._key),
+        )
 
     def _nameless(self, arrival: Arrival, actions: list[Action]) -> tuple[Arrival, list[Action]]:
         """The name of a model that nobody serves may be any text; its digest is refused alike."""

@@ -18,6 +18,7 @@ import msgspec
 import numpy as np
 
 from policies.contract import Hashes
+from policies.facts import Identity
 
 FORMAT = "warmroute-requests"
 VERSION = 1
@@ -98,6 +99,12 @@ class RequestLine(msgspec.Struct, frozen=True):
     asked: str | msgspec.UnsetType | None = msgspec.UNSET
     rule: str | msgspec.UnsetType = msgspec.UNSET
     revision: str | msgspec.UnsetType | None = msgspec.UNSET
+    # What the client said of its agent, as keyed digests (`policies.facts.Identity`).
+    group: str | msgspec.UnsetType = msgspec.UNSET
+    parent: str | msgspec.UnsetType = msgspec.UNSET
+    cache_group: str | msgspec.UnsetType = msgspec.UNSET
+    user: str | msgspec.UnsetType = msgspec.UNSET
+    final: bool | msgspec.UnsetType = msgspec.UNSET
 
 
 def chain_bytes(chain: Hashes) -> bytes:
@@ -118,3 +125,14 @@ def pseudonym(name: str | None, key: bytes) -> str | None:
         return None
     data = name.encode("utf-8", "surrogatepass")
     return blake2b(data, key=key, digest_size=_PSEUDONYM_BYTES).hexdigest()
+
+
+def pseudonyms(identity: Identity, key: bytes) -> Identity:
+    """Return an identity with the pseudonym of each of its ids."""
+    return Identity(
+        group=pseudonym(identity.group, key),
+        parent=pseudonym(identity.parent, key),
+        cache_group=pseudonym(identity.cache_group, key),
+        user=pseudonym(identity.user, key),
+        final=identity.final,
+    )

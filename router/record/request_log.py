@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from policies.contract import Hashes
-from policies.facts import Arrival, WorkerFacts
+from policies.facts import UNIDENTIFIED, Arrival, Identity, WorkerFacts
 from router.core.contract.actions import regret_hit_tokens, regret_s
 from router.core.contract.settings import NO_LIMIT
 from router.core.core import RouterCore
@@ -42,6 +42,7 @@ from router.record.request_line import (
     RequestLine,
     chain_bytes,
     pseudonym,
+    pseudonyms,
 )
 from router.record.request_record import CLIENT_LEFT, RequestRecord
 from router.record.salt import Salt, salt_beside
@@ -128,12 +129,23 @@ class LineMaker:
             worker_prompt_tokens=usage.prompt_tokens,
             **_hindsight(record, first_byte_s),
             **names_in(record),
+            **_identity_in(arrival.identity, self._salt.names),
         )
 
 
 def _arrival_of(record: RequestRecord) -> Arrival:
     assert record.arrival is not None, "only what came before the core has a line"
     return record.arrival
+
+
+def _identity_in(identity: Identity, key: bytes) -> dict[str, Any]:
+    """Return the fields of a line that say which agent of whom sent the request."""
+    if identity is UNIDENTIFIED:
+        return {}
+    shown = pseudonyms(identity, key)
+    ids = {name: getattr(shown, name) for name in ("group", "parent", "cache_group", "user")}
+    ids = {name: value for name, value in ids.items() if value is not None}
+    return ids | {"final": True} if identity.final else ids
 
 
 def _end_of(record: RequestRecord) -> tuple[int, str | None]:

@@ -7,27 +7,42 @@ from random import Random
 from typing import Protocol
 
 from policies.contract import Hashes
-from policies.facts import Role
+from policies.facts import UNIDENTIFIED, Identity, Role
+from simulator.replay.setup import ClientIds
 from simulator.replay.station import Station
 from simulator.traces.job import Job
 from simulator.traces.sessions import sessions
 
 
-class Anonymous:
-    """Which sessions the router is told of. Lifetime: replay.
+class NamedSessions:
+    """Gives requests the ids that their clients would send. Lifetime: replay.
 
-    A client says it always or never, so the draw is the session's and not the request's.
+    ids: "agents": the session, its parent and its group, as coding agents send them. "key": one
+    `prompt_cache_key` for a whole group. "none": nothing.
+    no_session_share: the share of sessions, [0, 1], whose clients send nothing. A client always
+    sends ids or never, so the draw is the session's and not the request's.
     """
 
-    def __init__(self, seed: int, share: float) -> None:
-        self._seed, self._share = seed, share
+    def __init__(self, seed: int, ids: ClientIds, no_session_share: float) -> None:
+        self._seed, self._ids, self._share = seed, ids, no_session_share
 
-    def seen(self, session: str | None) -> str | None:
-        """The session's id as the router sees it."""
-        if not self._share or session is None:
-            return session
-        drawn = Random(f"{self._seed}/no session/{session}").random()
-        return None if drawn < self._share else session
+    def of(self, job: Job) -> tuple[str | None, Identity]:
+        """Return the session's id and the rest of the identity that the router reads."""
+        group = job.group
+        if self._ids == "none" or self._unnamed(job.session if group is None else group):
+            return None, UNIDENTIFIED
+        if self._ids == "key":
+            key = job.session if group is None else group
+            return None, UNIDENTIFIED if key is None else Identity(cache_group=key)
+        session = group if job.side and group is not None else job.session
+        if group is None and job.parent is None and not job.final:
+            return session, UNIDENTIFIED
+        return session, Identity(group=group, parent=job.parent, final=job.final)
+
+    def _unnamed(self, name: str | None) -> bool:
+        if not self._share or name is None:
+            return False
+        return Random(f"{self._seed}/no session/{name}").random() < self._share
 
 
 class TimedTurn:

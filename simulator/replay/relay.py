@@ -12,7 +12,7 @@ from policies.contract import Hashes
 from policies.facts import Arrival, Failure, Finish, FirstToken, Prefilled, Probed, Progress
 from router.core.contract.actions import Action, Dispatch, Ejected, Probe, Reject, Resync
 from simulator.replay.agenda import Agenda, Rank
-from simulator.replay.arrivals import Anonymous, Arrivals, Live, TimedTurn
+from simulator.replay.arrivals import Arrivals, Live, NamedSessions, TimedTurn
 from simulator.replay.observer import Observer
 from simulator.replay.replicas import Replicas
 from simulator.replay.result import NEVER, Book, Verdict
@@ -156,7 +156,7 @@ class Relay:
         network_ns: int,
         progress_ns: int,
         observers: Sequence[Observer],
-        anonymous: Anonymous,
+        named: NamedSessions,
     ) -> None:
         self.core = core
         self.book = Book()
@@ -173,7 +173,7 @@ class Relay:
         self._block_size = chainer.engine_block
         self._progress_ns = progress_ns
         self._observers = tuple(observers)
-        self._anonymous = anonymous
+        self._named = named
         self._live: dict[int, Live] = {}
         self.serving = Serving(agenda, self._live, network_ns)
         self.serving.on_answer = self._answered
@@ -212,13 +212,15 @@ class Relay:
         # Index and engine take whole buffers; of a source with small blocks it is every k-th name.
         chain = np.ascontiguousarray(self._chainer.chain(job, row))
         self._live[row] = Live(turn, chain)
+        session, identity = self._named.of(job)
         arrival = Arrival(
             now_s=now_ns / 1e9,
             request_id=row,
             model=MODEL,
             prompt_tokens=job.prompt_tokens,
             chains={size: chain if len(chain) == blocks else chain[:blocks]},
-            session=self._anonymous.seen(job.session),
+            session=session,
+            identity=identity,
             tenant=job.tenant,
             priority=job.priority,
             splits=self.serving.transfers is not None,

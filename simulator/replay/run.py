@@ -20,7 +20,7 @@ from router.core.contract.settings import CoreSettings
 from router.core.core import RouterCore
 from router.core.placement.guard import raising
 from simulator.replay.agenda import Agenda
-from simulator.replay.arrivals import Anonymous, ClosedLoop, OpenLoopArrivals
+from simulator.replay.arrivals import ClosedLoop, NamedSessions, OpenLoopArrivals
 from simulator.replay.faults import Failing, Fault, read_faults
 from simulator.replay.fleet import FleetBuilder, check_setup, some_fit
 from simulator.replay.observer import Observer, Sampler
@@ -121,7 +121,9 @@ class _Run:
             _ns(setup.world.network_ms),
             _ns(setup.world.progress_ms),
             observers,
-            Anonymous(setup.seed, setup.world.no_session_share),
+            NamedSessions(
+                setup.seed, setup.world.client_ids or "agents", setup.world.no_session_share
+            ),
         )
         self._core.carry_out = self._relay.carry_out
         if any(group.role != "both" for group in setup.groups):

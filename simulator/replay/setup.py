@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 
 from policies.facts import Role
@@ -41,6 +43,9 @@ class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_groups: str | msgspec.UnsetType = msgspec.UNSET
 
 
+ClientIds = Literal["agents", "key", "none"]
+
+
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How late and how lossy news travels. Times in milliseconds."""
 
@@ -58,6 +63,8 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica_lag_ms: float = 15.0  # until what one does is known to the others
     replicas_share: bool = True  # False: they know nothing of each other
     no_session_share: float = 0.0  # share of sessions whose id the router is not told, [0, 1]
+    # What clients say of their sessions: see `simulator.replay.arrivals`. Not said where unset.
+    client_ids: ClientIds | msgspec.UnsetType = msgspec.UNSET
     # KV between workers of different roles: gigabits per second of each GPU, each way, ...
     link_gbps: float = 200.0
     link_setup_ms: float = 1.0  # ... before a transfer begins, ...

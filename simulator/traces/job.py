@@ -27,7 +27,11 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     output_tokens: int  # at least 1: tokens the answer had
     ids: Hashes  # uint64
     answer_ids: Hashes = NO_IDS
-    session: str | None = None  # conversation it belongs to; its turns are in order
+    session: str | None = None  # conversation of one agent; its turns are in order
+    group: str | None = None  # the sessions of one person: a main agent and its sub-agents
+    parent: str | None = None  # session that started this one, as a sub-agent; None: none
+    side: bool = False  # its client gives it the main agent's id, as it does for titles
+    final: bool = False  # the last request of its session
     think_ns: int | None = None  # the client's pause after the answer before; None: not recorded
     tenant: str | None = None
     priority: int = 0  # lower is served first

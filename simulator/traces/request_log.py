@@ -62,6 +62,9 @@ class _LogLine(msgspec.Struct, frozen=True, gc=False):
     session: SessionId | None = None
     tenant: SessionId | None = None
     priority: Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)] = 0
+    group: SessionId | None = None
+    parent: SessionId | None = None
+    final: bool = False
 
 
 def block_size_of(raw: bytes, options: RequestLogOptions) -> int | None:
@@ -78,6 +81,9 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
     decode = msgspec.json.Decoder(_LogLine).decode
     headings = known = known_tokens = 0
     names = "0"  # whose names compare: of headings with one salt, or below one heading
+
+    def named(digest: str | None) -> str | None:
+        return None if digest is None else f"{names}/{digest}"
 
     def parse(raw: bytes) -> Job | None:
         nonlocal headings, known, known_tokens, names
@@ -103,9 +109,12 @@ def parser(block_tokens: int, model: str | None = None) -> Callable[[bytes], Job
             line.prompt_tokens,
             line.output_tokens or (known_tokens // known if known else 1),
             chain,
-            session=None if line.session is None else f"{names}/{line.session}",
-            tenant=None if line.tenant is None else f"{names}/{line.tenant}",
+            session=named(line.session),
+            tenant=named(line.tenant),
             priority=line.priority,
+            group=named(line.group),
+            parent=named(line.parent),
+            final=line.final,
             cached_tokens=line.cached_tokens,
         )
 

@@ -335,6 +335,8 @@ class Chooser:
             approximate=arrival.approximate,
             session=arrival.session,
             tenant=arrival.tenant,
+            group=arrival.identity.group,
+            parent=arrival.identity.parent,
             priority=arrival.priority,
             held_s=now_s - arrival.now_s if pending.held else 0.0,
             may_wait_s=max(most_s(arrival, self._settings.hold_s) - (now_s - arrival.now_s), 0.0),

@@ -109,7 +109,13 @@ class PeerRequests:
         self._session_tracking.dispatched(pending, worker.slot)
         if guard.remembers:
             sent = (request_id, worker.worker_id, prompt - uncached, uncached)
-            guard.observe(facts.Dispatched(now_s, *sent, chain, arrival.session, arrival.tenant))
+            guard.observe(
+                facts.Dispatched(
+                    *(now_s, *sent, chain, arrival.session, arrival.tenant),
+                    group=arrival.identity.group,
+                    parent=arrival.identity.parent,
+                )
+            )
 
     def first_token(self, fact: facts.PeerFirstToken) -> None:
         """Mark the prefill of a peer's request as finished."""
