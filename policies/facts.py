@@ -121,6 +121,18 @@ class Identity:
 UNIDENTIFIED = Identity()
 
 
+def whose(session: str | None, identity: Identity) -> str | None:
+    """Return the id that all requests of one person have in common, as far as the client says.
+
+    This is the group, else the session, which is then a group of its own, else the cache group. The
+    user does not count: a chat page may have one user for everybody. Return None if the client says
+    nothing.
+    """
+    if identity is UNIDENTIFIED:
+        return session
+    return identity.group or session or identity.cache_group
+
+
 @record
 class Arrival:
     """A request arrived at the router.

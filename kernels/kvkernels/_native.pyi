@@ -26,9 +26,21 @@ Ids = npt.NDArray[np.int64]
 Column = npt.NDArray[np.float64]
 Flags = npt.NDArray[np.bool_]
 # model, stream, session, cache salt, priority, most output tokens, prompts, messages, tokens of all
-# prompts, tokens of the longest one, whether they came as token ids
+# prompts, tokens of the longest one, whether they came as token ids, and what an agent's client
+# says of itself: `prompt_cache_key` and `user` as texts, other fields as their JSON
 RequestFields = tuple[
-    str | None, bool, str | None, str | None, int, int | None, int, int, int, int, bool
+    str | None,
+    bool,
+    str | None,
+    str | None,
+    int,
+    int | None,
+    int,
+    int,
+    int,
+    int,
+    bool,
+    dict[str, str | bytes] | None,
 ]
 Run = tuple[int | None, Hashes]
 Touch = tuple[int, int, list[tuple[int, int]]]
@@ -229,6 +241,9 @@ def json_text(text: Buffer) -> bytes | None: ...
 class PlainHead:
     def get(self, name: str) -> str | None: ...
     def fields(self) -> tuple[tuple[bytes, bytes], ...]: ...
+    # Those whose names in small letters are in `names`, by these names, the first value of each;
+    # None if there is none.
+    def among(self, names: frozenset[str]) -> dict[str, str] | None: ...
     # As lines with CRLF, but for names that are in `skip` in small letters, and internal ones.
     def lines(self, skip: frozenset[bytes]) -> bytes: ...
 

@@ -30,6 +30,7 @@ _BYTE = re.compile(r"^JSON is malformed: (?P<what>.*) \(byte (?P<offset>\d+)\)$"
 _EMPTY = "the request has no body; a JSON object is expected"
 _TRUNCATED = "it ends too early, or has half of a surrogate pair"
 
+_ABSENT = msgspec.Raw(b"null")
 Int32 = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**31 - 1)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
@@ -88,7 +89,7 @@ class Scanned:
     stream: bool = False
     prompts: tuple[str, ...] | tuple[Tokens, ...] = ()
     messages: tuple[Message, ...] = ()
-    session: str | None = None
+    session: str | None = None  # `session_id`
     cache_salt: str | None = None
     priority: int = 0
     hold_s: float | None = None  # longest wait for a worker
@@ -99,6 +100,8 @@ class Scanned:
     runs_on: bool = False  # at its worker, when its client has left
     stops: bool = False  # it ends another request
     routed_by: str = ""  # for people, where that is not plain
+    # What an agent's client says of itself, for `router.identity`: texts, or JSON values.
+    agent_fields: Mapping[str, str | bytes] | None = None
     options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 
 
@@ -112,6 +115,23 @@ class Common(PromptOptions):
     user: str | None = None
     cache_salt: str | None = None
     priority: Int32 | None = None
+    # Of agents' clients; `AGENT_FIELDS` has their names.
+    agent_hint: msgspec.Raw = _ABSENT
+    agentic_context: msgspec.Raw = _ABSENT
+    client_metadata: msgspec.Raw = _ABSENT
+    conversation: msgspec.Raw = _ABSENT
+    litellm_session_id: msgspec.Raw = _ABSENT
+    metadata: msgspec.Raw = _ABSENT
+    nvext: msgspec.Raw = _ABSENT
+    safety_identifier: msgspec.Raw = _ABSENT
+    service_tier: msgspec.Raw = _ABSENT
+    vllm_xargs: msgspec.Raw = _ABSENT
+
+
+AGENT_FIELDS = (
+    *("agent_hint", "agentic_context", "client_metadata", "conversation", "litellm_session_id"),
+    *("metadata", "nvext", "safety_identifier", "service_tier", "vllm_xargs"),
+)
 
 
 class _Body(Common):
@@ -273,12 +293,26 @@ def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
     return Scanned(
         model=fields.model,
         stream=bool(fields.stream),
-        session=fields.session_id or fields.prompt_cache_key or fields.user or None,
+        session=fields.session_id or None,
+        agent_fields=_agent_fields(fields),
         cache_salt=fields.cache_salt or None,
         priority=fields.priority or 0,
         options=more.pop("options", fields),
         **more,
     )
+
+
+def _agent_fields(fields: Common) -> dict[str, str | bytes] | None:
+    """Return what an agent's client says of itself, or None if it says nothing."""
+    found: dict[str, str | bytes] = {}
+    if fields.prompt_cache_key:
+        found["prompt_cache_key"] = fields.prompt_cache_key
+    if fields.user:
+        found["user"] = fields.user
+    for name in AGENT_FIELDS:
+        if (value := getattr(fields, name)) is not _ABSENT and value != _ABSENT:
+            found[name] = bytes(value)
+    return found or None
 
 
 def prompts_in(
@@ -468,7 +502,6 @@ def refused(message: str, param: str | None, code: str) -> ClientError:
     return ClientError(400, message, param, code)
 
 
-_NULL = msgspec.Raw(b"null")
 _TEXTS = ("input_text", "output_text", "text")  # parts of a response's items that are text
 
 
@@ -481,37 +514,32 @@ class _Responses(Common):
     reasoning: Any = None
 
 
-class _Whose(msgspec.Struct):
-    user_id: str | None = None
-
-
 class _Messages(Common):
     """Anthropic's API reference, "Messages", version 2023-06-01."""
 
     system: str | list[Message] | None = None
     messages: list[Message] | None = None
     max_tokens: Count | None = None
-    metadata: _Whose | None = None
 
 
 class _Input(Common):
     """OpenAI's embeddings; vLLM takes a chat in the place of `input`, too."""
 
-    input: msgspec.Raw = _NULL
+    input: msgspec.Raw = _ABSENT
     messages: list[Message] | None = None
 
 
 class _Pairs(Common):
     """Scores and ranks: vLLM's and SGLang's names of the two sides."""
 
-    query: msgspec.Raw = _NULL
-    queries: msgspec.Raw = _NULL
-    text_1: msgspec.Raw = _NULL
-    data_1: msgspec.Raw = _NULL
-    documents: msgspec.Raw = _NULL
-    items: msgspec.Raw = _NULL
-    text_2: msgspec.Raw = _NULL
-    data_2: msgspec.Raw = _NULL
+    query: msgspec.Raw = _ABSENT
+    queries: msgspec.Raw = _ABSENT
+    text_1: msgspec.Raw = _ABSENT
+    data_1: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    items: msgspec.Raw = _ABSENT
+    text_2: msgspec.Raw = _ABSENT
+    data_2: msgspec.Raw = _ABSENT
 
 
 class _Sampling(msgspec.Struct):
@@ -522,8 +550,8 @@ class _Sampling(msgspec.Struct):
 class _Generate(Common):
     """SGLang 0.5.23, `srt/managers/io_struct.py`."""
 
-    text: msgspec.Raw = _NULL
-    input_ids: msgspec.Raw = _NULL
+    text: msgspec.Raw = _ABSENT
+    input_ids: msgspec.Raw = _ABSENT
     sampling_params: _Sampling | list[_Sampling] | None = None
     extra_key: str | None = None
     lora_path: str | list[str | None] | None = None
@@ -532,7 +560,7 @@ class _Generate(Common):
 class _TokenIds(Common):
     """vLLM 0.33, `entrypoints/scale_out/token_in_token_out`."""
 
-    token_ids: msgspec.Raw = _NULL
+    token_ids: msgspec.Raw = _ABSENT
     sampling_params: _Sampling | None = None
 
 
@@ -596,8 +624,6 @@ def _messages(body: bytes, limits: ScanLimits) -> Scanned:
         said.insert(0, {"role": "system", "content": "".join(texts)})
     elif fields.system:
         said.insert(0, {"role": "system", "content": fields.system})
-    whose = fields.metadata.user_id if fields.metadata else None
-    fields.user = fields.user or whose
     return scanned_of(
         fields,
         limits,
@@ -637,9 +663,9 @@ def _functions(tools: list[Any] | None, schema: str) -> list[Any] | None:
 def _input(body: bytes, limits: ScanLimits) -> Scanned:
     fields = _INPUT.read(body, limits)
     raw = memoryview(fields.input)
-    if fields.messages and fields.input == _NULL:
+    if fields.messages and fields.input == _ABSENT:
         return scanned_of(fields, limits, messages=messages_in(fields.messages, limits))
-    if fields.input == _NULL:
+    if fields.input == _ABSENT:
         raise refused("there is no input", "input", "missing_input")
     begun = bytes(raw[:_BEGUN_BYTES])
     if begun[:1] == b"{" or begun[1:].lstrip()[:1] == b"{":  # images beside text: engines' own
@@ -651,7 +677,7 @@ def _pairs(body: bytes, limits: ScanLimits) -> Scanned:
     fields = _PAIRS.read(body, limits)
     one = (fields.query, fields.queries, fields.text_1, fields.data_1)
     other = (fields.documents, fields.items, fields.text_2, fields.data_2)
-    sides = [bytes(raw) for raw in (*one, *other) if raw != _NULL]
+    sides = [bytes(raw) for raw in (*one, *other) if raw != _ABSENT]
     if not sides:
         raise refused("there is nothing to compare", None, "missing_input")
     return _by_text(fields, limits, b"".join(sides))

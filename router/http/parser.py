@@ -105,6 +105,17 @@ class Fields:
         """All of them, in order."""
         return self._fields
 
+    def among(self, names: frozenset[str]) -> dict[str, str] | None:
+        """Return the headers whose names in small letters are in `names`, by these names.
+
+        Of a name that occurs twice it is the first value. Return None if there is none.
+        """
+        found: dict[str, str] = {}
+        for known, value in self._fields:
+            if (name := known.lower().decode("latin-1")) in names:
+                found.setdefault(name, value.decode("utf-8", "surrogateescape"))
+        return found or None
+
     def lines(self, skip: frozenset[bytes]) -> bytes:
         """Return the headers for a worker as lines, each with CRLF, without the names in `skip`."""
         return lines_of(self._fields, skip)

@@ -81,6 +81,7 @@ class Plain:
     tokens: int  # of all prompts
     longest_tokens: int
     has_ids: bool  # token ids, else text: four bytes count as one token
+    agent_fields: Mapping[str, str | bytes] | None = None  # as of `Scanned`
 
 
 def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
@@ -91,13 +92,15 @@ def plain_scan(body: bytes, path: str, limits: ScanLimits) -> Plain | None:
     if found is None:
         return None
     text, fields = found
-    model, stream, session, salt, priority, most, prompts, messages, tokens, longest, ids = fields
+    model, stream, session, salt, priority, most, prompts, messages, tokens, longest, ids, agent = (
+        fields
+    )
     if path.endswith("/chat/completions"):
         if not messages:
             return None
     elif not prompts and path.endswith("/completions"):
         return None
-    return Plain(text, model, stream, session, salt, priority, most, tokens, longest, ids)
+    return Plain(text, model, stream, session, salt, priority, most, tokens, longest, ids, agent)
 
 
 def _hashed(plain: Plain, block_sizes: Iterable[int], model: str, adapter: str | None) -> Prompt:

@@ -105,6 +105,8 @@ def _checked(key: Key | None) -> Key:
     return key
 
 
+_ANY = (-(2**31), 2**31 - 1)  # of a key without a range
+
 EXHAUSTED = "rate_limit_exceeded"
 
 
@@ -144,11 +146,16 @@ def check_model(terms: KeyTerms, model: str, served: str | None = None) -> None:
         raise ClientError(403, why, "model", "model_not_allowed")
 
 
-def priority_within(terms: KeyTerms, priority: int) -> int:
+def priority_within(terms: KeyTerms, priority: int, hint: int | None = None) -> int:
     """The priority of a request that asked for `priority`; 0: it did not ask.
 
-    Raises ClientError(403) for one out of the key's range: engines would believe it.
+    hint: the priority that it asked for in another router's form, which no engine reads; it counts
+    if `priority` is 0, and is brought into the key's range.
+    Raises ClientError(403) for a priority out of the key's range: engines would believe it.
     """
+    if not priority and hint is not None:
+        least, most = terms.priority or _ANY
+        return min(max(hint, least), most)
     if terms.priority is None:
         return priority
     least, most = terms.priority

@@ -17,6 +17,7 @@ from router.body.paths import OTHER, Path
 from router.body.scan import LONG_BYTES, ScanLimits, Scanned
 from router.http.errors import ClientError
 from router.http.messages import Request
+from router.identity.identity import NOTHING_SAID, Headers, IdentityReader, Said
 from router.keys.key_file import KeyTerms
 from router.record.explain import EXPLAIN_HEADER, Asked
 from router.record.named import NamedModel
@@ -41,7 +42,7 @@ class InferenceTerms:
     """Bounds of reading inference requests. Lifetime: process, replaced on reload."""
 
     scan: ScanLimits
-    session_header: str
+    identity: IdentityReader
     explain: bool  # clients may ask for the reasons of a decision
     explain_every: int = 0  # every n-th request is explained in full for the operator; 0: none
     deadlines: Deadlines = field(default_factory=Deadlines)
@@ -84,13 +85,14 @@ class InferenceReader:
         a body with too many or too long values, 415 for an encoded body, 429 while too many
         requests are being read.
         """
-        header, terms, service = http.headers.get, self.terms, self._service
+        headers, terms, service = http.headers, self.terms, self._service
+        header = headers.get
         deadline_s = terms.deadlines.deadline_s(header, service.clock())
         if path is not OTHER and target is None and header(_CODING) is not None:
             _refuse_codings(http)
         body = http.body
         named = http.query.get("model") if path is OTHER else None
-        read = await self.arrival(body, path, header, key, named, target, edits)
+        read = await self.arrival(body, path, headers, key, named, target, edits)
         arrival, prompt, salt, body, name = read
         if salt is not None and path.salt is not None:
             body = with_last_field(body, path.salt, msgspec.json.encode(salt))
@@ -116,7 +118,7 @@ class InferenceReader:
         self,
         body: bytes,
         path: Path,
-        header: Header,
+        headers: Headers,
         key: KeyTerms,
         named: str | None = None,
         target: Target | None = None,
@@ -129,14 +131,14 @@ class InferenceReader:
         Raises ClientError as `read` does.
         """
         terms, service, turn = self.terms, self._service, self._prompts.next_turn()
-        shape = None if target is None else self._shape(header, target)
+        shape = None if target is None else self._shape(headers.get, target)
         scanned = await self._prompts.scan(body, path, terms.scan, shape, turn)
-        session = header(terms.session_header) or scanned.session
+        said = terms.identity.read(headers, scanned.session, scanned.agent_fields)
         asked = scanned.model or named
         model = asked or self._only_model()
         name = None
         if service.names is not None and edits and target is None and path is not OTHER and model:
-            name = await service.names.choose(model, key.tenant, session, body)
+            name = await service.names.choose(model, key.tenant, said.whose, body)
         if name is None:
             if model:
                 check_model(key, model)
@@ -144,7 +146,7 @@ class InferenceReader:
             body, name = await _renamed(body, name, asked)
             check_model(key, model, name.model)
             model = name.model
-        priority = priority_within(key, scanned.priority)
+        priority = priority_within(key, scanned.priority, said.hints.priority)
         salt = salt_of(key, scanned.cache_salt, terms.isolate) if path.computes else None
         new_salt = None if salt == scanned.cache_salt else salt
         if new_salt is not None:
@@ -156,11 +158,12 @@ class InferenceReader:
         if path.reads == "openai" and target is None:
             render = RenderRequest(path.path, body, model, scanned.cache_salt)
         prompt = await self._prompt(scanned, model, len(body), turn, render)
-        if session is not None and len(session) > terms.scan.max_key_chars:
-            raise ClientError(400, f"{terms.session_header} is too long", code="string_too_long")
+        if said.session is not None and len(said.session) > terms.scan.max_key_chars:
+            why = f"{terms.identity.session_header} is too long"
+            raise ClientError(400, why, code="string_too_long")
         if not path.computes:
-            session = None  # it says nothing of what its session computes next
-        arrival = self._arrival_of(scanned, prompt, model, session, key, priority, path.needs)
+            said = NOTHING_SAID  # it says nothing of what its session computes next
+        arrival = self._arrival_of(scanned, prompt, model, said, key, priority, path.needs)
         if name is not None and name.revision is not None:
             arrival = replace(arrival, revision=name.revision)
         return Understood(arrival, prompt, new_salt, body, name)
@@ -200,7 +203,7 @@ class InferenceReader:
         scanned: Scanned | Plain,
         prompt: Prompt,
         model: str,
-        session: str | None,
+        said: Said,
         key: KeyTerms,
         priority: int,
         needs: str | None,
@@ -219,7 +222,7 @@ class InferenceReader:
             chains=prompt.chains,
             approximate=prompt.approximate,
             max_output_tokens=scanned.max_output_tokens,
-            session=session,
+            session=said.session,
             tenant=key.tenant,
             priority=priority,
             weight=key.weight,
@@ -228,6 +231,8 @@ class InferenceReader:
             needs=needs,
             only=only,
             hold_s=hold_s,
+            identity=said.identity,
+            expected_output_tokens=said.hints.expected_output_tokens,
         )
 
     def _only_model(self) -> str:

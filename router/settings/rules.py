@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from ipaddress import ip_address, ip_network
 from itertools import combinations
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,6 +22,7 @@ from router.engines.spec import WorkerSpecError, taken
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import worker_spec_of
 from router.events.sources import event_hosts
+from router.identity.families import families_of
 from router.record.access_log import STDOUT
 from router.record.model_limits import model_limits
 from router.record.trace_export import check_endpoint
@@ -52,16 +55,8 @@ def check_value(key: ConfigKey, value: Any) -> Any:
     if key.path == "chat_template_kwargs" and isinstance(value, dict):  # written out in a file
         value = msgspec.json.encode(value).decode()
     read = key.read(value)
-    if key.path == "policy":
-        load(read)
-    if key.path == "triton_inputs":
-        given_roles(read)
-    elif key.path == "model_limits":
-        model_limits(read)
-    elif key.path == "picker.objectives":
-        objectives_of(read)
-    elif key.path == "policy_fallback":
-        _check_fallback(read)
+    if key.path in _READERS:
+        _READERS[key.path](read)
     elif key.path == "trusted_peers":
         each(read, _check_peer)
     elif key.path == "admin_allowed_hosts":
@@ -77,12 +72,8 @@ def check_value(key: ConfigKey, value: Any) -> Any:
     elif key.path == "tokenizer" and read is not None:
         if not has_tokenizer_json(Path(read)) and not has_tekken(Path(read)):
             raise ValueError(f"{read} is not a folder with a tokenizer.json or tekken.json")
-    elif key.path == "harmony_date":
-        date_of(read)
     elif key.path == "state" and read is not None:
         parse_redis_url(read)
-    elif key.path == "chat_template_kwargs":
-        _check_object(read)
     elif "tls." in key.path or key.path in ("api_keys_file", "admin_keys_file"):
         if read is not None and not Path(read).is_file():
             raise ValueError(f"{read} is not a file")
@@ -318,3 +309,18 @@ def _host_name(text: str) -> str:
     if not _HOST_NAME.fullmatch(name):
         raise ValueError(f"{text!r} is no host name; give one such as router-1, without a port")
     return name
+
+
+# What reads the value of a key, and raises ValueError for one that it cannot read.
+_READERS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
+    {
+        "policy": load,
+        "policy_fallback": _check_fallback,
+        "triton_inputs": given_roles,
+        "model_limits": model_limits,
+        "identity.families": families_of,
+        "picker.objectives": objectives_of,
+        "harmony_date": date_of,
+        "chat_template_kwargs": _check_object,
+    }
+)

@@ -16,6 +16,7 @@ from router.core.placement.settings import Ejection, RetrySettings
 from router.core.workers.roles import RoleSettings
 from router.fleet.context import HealthSettings
 from router.http.tls import Tls, WorkerTls
+from router.identity.settings import IdentitySettings
 from router.record.log_files import Recording
 from router.record.trace_export import Tracing
 from router.request.quotas import TenantRules
@@ -448,6 +449,7 @@ class Config(_Section, frozen=True):
     recording: Recording = field(default_factory=Recording)
     retries: RetrySettings = field(default_factory=RetrySettings)
     roles: RoleSettings = field(default_factory=RoleSettings)
+    identity: IdentitySettings = field(default_factory=IdentitySettings)
     waiting: WaitingSettings = field(default_factory=WaitingSettings)
     tenants: TenantRules = field(default_factory=TenantRules)
     replicas: Replicas = field(default_factory=Replicas)

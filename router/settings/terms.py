@@ -14,6 +14,8 @@ from router.engines.table import TRANSFERS
 from router.events.sources import event_hosts
 from router.fleet.context import FleetTerms
 from router.http.reply import RelayLimits, Timeouts
+from router.identity.families import families_of
+from router.identity.identity import IdentityReader
 from router.record.request_log import RequestLogTerms
 from router.request.deadlines import Deadlines
 from router.request.leg_sender import AttemptTerms
@@ -115,7 +117,9 @@ def inference_terms(config: Config) -> InferenceTerms:
             max_values=config.limits.body_values,
             max_text_bytes=config.limits.message_text_bytes,
         ),
-        session_header=config.session_header,
+        identity=IdentityReader(
+            config.session_header, families_of(config.identity.families), config.identity.clients
+        ),
         explain=config.explain,
         explain_every=config.explain_every,
         deadlines=deadlines(config),
@@ -168,6 +172,8 @@ def _trtllm(config: Config) -> Trtllm:
 _ALIKE = (
     "policy",
     "session_header",
+    "identity.clients",
+    "identity.families",
     "tenant_header",
     "tenants.isolate",
     "tokenizer_mode",

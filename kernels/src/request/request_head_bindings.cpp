@@ -71,6 +71,29 @@ nb::tuple fields(const KeptHead& kept) {
   return nb::borrow<nb::tuple>(made);
 }
 
+nb::object among(const KeptHead& kept, nb::handle names) {
+  if (!PyFrozenSet_Check(names.ptr())) throw nb::type_error("names must be a frozenset of texts");
+  nb::object found = nb::none();
+  std::string lower;
+  for (const kv::HeadField& field : kept.head.fields) {
+    lower.assign(field.name);
+    for (char& c : lower) {
+      if (c >= 'A' && c <= 'Z') c = static_cast<char>(c + 32);
+    }
+    const nb::object name = str_of(lower, nullptr);
+    const int wanted = PySet_Contains(names.ptr(), name.ptr());
+    if (wanted < 0) throw nb::python_error();
+    if (wanted == 0) continue;
+    if (found.is_none()) found = nb::dict();
+    const int known = PyDict_Contains(found.ptr(), name.ptr());
+    if (known < 0) throw nb::python_error();
+    if (known > 0) continue;
+    const nb::object value = str_of(field.value, "surrogateescape");
+    if (PyDict_SetItem(found.ptr(), name.ptr(), value.ptr()) != 0) throw nb::python_error();
+  }
+  return found;
+}
+
 // The lines that a worker gets: `skip` holds names in small letters that it does not get.
 nb::bytes lines(const KeptHead& kept, nb::handle skip) {
   if (!PyFrozenSet_Check(skip.ptr())) throw nb::type_error("skip must be a frozenset of bytes");
@@ -101,6 +124,9 @@ void bind_request_head(nb::module_& module) {
       .def("fields", calls::fields,
            nb::sig("def fields(self) -> tuple[tuple[bytes, bytes], ...]"),
            "Names and values as they came, blanks round the values left out.")
+      .def("among", calls::among, arg("names"),
+           nb::sig("def among(self, names: frozenset[str]) -> dict[str, str] | None"),
+           "The first value of each header whose name in small letters is in `names`; None: none.")
       .def("lines", calls::lines, arg("skip"),
            nb::sig("def lines(self, skip: frozenset[bytes]) -> bytes"),
            "The headers as lines with CRLF, but for names that are in `skip` in small letters, "

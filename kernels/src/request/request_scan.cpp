@@ -12,6 +12,7 @@ namespace kv {
 namespace {
 
 constexpr std::int64_t kInt32 = (std::int64_t{1} << 31) - 1;
+constexpr int kAgentFields = 10;
 
 // A text that is in one piece stays where it is; at the first escape it moves to `room`.
 struct Unescaped {
@@ -73,13 +74,17 @@ class RequestFields {
  private:
   enum Field {
     kModel, kStream, kPrompt, kMessages, kTools, kSession, kCacheKey, kUser, kSalt, kPriority,
-    kMaxTokens, kMaxCompletionTokens, kChoices, kKwargs, kGeneration, kContinue, kTruncate, kFields
+    kMaxTokens, kMaxCompletionTokens, kChoices, kKwargs, kGeneration, kContinue, kTruncate,
+    kAgent, kFields = kAgent + kAgentFields
   };
   static constexpr std::array<std::string_view, kFields> kNames = {
       "model", "stream", "prompt", "messages", "tools", "session_id", "prompt_cache_key", "user",
       "cache_salt", "priority", "max_tokens", "max_completion_tokens", "n",
       "chat_template_kwargs", "add_generation_prompt", "continue_final_message",
-      "truncate_prompt_tokens"};
+      "truncate_prompt_tokens",
+      // What agents' clients say of themselves (`router/body/agent_fields.py`).
+      "agent_hint", "agentic_context", "client_metadata", "conversation", "litellm_session_id",
+      "metadata", "nvext", "safety_identifier", "service_tier", "vllm_xargs"};
 
   void field(std::string_view key) {
     const auto* const name = std::find(kNames.begin(), kNames.end(), key);
@@ -97,9 +102,9 @@ class RequestFields {
       case kPrompt: prompt(); return;
       case kMessages: messages(); return;
       case kTools: tools(); return;
-      case kSession: session_ = name(); return;
-      case kCacheKey: cache_key_ = name(); return;
-      case kUser: user_ = name(); return;
+      case kSession: out_.session = name(); return;
+      case kCacheKey: out_.cache_key = name(); return;
+      case kUser: out_.user = name(); return;
       case kSalt: out_.cache_salt = name(); return;
       case kPriority: out_.priority = reader_.integer(-kInt32 - 1, kInt32); return;
       case kMaxTokens: max_tokens_ = reader_.integer(0, kInt32); return;
@@ -111,8 +116,17 @@ class RequestFields {
         if (reader_.next() != '{') throw Unusual{};
         reader_.skip(2);
         return;
-      default: throw Unusual{};  // truncated prompts
+      case kTruncate: throw Unusual{};
+      default: agent_field(static_cast<std::size_t>(which)); return;
     }
+  }
+
+  // Keeps the value as it stands, for Python to read.
+  void agent_field(std::size_t which) {
+    const std::uint8_t* begin = reader_.at();
+    reader_.skip(2);
+    const auto size = static_cast<std::size_t>(reader_.at() - begin);
+    out_.agent_fields.push_back({kNames[which], {reinterpret_cast<const char*>(begin), size}});
   }
 
   std::string name() {
@@ -180,9 +194,6 @@ class RequestFields {
 
   void finish() {
     if (!out_.max_output_tokens) out_.max_output_tokens = max_tokens_;
-    for (std::string* name : {&session_, &cache_key_, &user_}) {
-      if (out_.session.empty()) out_.session = std::move(*name);
-    }
     if (out_.prompts > 0) {
       out_.text_ = prompt_;
       return;
@@ -215,9 +226,6 @@ class RequestFields {
   const RequestLimits& limits_;
   std::uint8_t* end_ = nullptr;  // of what was written
   unsigned seen_ = 0;
-  std::string session_;
-  std::string cache_key_;
-  std::string user_;
   std::optional<std::int64_t> max_tokens_;
   std::span<const std::uint8_t> prompt_;
   std::span<const std::uint8_t> messages_;

@@ -8,6 +8,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace kv {
@@ -28,6 +29,10 @@ class RequestScan {
 
   std::optional<std::string> model;
   std::string session;  // empty: none
+  std::string cache_key;  // empty: none
+  std::string user;  // empty: none
+  // Names and JSON values of what agents' clients say of themselves; the values lie in the body.
+  std::vector<std::pair<std::string_view, std::string_view>> agent_fields;
   std::string cache_salt;  // empty: none
   bool stream = false;
   std::int64_t priority = 0;

@@ -30,6 +30,18 @@ nb::object text_or_none(std::string_view text) {
   return text.empty() ? nb::none() : nb::object(nb::str(text.data(), text.size()));
 }
 
+// Empty values of the cache key and the user are none. None for a body without any.
+nb::object agent_fields(const kv::RequestScan& scan) {
+  if (scan.agent_fields.empty() && scan.cache_key.empty() && scan.user.empty()) return nb::none();
+  nb::dict found;
+  if (!scan.cache_key.empty()) found["prompt_cache_key"] = text_or_none(scan.cache_key);
+  if (!scan.user.empty()) found["user"] = text_or_none(scan.user);
+  for (const auto& [name, value] : scan.agent_fields) {
+    found[nb::str(name.data(), name.size())] = nb::bytes(value.data(), value.size());
+  }
+  return found;
+}
+
 std::string_view view(nb::handle text, const char* name) {
   Py_ssize_t size = 0;
   const char* utf8 = PyUnicode_Check(text.ptr()) ? PyUnicode_AsUTF8AndSize(text.ptr(), &size)
@@ -91,7 +103,7 @@ nb::object scan_request(nb::handle body, nb::handle messages, nb::handle prompts
       model ? nb::object(nb::str(model->data(), model->size())) : nb::none(), scan.stream,
       text_or_none(scan.session), text_or_none(scan.cache_salt), scan.priority,
       most ? nb::object(nb::int_(*most)) : nb::none(), scan.prompts, scan.messages, scan.tokens,
-      scan.longest_tokens, scan.has_ids);
+      scan.longest_tokens, scan.has_ids, agent_fields(scan));
   return nb::make_tuple(std::move(*prompt), fields);
 }
 

@@ -40,9 +40,7 @@ class ExplainPages:
         path = PATHS.get(request.query.get("path", "/v1/completions"))
         if path is None:
             raise ClientError(400, f"`path` must be one of {', '.join(PATHS)}", "path")
-        read = await self._inference.reader.arrival(
-            request.body, path, request.headers.get, KeyTerms()
-        )
+        read = await self._inference.reader.arrival(request.body, path, request.headers, KeyTerms())
         arrival = read.arrival
         choice = self._dispatcher.explain(arrival)
         if isinstance(choice, Reject):

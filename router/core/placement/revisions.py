@@ -16,7 +16,7 @@ from operator import itemgetter
 
 import xxhash
 
-from policies.facts import Arrival, Role
+from policies.facts import Arrival, Role, whose
 from router.core.placement.eligible import does
 from router.core.placement.pending import Pending
 from router.core.workers.table import Worker, WorkerTable
@@ -70,12 +70,13 @@ def shares_of(workers: Iterable[Worker], tried: Container[int] = ()) -> tuple[Re
 def key_of(arrival: Arrival, serial: int) -> bytes:
     """Return what stays the same over the requests that should stay at one revision.
 
-    This is the session, else the first `_KEY_TOKENS` tokens of the prompt, else the request alone.
-    The beginning of a prompt says less: conversations often have it in common. The length of a
-    shorter prompt stands for the tokens after its last full block.
+    This is what the client says of whose request it is (`policies.facts.whose`), else the first
+    `_KEY_TOKENS` tokens of the prompt, else the request alone. The beginning of a prompt says less:
+    conversations often have it in common. The length of a shorter prompt stands for the tokens
+    after its last full block.
     """
-    if arrival.session is not None:
-        return repr((arrival.tenant, arrival.session)).encode()
+    if (person := whose(arrival.session, arrival.identity)) is not None:
+        return repr((arrival.tenant, person)).encode()
     size = min(arrival.chains, default=1)
     chain = arrival.chains.get(size, ())
     if not len(chain):

@@ -33,7 +33,14 @@ async def check(body: bytes, path: str, limits: ScanLimits = LIMITS) -> Plain | 
     if plain is None:
         return None
     scanned = scan(body, path, limits)  # raises where the short one took what is refused
-    for name in ("stream", "session", "cache_salt", "priority", "max_output_tokens"):
+    for name in (
+        "stream",
+        "session",
+        "cache_salt",
+        "priority",
+        "max_output_tokens",
+        "agent_fields",
+    ):
         assert getattr(plain, name) == getattr(scanned, name), name
     assert plain.model == scanned.model
     with ThreadPoolExecutor(1) as executor:

@@ -66,16 +66,21 @@ def test_null_counts_as_absent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "session"),
+    ("fields", "session", "agent_fields"),
     [
-        ({"user": "u"}, "u"),
-        ({"user": "u", "prompt_cache_key": "k"}, "k"),
-        ({"user": "u", "prompt_cache_key": "k", "session_id": "s"}, "s"),
-        ({"session_id": "", "user": ""}, None),
+        ({"user": "u"}, None, {"user": "u"}),
+        ({"user": "u", "prompt_cache_key": "k"}, None, {"user": "u", "prompt_cache_key": "k"}),
+        ({"session_id": "s"}, "s", None),
+        ({"session_id": "", "user": "", "metadata": None}, None, None),
+        ({"metadata": {"a": [1]}, "nvext": 5}, None, {"metadata": b'{"a": [1]}', "nvext": b"5"}),
     ],
 )
-def test_the_session_by_order_of_names(fields: dict[str, Any], session: str | None) -> None:
-    assert scanned(prompt="x", **fields).session == session
+@pytest.mark.parametrize("text", ["x", "x" * 40_000])
+def test_what_the_body_says_of_its_agent(
+    fields: dict[str, Any], session: str | None, agent_fields: dict[str, Any] | None, text: str
+) -> None:
+    found = scanned(prompt=text, **fields)
+    assert (found.session, found.agent_fields) == (session, agent_fields)
 
 
 def test_prompts_of_each_kind() -> None:

@@ -39,7 +39,8 @@ def test_a_response_is_read_as_the_chat_that_engines_make_of_it() -> None:
             "tools": [{"type": "function", **TOOL}],
         },
     )
-    assert (scanned.model, scanned.stream, scanned.session) == ("m", True, "ann")
+    assert (scanned.model, scanned.stream, scanned.session) == ("m", True, None)
+    assert scanned.agent_fields == {"prompt_cache_key": "ann"}
     assert scanned.max_output_tokens == 9
     assert scanned.messages == (
         {"role": "system", "content": "Be brief."},
@@ -78,7 +79,8 @@ def test_a_message_is_read_with_what_stands_before_the_conversation() -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "hi"},
     )
-    assert (scanned.session, scanned.max_output_tokens) == ("ann", 5)
+    assert scanned.agent_fields == {"metadata": b'{"user_id": "ann"}'}
+    assert scanned.max_output_tokens == 5
     assert scanned.options.tools == [{"type": "function", "function": TOOL}]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import aiohttp
@@ -13,6 +13,7 @@ from router.assembly import Router
 from router.body.paths import OTHER, PATHS, Path
 from router.config.extras import NameSettings
 from router.http.errors import ClientError
+from router.http.parser import Fields
 from router.keys.key_file import KeyTerms
 from router.request.reading import Understood
 from router.settings.schema import Config
@@ -34,10 +35,9 @@ async def router_of(names: NameSettings) -> AsyncIterator[Router]:
 async def read(
     router: Router, body: bytes = BODY, path: Path = EMBED, edits: bool = True, models: str = ""
 ) -> Understood:
-    header: Mapping[str, str] = {}
     key = KeyTerms(models=(models,) if models else ())
     reader = router.inference.reader
-    return await reader.arrival(body, path, header.get, key, edits=edits)
+    return await reader.arrival(body, path, Fields(b"POST / HTTP/1.1\r\n\r\n"), key, edits=edits)
 
 
 async def test_names_apply_where_the_router_writes_the_body() -> None:

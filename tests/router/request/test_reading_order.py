@@ -15,6 +15,7 @@ import pytest
 from router import assembly
 from router.assembly import Router
 from router.body.paths import PATHS
+from router.http.parser import Fields
 from router.keys.key_file import KeyTerms
 from router.settings.schema import Config
 from tests.router.steps import Steps, settled
@@ -52,7 +53,8 @@ async def ends(router: Router, steps: Steps, path: str, bodies: list[bytes]) -> 
     done = 0
 
     async def read(number: int, body: bytes) -> None:
-        await router.inference.reader.arrival(body, PATHS[path], dict[str, str]().get, KeyTerms())
+        headers = Fields(b"POST / HTTP/1.1\r\n\r\n")
+        await router.inference.reader.arrival(body, PATHS[path], headers, KeyTerms())
         ended[number] = done
 
     tasks = [asyncio.create_task(read(*numbered)) for numbered in enumerate(bodies)]
@@ -84,10 +86,10 @@ async def test_half_of_the_long_prompts_are_read_in_half_of_the_time(
 async def test_a_short_prompt_waits_for_no_long_one(monkeypatch, tmp_path: Path) -> None:
     long, short = Steps(), Steps()
     async with router_of(monkeypatch, write_model(tmp_path), short, long) as router:
-        header = dict[str, str]().get
+        headers = Fields(b"POST / HTTP/1.1\r\n\r\n")
         tasks = [
             asyncio.create_task(
-                router.inference.reader.arrival(body, PATHS[COMPLETIONS], header, KeyTerms())
+                router.inference.reader.arrival(body, PATHS[COMPLETIONS], headers, KeyTerms())
             )
             for body in (body_of(COMPLETIONS, 1), b'{"model": "m", "prompt": "hi"}')
         ]

@@ -39,6 +39,7 @@ def another_value(path: str, folder: Path) -> object:
         "names.aliases": ("gpt-4o=llama", "claude-*=llama"),
         "names.targets": ("chat=llama@v1:90,llama@v2:10",),
         "names.missing_model": "refuse",
+        "identity.families": ("mine:session=x-thread,group=x-person",),
         "picker.objectives": ("batch=10", "chat=-1"),
         "triton_inputs": ("mine:text=QUESTION", "mine:max_tokens=MOST"),
         "render": "given",
@@ -51,8 +52,6 @@ def another_value(path: str, folder: Path) -> object:
         "log_level": "debug",
         "log_format": "json",
         "policy_fallback": "round_robin",
-        "port": 8090,
-        "admin_port": 8091,
         "admin_host": "::1",
         "admin_allowed_hosts": ("router-1", "router.example"),
         "session_header": "x-s",
@@ -65,6 +64,7 @@ def another_value(path: str, folder: Path) -> object:
     if "tls." in path:
         return str(folder / "tokenizer.json")
     special |= {"host": "0.0.0.0", "picker.host": "0.0.0.0", "waiting.models": ("mine", "a/b")}
+    special |= {"port": 8090, "admin_port": 8091}
     special |= {"relay": "python", "tokenizer_mode": "mistral", "harmony_date": "Europe/Berlin"}
     on = "admin_open", "tenants.isolate", "roles.follow", "drain_refuses", "forward_token_ids"
     special |= dict.fromkeys((*on, "chat_drops_unused_tools"), True)

@@ -1,0 +1,125 @@
+"""Combines what headers and body of a request say about the agent that sends it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+
+from policies.facts import UNIDENTIFIED, Identity, whose
+from router.identity.body_fields import Fields, read_body, values_in
+from router.identity.families import CLIENTS, ROUTER_IDS, Family, Ids, read_headers
+from router.identity.hints import NO_HINTS, PRIORITY_HEADERS, Hints, hints_in
+from router.identity.ids import id_in
+
+
+class Headers(Protocol):
+    """The headers of a request."""
+
+    def get(self, name: str) -> str | None:
+        """Return the first value of a header, or None. The name's case does not matter."""
+
+    def among(self, names: frozenset[str]) -> dict[str, str] | None:
+        """Return the first value of each header whose name in small letters is in `names`."""
+
+
+class Said(NamedTuple):
+    """What a client says of a request's agent. Lifetime: request."""
+
+    session: str | None
+    identity: Identity = UNIDENTIFIED
+    hints: Hints = NO_HINTS
+
+    @property
+    def whose(self) -> str | None:
+        """The id that all requests of one person have in common, as far as the client says."""
+        return whose(self.session, self.identity)
+
+
+NOTHING_SAID = Said(None)
+
+
+class IdentityReader:
+    """Reads who sends a request. Pure. Lifetime: process, replaced on reload.
+
+    The sources count in this order, and a later one fills in only what is missing: the operator's
+    session header, ids of other routers, the headers of one client family, fields of the body.
+    `prompt_cache_key` is a cache group, and `user` and `safety_identifier` a person: neither names
+    a session, because a main agent shares its key with all its sub-agents, and a chat page its
+    user with everybody.
+    """
+
+    def __init__(
+        self, session_header: str, added: tuple[Family, ...] = (), clients: bool = True
+    ) -> None:
+        """session_header: the operator's, in small letters.
+
+        added: families that the operator defines; they count before the known ones.
+        clients: False if only the operator's header and families, and the body's `session_id`,
+        `prompt_cache_key` and `user`, are to be read.
+        """
+        self.session_header = session_header
+        self._router_ids = ROUTER_IDS if clients else ()
+        self._families = (*added, *(CLIENTS if clients else ()))
+        self._reads_all = clients
+        names = frozenset[str]().union(
+            *(family.headers() for family in (*self._router_ids, *self._families))
+        )
+        self._names = names | {session_header}
+        if clients:
+            self._names |= {*PRIORITY_HEADERS, *_FAIRNESS_HEADERS}
+
+    def read(self, headers: Headers, session_id: str | None, fields: Fields | None) -> Said:
+        """Return the session, the rest of the identity and the hints of a request.
+
+        session_id: of the body. fields: what the body has of `body_fields`, or None. The operator's
+        session header and `session_id` are returned as they are; the caller bounds their length.
+        """
+        found = headers.among(self._names)
+        if found is None and not fields:
+            return Said(session_id)
+        found = found or {}
+        named = found.get(self.session_header) or None
+        if named is not None and len(found) == 1 and not fields:
+            return Said(named)
+        return self._combine(found, named, session_id, fields or {})
+
+    def _combine(
+        self, found: Mapping[str, str], named: str | None, session_id: str | None, fields: Fields
+    ) -> Said:
+        ids = Ids(session=named)
+        for name in _FAIRNESS_HEADERS:
+            ids.user = ids.user or id_in(found.get(name))
+        for family in self._router_ids:
+            _fill(ids, read_headers(family, found))
+        for family in self._families:
+            if (read := read_headers(family, found)) is not None:
+                _fill(ids, read)
+                break
+        if not self._reads_all:
+            fields = {name: value for name, value in fields.items() if name in _ALWAYS_READ}
+        values = values_in(fields)
+        if session_id:
+            ids.add(session_id, None, None)
+        read_body(values, ids)
+        hints = hints_in(found, values) if self._reads_all else NO_HINTS
+        return Said(ids.session, _identity(ids), hints)
+
+
+_ALWAYS_READ = frozenset({"prompt_cache_key", "user"})
+# llm-d's names of whom a request is counted to (gateway API inference extension).
+_FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
+
+
+def _fill(ids: Ids, read: Ids | None) -> None:
+    if read is not None:
+        ids.add(read.session, read.group, read.parent)
+        ids.final = ids.final or read.final
+
+
+def _identity(ids: Ids) -> Identity:
+    """Return the identity. A session that is a group of its own needs no group's name."""
+    group = None if ids.group == ids.session else ids.group
+    parent = None if ids.parent == ids.session else ids.parent
+    if not (group or parent or ids.cache_group or ids.user or ids.final):
+        return UNIDENTIFIED
+    return Identity(group, parent, ids.cache_group, ids.user, ids.final)

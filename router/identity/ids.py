@@ -1,0 +1,25 @@
+"""Checks the ids that clients send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MAX_ID_CHARS = 256
+
+
+def id_in(value: Any) -> str | None:
+    """Return an id as a client sent it, or None if it is none.
+
+    An id is a text of 1 to 256 characters without control characters and lone surrogates, as at
+    other routers (Dynamo and CLIProxyAPI take at most 256 bytes, 2026).
+    """
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_ID_CHARS:
+        return None
+    if not value.isprintable():
+        return None
+    return value
+
+
+def within(group: str, agent: str) -> str:
+    """Return the session id of an agent whose id is unique only within its group."""
+    return f"{group}/{agent}"

@@ -1,0 +1,30 @@
+"""The keys of the section `identity`."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+
+class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What of requests is read to know which agent of whom sends them.
+
+    Lifetime: until the next reload.
+    """
+
+    clients: Annotated[
+        bool,
+        Meta(
+            description="read what known clients of agents and other routers send about sessions; "
+            "off: `session_header`, `identity.families` and the body's `session_id` alone"
+        ),
+    ] = True
+    families: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="headers of further clients, each "
+            "NAME:session=HEADER,group=HEADER,parent=HEADER,final=HEADER"
+        ),
+    ] = ()

@@ -1,0 +1,284 @@
+"""Who sends a request, by headers and body of agents' clients."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvkernels import plain_head
+from policies.facts import UNIDENTIFIED, Identity, whose
+from router.body.scan import AGENT_FIELDS
+from router.http.parser import Fields
+from router.identity.families import CLIENTS, ROUTER_IDS, families_of
+from router.identity.identity import IdentityReader, Said
+from router.identity.ids import MAX_ID_CHARS
+
+READER = IdentityReader("x-session-id")
+S, T = "0198b2c4-7c1e-7000-8000-0123456789ab", "0198b2c4-7c1e-7000-8000-ffffffffffff"
+
+
+def head(headers: Mapping[str, str]) -> bytes:
+    lines = [f"{name}: {value}\r\n".encode() for name, value in headers.items()]
+    return b"POST /v1/messages HTTP/1.1\r\nHost: a\r\n" + b"".join(lines) + b"\r\n"
+
+
+def said(
+    headers: Mapping[str, str] | None = None, reader: IdentityReader = READER, **fields: Any
+) -> Said:
+    """What is read of a request; both readers of heads must agree."""
+    text = head(headers or {})
+    session_id = fields.pop("session_id", None)
+    body = {
+        name: value if name in ("user", "prompt_cache_key") else json.dumps(value).encode()
+        for name, value in fields.items()
+    }
+    found = reader.read(Fields(text), session_id, body or None)
+    if (plain := plain_head(text)) is not None:
+        assert reader.read(plain[0], session_id, body or None) == found
+    return found
+
+
+def test_a_request_without_any_id_is_unidentified() -> None:
+    assert said({"content-type": "application/json", "x-other": "1"}) == Said(None)
+    assert said().identity is UNIDENTIFIED
+
+
+def test_the_operators_header_alone() -> None:
+    assert said({"X-Session-Id": "ann"}) == Said("ann")
+    assert said(session_id="ben") == Said("ben")
+    assert said({"X-Session-Id": "ann"}, session_id="ben") == Said("ann")
+
+
+@pytest.mark.parametrize(
+    ("headers", "session", "group", "parent"),
+    [
+        ({"x-claude-code-session-id": S}, S, None, None),
+        ({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a1"}, f"{S}/a1", S, S),
+        (
+            {
+                "x-claude-code-session-id": S,
+                "x-claude-code-agent-id": "a2",
+                "x-claude-code-parent-agent-id": "a1",
+            },
+            *(f"{S}/a2", S, f"{S}/a1"),
+        ),
+        ({"session-id": S, "thread-id": S}, S, None, None),
+        ({"session_id": S}, S, None, None),
+        ({"session-id": S, "thread-id": T, "x-codex-parent-thread-id": S}, T, S, S),
+        ({"x-session-affinity": "ses_1", "X-Session-Id": "ses_1"}, "ses_1", None, None),
+        (
+            {"X-Session-Id": "ses_2", "x-parent-session-id": "ses_1"},
+            *("ses_2", "ses_1", "ses_1"),
+        ),
+        ({"x-dynamo-session-id": "d2", "x-dynamo-parent-session-id": "d1"}, "d2", "d1", "d1"),
+        ({"x-smg-routing-key": "k"}, "k", None, None),
+        ({"x-litellm-session-id": "cline-5"}, "cline-5", None, None),
+        ({"x-roo-task-id": "t2", "x-roo-root-task-id": "t1"}, "t2", "t1", None),
+        # The operator's header names the session; a client's headers tell the rest.
+        (
+            {"x-session-id": "op", "x-claude-code-session-id": S, "x-claude-code-agent-id": "a"},
+            *("op", S, S),
+        ),
+        # One client's headers are not mixed with another's.
+        (
+            {"x-claude-code-session-id": S, "thread-id": T, "x-codex-parent-thread-id": "p"},
+            *(S, None, None),
+        ),
+    ],
+)
+def test_headers(
+    headers: dict[str, str], session: str | None, group: str | None, parent: str | None
+) -> None:
+    found = said(headers)
+    assert found.session == session
+    assert found.identity == Identity(group=group, parent=parent)
+
+
+@pytest.mark.parametrize(
+    ("fields", "session", "identity"),
+    [
+        ({"prompt_cache_key": "k"}, None, Identity(cache_group="k")),
+        ({"user": "u"}, None, Identity(user="u")),
+        ({"safety_identifier": "h"}, None, Identity(user="h")),
+        ({"metadata": {"user_id": "u"}}, None, Identity(user="u")),
+        (
+            {"metadata": {"user_id": f"user_ab12_account_{T}_session_{S}"}},
+            *(S, Identity(user="user_ab12")),
+        ),
+        (
+            {"metadata": {"user_id": json.dumps({"device_id": "d", "session_id": S})}},
+            *(S, Identity(user="d")),
+        ),
+        (
+            {
+                "metadata": {
+                    "user_id": json.dumps(
+                        {"account_uuid": "a", "session_id": T, "parent_session_id": S}
+                    )
+                }
+            },
+            *(T, Identity(group=S, parent=S, user="a")),
+        ),
+        ({"litellm_session_id": "cline-5"}, "cline-5", UNIDENTIFIED),
+        ({"metadata": {"session_id": "m"}}, "m", UNIDENTIFIED),
+        ({"conversation": "c"}, "c", UNIDENTIFIED),
+        ({"conversation": {"id": "c"}}, "c", UNIDENTIFIED),
+        (
+            {"vllm_xargs": {"agentic_context": {"session_id": S, "agent_id": "a"}}},
+            *(f"{S}/a", Identity(group=S)),
+        ),
+        (
+            {
+                "agentic_context": {
+                    "program_id": "p2",
+                    "parent_program_id": "p1",
+                    "root_program_id": "p0",
+                }
+            },
+            *("p2", Identity(group="p0", parent="p1")),
+        ),
+        (
+            {"session_id": "s", "prompt_cache_key": "k", "user": "u"},
+            *("s", Identity(cache_group="k", user="u")),
+        ),
+    ],
+)
+def test_bodies(fields: dict[str, Any], session: str | None, identity: Identity) -> None:
+    found = said(**fields)
+    assert (found.session, found.identity) == (session, identity)
+
+
+def test_headers_go_before_the_body() -> None:
+    found = said(
+        {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"},
+        metadata={"user_id": json.dumps({"session_id": T, "device_id": "d"})},
+        prompt_cache_key="k",
+    )
+    assert found.session == f"{S}/a"
+    assert found.identity == Identity(group=S, parent=S, cache_group="k", user="d")
+
+
+def test_the_last_request_of_a_session() -> None:
+    headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
+    assert said(headers).identity == Identity(final=True)
+    assert said(headers | {"x-dynamo-session-final": "false"}).identity is UNIDENTIFIED
+
+
+def test_whose_request_it_is() -> None:
+    main = said({"x-claude-code-session-id": S})
+    child = said({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"})
+    assert main.whose == child.whose == S
+    assert said(prompt_cache_key="k", user="u").whose == "k"
+    assert said(user="everybody").whose is None
+    assert whose("s", UNIDENTIFIED) == "s"
+
+
+@pytest.mark.parametrize("bad", ["", "x" * (MAX_ID_CHARS + 1), "a\tb", "\udcff", "\u0007"])
+def test_ids_out_of_bounds_are_not_read(bad: str) -> None:
+    found = READER.read(Names({"x-claude-code-session-id": bad}), None, {"user": bad})
+    assert found == Said(None)
+
+
+class Names:
+    """Headers as a dictionary, which can hold what no head can."""
+
+    def __init__(self, values: Mapping[str, str]) -> None:
+        self._values = values
+
+    def get(self, name: str) -> str | None:
+        return self._values.get(name)
+
+    def among(self, names: frozenset[str]) -> dict[str, str] | None:
+        return {name: value for name, value in self._values.items() if name in names} or None
+
+
+@pytest.mark.parametrize(
+    "value",
+    [5, [1], "text", True, None, {"user_id": 5}, {"user_id": {"session_id": [S]}}, {"id": {}},
+     {"agent_hints": "x"}, {"agentic_context": [{}]}, {"priority": "high"}],
+)  # fmt: skip
+@pytest.mark.parametrize("name", AGENT_FIELDS)
+def test_fields_of_other_types_are_not_read(name: str, value: Any) -> None:
+    found = said(**{name: value})
+    assert found.session in (None, "text")
+    assert found.hints == (None, None) or found.hints.priority in (-1, 1)
+
+
+def test_a_field_that_is_too_long_is_not_read() -> None:
+    assert said(metadata={"session_id": "s", "more": "x" * 16_384}) == Said(None)
+
+
+def test_without_clients_only_the_operators_ids_count() -> None:
+    reader = IdentityReader("x-session-id", (), clients=False)
+    assert said({"x-claude-code-session-id": S}, reader) == Said(None)
+    assert said({"x-session-id": "a"}, reader) == Said("a")
+    found = said(None, reader, metadata={"session_id": "m"}, user="u", nvext={"priority": 1})
+    assert found == Said(None, Identity(user="u"))
+
+
+def test_an_operators_family() -> None:
+    added = families_of(("mine:session=x-thread,group=x-person,parent=x-from,final=x-last",))
+    reader = IdentityReader("x-session-id", added)
+    headers = {"X-Thread": "t", "x-person": "p", "x-from": "f", "x-last": "1", "thread-id": "no"}
+    found = said(headers, reader)
+    assert (found.session, found.identity) == ("t", Identity("p", "f", final=True))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("mine", "is not NAME:session=HEADER"),
+        ("mine:", "is not NAME:session=HEADER"),
+        ("mine:thread=x-a", "is not NAME:session=HEADER"),
+        ("mine:session=X A", "is not NAME:session=HEADER"),
+        ("mine:parent=x-a", "names no header of a session or a group"),
+    ],
+)
+def test_families_that_cannot_be_read(line: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        families_of((line,))
+    with pytest.raises(ValueError, match="given twice"):
+        families_of(("a:session=x-a", "a:session=x-b"))
+
+
+KNOWN = sorted({name for family in (*ROUTER_IDS, *CLIENTS) for name in family.headers()})
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(
+        st.sampled_from(
+            ["user_id", "session_id", "agent_hints", "priority", "osl", "id", "program_id",
+             "agentic_context", "agent_id", "parent_session_id"]
+        ),
+        inner,
+        max_size=4,
+    ),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@given(
+    st.dictionaries(st.sampled_from(KNOWN), st.text(max_size=300), max_size=5),
+    st.dictionaries(
+        st.sampled_from(AGENT_FIELDS), st.binary(max_size=30) | JSON.map(
+            lambda value: json.dumps(value).encode()
+        ), max_size=4
+    ),
+)  # fmt: skip
+def test_whatever_comes_is_read_within_bounds(
+    headers: dict[str, str], fields: dict[str, bytes]
+) -> None:
+    found = READER.read(Names(headers), None, fields)
+    identity = found.identity
+    ids = (identity.group, identity.parent, identity.cache_group, identity.user, found.session)
+    for one in ids:
+        if one is not None and one != headers.get("x-session-id"):
+            assert 0 < len(one) <= 2 * MAX_ID_CHARS + 1
+            assert one.isprintable()
+    assert identity.group != found.session or identity.group is None
+    assert all(n is None or abs(n) < 2**31 for n in found.hints)
