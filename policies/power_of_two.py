@@ -22,13 +22,16 @@ class PowerOfTwo:
         rows = len(fleet)
         if rows < 2:
             return fleet.requests.astype(np.float64)
-        pairs = rows * (rows - 1)
-        pair = int(request.draw * pairs)
-        first, other = divmod(pair, rows - 1)
-        second = other if other < first else other + 1
+        first, second = drawn_pair(rows, request.draw)
         costs = np.full(rows, np.inf)
         costs[first] = fleet.requests[first]
         # Half a request more: the first one wins a tie. Were the tie left to `pick`, the same
         # draw would choose both the pair and the winner, and some rows would win more often.
         costs[second] = fleet.requests[second] + 0.5
         return costs
+
+
+def drawn_pair(rows: int, draw: float) -> tuple[int, int]:
+    """Return two distinct rows below `rows`, which is 2 or more; `draw` is uniform in [0, 1)."""
+    first, other = divmod(int(draw * rows * (rows - 1)), rows - 1)
+    return first, other if other < first else other + 1

@@ -1,35 +1,46 @@
 """llm-d's optimized baseline: stay with the cache until its backlog is seconds behind the others'.
 
-Source: llm-d router, profile optimized-baseline, 2026: match 0.8, 18,000 ms, 15,928 tokens/s.
+Source: llm-d/llm-d-router 066c20e (2026), `prefix-cache-affinity-filter` before the
+`token-load-scorer`, as the guide optimized-baseline ships them: match 0.80, 18,000 ms, 15,928
+tokens/s. Described in llm-d's blog, "Sticky until saturated", August 2026.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from policies.contract import FleetView, Floats, RequestView
 
+Load = Literal["tokens", "requests"]
+
 
 @dataclass(frozen=True, slots=True)
 class LlmDSticky:
     """cost = queued prefill tokens + prompt tokens the worker lacks; workers without the cache come
-    after all that hold `match_threshold` of the prompt, while these are not saturated.
+    after all that hold `match_threshold` of the prompt's blocks, while these are not saturated.
 
-    Saturated: the shortest backlog among them exceeds the shortest of all by more than `patience_s`
-    seconds. The source drains backlogs at one measured rate; here each worker's calibrated one
-    does, and `tokens_per_s` sets one for all. Unknown hits count as what is known of them; no other
-    signal is asked for.
+    Saturated: the shortest backlog among them exceeds the shortest of the others by more than
+    `patience_s` seconds; with 0 they never are. A backlog drains at `tokens_per_s`, the source's
+    rate of Qwen3-32B on two H100 by which all workers are judged; others are 39,065 for
+    gpt-oss-120b on an H100 and 24,027 for GLM-5.2 on eight B200. `none`: at each worker's
+    calibrated rate. With `load` "requests" the cost is unfinished requests, as the source advises
+    where decoding is the bottleneck.
 
-    Spill depth: `patience_s` seconds of prefill, some 280,000 tokens with the defaults. Requests do
+    The source's token load is capped at 4,194,304 tokens, beyond which all workers are equal; here
+    it is not. Ties are drawn, as there. Unknown hits count as what is known of them; no other
+    signal is asked for, and none that is NaN.
+
+    Spill depth: `patience_s` seconds of prefill, 286,704 tokens with the defaults. Requests do
     not count: one that decodes is no backlog.
     """
 
     match_threshold: float = 0.8
     patience_s: float = 18.0
-    tokens_per_s: float | None = None
+    tokens_per_s: float | None = 15_928.0
+    load: str = "tokens"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.match_threshold <= 1.0:
@@ -40,16 +51,24 @@ class LlmDSticky:
             raise ValueError(
                 f"tokens_per_s is {self.tokens_per_s}; it must be finite and above 0, or none"
             )
+        if self.load not in get_args(Load):
+            raise ValueError(f"load is {self.load!r}; it must be {' or '.join(get_args(Load))}")
 
     def costs(self, request: RequestView, fleet: FleetView, state: Any) -> Floats:
         queued, hits = fleet.queued_prefill_tokens, fleet.hit_tokens
-        missing = np.maximum(request.prompt_tokens - hits, 1)
-        costs: Floats = queued + missing
-        sticky = hits >= self.match_threshold * request.prompt_tokens
+        costs: Floats
+        if self.load == "tokens":
+            costs = queued + np.maximum(request.prompt_tokens - hits, 1)
+        else:
+            costs = fleet.requests.astype(np.float64)
+        # The last token of a prompt is never a hit, so a hit in all blocks is one token short.
+        hit_blocks = -(-hits // request.block_size)
+        sticky = hit_blocks >= max(self.match_threshold * request.prompt_blocks, 1)
         if not np.count_nonzero(sticky):
             return costs
         rate = fleet.prefill_tokens_per_s if self.tokens_per_s is None else self.tokens_per_s
         backlog_s = queued / rate
-        if backlog_s[sticky].min() - backlog_s.min() <= self.patience_s:
-            costs[~sticky] += costs.max()
+        behind_s = backlog_s[sticky].min() - backlog_s.min()
+        if behind_s <= self.patience_s or not self.patience_s:
+            costs[~sticky] += costs.max() + 1.0
         return costs

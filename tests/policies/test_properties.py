@@ -17,7 +17,7 @@ from tests.policies.fleet import fleet_of, request_of
 from tests.policies.views import columns_of, fleets, requests, told
 
 # Those that point at a row by its place say so in their docstring.
-POINTING = ("round_robin", "power_of_two", "trt_llm", "ray_prefix")
+POINTING = ("round_robin", "power_of_two", "trt_llm", "ray_prefix", "smg_expected_wait")
 SYMMETRIC = [name for name in POLICIES if name not in POINTING]
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 

@@ -49,6 +49,8 @@ requests = st.builds(
     draw=st.floats(0.0, 1.0, exclude_max=True),
     serial=st.integers(0, 2**40),
     session=st.one_of(st.none(), st.sampled_from("abc")),
+    group=st.one_of(st.none(), st.sampled_from("ab")),
+    parent=st.one_of(st.none(), st.sampled_from("ab")),
 )
 
 
@@ -59,8 +61,12 @@ def told(policy: LoadedPolicy, fleet: FleetView, seed: int = 0) -> Any:
     chain = np.arange(1, 11, dtype=np.uint64)
     for number in range(6):
         worker_id = int(random.choice(fleet.worker_id)) if len(fleet) else 7
-        session = ("a", "b", None)[number % 3]
-        sent = Dispatched(float(number), number, worker_id, 16, 100 * number, chain, session)
+        session, parent = ("a", "b", None)[number % 3], (None, "a")[number % 2]
+        sent = Dispatched(
+            *(float(number), number, worker_id, 16, 100 * number, chain, session),
+            group="a",
+            parent=parent,
+        )
         state = policy.observe(sent, state)
     state = policy.observe(Finish(6.0, 0), state)
     return policy.observe(WorkerChange(7.0, 20_000, "gone"), state)

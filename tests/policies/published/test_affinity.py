@@ -178,13 +178,35 @@ def test_llm_d_sticky_stays_until_the_backlog_is_seconds_behind():
         "queued_prefill_tokens": [5_000.0, 180_000.0, 0.0, 0.0],
         "prefill_tokens_per_s": 10_000.0,
     }
-    # 0.5 s behind: only the first two hold 0.8; the others stand behind the worst of them.
-    behind = 180_200.0
-    assert costs_of(LlmDSticky(), **columns) == [5_040.0, behind, behind + 1_000.0, behind + 360.0]
+    # 0.3 s behind: only the first two hold 0.8; the others stand behind the worst of them.
+    behind = 180_201.0
+    assert costs_of(LlmDSticky(), **columns) == [
+        *(5_040.0, 180_200.0, behind + 1_000.0, behind + 360.0)
+    ]
     everyone = [5_040.0, 180_200.0, 1_000.0, 360.0]
-    assert costs_of(LlmDSticky(patience_s=0.4), **columns) == everyone
+    assert costs_of(LlmDSticky(patience_s=0.3), **columns) == everyone  # 0.314 at 15,928/s
+    assert costs_of(LlmDSticky(patience_s=0.4), **columns)[2] > behind
+    assert costs_of(LlmDSticky(patience_s=0.4, tokens_per_s=None), **columns) == everyone
     assert costs_of(LlmDSticky(patience_s=0.4, tokens_per_s=20_000.0), **columns)[2] > behind
+    assert costs_of(LlmDSticky(patience_s=0.0), **columns)[2] > behind, "0 turns the gate off"
     assert costs_of(LlmDSticky(match_threshold=0.97), **columns) == everyone
+
+
+def test_llm_d_sticky_counts_blocks():
+    # 800 of 1,000 tokens are 50 of 62 blocks; the whole prompt is one token short of 62.
+    half = {"hit_tokens": [800, 0]}
+    assert costs_of(LlmDSticky(match_threshold=0.806), **half) == [200.0, 2_001.0]
+    assert costs_of(LlmDSticky(match_threshold=0.807), **half) == [200.0, 1_000.0]
+    whole = request_of(prompt_tokens=992)
+    assert costs_of(LlmDSticky(match_threshold=1.0), whole, hit_tokens=[991, 0]) == [1.0, 1_985.0]
+    assert costs_of(LlmDSticky(), request_of(prompt_tokens=9), hit_tokens=[0, 0]) == [9.0, 9.0]
+
+
+def test_llm_d_sticky_by_requests_where_decoding_is_the_bottleneck():
+    columns = {"hit_tokens": [800, 992, 0], "running": [3, 2, 0], "waiting": [0, 2, 0]}
+    assert costs_of(LlmDSticky(load="requests"), **columns) == [3.0, 4.0, 5.0]
+    idle = columns | {"running": 0, "waiting": 0}
+    assert costs_of(LlmDSticky(load="requests"), **idle) == [0.0, 0.0, 1.0]
 
 
 def test_llm_d_sticky_spill_depth():
@@ -194,7 +216,7 @@ def test_llm_d_sticky_spill_depth():
         columns = {"hit_tokens": [850, 0], "queued_prefill_tokens": [queued, 0.0]}
         return pick(np.array(costs_of(LlmDSticky(), **columns)), 0.0)
 
-    assert [row(180_000.0), row(180_001.0)] == [0, 1]  # 18 s at 10,000 tokens/s
+    assert [row(286_704.0), row(286_705.0)] == [0, 1]  # 18 s at 15,928 tokens/s
 
 
 @pytest.mark.parametrize("policy", [TrtLlm(), LeastLoad(), LlmD(), LlmD(min_max=True)])
@@ -224,6 +246,7 @@ def test_terms_add_up_to_the_costs(policy):
         (LlmDSticky, {"match_threshold": 0.0}),
         (LlmDSticky, {"patience_s": np.inf}),
         (LlmDSticky, {"tokens_per_s": NAN}),
+        (LlmDSticky, {"load": "seconds"}),
     ],
 )
 def test_senseless_parameters_are_refused(policy, bad):

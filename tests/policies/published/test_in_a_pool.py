@@ -31,6 +31,7 @@ def burst(siblings: int, session: str | None = None) -> list[Job]:
     [
         ("trt_llm", 58),  # 64 * 6,000 / 6,704 = 57.3
         ("cache_aware", 65),
+        ("dynamo_two_tier", 33),
         ("ray_prefix", 11),
         ("aibrix", 1),
         ("aibrix?deviations=3", 8),
