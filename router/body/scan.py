@@ -634,13 +634,34 @@ def _messages(body: bytes, limits: ScanLimits) -> Scanned:
 
 
 def _told(message: Message) -> Message:
-    """A message whose one part is a text, as the text."""
-    content = message.get("content")
+    """A message whose one part is a text, as the text.
+
+    Marks of `cache_control` are left out: clients move them to the last message in each turn, and
+    no engine makes tokens of them.
+    """
+    content = _unmarked(message.get("content"))
     if isinstance(content, list) and len(content) == 1:
         part = content[0]
         if isinstance(part, dict) and part.get("type") == "text" and "text" in part:
             return {"role": message.get("role"), "content": part["text"]}
-    return message
+    return message if content is message.get("content") else message | {"content": content}
+
+
+def _unmarked(content: Any, nested: bool = True) -> Any:
+    """Parts of a message without marks of `cache_control`, the same object where there is none.
+
+    nested: also the parts within a tool's result.
+    """
+    if not isinstance(content, list):
+        return content
+    parts = []
+    for part in content:
+        if isinstance(part, dict) and ("cache_control" in part or (nested and "content" in part)):
+            part = {name: value for name, value in part.items() if name != "cache_control"}
+            if nested and "content" in part:
+                part["content"] = _unmarked(part["content"], nested=False)
+        parts.append(part)
+    return content if parts == content else parts
 
 
 def _functions(tools: list[Any] | None, schema: str) -> list[Any] | None:

@@ -35,6 +35,8 @@ class SessionRows:
         self.serial = np.zeros(limit, dtype=np.int64)  # 0: nobody's
         self.home = np.full(limit, -1, dtype=np.int64)  # worker slot
         self.inflight = np.zeros(limit, dtype=np.int64)  # requests, held ones too
+        # 1: its id names several conversations, so that the id alone says nothing of a request.
+        self.mixed = np.zeros(limit, dtype=np.int64)
         # How its next prompt begins: so many blocks of its last one, which end in this hash.
         self.tip_blocks = np.zeros(limit, dtype=np.int64)
         self.tip: Hashes = np.zeros(limit, dtype=np.uint64)
@@ -103,6 +105,7 @@ class SessionRows:
         cells.serial[row] = serial
         cells.home[row] = cells.bin[row] = -1
         cells.inflight[row] = cells.tip_blocks[row] = cells.tip[row] = cells.trunk[row] = 0
+        cells.mixed[row] = 0
         cells.private_tokens[row] = cells.cold_work[row] = cells.weight[row] = 0.0
         cells.idle_s[row] = 0.0
         return row
@@ -165,6 +168,7 @@ class RowCells:
         self.serial = int_cells(rows.serial)
         self.home = int_cells(rows.home)
         self.inflight = int_cells(rows.inflight)
+        self.mixed = int_cells(rows.mixed)
         self.tip_blocks = int_cells(rows.tip_blocks)
         self.tip = _hash_cells(rows.tip)
         self.private_tokens = float_cells(rows.private_tokens)
@@ -186,6 +190,11 @@ _ENDING_TOKENS = 16  # such as what asks for an answer or opens a thought
 class SessionFinder:
     """Finds the session of a request, by its session id or by the prompt that it continues.
 
+    An id is not believed against the prompts: agents' clients give one id to several conversations
+    at once. If a request comes while another one of its id is under way, and its prompt does not
+    continue that one's, then the id is a mixed one, and from then on its requests are told apart by
+    the prompts that they continue.
+
     `owners` records for each prompt block which session uses it, or that several sessions do. It
     may name sessions that were forgotten.
     Lifetime: process.
@@ -202,11 +211,11 @@ class SessionFinder:
         """
         rows = self._rows
         if fact.session is not None:
-            row = rows.find((fact.tenant, fact.model, _short(fact.session)))
-            if row >= 0:
+            row = rows.find(_key(fact))
+            if row >= 0 and self._is_named_rightly(row, chain):
                 return row
         row = rows.row_of(owner)
-        if row < 0 or not self._goes_on(row, chain):
+        if row < 0 or rows.cells.inflight[row] or not self._continues(row, chain):
             return -1
         tenant, model, name = rows.key(row)
         if (tenant, model) != (fact.tenant, fact.model):
@@ -215,9 +224,12 @@ class SessionFinder:
         return -1 if fact.session is not None and isinstance(name, str) else row
 
     def name(self, row: int, fact: Arrival) -> None:
-        """Give a session the id that its present request names, if the session had no id before."""
-        if fact.session is not None and isinstance(self._rows.key(row)[2], int):
-            self._rows.rename(row, (fact.tenant, fact.model, _short(fact.session)))
+        """Give a session the id that its present request names, if both are free for that."""
+        rows = self._rows
+        if fact.session is None or isinstance(rows.key(row)[2], str):
+            return
+        if rows.find(key := _key(fact)) < 0:
+            rows.rename(row, key)
 
     def new(self, fact: Arrival, owner: int) -> int:
         """Return a row for the new session of a request. The table must not be full.
@@ -227,9 +239,15 @@ class SessionFinder:
         probably the same session. With another number, its prompt would seem to be shared by two
         sessions.
         """
-        heir = owner if owner >= 0 and self._rows.row_of(owner) < 0 else -1
-        session = None if fact.session is None else _short(fact.session)
-        return self._rows.take(fact.tenant, fact.model, session, heir)
+        rows = self._rows
+        heir = owner if owner >= 0 and rows.row_of(owner) < 0 else -1
+        session = None
+        if fact.session is not None:
+            if (named := rows.find(_key(fact))) < 0:
+                session = _short(fact.session)
+            else:
+                rows.cells.mixed[named] = 1
+        return rows.take(fact.tenant, fact.model, session, heir)
 
     def keep_tip(self, row: int, chain: Hashes, block_size: int, prompt_tokens: int) -> None:
         """Remember how the next prompt of this session begins."""
@@ -238,14 +256,28 @@ class SessionFinder:
         cells.tip_blocks[row] = whole
         cells.tip[row] = int(chain[whole - 1]) if whole else 0
 
-    def _goes_on(self, row: int, chain: Hashes) -> bool:
+    def _is_named_rightly(self, row: int, chain: Hashes) -> bool:
+        """Return True if a request belongs to the session in `row` whose id it names.
+
+        A prompt of less than a block cannot be compared, so the id is believed. So it is while no
+        other request of the session is under way: clients begin anew under the same id, as after a
+        compaction.
+        """
+        cells = self._rows.cells
+        if not len(chain) or not cells.tip_blocks[row] or self._continues(row, chain):
+            return True
+        return not (cells.inflight[row] or cells.mixed[row])
+
+    def _continues(self, row: int, chain: Hashes) -> bool:
+        """Return True if a prompt begins with the latest prompt of the session in `row`."""
         cells = self._rows.cells
         blocks = cells.tip_blocks[row]
-        return (
-            cells.inflight[row] == 0
-            and 0 < blocks <= len(chain)
-            and int(chain[blocks - 1]) == cells.tip[row]
-        )
+        return 0 < blocks <= len(chain) and int(chain[blocks - 1]) == cells.tip[row]
+
+
+def _key(fact: Arrival) -> Key:
+    assert fact.session is not None
+    return fact.tenant, fact.model, _short(fact.session)
 
 
 def _short(session: str) -> str:

@@ -100,6 +100,7 @@ class TrackedRequest:
     trunk_tokens: int
     prompt_tokens: int
     private_before: float  # private tokens of its session until now; 0: it has not begun
+    final: bool = False  # its session sends no more requests
 
 
 class Sessions:
@@ -200,7 +201,9 @@ class Sessions:
             self.sets.shift(home, output_tokens, work - cells.cold_work[row])
             cells.private_tokens[row], cells.cold_work[row] = private, work
         if cells.inflight[row] == 0:
-            if home < 0 and not cells.private_tokens[row]:
+            if tracked.final:
+                self._forget(row)
+            elif home < 0 and not cells.private_tokens[row]:
                 rows.give_back(row)  # never got anywhere
             else:
                 cells.idle_s[row] = now_s
@@ -300,6 +303,7 @@ class Sessions:
             trunk_tokens=min(blocks * size, fact.prompt_tokens),
             prompt_tokens=fact.prompt_tokens,
             private_before=self._rows.cells.private_tokens[row] if row >= 0 else 0.0,
+            final=fact.identity.final,
         )
 
     def _back(self, row: int, now_s: float) -> None:

@@ -195,3 +195,17 @@ def test_what_each_kind_lacks() -> None:
     # Nobody knows what it is: it is asked; but not by gRPC, of which no address is known.
     assert ADAPTERS["openai"].lacks == KSERVE_GRPC.keys()
     assert not {p.path for p in PATHS.values() if p.needs is None} & ADAPTERS["trtllm"].lacks
+
+
+def test_marks_of_the_cache_are_no_part_of_a_message() -> None:
+    """A client moves them to the last message, so that earlier ones change from turn to turn."""
+    mark = {"cache_control": {"type": "ephemeral"}}
+    result = {"type": "tool_result", "tool_use_id": "t", "content": [TEXT_PART | mark]}
+    for parts in ([TEXT_PART, TEXT_PART | mark], [TEXT_PART | mark], [result | mark]):
+        plain = json.loads(
+            json.dumps(parts).replace(json.dumps(mark)[1:-1], "").replace(", }", "}")
+        )
+        bodies = ({"messages": [{"role": "user", "content": one}]} for one in (parts, plain))
+        marked, unmarked = (read("/v1/messages", body).messages for body in bodies)
+        assert marked == unmarked
+        assert "cache_control" not in repr(marked)

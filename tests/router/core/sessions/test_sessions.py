@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.sessions.sessions import Sessions
+from policies.facts import Identity
+from router.core.sessions.sessions import Sessions, TrackedRequest
 from tests.effort import EFFORT
 from tests.router.core.sessions.session_history import (
     BLOCK,
@@ -243,3 +244,99 @@ def test_nobody_is_forgotten_while_a_request_of_theirs_is_open(
         history.step(*step)
         for todo in history.open:
             assert history.sessions._rows.serial[todo.tracked.row] > 0
+
+
+# --- one id for several conversations -----------------------------------------------------------
+
+
+def test_conversations_at_once_under_one_id_are_sessions_of_their_own() -> None:
+    sessions = followed()
+    main = come(sessions, prompt(SYSTEM, (1, 200)), session="s")
+    child = come(sessions, prompt((2, 100)), session="s")
+    other = come(sessions, prompt((3, 100)), session="s")
+    assert len({main.row, child.row, other.row}) == 3
+    for number, tracked in enumerate((main, child, other)):
+        sessions.dispatched(tracked, number)
+        sessions.ended(tracked, 5, 1.0)
+    # The id alone says nothing any more, also of requests that come one after the other.
+    assert turn(sessions, prompt((3, 100), (4, 60)), 2.0, session="s") == other.row
+    assert turn(sessions, prompt(SYSTEM, (1, 200), (5, 60)), 3.0, session="s") == main.row
+    assert turn(sessions, prompt((2, 100), (6, 60)), 4.0, session="s") == child.row
+    assert turn(sessions, prompt((7, 100)), 5.0, session="s") not in (
+        main.row,
+        child.row,
+        other.row,
+    )
+
+
+def test_a_session_that_begins_anew_keeps_its_id() -> None:
+    """As after a compaction: nothing else of it is under way."""
+    sessions = followed()
+    first = turn(sessions, prompt(SYSTEM, (1, 400)), session="s")
+    assert turn(sessions, prompt(SYSTEM, (2, 60)), 1.0, session="s") == first
+    assert len(sessions) == 1
+
+
+def test_requests_at_once_that_continue_one_prompt_are_one_session() -> None:
+    sessions = followed()
+    row = turn(sessions, prompt((1, 200)), session="s")
+    tries = [come(sessions, prompt((1, 200), (2, 50)), 1.0, session="s") for _ in range(3)]
+    assert {one.row for one in tries} == {row}
+
+
+def test_prompts_of_less_than_a_block_are_believed_their_id() -> None:
+    sessions = followed()
+    tries = [come(sessions, prompt((n, BLOCK - 1)), session="s") for n in range(1, 5)]
+    assert len({one.row for one in tries}) == 1
+
+
+def test_one_cache_key_for_a_main_agent_and_its_sub_agents() -> None:
+    """They count with all of their tokens, as with a key each."""
+    counted = []
+    for names in ({}, {"session": "each"}):
+        sessions = followed()
+        for number, tokens in enumerate((20_000, *[5_000] * 5)):
+            fields = {key: f"{value} {number}" for key, value in names.items()}
+            tracked = come(sessions, prompt((number, tokens)), **fields)
+            sessions.dispatched(tracked, 0)
+        counted.append(sessions.sets.tokens_at(0))
+    assert counted == [45_000.0, 45_000.0]
+
+
+def test_a_session_that_ends_frees_its_room_at_once() -> None:
+    sessions = followed()
+    row = turn(sessions, prompt((1, 200)), session="s")
+    assert sessions.sets.tokens_at(0) == 205.0
+    last = prompt((1, 200), (2, 50))
+    assert turn(sessions, last, 1.0, session="s", identity=Identity(final=True)) == row
+    assert sessions.sets.tokens_at(0) == 0.0
+    assert len(sessions) == 0
+
+
+@patient
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 4), st.sampled_from(("s", "t", None)), st.booleans()),
+        max_size=40,
+    )
+)
+def test_conversations_at_once_are_never_one_session(
+    steps: list[tuple[int, str | None, bool]],
+) -> None:
+    """Five conversations under ids that change, each with at most one request under way."""
+    sessions = followed()
+    turns = dict.fromkeys(range(5), 0)
+    under_way: dict[int, TrackedRequest] = {}
+    for step, (talk, name, ends) in enumerate(steps):
+        if talk in under_way:
+            sessions.ended(under_way.pop(talk), 5, float(step))
+        turns[talk] += 1
+        tokens = prompt(*((10 * talk + 1 + n, 3 * BLOCK) for n in range(turns[talk])))
+        tracked = come(sessions, tokens, float(step), session=name)
+        assert tracked.row not in {other.row for other in under_way.values()}
+        sessions.dispatched(tracked, 0)
+        under_way[talk] = tracked
+        if ends:
+            sessions.ended(under_way.pop(talk), 5, float(step))
+    for tracked in under_way.values():
+        sessions.ended(tracked, 5, 1e3)
