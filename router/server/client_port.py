@@ -18,6 +18,7 @@ from router.http.messages import (
     json_response,
     refused,
 )
+from router.server.model_list import anthropic_card, anthropic_page, wants_anthropic_form
 
 if TYPE_CHECKING:
     from router.request.dialect import Dialect, Target
@@ -27,7 +28,8 @@ log = logging.getLogger(__name__)
 
 _MODEL_CHARS = 1_024
 _MODELS = "/v1/models"
-_GET_PATHS = frozenset({_MODELS, "/health", "/ready"})
+_HELLO = "/api/hello"  # Claude Code asks for its head before it sends anything
+_GET_PATHS = frozenset({_MODELS, "/health", "/ready", _HELLO})
 _SERVED = ", ".join(sorted((*PATHS, *_GET_PATHS, f"{_MODELS}/{{model}}")))
 
 
@@ -92,22 +94,28 @@ class ClientPort:
             return self._shown(request)
         if of_model and method in ("GET", "HEAD"):
             return self._shown(request)
+        if method == "HEAD" and path == "/" and not self._forwards:
+            return health(self._service)  # as older releases of Claude Code ask
         if self._forwards:
             return await self._inference(request)
         raise ClientError(404, f"{method} {path} is not served here; served: {_SERVED}")
 
     def _shown(self, request: Request) -> Response:
         path = request.path
-        if path == "/health":
+        if path in ("/health", _HELLO):
             return health(self._service)
         if path == "/ready":
             shown = readiness(self._service, request.query.get("model"))
             return json_response(shown, 200 if shown["ready"] else 503)
+        anthropic = wants_anthropic_form(request)
         if path == _MODELS:
-            return json_response({"object": "list", "data": self._service.cards()})
+            cards = self._service.cards()
+            if anthropic:
+                return json_response(anthropic_page(cards, request.query))
+            return json_response({"object": "list", "data": cards})
         name = path[len(_MODELS) + 1 :]
         if (card := self._service.card(name)) is not None:
-            return json_response(card)
+            return json_response(anthropic_card(card) if anthropic else card)
         why = f"the model {name[:200]!r} does not exist; GET /v1/models lists those that do"
         raise ClientError(404, why, "model", "model_not_found")
 
