@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from enum import Enum
 from math import isfinite
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kvkernels import AnswerDue
 from router.http.errors import ClientError, WorkerError, WorkerErrorKind
@@ -51,6 +51,9 @@ class UpstreamRequest:
     keeps_ends: bool = False  # both ends of the answer's body are wanted (`Outcome.kept`)
     once: bool = False  # it is not sent again where a kept connection turns out to be closed
     due: AnswerDue | None = None  # what its answer has to be; None: that is not looked at
+    # After so many silent seconds of the worker the client gets a comment, where Python relays and
+    # the sink is a `PingedSink`; 0: none.
+    ping_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +103,7 @@ class Terms:
     mark: bytes | None = None  # these three as of `UpstreamRequest`
     keeps_ends: bool = False
     due: AnswerDue | None = None
+    ping_s: float = 0.0
 
 
 @dataclass(slots=True, unsafe_hash=True)
@@ -202,6 +206,17 @@ class ReplySink(Protocol):
 
         `late`: because of its deadline, and by no fault of its worker's.
         """
+
+
+PING = b": waiting for a worker\n\n"  # a comment, which readers of events pass over
+
+
+@runtime_checkable
+class PingedSink(Protocol):
+    """A `ReplySink` whose client can get a comment before the reply begins."""
+
+    def ping(self) -> None:
+        """Write a comment. From then on `dechunk` may be True."""
 
 
 @dataclass(frozen=True, slots=True)

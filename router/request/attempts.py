@@ -26,6 +26,7 @@ from router.record.request_record import Attempt
 from router.request.deadlines import is_late, late_answer
 from router.request.leg_sender import AttemptTerms, LegSender
 from router.request.moving import Movers
+from router.request.pings import PatientReply, can_ping
 from router.request.service import Service
 from router.request.state import AttemptEnd, RequestState
 from router.request.two_legs import TwoLegs
@@ -34,6 +35,8 @@ from router.upstream.edited_reply import EditedReply
 
 # Refusals of the core in whose place the client gets a worker's words.
 _SAID_BY_WORKERS = frozenset({"worker_error", "retry_budget_exhausted", "model_not_found"})
+_QUICK_TOKENS = 4_096.0  # of a prompt: no worker is silent for long that computes these alone
+_SURELY = 0.25  # of the seconds before a comment: with estimates four times too low there is one
 
 
 class Attempts:
@@ -132,10 +135,11 @@ class Attempts:
             return AttemptEnd()
         state.account.goes_to(attempt, member)
         headers = self._headers(state, attempt)
-        if state.name is None and state.kept_open is None:
+        patient = self._is_patient(state, attempt)
+        if state.name is None and state.kept_open is None and not patient:
             reply = state.carrier.reply(self.terms.client_buffer_bytes, headers)
         else:
-            reply = self._reply(state, headers)
+            reply = self._reply(state, headers, patient)
         if attempt.leg == "prefill":  # two legs, one after the other: the first one
             return await self._two_legs.prefill(state, attempt, member, reply)
         if stream is not None:
@@ -200,10 +204,30 @@ class Attempts:
             answer.headers["Retry-After"] = str(max(math.ceil(reject.retry_after_s), 1))
         return answer
 
-    def _reply(self, state: RequestState, headers: tuple[Header, ...]) -> Reply:
+    def _is_patient(self, state: RequestState, attempt: Attempt) -> bool:
+        """Return True if the client gets comments should the worker be silent for long.
+
+        The relay's thread writes none. So of the streams that it can carry these are the ones whose
+        worker has much to compute before their first token.
+        """
+        every_s = self.terms.ping_s
+        if not every_s or not state.arrival.stream or state.stream is not None:
+            return False
+        if state.path.needs is None and attempt.leg != "prefill":
+            core = self._service.dispatcher.core
+            charge = core.ledger.get(attempt.request_id, attempt.leg)
+            if charge is None or (charge.alone and charge.work_tokens < _QUICK_TOKENS):
+                return False
+            work = charge.end_work - core.columns.drained_work[charge.slot]
+            if work < every_s * _SURELY * core.columns.prefill_tokens_per_s[charge.slot]:
+                return False
+        return can_ping(state)
+
+    def _reply(self, state: RequestState, headers: tuple[Header, ...], patient: bool) -> Reply:
         """Return the client's side of an attempt at a request with a name, or with comments.
 
         headers: those that the router adds to the answer.
+        patient: the client may get comments during the attempt.
         """
         room, names, name = self.terms.client_buffer_bytes, self._service.names, state.name
         editor = None
@@ -212,6 +236,11 @@ class Attempts:
         if state.kept_open is not None:
             state.kept_open.follow(editor)
             return state.kept_open
+        if patient:
+            plain = ClientReply(state.http, room, headers)
+            if editor is not None:
+                plain = EditedReply(state.http, room, headers, editor)
+            return PatientReply(state, plain, editor, room)
         if editor is None:
             return state.carrier.reply(room, headers)
         return EditedReply(state.http, room, headers, editor)

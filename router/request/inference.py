@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 from router.core.contract.actions import Reject
@@ -106,7 +107,9 @@ class Inference:
             # two attempts of which one has the answer, and a leg that fails stops the other one.
             attempt = attempts.begin(state, action)
             await let_others_run()
-            end = await attempts.send(state, attempt)
+            first_leg = attempt.leg == "prefill"  # of which the client sees nothing
+            with self._pings.during(state) if first_leg else nullcontext():
+                end = await attempts.send(state, attempt)
 
             # Account: release the charge, count, log. The core is asked again after a first leg,
             # and after a failure of a worker if the client has seen nothing of its answer, or if

@@ -19,6 +19,7 @@ from router.http.reply import Header, Outcome, ReplySink, Timeouts, UpstreamRequ
 from router.record.request_record import Attempt
 from router.request.deadlines import Deadlines, in_time
 from router.request.missing_path import MissingPathFilter
+from router.request.pings import PatientReply
 from router.request.prompts import is_counted
 from router.request.quotas import tenant_header
 from router.request.refusals import (
@@ -32,10 +33,12 @@ from router.request.settling import settle_sidecar
 from router.request.state import AttemptEnd, RequestState
 from router.request.token_ids import with_token_ids
 from router.upstream.client_reply import KEY_HEADERS, Reply, upstream_request
+from router.upstream.kept_open_reply import KeptOpenReply
 
 _UNCHANGED_EVERY = 64  # requests: one is sent as text where ids are forwarded, to be checked
 _NO_NAMES = frozenset[bytes]()
 _NO_HEADERS: tuple[Header, ...] = ()
+_PINGED = (PatientReply, KeptOpenReply)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class AttemptTerms:
     timeouts: Timeouts
     client_buffer_bytes: int
     deadlines: Deadlines = field(default_factory=Deadlines)
+    ping_s: float = 0.0  # a stream of a silent worker gets a comment so often; 0: none
     tenant_header: str = "x-tenant"  # tells workers the tenant of a request
     forward_token_ids: bool = False  # workers that take ids get them instead of text
     transfers: Mapping[str, Transfer] = field(default_factory=lambda: TRANSFERS)  # by kind
@@ -146,6 +150,8 @@ class LegSender:
         sent = self.request(state, leg, attempt, member, state.path.due(arrival.max_output_tokens))
         sink: ReplySink = stream or reply
         filtered = None
+        if terms.ping_s and stream is None and isinstance(reply, _PINGED):
+            sent = replace(sent, ping_s=terms.ping_s)
         if arrival.needs is not None:
             sent, filtered = _filtered(sent, state.path, arrival.model, sink)
             sink = filtered

@@ -10,7 +10,7 @@ from router.body.paths import OwnAnswers
 from router.engines.triton import is_triton_queue_full
 from router.http.bodies import Body, follow
 from router.http.errors import WorkerError
-from router.http.reply import HeldReply, Outcome, RelayLimits, ReplyHead, ReplySink
+from router.http.reply import HeldReply, Outcome, PingedSink, RelayLimits, ReplyHead, ReplySink
 from router.request.refusals import denies_model, model_missing, queue_full
 
 _STATUSES = frozenset({404, 405, 501})
@@ -85,6 +85,11 @@ class MissingPathFilter:
     @property
     def congested(self) -> bool:
         return self._reply.congested
+
+    def ping(self) -> None:
+        """As of `PingedSink`, where `reply` is one."""
+        if self._head is None and isinstance(self._reply, PingedSink):
+            self._reply.ping()
 
     def head(self, head: ReplyHead) -> None:
         if head.status in self._kept:

@@ -1,4 +1,4 @@
-"""Comments in the streams of requests that wait at the router for long."""
+"""Comments in the streams of requests that wait for long, at the router or at their worker."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from router.http.messages import Answer, Response
+from router.http.reply import ReplyHead
 from router.request.state import RequestState
+from router.upstream.client_reply import ClientReply
+from router.upstream.edited_reply import Editor
 from router.upstream.kept_open_reply import KeptOpenReply
 
 _NAMED = frozenset({"messages", "responses"})  # how paths are read whose events have names
@@ -37,8 +40,7 @@ class Pings:
         The request's `kept_open` has the reply from the first comment on.
         """
         every_s = self._every_s()
-        streams = state.arrival.stream and state.path.reads in _STREAMS and state.carrier.moves
-        if not every_s or not streams or (state.stream is not None and state.stream.begun):
+        if not every_s or not can_ping(state) or (state.stream and state.stream.begun):
             yield
             return
         task = asyncio.create_task(self._go_on(state, every_s))
@@ -50,13 +52,102 @@ class Pings:
     async def _go_on(self, state: RequestState, every_s: float) -> NoReturn:
         while True:
             await asyncio.sleep(every_s)
-            self._ping(state)
+            ping(state, self._buffer_bytes())
 
-    def _ping(self, state: RequestState) -> None:
-        if state.kept_open is None:
-            named, room = state.path.reads in _NAMED, self._buffer_bytes()
-            state.kept_open = KeptOpenReply(state.http, room, state.account.headers(), named)
-        state.kept_open.ping()
+
+def can_ping(state: RequestState) -> bool:
+    """Return True if the client of this request may get comments before its answer."""
+    return state.arrival.stream and state.path.reads in _STREAMS and state.carrier.moves
+
+
+def ping(state: RequestState, buffer_bytes: int) -> None:
+    """Write a comment to the client, with the head of the answer before the first one.
+
+    buffer_bytes: as of `ClientReply`.
+    """
+    if state.kept_open is None:
+        named = state.path.reads in _NAMED
+        headers = state.account.headers()
+        state.kept_open = KeptOpenReply(state.http, buffer_bytes, headers, named)
+    state.kept_open.ping()
+
+
+class PatientReply:
+    """A client's side of one attempt, which becomes the request's `kept_open` at the first comment.
+
+    Until then it is a plain reply: an answer that begins before the first comment has the bytes
+    that it would have had. Lifetime: one attempt.
+    """
+
+    movable = False  # as of `ClientReply`
+    by_fallback = "pinged"
+
+    def __init__(
+        self, state: RequestState, plain: ClientReply, editor: Editor | None, buffer_bytes: int
+    ) -> None:
+        """`plain`: the reply without comments. editor: changes the body; None: nothing does.
+
+        buffer_bytes: as of `ClientReply`.
+        """
+        self._state = state
+        self._plain = plain
+        self._editor = editor
+        self._buffer_bytes = buffer_bytes
+        self._follows = False  # `kept_open` takes this attempt's answer
+
+    @property
+    def _reply(self) -> ClientReply:
+        kept = self._state.kept_open
+        if kept is None:
+            return self._plain
+        if not self._follows:
+            self._follows = True
+            kept.follow(self._editor)
+        return kept
+
+    def ping(self) -> None:
+        """Write a comment, if the answer has not begun."""
+        if not self._reply.begun:
+            ping(self._state, self._buffer_bytes)
+
+    @property
+    def status(self) -> int:
+        return self._reply.status
+
+    @property
+    def keep_alive(self) -> bool:
+        return self._reply.keep_alive
+
+    @property
+    def body_length(self) -> int:
+        return self._reply.body_length
+
+    @property
+    def begun(self) -> bool:
+        return self._reply.begun
+
+    @property
+    def dechunk(self) -> bool:
+        return self._reply.dechunk
+
+    @property
+    def congested(self) -> bool:
+        return self._reply.congested
+
+    def head(self, head: ReplyHead) -> None:
+        self._reply.head(head)
+
+    def data(self, data: bytes) -> None:
+        self._reply.data(data)
+
+    async def drain(self) -> None:
+        await self._reply.drain()
+
+    def finish(self) -> None:
+        self._reply.finish()
+
+    def abort(self, late: bool = False) -> None:
+        self._reply.abort(late)
 
 
 def as_event(reply: KeptOpenReply, answer: Answer) -> Answer:

@@ -141,6 +141,7 @@ def attempt_terms(config: Config) -> AttemptTerms:
         ),
         deadlines=deadlines(config),
         client_buffer_bytes=config.limits.client_buffer_bytes,
+        ping_s=config.waiting.ping_s,
         tenant_header=config.tenant_header,
         forward_token_ids=config.forward_token_ids,
         transfers={**TRANSFERS, trtllm.ADAPTER.kind: _trtllm(config)},

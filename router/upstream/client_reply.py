@@ -4,8 +4,8 @@ For the relay's thread a reply lends its client's socket. Where it cannot, a wor
 fallback relays: `off` (by the configuration), `worker_tls`, `client_tls`, `http_1_0`, `unsent`
 (bytes wait for the client), `client_gone`, `judged` (a path that not every engine has: its answer
 may have to be asked for elsewhere), `moved` (a stream goes on at another worker), `ids` (its client
-sees token ids), `renamed` (the answer gets the model's name that was asked for), `worker_gone`; of
-calls by gRPC it is `grpc`.
+sees token ids), `pinged` (its client gets comments while its worker is silent), `renamed` (the
+answer gets the model's name that was asked for), `worker_gone`; of calls by gRPC it is `grpc`.
 """
 
 from __future__ import annotations
@@ -274,6 +274,6 @@ def reply_for_thread(
     if isinstance(sink, ClientReply):
         return sink, None, None
     if not isinstance(sink, LendingSink):
-        return "judged", None, None
+        return getattr(sink, "by_fallback", "judged"), None, None
     lent = sink.lend()
     return (lent, None, None) if isinstance(lent, str) else (lent[0], sink, lent[1])

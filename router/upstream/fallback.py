@@ -16,10 +16,12 @@ from router.http.errors import ClientError, WorkerError, WorkerErrorKind, out_of
 from router.http.framing import parse_head, request_head
 from router.http.reply import (
     DENIAL_STATUSES,
+    PING,
     RETRYABLE_STATUSES,
     Framing,
     HeldReply,
     Outcome,
+    PingedSink,
     RelayLimits,
     ReplyHead,
     ReplySink,
@@ -223,6 +225,8 @@ class Sending:
 
 
 _VERSION = b"HTTP/1."
+_ENDS_OF_EVENTS = (b"\n\n", b"\r\n\r\n")
+_PING_STEP_S = 0.01  # a timer may fire a little early
 _JSON_LENGTH = LENGTH_HEADER.lower().encode()  # of answers whose tensors are bytes (KServe v2)
 
 
@@ -260,6 +264,8 @@ class Exchange:
     _told_s = float("-inf")
     _told_events = 0
     _patience: Deadline | None = None  # of a client that waits for what is withheld
+    _pinger: asyncio.TimerHandle | None = None
+    _between_s: float  # between two reads of the body
 
     def __init__(
         self, connection: WorkerConnection, method: str, sink: ReplySink, terms: Terms
@@ -282,6 +288,8 @@ class Exchange:
             if not self.ended:
                 self._send(head, body)
                 self._expect_more()
+                if self._terms.ping_s:
+                    self._ping_later(self._terms.ping_s)
             while not self.ended:
                 if self._paused:
                     await self._drain_client()
@@ -296,6 +304,8 @@ class Exchange:
             self._deadline.stop()
             if self._patience is not None:
                 self._patience.close()
+            if self._pinger is not None:
+                self._pinger.cancel()
         broken = self._outcome.error is not None or self._bug is not None
         if broken and self._outcome.bytes_to_client:
             # Last of all: the client's end cancels the very task that runs this.
@@ -528,12 +538,15 @@ class Exchange:
         if not outcome.bytes_to_client:
             self._begin_reply()
         else:
-            self._deadline.push(now_s + terms.timeouts.between_s)
+            self._deadline.push(now_s + self._between_s)
         outcome.bytes_to_client += len(data)
         self._sink.data(payload if self._dechunk else data)
         if outcome.first_byte_s is not None:
             if outcome.first_token_s is None and meter.begun:
                 outcome.first_token_s = now_s
+                if self._between_s != terms.timeouts.between_s and not self._body.done:
+                    self._between_s = terms.timeouts.between_s
+                    self._deadline.start(self._between_s, self._on_late)
                 tell = terms.on_first_byte
                 if tell is not None and self._head is not None and self._head.answers:
                     tell(now_s)
@@ -547,10 +560,46 @@ class Exchange:
             self._wake()
 
     def _begin_reply(self) -> None:
+        """Begin it, with as long a wait for its first token as for a first byte: events of some
+        protocols come before their worker has computed anything.
+        """
         assert self._head is not None
+        timeouts, self._dechunk = self._terms.timeouts, self._sink.dechunk
+        self._between_s = timeouts.between_s
+        if not self._meter.begun:
+            self._between_s = max(timeouts.first_byte_s, timeouts.between_s)
         if not self._body.done:
-            self._deadline.start(self._terms.timeouts.between_s, self._on_late)
+            self._deadline.start(self._between_s, self._on_late)
         self._sink.head(self._head)
+
+    # Comments to a client while the worker is silent.
+
+    def _ping_later(self, seconds: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._pinger = loop.call_later(seconds, self._ping_if_silent)
+
+    def _ping_if_silent(self) -> None:
+        outcome, terms = self._outcome, self._terms
+        heard_s = outcome.started_s if outcome.last_byte_s is None else outcome.last_byte_s
+        left_s = terms.ping_s - (terms.clock() - heard_s)
+        if self.ended:
+            return
+        if left_s <= 0.0:
+            self._ping()
+            left_s = terms.ping_s
+        self._ping_later(max(left_s, _PING_STEP_S))
+
+    def _ping(self) -> None:
+        """Write a comment to the client, before the reply or between two events of it."""
+        head = self._head
+        if not self._outcome.bytes_to_client:
+            if isinstance(self._sink, PingedSink):
+                self._sink.ping()
+        elif head is not None and head.event_stream and not head.coded and not self._paused:
+            whole = self._dechunk or self._body.between_chunks
+            if whole and self._meter.tail.endswith(_ENDS_OF_EVENTS):
+                framed = PING if self._dechunk else b"%x\r\n%b\r\n" % (len(PING), PING)
+                self._sink.data(framed)
 
     def _tell_progress(self, tell: Callable[[float, int], None], now_s: float) -> None:
         events = self._meter.events
@@ -717,7 +766,7 @@ class Upstream:
         """
         head = request_head(request, self._host_header, self._base_path)
         told = (on_first_byte, on_progress, request.mark, request.keeps_ends, request.due)
-        terms = Terms(self._limits, timeouts, self._clock, *told)
+        terms = Terms(self._limits, timeouts, self._clock, *told, ping_s=request.ping_s)
         started_s = self._clock()
         outcome = None
         connection = self._take_idle()

@@ -6,12 +6,11 @@ import msgspec
 
 from router.http.errors import error_body, error_type
 from router.http.messages import Request
-from router.http.reply import Framing, Header, ReplyHead
+from router.http.reply import PING, Framing, Header, ReplyHead
 from router.upstream.client_reply import ClientSocket
 from router.upstream.edited_reply import Editor
 from router.upstream.framed_reply import FramedReply
 
-PING = b": waiting for a worker\n\n"  # a comment, which readers of events pass over
 _HEAD = ReplyHead(
     200,
     b"OK",
@@ -58,7 +57,7 @@ class KeptOpenReply(FramedReply):
 
     def ping(self) -> None:
         """Write a comment, before it the head if the client has not got it yet."""
-        if self.congested:
+        if self.congested or self._answered or self._refusal is not None:
             return
         if not self.body_length:
             super().head(_HEAD)

@@ -46,6 +46,7 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="streams that wait get a comment so often, seconds; 0: none",
+            description="streams that wait, or whose worker is silent, get a comment so often, "
+            "seconds; 0: none",
         ),
     ] = 15.0
