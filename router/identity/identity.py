@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from hashlib import blake2b
 from typing import NamedTuple, Protocol
 
 from policies.facts import UNIDENTIFIED, Identity, whose
+from router.http.errors import ClientError
 from router.identity.body_fields import Fields, read_body, values_in
 from router.identity.families import CLIENTS, ROUTER_IDS, Family, Ids, read_headers
 from router.identity.hints import NO_HINTS, PRIORITY_HEADERS, Hints, hints_in
@@ -49,14 +51,24 @@ class IdentityReader:
     """
 
     def __init__(
-        self, session_header: str, added: tuple[Family, ...] = (), clients: bool = True
+        self,
+        session_header: str,
+        added: tuple[Family, ...] = (),
+        clients: bool = True,
+        shared_secret: str | None = None,
     ) -> None:
         """session_header: the operator's, in small letters.
 
         added: families that the operator defines; they count before the known ones.
         clients: False if only the operator's header and families, and the body's `session_id`,
         `prompt_cache_key` and `user`, are to be read.
+        shared_secret: what all routers that share state have in common. All ids are then digests
+        made with it, so that the shared state has no id of a client in it. None: ids are as sent.
         """
+        self._key = None
+        if shared_secret is not None:
+            secret = shared_secret.encode("utf-8", "surrogatepass")
+            self._key = blake2b(secret, digest_size=32, person=b"client ids").digest()
         self.session_header = session_header
         self._router_ids = ROUTER_IDS if clients else ()
         self._families = (*added, *(CLIENTS if clients else ()))
@@ -72,13 +84,33 @@ class IdentityReader:
         """Return the session, the rest of the identity and the hints of a request.
 
         session_id: of the body. fields: what the body has of `body_fields`, or None. The operator's
-        session header and `session_id` are returned as they are; the caller bounds their length.
+        session header and `session_id` are ids of any form.
+        Raises ClientError(400) for a session header of more than 1,024 characters.
         """
+        said = self._read(headers, session_id, fields)
+        if self._key is None or said is NOTHING_SAID:
+            return said
+        session, identity = said.session, said.identity
+        if identity is not UNIDENTIFIED:
+            group, parent = self._digest(identity.group), self._digest(identity.parent)
+            cache_group, user = self._digest(identity.cache_group), self._digest(identity.user)
+            identity = Identity(group, parent, cache_group, user, identity.final)
+        return Said(self._digest(session), identity, said.hints)
+
+    def _digest(self, text: str | None) -> str | None:
+        if text is None:
+            return None
+        data = text.encode("utf-8", "surrogatepass")
+        return blake2b(data, key=self._key or b"", digest_size=_DIGEST_BYTES).hexdigest()
+
+    def _read(self, headers: Headers, session_id: str | None, fields: Fields | None) -> Said:
         found = headers.among(self._names)
         if found is None and not fields:
-            return Said(session_id)
+            return NOTHING_SAID if session_id is None else Said(session_id)
         found = found or {}
         named = found.get(self.session_header) or None
+        if named is not None and len(named) > _MAX_SESSION_CHARS:
+            raise ClientError(400, f"{self.session_header} is too long", code="string_too_long")
         if named is not None and len(found) == 1 and not fields:
             return Said(named)
         return self._combine(found, named, session_id, fields or {})
@@ -105,6 +137,8 @@ class IdentityReader:
         return Said(ids.session, _identity(ids), hints)
 
 
+_DIGEST_BYTES = 16
+_MAX_SESSION_CHARS = 1_024  # of the operator's header
 _ALWAYS_READ = frozenset({"prompt_cache_key", "user"})
 # llm-d's names of whom a request is counted to (gateway API inference extension).
 _FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")

@@ -98,6 +98,16 @@ def parse_redis_url(text: str) -> RedisUrl:
     return RedisUrl(kind, tls, addresses, service, database, found, of_sentinels)
 
 
+def shared_secret(text: str, fleet: str) -> str:
+    """Return a text that all routers of a fleet have, and that their Redis does not keep.
+
+    It is made of the password in the URL and the fleet's name; without a password it is no secret.
+    Raises ValueError as `parse_redis_url` does.
+    """
+    password = parse_redis_url(text).options.get("password", "")
+    return f"{fleet}\n{password}"
+
+
 def redacted(text: str) -> str:
     """A text in which a URL may stand, with the user, password and secret options struck out."""
     return _SECRET_OPTION.sub(r"\1***", _USER_INFO.sub(r"\1***@", text))

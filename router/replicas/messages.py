@@ -189,6 +189,9 @@ class Sent(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     weight: Annotated[float, Meta(gt=0, le=1e9)] = 1.0
     longest_prompt_tokens: Tokens | None = None
     chains: Annotated[tuple[tuple[BlockSize, Chain], ...], Meta(max_length=8)] = ()
+    group: Name | None = None  # this and the next ones as in `policies.facts.Identity`
+    parent: Name | None = None
+    final: bool = False
 
 
 class Begun(msgspec.Struct, frozen=True, array_like=True, tag="f"):

@@ -410,6 +410,9 @@ class RequestPublisher(RequestListener):
             arrival.tenant,
             arrival.weight,
             arrival.longest_prompt_tokens,
+            group=arrival.identity.group,
+            parent=arrival.identity.parent,
+            final=arrival.identity.final,
         )
         self._open[charge.request_id, charge.leg] = _OpenRequest(sent)
         if self._connected:

@@ -9,8 +9,10 @@ import numpy as np
 
 from kvkernels import EventBatch
 from policies.facts import (
+    UNIDENTIFIED,
     Arrival,
     Finish,
+    Identity,
     KvCopied,
     KvEvents,
     KvHeard,
@@ -191,6 +193,9 @@ class RequestSubscriber:
 
 
 def _arrival(sent: Sent, number: int, now_s: float) -> Arrival:
+    identity = UNIDENTIFIED
+    if sent.group is not None or sent.parent is not None or sent.final:
+        identity = Identity(group=sent.group, parent=sent.parent, final=sent.final)
     return Arrival(
         now_s=now_s,
         request_id=number,
@@ -203,6 +208,7 @@ def _arrival(sent: Sent, number: int, now_s: float) -> Arrival:
         stream=sent.stream,
         longest_prompt_tokens=sent.longest_prompt_tokens,
         weight=sent.weight,
+        identity=identity,
     )
 
 

@@ -158,9 +158,6 @@ class InferenceReader:
         if path.reads == "openai" and target is None:
             render = RenderRequest(path.path, body, model, scanned.cache_salt)
         prompt = await self._prompt(scanned, model, len(body), turn, render)
-        if said.session is not None and len(said.session) > terms.scan.max_key_chars:
-            why = f"{terms.identity.session_header} is too long"
-            raise ClientError(400, why, code="string_too_long")
         if not path.computes:
             said = NOTHING_SAID  # it says nothing of what its session computes next
         arrival = self._arrival_of(scanned, prompt, model, said, key, priority, path.needs)

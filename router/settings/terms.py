@@ -17,6 +17,7 @@ from router.http.reply import RelayLimits, Timeouts
 from router.identity.families import families_of
 from router.identity.identity import IdentityReader
 from router.record.request_log import RequestLogTerms
+from router.redis.url import shared_secret
 from router.request.deadlines import Deadlines
 from router.request.leg_sender import AttemptTerms
 from router.request.reading import InferenceTerms
@@ -118,7 +119,10 @@ def inference_terms(config: Config) -> InferenceTerms:
             max_text_bytes=config.limits.message_text_bytes,
         ),
         identity=IdentityReader(
-            config.session_header, families_of(config.identity.families), config.identity.clients
+            config.session_header,
+            families_of(config.identity.families),
+            config.identity.clients,
+            None if config.state is None else shared_secret(config.state, config.replicas.fleet),
         ),
         explain=config.explain,
         explain_every=config.explain_every,

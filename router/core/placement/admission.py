@@ -319,8 +319,9 @@ class Admission:
         return Reject(arrival.request_id, status, code, message, retry_after_s)
 
     def _answer_tokens(self, arrival: Arrival) -> float:
-        most = arrival.max_output_tokens
-        expected = self._output_tokens
+        """Return how many tokens an answer will have, by the client's word or as others had."""
+        most, expected = arrival.max_output_tokens, float(arrival.expected_output_tokens or 0)
+        expected = expected or self._output_tokens
         return max(expected if most is None else min(expected, most), 0.0)
 
 

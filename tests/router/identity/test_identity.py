@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from kvkernels import plain_head
 from policies.facts import UNIDENTIFIED, Identity, whose
 from router.body.scan import AGENT_FIELDS
+from router.http.errors import ClientError
 from router.http.parser import Fields
 from router.identity.families import CLIENTS, ROUTER_IDS, families_of
 from router.identity.identity import IdentityReader, Said
@@ -282,3 +283,28 @@ def test_whatever_comes_is_read_within_bounds(
             assert one.isprintable()
     assert identity.group != found.session or identity.group is None
     assert all(n is None or abs(n) < 2**31 for n in found.hints)
+
+
+def test_ids_that_routers_share_are_digests() -> None:
+    plain = {"x-claude-code-session-id": S, "x-claude-code-agent-id": "a", "x-session-id": "ann"}
+    readers = [
+        IdentityReader("x-session-id", shared_secret=secret) for secret in ("one", "one", "two")
+    ]
+    one, same, other = (said(plain, reader, prompt_cache_key="k") for reader in readers)
+    assert one == same
+    assert one.session != other.session
+    ids = [one.session, one.identity.group, one.identity.parent, one.identity.cache_group]
+    assert all(text is not None and len(text) == 32 for text in ids)
+    assert not {S, "ann", "k", f"{S}/a"} & {*ids}
+    main = said({"x-claude-code-session-id": S}, readers[0])
+    child = said({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a"}, readers[0])
+    assert child.identity.parent == child.identity.group == main.session
+    assert said(None, readers[0]) == Said(None)
+
+
+@pytest.mark.parametrize("secret", [None, "one"])
+def test_a_session_header_that_is_too_long_is_refused(secret: str | None) -> None:
+    reader = IdentityReader("x-session-id", shared_secret=secret)
+    with pytest.raises(ClientError, match="x-session-id is too long"):
+        said({"x-session-id": "x" * 1_025}, reader)
+    assert said({"x-session-id": "x" * 1_024}, reader).session is not None
