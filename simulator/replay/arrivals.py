@@ -17,8 +17,9 @@ from simulator.traces.sessions import sessions
 class NamedSessions:
     """Gives requests the ids that their clients would send. Lifetime: replay.
 
-    ids: "agents": the session, its parent and its group, as coding agents send them. "key": one
-    `prompt_cache_key` for a whole group. "none": nothing.
+    ids: "agents": the session, its parent and its group, as coding agents send them. "group": the
+    group's id as each request's session. "key": one `prompt_cache_key` for a whole group. "none":
+    nothing.
     no_session_share: the share of sessions, [0, 1], whose clients send nothing. A client always
     sends ids or never, so the draw is the session's and not the request's.
     """
@@ -34,6 +35,8 @@ class NamedSessions:
         if self._ids == "key":
             key = job.session if group is None else group
             return None, UNIDENTIFIED if key is None else Identity(cache_group=key)
+        if self._ids == "group":
+            return job.session if group is None else group, UNIDENTIFIED
         session = group if job.side and group is not None else job.session
         if group is None and job.parent is None and not job.final:
             return session, UNIDENTIFIED

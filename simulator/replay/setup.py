@@ -43,7 +43,7 @@ class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     cache_groups: str | msgspec.UnsetType = msgspec.UNSET
 
 
-ClientIds = Literal["agents", "key", "none"]
+ClientIds = Literal["agents", "group", "key", "none"]
 
 
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
