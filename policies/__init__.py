@@ -37,6 +37,7 @@ POLICIES = {
     "session_sticky": "policies.published.session_sticky:SessionSticky",
     "dynamo_load_guard": "policies.published.dynamo_load_guard:DynamoLoadGuard",
     "dynamo_subagent_group": "policies.published.dynamo_subagent_group:DynamoSubagentGroup",
+    "thunder_agent": "policies.published.thunder_agent:ThunderAgent",
     "lmetric": "policies.published.lmetric:LMetric",
     "lpwl": "policies.published.lpwl:Lpwl",
     "dynamo": "policies.published.dynamo:Dynamo",

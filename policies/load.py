@@ -382,6 +382,18 @@ class LoadedPolicy:
         asked = (self.policy, *(w.wrapper for w in self.wrappers))
         return any(getattr(one, "needs_sessions", False) for one in asked)
 
+    @property
+    def passes_held(self) -> bool:
+        """True if the policy may hold a request although later ones should go before it."""
+        return hasattr(self.policy, "asks_held")
+
+    def asks_held(self, state: Any) -> bool:
+        """Return True if the policy wants to be asked about each held request now."""
+        if not self.passes_held:
+            return False
+        asks = getattr(self.policy, "asks_held")  # noqa: B009 - only such policies have it
+        return bool(asks(state[0] if self.wrappers else state))
+
     def initial_state(self) -> Any:
         """Return the policy's state before the first fact, or None for a policy without a memory.
 

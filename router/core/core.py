@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import chain
@@ -435,7 +436,8 @@ class RouterCore:
         actions = self.health.tick(fact.now_s)
         for pending in self.held.expired(fact.now_s, self.settings.hold_s):
             actions += self._ask_last(pending, fact.now_s)
-        return [*actions, *self._ask_held(fact.now_s)]
+        refused_max = math.inf if self.guard.asks_held(fact.now_s) else REFUSED_MAX
+        return [*actions, *self._ask_held(fact.now_s, refused_max)]
 
     def on_load_report(self, fact: LoadReport) -> list[Action]:
         """Record a worker's load report.
@@ -634,7 +636,7 @@ class RouterCore:
     def _displace(self, pending: Pending, now_s: float) -> Reject:
         return self._give_up(pending, now_s, DISPLACED)
 
-    def _ask_held(self, now_s: float, refused_max: int = REFUSED_MAX) -> list[Action]:
+    def _ask_held(self, now_s: float, refused_max: float = REFUSED_MAX) -> list[Action]:
         sweep = self.held.sweep(now_s, refused_max)
         actions = chain.from_iterable(self._place(pending, now_s, "held") for pending in sweep)
         return [action for action in actions if not isinstance(action, Hold)]

@@ -19,6 +19,7 @@ from tests.policies.views import columns_of, fleets, requests, told
 # Those that point at a row by its place say so in their docstring.
 POINTING = ("round_robin", "power_of_two", "trt_llm", "ray_prefix", "smg_expected_wait")
 SYMMETRIC = [name for name in POLICIES if name not in POINTING]
+HOLDING = ("thunder_agent",)  # requests of paused programs, though there are workers
 every_policy = pytest.mark.parametrize("name", list(POLICIES))
 
 
@@ -37,7 +38,8 @@ def test_same_view_same_costs_of_the_right_kind_and_nothing_is_touched(name, req
     assert first.dtype == np.float64
     assert not np.isnan(first).any()
     assert not (first == -np.inf).any()
-    assert np.isfinite(first).any(), "no built-in holds a request while there is a worker"
+    if name not in HOLDING:
+        assert np.isfinite(first).any(), "no other built-in holds while there is a worker"
     np.testing.assert_array_equal(first, second)
     for key, column in columns_of(fleet).items():
         np.testing.assert_array_equal(column, before[key])
@@ -56,7 +58,7 @@ def test_the_order_of_rows_does_not_matter(name, request, fleet, seed):
     np.testing.assert_allclose(policy.costs(request, shuffled, state), straight, rtol=1e-9)
 
 
-@every_policy
+@pytest.mark.parametrize("name", [name for name in POLICIES if name not in HOLDING])
 @given(request=requests, fleet=fleets(rows_max=1))
 @settings(max_examples=examples(20))
 def test_a_pool_of_one_is_always_chosen(name, request, fleet):

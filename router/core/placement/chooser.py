@@ -167,7 +167,8 @@ class Chooser:
         if verdict is None or obstacle is not None:
             return _HELD[leg]
         if verdict.row < 0:
-            self.reservations.refused(pending, rows, fleet.hit_tokens, now_s)
+            if not self._guard.passes_held:
+                self.reservations.refused(pending, rows, fleet.hit_tokens, now_s)
             return _HELD[leg]
         choice = self._choice(rows, request, fleet, verdict, reason)
         if self.explains_all or pending.arrival.request_id in self.explained:

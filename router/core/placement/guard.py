@@ -178,6 +178,7 @@ class PolicyGuard:
         self.policy = policy
         self._native = native_costs(policy)
         self.remembers = policy.remembers
+        self.passes_held = policy.passes_held
         self._state = state
         self.unit = None if policy.wrappers else getattr(policy.policy, "unit", None)
         self.last_fault = None
@@ -219,6 +220,16 @@ class PolicyGuard:
             self._failed("raised", _raised(error), fact.now_s, error)
         finally:
             self.since_s = math.inf
+
+    def asks_held(self, now_s: float) -> bool:
+        """Return True if the policy wants to be asked about each held request now."""
+        if not self.passes_held or self.suspension.active:
+            return False
+        try:
+            return self.policy.asks_held(self._state)
+        except RAISABLE as error:
+            self._failed("raised", _raised(error), now_s, error)
+            return False
 
     def terms(self, request: RequestView, fleet: FleetView) -> dict[str, Floats]:
         """Return the terms of the policy's costs, float64[rows] each, to explain a decision.

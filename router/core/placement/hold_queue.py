@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Generic, Protocol, TypeVar
 
 from policies.contract import Standing
@@ -193,15 +194,16 @@ class HoldQueue:
         for priority in sorted(self._classes):
             yield from self._classes[priority].in_turn(lambda pending: False)
 
-    def sweep(self, now_s: float, refused_max: int = REFUSED_MAX) -> Iterator[Pending]:
+    def sweep(self, now_s: float, refused_max: float = REFUSED_MAX) -> Iterator[Pending]:
         """Return the held requests that the caller should try to place again, most urgent first.
 
         A request that is still held when the next one is read has found no worker. After
         `refused_max` such requests of a model, no more requests of the model are returned. One such
         request is enough if it has waited for long, so that no later request passes it. Requests of
-        other models continue, because their workers may have room.
+        other models continue, because their workers may have room. With `refused_max` infinite, all
+        requests are returned.
         """
-        refused: Counter[str] = Counter()
+        refused: defaultdict[str, float] = defaultdict(float)
         done = 0  # models of which nobody is asked any more
 
         def gone(pending: Pending) -> bool:
@@ -215,7 +217,7 @@ class HoldQueue:
                     continue
                 yield pending
                 if pending.held:
-                    long = now_s - pending.arrival.now_s > PASSED_S
+                    long = refused_max < inf and now_s - pending.arrival.now_s > PASSED_S
                     refused[model] += refused_max if long else 1
                     done += refused[model] >= refused_max
                 if done >= len(self._models):

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from policies.contract import FleetView, RequestView
-from policies.facts import Failure, Finish, FirstToken, Tick
+from policies.facts import Fact, Failure, Finish, FirstToken, Tick
+from policies.load import PolicyError
 from router.core.contract.actions import Action, Dispatch, Hold, Reject
 from router.core.contract.counters import HeldTimes
 from tests.router.core.core_world import BLOCK, World
@@ -32,7 +33,27 @@ def at_last(request: RequestView, fleet: FleetView, state: object) -> np.ndarray
     return np.full(len(fleet), cost)
 
 
+class LateOnesFirst:
+    """Takes only what came at 30 s or later; at ticks past 100 s all held are to be asked."""
+
+    def initial_state(self) -> float:
+        return 0.0
+
+    def observe(self, fact: Fact, state: float) -> float:
+        return fact.now_s if isinstance(fact, Tick) else 0.0
+
+    def asks_held(self, state: float) -> bool:
+        if state > 200.0:
+            raise RuntimeError("it fails")
+        return state > 100.0
+
+    def costs(self, request: RequestView, fleet: FleetView, state: float) -> np.ndarray:
+        late = request.now_s - request.held_s >= 30.0 and request.now_s > 100.0
+        return np.full(len(fleet), 0.0 if late else np.inf)
+
+
 HOLD = f"{__name__}:never"
+LATE_FIRST = f"{__name__}:LateOnesFirst"
 AT_LAST = f"{__name__}:at_last"
 ONE_EACH = f"{__name__}:below_two"
 
@@ -48,6 +69,22 @@ def test_held_requests_are_asked_again_in_order_when_room_appears() -> None:
     assert action.request_id == high.request_id
     assert action.decision.reason == "held"
     assert world.core.held_requests == 1
+
+
+@pytest.mark.parametrize("policy", [LATE_FIRST, f"{LATE_FIRST}|thresholds?max_requests=64"])
+def test_a_policy_with_an_order_of_its_own_is_asked_about_all(policy: str) -> None:
+    world = World(workers=1, policy=policy, hold_s=1_000.0)
+    for number in range(12):
+        world.core.on_arrival(world.arrival([number], now_s=float(number)))
+    late = world.arrival([99], now_s=30.0)
+    world.core.on_arrival(late)
+    assert world.core.on_tick(Tick(99.0)) == []
+    (action,) = world.core.on_tick(Tick(101.0))
+    assert isinstance(action, Dispatch)
+    assert action.request_id == late.request_id
+    assert world.core.held_requests == 12
+    with pytest.raises(PolicyError, match="it fails"):
+        world.core.on_tick(Tick(201.0))
 
 
 def test_a_held_request_cannot_have_been_answered() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import pytest
@@ -131,3 +132,12 @@ def test_one_that_comes_when_others_have_waited_gets_no_credit_for_having_been_a
         serve(queue, first)
         taken.append(first.arrival.tenant)
     assert taken == ["b", "a", "b", "a", "b", "b"]
+
+
+def test_all_are_asked_where_the_policy_has_an_order_of_its_own() -> None:
+    queue = HoldQueue(100)
+    for serial in range(30):
+        queue.add(waits(serial, at_s=0.0 if serial < 3 else NOW_S))
+    assert [pending.serial for pending in queue.sweep(NOW_S)] == [0], "it has waited for long"
+    assert [pending.serial for pending in queue.sweep(1.0)] == list(range(8))
+    assert [pending.serial for pending in queue.sweep(NOW_S, math.inf)] == list(range(30))
