@@ -110,7 +110,8 @@ class Identity:
     person started at once are a group. The ids are the client's own texts.
     """
 
-    group: str | None = None  # the person's session: its main agent, sub-agents, side requests
+    # The person's session: its main agent, sub-agents, side requests. Perhaps a main agent's own.
+    group: str | None = None
     parent: str | None = None  # group or session of the agent that started this one; None: none
     # Requests whose prompts begin alike, by the client's word (OpenAI's `prompt_cache_key`).
     cache_group: str | None = None

@@ -123,9 +123,8 @@ def read_headers(family: Family, headers: Mapping[str, str]) -> Ids | None:
             parent = group if parent is None else within(group, parent)
         else:
             parent = None
-    if group is None:
-        group = parent
-    found = Ids(group if session is None else session, group, parent)
+    session = group if session is None else session
+    found = Ids(session, group or parent or session, parent)
     found.final = any(headers.get(name, "").lower() in ("true", "1") for name in family.final)
     return found
 

@@ -151,9 +151,7 @@ def _fill(ids: Ids, read: Ids | None) -> None:
 
 
 def _identity(ids: Ids) -> Identity:
-    """Return the identity. A session that is a group of its own needs no group's name."""
-    group = None if ids.group == ids.session else ids.group
     parent = None if ids.parent == ids.session else ids.parent
-    if not (group or parent or ids.cache_group or ids.user or ids.final):
+    if not (ids.group or parent or ids.cache_group or ids.user or ids.final):
         return UNIDENTIFIED
-    return Identity(group, parent, ids.cache_group, ids.user, ids.final)
+    return Identity(ids.group, parent, ids.cache_group, ids.user, ids.final)

@@ -18,7 +18,7 @@ from typing import NamedTuple
 from policies.facts import Arrival
 from router.core.contract.actions import Rejection
 from router.core.placement.admission import DISPLACED
-from router.core.placement.hold_queue import FairQueue
+from router.core.placement.hold_queue import FairQueue, Turn
 from router.core.workers.table import WorkerTable, serves
 from router.waiting.known_models import KnownModels
 from router.waiting.pace import Pace
@@ -48,7 +48,7 @@ class Waiter:
     weight: float  # its tenant's
     fair_work: float  # its prompt by that weight
     body_bytes: int
-    turn: tuple[bool, int]  # its place among its tenant's
+    turn: Turn  # its place among its tenant's
     until_s: float  # it is refused then
     wait_s: float | None  # for so long it may wait; None: its client's deadline ends its wait
     end: asyncio.Future[Rejection | None]  # None: it may go on
@@ -333,7 +333,7 @@ class WorkerWait:
             arrival.weight,
             max(arrival.prompt_tokens, 1) / arrival.weight,
             body_bytes,
-            (False, began.order),
+            (False, 0.0, began.order),
             until_s,
             wait_s,
             asyncio.get_running_loop().create_future(),

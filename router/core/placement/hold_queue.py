@@ -1,4 +1,4 @@
-"""Requests held until a worker should take them, in the order of a fair queue over tenants."""
+"""Requests held until a worker should take them, fair between tenants and between their groups."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Generic, Protocol, TypeVar
 
 from policies.contract import Standing
 from policies.facts import Arrival
+from router.core.placement.group_turns import GroupTurns, group_of
 from router.core.placement.pending import Pending
+
+Turn = tuple[bool, float, int]
 
 _OWED_MAX = 4_096  # tenants without anything waiting whose tags are kept
 
@@ -24,7 +27,7 @@ class QueueMember(Protocol):
     """
 
     @property
-    def turn(self) -> tuple[bool, int]:
+    def turn(self) -> Turn:
         """Sort key of the item among its tenant's items; the lowest is served first."""
 
     @property
@@ -148,7 +151,7 @@ class _Line(Generic[M]):
         self.ahead = 0.0  # work of those asked that stay
 
 
-def _turn(member: QueueMember) -> tuple[bool, int]:
+def _turn(member: QueueMember) -> Turn:
     return member.turn
 
 
@@ -183,6 +186,7 @@ class HoldQueue:
         self._watcher = watcher
         self.size = 0
         self._classes: dict[int, FairQueue[Pending]] = {}  # by priority, those that wait in it
+        self._groups: dict[tuple[int, str | None], GroupTurns] = {}  # by priority and tenant
         self._models: Counter[str] = Counter()
         self.tokens = 0  # of prompts that wait, as far as these must be computed
 
@@ -248,11 +252,14 @@ class HoldQueue:
         """Hold a request. The queue must not be full."""
         assert not self.full, "asked to hold beyond the limit"
         pending.held = True
-        pending.turn = (pending.standing == "new", pending.serial)
         arrival = pending.arrival
         turns = self._classes.get(arrival.priority)
         if turns is None:
             turns = self._classes[arrival.priority] = FairQueue()
+        groups = self._groups.setdefault((arrival.priority, arrival.tenant), GroupTurns())
+        # One that comes again, because its worker failed, keeps its place.
+        start = min(groups.begins(group_of(arrival), pending.work_tokens), pending.turn[1])
+        pending.turn = (pending.standing == "new", start, pending.serial)
         turns.add(arrival.tenant, pending)
         self.size += 1
         self._models[arrival.model] += 1
@@ -265,6 +272,10 @@ class HoldQueue:
         arrival = pending.arrival
         turns = self._classes[arrival.priority]
         turns.remove(arrival.tenant, pending)
+        line = arrival.priority, arrival.tenant
+        self._groups[line].ends(group_of(arrival))
+        if turns.flow(arrival.tenant) is None:
+            del self._groups[line]
         if not turns:  # what was owed in this rush is forgotten with it
             del self._classes[arrival.priority]
         pending.held = False
@@ -277,12 +288,16 @@ class HoldQueue:
             self._watcher.waits_no_more(pending)
 
     def served(self, pending: Pending) -> None:
-        """Charge a tenant for a request that is sent, so that the tenant's next one comes later."""
+        """Charge tenant and group for a request that is sent, so that their next come later."""
         if self._watcher is not None:
             self._watcher.sent(pending)
-        turns = self._classes.get(pending.arrival.priority)
+        arrival = pending.arrival
+        turns = self._classes.get(arrival.priority)
         if turns is not None:
-            turns.served(pending.arrival.tenant, pending.fair_work, pending.held)
+            turns.served(arrival.tenant, pending.fair_work, pending.held)
+        groups = self._groups.get((arrival.priority, arrival.tenant))
+        if groups is not None:
+            groups.served(group_of(arrival), pending.work_tokens, pending.held)
 
     def victim(self, arrival: Arrival) -> Pending | None:
         """Who should give way to `arrival` where there is no room for both; None: nobody.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 
 from policies.contract import Standing
 from policies.facts import Arrival, Role
@@ -59,7 +60,7 @@ class Pending:
     work_tokens: float = 1.0  # predicted: what it must compute, and its answer
     queued_tokens: int = 0  # of its prompt, to be computed; while it waits, as was predicted
     waiting_tokens: int = 0  # of work, as was predicted when it had to wait
-    turn: tuple[bool, int] = (True, 0)  # its place in its tenant's line, since it began to wait
+    turn: tuple[bool, float, int] = (True, inf, 0)  # its place in its tenant's line
 
     @property
     def fair_work(self) -> float:

@@ -58,7 +58,7 @@ def test_the_operators_header_alone() -> None:
 @pytest.mark.parametrize(
     ("headers", "session", "group", "parent"),
     [
-        ({"x-claude-code-session-id": S}, S, None, None),
+        ({"x-claude-code-session-id": S}, S, S, None),
         ({"x-claude-code-session-id": S, "x-claude-code-agent-id": "a1"}, f"{S}/a1", S, S),
         (
             {
@@ -68,17 +68,17 @@ def test_the_operators_header_alone() -> None:
             },
             *(f"{S}/a2", S, f"{S}/a1"),
         ),
-        ({"session-id": S, "thread-id": S}, S, None, None),
-        ({"session_id": S}, S, None, None),
+        ({"session-id": S, "thread-id": S}, S, S, None),
+        ({"session_id": S}, S, S, None),
         ({"session-id": S, "thread-id": T, "x-codex-parent-thread-id": S}, T, S, S),
-        ({"x-session-affinity": "ses_1", "X-Session-Id": "ses_1"}, "ses_1", None, None),
+        ({"x-session-affinity": "ses_1", "X-Session-Id": "ses_1"}, "ses_1", "ses_1", None),
         (
             {"X-Session-Id": "ses_2", "x-parent-session-id": "ses_1"},
             *("ses_2", "ses_1", "ses_1"),
         ),
         ({"x-dynamo-session-id": "d2", "x-dynamo-parent-session-id": "d1"}, "d2", "d1", "d1"),
-        ({"x-smg-routing-key": "k"}, "k", None, None),
-        ({"x-litellm-session-id": "cline-5"}, "cline-5", None, None),
+        ({"x-smg-routing-key": "k"}, "k", "k", None),
+        ({"x-litellm-session-id": "cline-5"}, "cline-5", "cline-5", None),
         ({"x-roo-task-id": "t2", "x-roo-root-task-id": "t1"}, "t2", "t1", None),
         # The operator's header names the session; a client's headers tell the rest.
         (
@@ -88,7 +88,7 @@ def test_the_operators_header_alone() -> None:
         # One client's headers are not mixed with another's.
         (
             {"x-claude-code-session-id": S, "thread-id": T, "x-codex-parent-thread-id": "p"},
-            *(S, None, None),
+            *(S, S, None),
         ),
     ],
 )
@@ -109,11 +109,11 @@ def test_headers(
         ({"metadata": {"user_id": "u"}}, None, Identity(user="u")),
         (
             {"metadata": {"user_id": f"user_ab12_account_{T}_session_{S}"}},
-            *(S, Identity(user="user_ab12")),
+            *(S, Identity(group=S, user="user_ab12")),
         ),
         (
             {"metadata": {"user_id": json.dumps({"device_id": "d", "session_id": S})}},
-            *(S, Identity(user="d")),
+            *(S, Identity(group=S, user="d")),
         ),
         (
             {
@@ -166,8 +166,8 @@ def test_headers_go_before_the_body() -> None:
 
 def test_the_last_request_of_a_session() -> None:
     headers = {"x-dynamo-session-id": "d", "x-dynamo-session-final": "true"}
-    assert said(headers).identity == Identity(final=True)
-    assert said(headers | {"x-dynamo-session-final": "false"}).identity is UNIDENTIFIED
+    assert said(headers).identity == Identity(group="d", final=True)
+    assert not said(headers | {"x-dynamo-session-final": "false"}).identity.final
 
 
 def test_whose_request_it_is() -> None:
@@ -281,7 +281,6 @@ def test_whatever_comes_is_read_within_bounds(
         if one is not None and one != headers.get("x-session-id"):
             assert 0 < len(one) <= 2 * MAX_ID_CHARS + 1
             assert one.isprintable()
-    assert identity.group != found.session or identity.group is None
     assert all(n is None or abs(n) < 2**31 for n in found.hints)
 
 
