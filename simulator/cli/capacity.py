@@ -40,7 +40,6 @@ from simulator.capacity.rates import Link, Measured, MixError, Shape, WaitTarget
 from simulator.cli.flags import Group, NotNegative, Written, command, given_flags
 from simulator.cli.setups import (
     GENERATED,
-    GENERATED_BLOCK,
     PROFILE,
     KvTokens,
     OpenLoop,
@@ -50,6 +49,7 @@ from simulator.cli.setups import (
 )
 from simulator.cli.usage import UsageError, check_files, write_json
 from simulator.report.console import say_trace_errors
+from simulator.traces.generators.table import kv_block
 from simulator.workloads.open import open_jobs
 
 CACHES = 4  # where no number of GPUs says how many workers prefill
@@ -290,7 +290,7 @@ def _trials(
     # Where any TTFT will do, what the arithmetic expects is what a good one is.
     limits = replace(targets, ttft_s=min(targets.ttft_s, found.split.ttft_s))
     kv_tokens = asked.workers.kv_tokens
-    block_size = GENERATED_BLOCK if asked.trace.startswith(GENERATED) else None
+    block_size = kv_block(asked.trace) if asked.trace.startswith(GENERATED) else None
     tried = partial(
         trial, spec, targets=limits, link=link, block_size=block_size, kv_tokens=kv_tokens
     )

@@ -25,6 +25,7 @@ from simulator.cli.flags import (
 from simulator.cli.usage import UsageError, check_policy, check_profile
 from simulator.replay.setup import (
     HOST_LOAD_GBPS,
+    ClientIds,
     Goodput,
     RouterSettings,
     Setup,
@@ -32,6 +33,7 @@ from simulator.replay.setup import (
     World,
 )
 from simulator.traces.formats import FORMATS
+from simulator.traces.generators.table import kv_block
 from simulator.traces.spec import WorkloadSpec
 
 # By turns, by load alone, by load and caches, and what a router does that nobody told otherwise.
@@ -42,7 +44,6 @@ WORKERS = 8
 MAX_DRAWS = 10_000
 SEEDS = (1, 2, 3)  # where one is not enough to tell
 GENERATED = "gen:"
-GENERATED_BLOCK = 16  # tokens a KV block where nothing is recorded, as vLLM's default
 TraceAt = Annotated[
     str, Place(), "TRACE", "file, folder or pattern of parts, or gen:NAME?key=value&..."
 ]
@@ -105,7 +106,7 @@ class Pool(Struct):
         "prefix_wait_tokens, max_requests, max_queued_tokens, max_kv_fraction, host_kv_tokens, "
         "host_load_gbps, cache_groups"] = ()  # fmt: skip
     block_size: Annotated[int | None, "B", "tokens of a KV block of the workers; default: the "
-        "trace's, 16 for generators"] = None  # fmt: skip
+        "trace's, 16 for generators, 64 for gen:coding_agents"] = None  # fmt: skip
 
 
 class Requests(Struct):
@@ -180,6 +181,9 @@ class Around(Struct):
     no_events: Annotated[bool, "workers publish no KV events"] = False
     untold_capacities: Annotated[int | UnsetType, "so many workers do not tell how much KV they "
         "hold; default none"] = UNSET  # fmt: skip
+    client_ids: Annotated[ClientIds | UnsetType, "what clients say of TRACE's sessions. agents: "
+        "session, parent and group, as coding agents do; key: one prompt_cache_key for a whole "
+        "group; none: nothing; default agents"] = UNSET  # fmt: skip
     faults: Annotated[str | None, "FILE", "YAML: when which worker dies, hangs, drains, joins ... "
         "(docs/simulator.md, Faults)"] = None  # fmt: skip
 
@@ -202,7 +206,7 @@ def setup_of(options: SetupOptions, policy: str, seed: int, *, resample: bool = 
         raise UsageError("--event-loss is of KV events, and with --no-events there are none")
     if block_size is None and options.trace.startswith(GENERATED):
         # Generators count in the largest blocks that end where prefixes do, which may be tiny.
-        block_size = GENERATED_BLOCK
+        block_size = kv_block(options.trace)
     asked = msgspec.structs.asdict(around)
     world = World(
         **{name: asked[name] for name in World.__struct_fields__ if name in asked},

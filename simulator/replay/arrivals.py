@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Protocol
 
@@ -48,15 +49,31 @@ class NamedSessions:
         return Random(f"{self._seed}/no session/{name}").random() < self._share
 
 
+class SessionCourse:
+    """One session on its way through a closed loop. Lifetime: replay."""
+
+    __slots__ = ("awaited", "held", "opener", "opens", "over", "turns")
+
+    def __init__(self, turns: list[Job]) -> None:
+        self.turns = turns  # in order
+        self.opener: tuple[SessionCourse, int] | None = None  # the session and turn that started it
+        self.opens: dict[
+            int, list[SessionCourse]
+        ] = {}  # by turn, the sessions that its answer starts
+        self.held: TimedTurn | None = None  # a turn that waits for sub-agents
+        self.awaited: set[SessionCourse] = set()  # those of them that have not ended
+        self.over = False
+
+
 class TimedTurn:
     """A job, when it comes, and which turn of which session it is. Lifetime: request."""
 
-    __slots__ = ("at_ns", "job", "number", "session")
+    __slots__ = ("at_ns", "course", "job", "number")
 
-    def __init__(self, at_ns: int, job: Job, session: list[Job] | None, number: int) -> None:
+    def __init__(self, at_ns: int, job: Job, course: SessionCourse | None, number: int) -> None:
         self.at_ns = at_ns
         self.job = job
-        self.session = session  # its turns in order; None: nothing waits for this one
+        self.course = course  # None: nothing waits for this one
         self.number = number
 
 
@@ -68,8 +85,8 @@ class Arrivals(Protocol):
     def pull(self) -> TimedTurn | None:
         """The next one whose time was known beforehand, in order of time; None: no more."""
 
-    def after(self, turn: TimedTurn, now_ns: int) -> TimedTurn | None:
-        """The one that the end of `turn` at `now_ns` sets free, at or after now."""
+    def after(self, turn: TimedTurn, now_ns: int) -> Sequence[TimedTurn]:
+        """Those that the end of `turn` at `now_ns` sets free, each at or after now."""
 
 
 class OpenLoopArrivals:
@@ -84,35 +101,107 @@ class OpenLoopArrivals:
         job = next(self._jobs, None)
         return None if job is None else TimedTurn(job.at_ns, job, None, 0)
 
-    def after(self, turn: TimedTurn, now_ns: int) -> TimedTurn | None:
-        return None
+    def after(self, turn: TimedTurn, now_ns: int) -> Sequence[TimedTurn]:
+        return ()
 
 
 class ClosedLoop:
     """A session begins at its first turn's time; each further turn waits for the answer.
 
     It comes `think_ns` after the answer before it reached the client, or was refused to it; where
-    no pause was recorded, as long after as the two turns' recorded arrivals lie apart. Holds all
-    jobs. Lifetime: replay.
+    no pause was recorded, as long after as the two turns' recorded arrivals lie apart.
+
+    A sub-agent begins likewise after its parent's last turn before its own recorded start, a side
+    request after that turn of the main agent, the session that is named as the group. Where that
+    session or turn is not among the jobs it begins at its own time. A turn whose job `waits_for`
+    sub-agents of its session comes when the last of them has ended, or at its own time if that is
+    later; sessions that are missing, or do not begin before that turn, hold up nothing.
+    Holds all jobs. Lifetime: replay.
     """
 
     def __init__(self, jobs: Iterator[Job]) -> None:
-        starts = [turns for _session, turns in sessions(jobs)]
-        self.total: int | None = sum(map(len, starts))
-        starts.sort(key=lambda turns: turns[0].at_ns)  # stable
+        self._courses: dict[str, SessionCourse] = {}
+        starts: list[SessionCourse] = []
+        self.total: int | None = 0
+        for name, turns in sessions(jobs):
+            self.total += len(turns)
+            course = SessionCourse(turns)
+            # Only an earlier session can be its opener, so that no two wait for each other.
+            course.opener = self._opener(turns[0])
+            if course.opener is None:
+                starts.append(course)
+            else:
+                opener, number = course.opener
+                opener.opens.setdefault(number, []).append(course)
+            if name is not None:
+                self._courses[name] = course
+        starts.sort(key=lambda course: course.turns[0].at_ns)  # stable
         self._starts = iter(starts)
 
-    def pull(self) -> TimedTurn | None:
-        turns = next(self._starts, None)
-        return None if turns is None else TimedTurn(turns[0].at_ns, turns[0], turns, 0)
-
-    def after(self, turn: TimedTurn, now_ns: int) -> TimedTurn | None:
-        turns, number = turn.session, turn.number + 1
-        if turns is None or number == len(turns):
+    def _opener(self, first: Job) -> tuple[SessionCourse, int] | None:
+        name = first.group if first.side else first.parent
+        opener = None if name is None else self._courses.get(name)
+        if opener is None:
             return None
-        job = turns[number]
-        pause_ns = job.at_ns - turn.job.at_ns if job.think_ns is None else job.think_ns
-        return TimedTurn(now_ns + max(pause_ns, 0), job, turns, number)
+        number = bisect_right(opener.turns, first.at_ns, key=lambda job: job.at_ns) - 1
+        return (opener, number) if number >= 0 else None
+
+    def pull(self) -> TimedTurn | None:
+        course = next(self._starts, None)
+        return (
+            None if course is None else TimedTurn(course.turns[0].at_ns, course.turns[0], course, 0)
+        )
+
+    def after(self, turn: TimedTurn, now_ns: int) -> Sequence[TimedTurn]:
+        course, number = turn.course, turn.number + 1
+        if course is None:
+            return ()
+        freed: list[TimedTurn] = []
+        if number == len(course.turns):
+            course.over = True
+            freed += _released_by(course, now_ns)
+        else:
+            following = _timed(course, number, turn.job, now_ns)
+            course.awaited = self._awaited(course, number)
+            if course.awaited:
+                course.held = following
+            else:
+                freed.append(following)
+        freed += [_timed(own, 0, turn.job, now_ns) for own in course.opens.get(turn.number, ())]
+        return freed
+
+    def _awaited(self, course: SessionCourse, number: int) -> set[SessionCourse]:
+        """The sessions for which the turn with this number has to wait."""
+        named = (self._courses.get(name) for name in course.turns[number].waits_for)
+        return {
+            one
+            for one in named
+            if one is not None
+            and not one.over
+            and one.opener is not None
+            and one.opener[0] is course
+            and one.opener[1] < number
+        }
+
+
+def _timed(course: SessionCourse, number: int, before: Job, now_ns: int) -> TimedTurn:
+    """A turn of `course`, when the one `before` it, or before its start, ended just now."""
+    job = course.turns[number]
+    pause_ns = job.at_ns - before.at_ns if job.think_ns is None else job.think_ns
+    return TimedTurn(now_ns + max(pause_ns, 0), job, course, number)
+
+
+def _released_by(course: SessionCourse, now_ns: int) -> list[TimedTurn]:
+    """The turn of its opener that waited for `course` alone, which ended just now."""
+    if course.opener is None or (held := course.opener[0].held) is None:
+        return []
+    opener = course.opener[0]
+    opener.awaited.discard(course)
+    if opener.awaited:
+        return []
+    opener.held = None
+    held.at_ns = max(held.at_ns, now_ns)
+    return [held]
 
 
 class Live:

@@ -379,7 +379,8 @@ class Relay:
             observer.on_end(row)
         if self.on_ended is not None and not self.ended % _TOLD_EVERY:
             self.on_ended(now_ns)
-        self._plan(self._arrivals.after(live.turn, now_ns), self._arrive)
+        for turn in self._arrivals.after(live.turn, now_ns):
+            self._plan(turn, self._arrive)
         if not self._live and not self.coming:
             self._agenda.over = True
 

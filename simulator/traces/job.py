@@ -20,6 +20,10 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     whole prefix up to and including its block, so equal ids mean an equal prefix. Sources list
     every block, the last one usually partial, or full blocks only. `answer_ids` goes on where the
     full blocks of the prompt end: what the answer completes, where a later turn shows it.
+
+    A sub-agent's session starts after the last turn of its `parent` that arrived no later than it,
+    a side request after that turn of the session named as its `group`; a closed loop holds to it
+    (`simulator.replay.arrivals`).
     """
 
     at_ns: int  # recorded arrival, from the start of the workload
@@ -31,6 +35,7 @@ class Job(msgspec.Struct, frozen=True, gc=False):
     group: str | None = None  # the sessions of one person: a main agent and its sub-agents
     parent: str | None = None  # session that started this one, as a sub-agent; None: none
     side: bool = False  # its client gives it the main agent's id, as it does for titles
+    waits_for: tuple[str, ...] = ()  # sub-agents of its session that end before this turn comes
     final: bool = False  # the last request of its session
     think_ns: int | None = None  # the client's pause after the answer before; None: not recorded
     tenant: str | None = None

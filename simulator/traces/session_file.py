@@ -5,8 +5,10 @@
 
 `hash_runs` are `[first id, count]`; ids are local to a session, and a sub-agent (`id` "a/agent_1",
 `t0` its start within "a", on a line after it) shares the name space of its parent (coding-agent
-sessions of callanjfox/kv-cache-tester). What a turn's answer completes is read off the next turn,
-where that goes on from it.
+sessions of callanjfox/kv-cache-tester). "a" and its sub-agents are a group; a session without any
+is in none. What a turn's answer completes is read off the next turn, where that goes on from it. A
+sub-agent pauses, before its first turn, from its parent's answer to `t0` (`api_time`: how long the
+answer took).
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from heapq import heappop, heappush
 from random import Random
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -51,6 +53,7 @@ class _Request(msgspec.Struct, frozen=True, gc=False):
     output_tokens: OutputTokens = msgspec.field(name="out")
     hash_runs: list[tuple[LocalId, LocalId]]
     think_time: Seconds | None = None
+    api_time: Seconds | None = None
 
 
 class _Session(msgspec.Struct, frozen=True):
@@ -66,7 +69,29 @@ class _Root(msgspec.Struct, frozen=True):
     name: str
     start_ns: int
     number: int
+    session: _Session
     times: list[tuple[float, int]]  # (recorded seconds, ns with long gaps cut), ascending
+
+    def within_ns(self, t0: float, gap_s: float) -> int:
+        """Where `t0` of the recording lies once the long gaps of this session are cut."""
+        before = [(0.0, 0), *(pair for pair in self.times if pair[0] <= t0)]
+        recorded_s, cut_ns = before[-1]
+        return cut_ns + round(min(gap_s, t0 - recorded_s) * NS)
+
+    def pause_ns(self, t0: float, gap_s: float) -> int | None:
+        """From the answer of the last turn before `t0` until then; None: nobody recorded it."""
+        before = [request for request in self.session.requests if request.t <= t0]
+        if not before or before[-1].api_time is None:
+            return None
+        return round(min(gap_s, max(0.0, t0 - before[-1].t - before[-1].api_time)) * NS)
+
+
+class _Opened(NamedTuple):
+    """A session of the file, and when it starts. Lifetime: until the next root."""
+
+    number: int  # its line
+    session: _Session
+    start_ns: int
 
 
 def block_size_of(raw: bytes, _: SessionOptions) -> int | None:
@@ -113,27 +138,37 @@ def read_sessions(
     decode = msgspec.json.Decoder(_Session).decode
     under_way: list[tuple[int, int, Job, Iterator[Job]]] = []
     root: _Root | None = None
+    family: list[_Opened] = []  # the root and its sub-agents
     roots = 0
+
+    def begin() -> None:
+        for one in family:
+            assert root is not None
+            jobs = _jobs(one, root, len(family) > 1, block_tokens, gap_s)
+            first = next(jobs)
+            heappush(under_way, (first.at_ns, one.number, first, jobs))
+        family.clear()
+
     for number, raw in lines:
         try:
             session = _checked(decode, raw, block_tokens)
             if "/" not in session.id:
                 start_ns = next(starts)
+                begin()
                 yield from _before(under_way, start_ns)
-                root = _Root(session.id, start_ns, roots, _times(session, gap_s))
+                root = _Root(session.id, start_ns, roots, session, _times(session, gap_s))
                 roots += 1
             elif root is None or session.id.partition("/")[0] != root.name:
                 raise LineError(f"id: {session.id!r} is a sub-agent of no session just before it")
             else:
-                start_ns = root.start_ns + _within(root, session.t0 or 0.0, gap_s)
+                start_ns = root.start_ns + root.within_ns(session.t0 or 0.0, gap_s)
         except LineError as error:
             errors.add(number, error)
             continue
-        jobs = _jobs(session, root.number << SESSION_BITS, start_ns, block_tokens, gap_s)
-        first = next(jobs)
-        heappush(under_way, (first.at_ns, number, first, jobs))
+        family.append(_Opened(number, session, start_ns))
     if not roots:
         raise errors.nothing_read()
+    begin()
     yield from _before(under_way, 1 << 62)
 
 
@@ -177,18 +212,13 @@ def _times(session: _Session, gap_s: float) -> list[tuple[float, int]]:
     return times
 
 
-def _within(root: _Root, t0: float, gap_s: float) -> int:
-    """Where `t0` of the recording lies once the long gaps of `root` are cut."""
-    before = [(0.0, 0), *(pair for pair in root.times if pair[0] <= t0)]
-    recorded_s, cut_ns = before[-1]
-    return cut_ns + round(min(gap_s, t0 - recorded_s) * NS)
-
-
 def _jobs(
-    session: _Session, base: int, start_ns: int, block_tokens: int, gap_s: float
+    opened: _Opened, root: _Root, grouped: bool, block_tokens: int, gap_s: float
 ) -> Iterator[Job]:
+    session, base = opened.session, root.number << SESSION_BITS
     requests = session.requests
     times = _times(session, gap_s)
+    parent = None if session is root.session else root.name
     ids = _ids(requests[0], base)
     for index, request in enumerate(requests):
         following = _ids(requests[index + 1], base) if index + 1 < len(requests) else NO_IDS
@@ -196,14 +226,19 @@ def _jobs(
         end = (request.prompt_tokens + request.output_tokens) // block_tokens
         goes_on = len(following) >= full and np.array_equal(following[:full], ids)
         pause_s = request.think_time
+        think_ns = None if pause_s is None else round(min(gap_s, pause_s) * NS)
+        if parent is not None and not index:
+            think_ns = root.pause_ns((session.t0 or 0.0) + request.t, gap_s)
         yield Job(
-            start_ns + times[index][1],
+            opened.start_ns + times[index][1],
             request.prompt_tokens,
             request.output_tokens or 1,
             ids,
             answer_ids=following[full:end] if goes_on else NO_IDS,
             session=session.id,
-            think_ns=None if pause_s is None else round(min(gap_s, pause_s) * NS),
+            group=root.name if grouped else None,
+            parent=parent,
+            think_ns=think_ns,
         )
         ids = following
 

@@ -4,9 +4,9 @@ A recorded trace is one draw: near saturation its figures say as much of chance 
 `Draw` is another one, by the bootstrap (Efron, 1979): as many sessions as were recorded, drawn with
 replacement, each moved by a little. Turns of a session keep their order, gaps and prefixes.
 
-Which jobs are drawn together: those of one session name, and those that go on behind the same
+Which jobs are drawn together: those of one session or group, and those that go on behind the same
 block, except where a prefix goes on in `FORK` ways or more: that is a system prompt or tools, which
-belong to nobody. So a sub-agent comes with its parent, and chats without names are found by what
+belong to nobody. So sub-agents come with their parent, and chats without names are found by what
 their turns share. Blocks of two or more such sessions keep their names in every draw. All others
 get new ones each time the session is drawn again, for a copy is another user with another text.
 """
@@ -81,7 +81,9 @@ class Draw:
         held = _Held(jobs)
         groups = held.groups()
         self._shared = held.is_shared
-        self._names = {job.session for job in held.jobs if job.session is not None}
+        self._names = {
+            name for job in held.jobs for name in (job.session, job.group) if name is not None
+        }
         if len(groups) == 1:
             raise TraceError(
                 f"resample: all {len(held.jobs)} requests are of one session, so there is nothing "
@@ -109,19 +111,24 @@ class Draw:
     def jobs(self) -> Iterator[Job]:
         """The jobs in order of arrival."""
         names: dict[tuple[str, int], str] = {}
+
+        def named(name: str | None, copy: int) -> str | None:
+            if name is None:
+                return None
+            known = names.get((name, copy))
+            return known or names.setdefault((name, copy), self._new_name(name, copy))
+
         for at_ns, copy, job in self._drawn:
             if not copy:
                 yield msgspec.structs.replace(job, at_ns=at_ns)
                 continue
-            name = job.session
-            if name is not None:
-                name = names.get((name, copy)) or names.setdefault(
-                    (name, copy), self._new_name(name, copy)
-                )
             yield msgspec.structs.replace(
                 job,
                 at_ns=at_ns,
-                session=name,
+                session=named(job.session, copy),
+                group=named(job.group, copy),
+                parent=named(job.parent, copy),
+                waits_for=tuple(filter(None, (named(name, copy) for name in job.waits_for))),
                 ids=self._own(job.ids, copy),
                 answer_ids=self._own(job.answer_ids, copy),
             )
@@ -189,6 +196,8 @@ class _Held:
                 key = begun[last]
             if job.session is not None:
                 union.join(job.session, key)
+            if job.group is not None:
+                union.join(("group", job.group), key)
             keys.append(key)
         groups: dict[Hashable, list[Job]] = {}
         places: dict[Hashable, int] = {}

@@ -8,7 +8,8 @@ from typing import Any
 
 import msgspec
 
-from simulator.traces.generators.common import Made
+from simulator.traces.generators.coding_agents import BLOCK, CodingAgentsKeys, coding_agents
+from simulator.traces.generators.common import USUAL_BLOCK, Made
 from simulator.traces.generators.conversations import (
     AgenticKeys,
     SessionKeys,
@@ -43,6 +44,8 @@ class Generator:
     about: str  # one line for help
     keys: type[msgspec.Struct]
     make: Callable[[Any, int, int | None], Made]  # keys, seed, tokens a block if asked for
+    # Tokens a KV block of workers where nobody says: vLLM's default, for long prompts more.
+    kv_block: int = USUAL_BLOCK
 
 
 GENERATORS = (
@@ -55,6 +58,13 @@ GENERATORS = (
     Generator("zipf", "popular and rare prefixes, nested, born and dying", ZipfKeys, zipf),
     Generator("sessions", "conversations with think time", SessionKeys, sessions),
     Generator("agentic", "agents: a long shared prompt, many quick turns", AgenticKeys, agentic),
+    Generator(
+        "coding_agents",
+        "coding agents with sub-agents and side requests",
+        CodingAgentsKeys,
+        coding_agents,
+        kv_block=BLOCK,
+    ),
     Generator("tenants", "chats below tenants' system prompts", TenantsKeys, tenants),
     Generator("shared", "one long system prompt before every request", SharedKeys, vllm),
 )
@@ -71,3 +81,9 @@ def find_generator(source: str) -> tuple[Generator, Any]:
             return one, parse_options(spec, one.keys)
     known = ", ".join(one.name for one in GENERATORS)
     raise TraceError(f"generator {name_of(spec)!r}: expected one of: {known}")
+
+
+def kv_block(source: str) -> int:
+    """Tokens a KV block of workers for `gen:NAME...`, where nobody says."""
+    name = name_of(source.removeprefix(PREFIX))
+    return next((one.kv_block for one in GENERATORS if one.name == name), USUAL_BLOCK)

@@ -181,7 +181,23 @@ def test_sessions_keep_their_gaps_and_share_ids_with_their_agents_only(tmp_path:
     assert len(second.answer_ids) == 0  # the third turn does not go on from it
     assert ids(told["a/agent_1"][0]) == ids(first)[:1]
     assert ids(told["b"][0]) != ids(first)[:1]
+    assert {(job.group, job.parent) for job in told["a"]} == {("a", None)}
+    assert {(job.group, job.parent) for job in told["a/agent_1"]} == {("a", "a")}
+    assert {(job.group, job.parent) for job in told["b"]} == {(None, None)}
     assert max(job.at_ns for job in read(spec, format="sessions?rate=100")) < 320_000_000_000
+
+
+def test_a_sub_agent_pauses_from_its_parents_answer_on(tmp_path: Path) -> None:
+    spec = write(
+        tmp_path,
+        session("a", turn(0, 64, [1, 1], api_time=7.5), turn(60, 64, [1, 1])),
+        session("a/agent_1", turn(1, 64, [1, 1], think_time=0.0), t0=9.0),
+        session("a/agent_2", turn(0, 64, [1, 1], think_time=0.0), t0=5.0),
+        session("a/agent_3", turn(0, 64, [1, 1], think_time=0.0), t0=70.0),
+    )
+    told = dict(sessions(iter(read(spec))))
+    pauses = [told[f"a/agent_{number}"][0].think_ns for number in (1, 2, 3)]
+    assert pauses == [2_500_000_000, 0, None]  # the last answer's time was not recorded
 
 
 @settings(max_examples=examples(60), deadline=None)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,7 +21,7 @@ from simulator.traces.spec import WorkloadSpec
 from simulator.traces.timing import count_and_rate
 from simulator.workloads.open import TraceError, open_jobs
 from tests.effort import examples
-from tests.simulator.trace_lines import session, turn, write
+from tests.simulator.trace_lines import read, session, turn, write
 
 BLOCK = 16
 TRUNK = (1, 2, 3)  # of all sessions: more than go on behind a prefix that is one session's own
@@ -47,7 +48,8 @@ def recorded(talks: Sequence[Talk], *, named: bool) -> list[Job]:
             ids = chain(*TRUNK, *(OWN * number + block for block in range(own)))
             tokens = BLOCK * len(ids)
             answer = chain(OWN * number + own)
-            job = Job(at_ns, tokens, BLOCK, ids, answer, f"s{number}" if named else None, gap_ns)
+            name = f"s{number}" if named else None
+            job = Job(at_ns, tokens, BLOCK, ids, answer, name, think_ns=gap_ns)
             jobs.append(job)
     return sorted(jobs, key=lambda job: job.at_ns)
 
@@ -192,6 +194,29 @@ def test_sub_agents_come_with_their_parent(tmp_path: Path) -> None:
         if agent:
             own = drawn[f"{parent}{copy}"]
             assert turns[0].ids[:10].tolist() == own[0].ids[:10].tolist()
+
+
+def test_a_group_is_drawn_as_one_and_a_copy_has_names_of_its_own(tmp_path: Path) -> None:
+    lines = []
+    for number in range(6):  # sub-agents share nothing with their parents
+        lines.append(session(f"p{number}", turn(0, 640, [1, 10])))
+        lines.append(session(f"p{number}/agent_1", turn(0, 640, [90, 10]), t0=1.0))
+    held = [
+        msgspec.structs.replace(job, waits_for=(f"{job.group}/agent_1",) if not job.parent else ())
+        for job in read(write(tmp_path, *lines))
+    ]
+    twice = 0
+    for seed in range(10):
+        drawn = dict(sessions(Draw(held, seed).jobs()))
+        assert len(drawn) == 12
+        for name, turns in drawn.items():
+            if turns[0].parent is not None:
+                (parent,) = drawn[turns[0].parent]
+                assert parent.group == turns[0].group == turns[0].parent
+                assert parent.waits_for == (name,)
+                assert turns[0].at_ns - parent.at_ns == 1_000_000_000
+                twice += "~" in (name or "")
+    assert twice
 
 
 def test_a_copy_takes_no_name_that_is_taken() -> None:
