@@ -502,6 +502,9 @@ def refused(message: str, param: str | None, code: str) -> ClientError:
     return ClientError(400, message, param, code)
 
 
+# Claude Code's first text of a system prompt: who pays, and a hash that differs by conversation or
+# request. vLLM makes no tokens of it (its pull request 36829, 2026).
+_ATTRIBUTION = "x-anthropic-billing-header"
 _TEXTS = ("input_text", "output_text", "text")  # parts of a response's items that are text
 
 
@@ -621,6 +624,7 @@ def _messages(body: bytes, limits: ScanLimits) -> Scanned:
     said = list(fields.messages)
     if isinstance(fields.system, list):
         texts = [text for part in fields.system if isinstance(text := part.get("text"), str)]
+        texts = [text for text in texts if not text.startswith(_ATTRIBUTION)]
         said.insert(0, {"role": "system", "content": "".join(texts)})
     elif fields.system:
         said.insert(0, {"role": "system", "content": fields.system})

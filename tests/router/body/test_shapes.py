@@ -84,6 +84,17 @@ def test_a_message_is_read_with_what_stands_before_the_conversation() -> None:
     assert scanned.options.tools == [{"type": "function", "function": TOOL}]
 
 
+def test_who_pays_for_a_message_is_no_part_of_its_prompt() -> None:
+    line = "x-anthropic-billing-header: cc_version=2.1.170.89b; cc_entrypoint=cli; cch=%s;"
+    asked = {"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]}
+    scans = [
+        read("/v1/messages", asked | {"system": [{"type": "text", "text": text} for text in texts]})
+        for texts in ((line % "ebd54", "Be brief."), (line % "a34ed", "Be brief."), ("Be brief.",))
+    ]
+    assert scans[0].messages == scans[1].messages == scans[2].messages
+    assert scans[0].messages[0] == {"role": "system", "content": "Be brief."}
+
+
 @pytest.mark.parametrize(
     ("given", "prompts"),
     [("a", ("a",)), (["a", "b"], ("a", "b")), ([1, 2], ([1, 2],)), ([[1], [2, 3]], ([1], [2, 3]))],

@@ -1,0 +1,165 @@
+"""What agents' clients send, recorded, goes through a real router to workers of two kinds.
+
+Timed engines answer the chats, and servers that answer in the shapes of Anthropic's API and of the
+Responses API the others.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from simulator.live.processes import Programs
+from tests.live.api_engine import message_events, responses_events
+from tests.live.stack import MODEL, running, until
+from tests.served_app import served_by
+
+RECORDED = Path(__file__).parents[1] / "router" / "request" / "agent_clients"
+CHATS = "/v1/chat/completions"
+ALIAS = "claude-alias"  # Claude Code shows only names like this one
+WORDS = 40  # that stand in the place of one placeholder, so that prompts have blocks
+
+
+def recorded(client: str, chats: bool) -> Iterator[dict[str, Any]]:
+    for row in json.loads((RECORDED / f"{client}.json").read_text()):
+        if (row["path"] == CHATS) == chats:
+            yield row
+
+
+def expanded(value: Any) -> Any:
+    """The same with long texts in the place of placeholders; equal ones stay equal."""
+    if isinstance(value, dict):
+        long = {name: expanded(part) for name, part in value.items()}
+        if isinstance(text := value.get("text"), str) and not text.startswith("x-anthropic"):
+            long["text"] = f"{text} " * WORDS
+        if isinstance(text := value.get("content"), str):
+            long["content"] = f"{text} " * WORDS
+        return long
+    return [expanded(part) for part in value] if isinstance(value, list) else value
+
+
+def items(row: dict[str, Any]) -> list[str]:
+    """The conversation, an item each, as far as its model sees it."""
+    said = row["body"].get("messages") or row["body"].get("input") or []
+    return [json.dumps(_seen(item), sort_keys=True) for item in said]
+
+
+def _seen(item: Any) -> Any:
+    if isinstance(item, list):
+        return [_seen(part) for part in item]
+    if not isinstance(item, dict):
+        return item
+    shown = {name: _seen(part) for name, part in item.items() if name != "cache_control"}
+    content = shown.get("content")
+    if isinstance(content, list) and [part.get("type") for part in content] == ["text"]:
+        shown["content"] = content[0]["text"]  # a text alone is a list of one in its first turn
+    return shown
+
+
+async def sent(http: aiohttp.ClientSession, url: str, row: dict[str, Any], model: str) -> Any:
+    """Send a recorded request; returns why it went where it did, None of what is not placed."""
+    headers = [(name, value) for name, value in row["headers"]]
+    body = None
+    if row["body"] is not None:
+        headers.append(("x-warmroute-explain", "1"))
+        fields = expanded(row["body"]) | {"model": model}
+        if row["path"] == CHATS:
+            fields.pop("max_completion_tokens", None)
+            fields["max_tokens"] = 4
+        body = json.dumps(fields).encode()
+    async with http.request(row["method"], url + row["path"], headers=headers, data=body) as answer:
+        said = await answer.read()
+        assert answer.status == 200, (row["path"], said)
+        if row["body"] is None:
+            return None
+        if row["body"].get("stream"):
+            assert answer.content_type == "text/event-stream"
+            assert b"error" not in said
+        line = answer.headers["x-warmroute-explain"]
+        return json.loads(line[line.index("; {") + 2 :])
+
+
+async def assert_turns_find_their_caches(
+    http: aiohttp.ClientSession, url: str, rows: list[dict[str, Any]], model: str
+) -> None:
+    """Each turn that continues the one before goes to the same worker, which has most of it."""
+    before: dict[tuple[Any, ...], tuple[list[str], Any]] = {}
+    turns = 0
+    for row in rows:
+        why = await sent(http, url, row, model)
+        if why is None or row["agent"] == "count":
+            continue
+        agent = row["version"], row["setup"], row["session"], row["agent"]
+        now = items(row)
+        last, earlier = before.get(agent, ([], None))
+        if last and now[: len(last)] == last and len(now) > len(last):
+            turns += 1
+            assert why["worker"] == earlier["worker"], row
+            assert why["expected_hit_tokens"] >= 0.8 * earlier["prompt_tokens"], (row, why, earlier)
+        before[agent] = now, why
+    assert turns >= 4
+
+
+async def answered(request: web.Request) -> web.StreamResponse:
+    """Answer as a worker without KV events, and without counts of cached tokens."""
+    events = {"/v1/messages": message_events, "/v1/responses": responses_events}
+    if request.path == "/v1/models":
+        return web.json_response({"object": "list", "data": [{"id": MODEL}]})
+    if request.path == "/v1/messages/count_tokens":
+        return web.json_response({"input_tokens": 9})
+    if request.path not in events:
+        return web.json_response({"detail": "Not Found"}, status=404)
+    await request.read()
+    said = b"".join(events[request.path](MODEL)).replace(b'"usage"', b'"unused"')
+    return web.Response(body=said, headers={"Content-Type": "text/event-stream"})
+
+
+@pytest.mark.parametrize("client", ["opencode", "pi"])
+async def test_chats_of_agents_are_answered_where_their_caches_are(tmp_path, client) -> None:
+    flags = ["--names-aliases", f"{ALIAS}={MODEL}"]
+    async with running(tmp_path, workers=2, router=flags) as stack:
+        rows = list(recorded(client, chats=True))
+        await assert_turns_find_their_caches(stack.http, stack.url, rows, MODEL)
+        await stack.assert_idle()
+
+
+@pytest.mark.parametrize("client", ["claude_code", "codex", "opencode", "pi"])
+async def test_messages_and_responses_of_agents_find_their_caches(tmp_path, client) -> None:
+    async with (
+        Programs(tmp_path) as programs,
+        aiohttp.ClientSession() as http,
+        AsyncExitStack() as engines,
+    ):
+        arguments = ["serve", "--port", "0", "--admin-port", "0"]
+        arguments += ["--names-aliases", f"{ALIAS}={MODEL}"]
+        for _ in range(2):
+            url = await engines.enter_async_context(served_by(answered))
+            arguments += ["--worker", f"{url},kind=openai"]
+        router = await programs.start("router", "router", arguments)
+
+        async def ready() -> bool:
+            async with http.get(f"{router.url}/health") as answer:
+                return bool((await answer.json())["ready_workers"] == 2)
+
+        await until(ready, "both workers to be ready")
+        rows = list(recorded(client, chats=False))
+        model = ALIAS if client == "claude_code" else MODEL
+        await assert_turns_find_their_caches(http, router.url, rows, model)
+
+
+async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
+    rows = list(recorded("claude_code", chats=False))
+    (listing,) = [row for row in rows if row["path"].startswith("/v1/models")]
+    flags = ["--names-aliases", f"{ALIAS}={MODEL}"]
+    async with running(tmp_path, workers=1, router=flags) as stack:
+        url = stack.url + listing["path"]
+        async with stack.http.get(url, headers=dict(listing["headers"])) as answer:
+            shown = [card["id"] for card in (await answer.json())["data"]]
+    assert [name for name in shown if "claude" in name or "anthropic" in name] == [ALIAS]
