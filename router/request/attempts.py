@@ -36,7 +36,6 @@ from router.upstream.edited_reply import EditedReply
 # Refusals of the core in whose place the client gets a worker's words.
 _SAID_BY_WORKERS = frozenset({"worker_error", "retry_budget_exhausted", "model_not_found"})
 _QUICK_TOKENS = 4_096.0  # of a prompt: no worker is silent for long that computes these alone
-_SURELY = 0.25  # of the seconds before a comment: with estimates four times too low there is one
 
 
 class Attempts:
@@ -207,8 +206,8 @@ class Attempts:
     def _is_patient(self, state: RequestState, attempt: Attempt) -> bool:
         """Return True if the client gets comments should the worker be silent for long.
 
-        The relay's thread writes none. So of the streams that it can carry these are the ones whose
-        worker has much to compute before their first token.
+        The relay's thread writes none, and costs less for each token. So of the streams that it can
+        carry these are the ones whose worker is expected to be silent until the first comment.
         """
         every_s = self.terms.ping_s
         if not every_s or not state.arrival.stream or state.stream is not None:
@@ -219,7 +218,7 @@ class Attempts:
             if charge is None or (charge.alone and charge.work_tokens < _QUICK_TOKENS):
                 return False
             work = charge.end_work - core.columns.drained_work[charge.slot]
-            if work < every_s * _SURELY * core.columns.prefill_tokens_per_s[charge.slot]:
+            if work < every_s * core.columns.prefill_tokens_per_s[charge.slot]:
                 return False
         return can_ping(state)
 
