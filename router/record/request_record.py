@@ -35,8 +35,9 @@ class Attempt:
 
     __slots__ = (
         "address", "arrived_s", "asked_s", "block_size", "by_worker", "code", "decision",
-        "ended_s", "error", "hits", "leg", "model", "name", "outcome", "request_id", "revision",
-        "routed_by", "sent_s", "session", "span_id", "stream", "tenant", "wait_s", "worker_id",
+        "ended_s", "error", "hits", "identity", "leg", "model", "name", "outcome", "request_id",
+        "revision", "routed_by", "sent_s", "session", "span_id", "stream", "tenant", "wait_s",
+        "worker_id",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,7 @@ class Attempt:
         self.arrived_s = arrival.now_s
         self.model = arrival.model
         self.session = arrival.session
+        self.identity = arrival.identity
         self.tenant = arrival.tenant
         self.stream = arrival.stream
         self.worker_id = dispatch.worker_id

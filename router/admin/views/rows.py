@@ -220,6 +220,8 @@ def decision_shown(attempt: Attempt, whole: bool = False) -> dict[str, Any]:
         "now_s": attempt.arrived_s,
         "model": attempt.model,
         "session": attempt.session,
+        "group": attempt.identity.group,
+        "parent": attempt.identity.parent,
         "tenant": attempt.tenant,
         **explanation(attempt.request_id, attempt.worker_id, attempt.decision, attempt.routed_by),
         "why": why_there(attempt),
