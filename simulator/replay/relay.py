@@ -208,7 +208,7 @@ class Relay:
         self._tell_progress(now_ns)
         job, size = turn.job, self._block_size
         blocks = job.prompt_tokens // size
-        row = self.book.add(now_ns, job.prompt_tokens, blocks, job.session)
+        row = self.book.add(now_ns, job.prompt_tokens, blocks, job.session, job.group)
         # Index and engine take whole buffers; of a source with small blocks it is every k-th name.
         chain = np.ascontiguousarray(self._chainer.chain(job, row))
         self._live[row] = Live(turn, chain)

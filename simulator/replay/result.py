@@ -49,6 +49,7 @@ class RequestTable:
     verdict: npt.NDArray[np.int8]
     held_ns: I64  # from the arrival to the first dispatch, or to the refusal of who had none
     session: I32  # number of its session, counted from 0 as they began; `NEVER`: it has none
+    group: I32  # likewise of its group: a main agent's session and all that belongs to it
 
     def __len__(self) -> int:
         return len(self.arrival_ns)
@@ -131,6 +132,7 @@ _TYPES = {
     "verdict": "b",
     "held_ns": "q",
     "session": "i",
+    "group": "i",
 }
 _ZERO = ("prompt_tokens", "output_tokens", "prompt_blocks", "expected_hit_tokens", "attempts")
 
@@ -139,7 +141,7 @@ class Book:
     """Columns as in `RequestTable`, and by which code a request was turned away.
 
     Rows at and beyond `len(book)` are spare. Unset: 0 for counts, `NEVER` for times, worker, hits,
-    verdict and session. Lifetime: replay.
+    verdict, session and group. Lifetime: replay.
     """
 
     def __init__(self) -> None:
@@ -157,9 +159,11 @@ class Book:
         self.verdict = array("b")
         self.held_ns = array("q")
         self.session = array("i")
+        self.group = array("i")
         self.code = array("b")  # index into `codes`; NEVER: was not turned away
         self.codes: list[str] = []
         self._sessions: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
         self._rows = 0
         self._spare = [
             (getattr(self, name), array(kind, [0 if name in _ZERO else NEVER]) * _GROW)
@@ -170,7 +174,12 @@ class Book:
         return self._rows
 
     def add(
-        self, now_ns: int, prompt_tokens: int, prompt_blocks: int, session: str | None = None
+        self,
+        now_ns: int,
+        prompt_tokens: int,
+        prompt_blocks: int,
+        session: str | None = None,
+        group: str | None = None,
     ) -> int:
         """A request arrived: its row."""
         row = self._rows
@@ -183,7 +192,14 @@ class Book:
         self.prompt_blocks[row] = prompt_blocks
         if session is not None:
             self.session[row] = self._sessions.setdefault(session, len(self._sessions))
+        if group is not None:
+            self.group[row] = self._groups.setdefault(group, len(self._groups))
         return row
+
+    @property
+    def groups(self) -> int:
+        """How many groups there are so far."""
+        return len(self._groups)
 
     def turned_away(self, row: int, code: str) -> None:
         """Note the code of the answer."""

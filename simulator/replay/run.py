@@ -225,6 +225,8 @@ class _Run:
         notes = [*_slow(self._policy.name, self._calls_s, self._slow_s), self._stream.origin]
         if relay.serving.transfers is not None:
             notes.append(_moved(relay.serving.transfers.totals, len(relay.book)))
+        if not self._setup.closed_loop and relay.book.groups:
+            notes.append("open loop: in task times the pauses between turns are the recorded ones")
         if relay.ejections:
             notes.append(f"workers ejected after failures in a row: {relay.ejections} times")
         if feed.lost_batches:

@@ -33,6 +33,11 @@ def ratio(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.2f}"
 
 
+def fine(value: float | None) -> str:
+    """A ratio with three decimals."""
+    return NOTHING if value is None else f"{value:.3f}"
+
+
 def seconds(value_ms: float | None) -> str:
     """Milliseconds as seconds, but for those too short to tell apart that way."""
     if value_ms is None:
@@ -60,13 +65,13 @@ class Figure:
     show: Callable[[float | None], str]
     meaning: str
     unit: str = ""
+    only: str = ""  # place of a flag: rows where it is not set do not show the figure
 
     def of(self, row: Any) -> float | None:
         """Its value in a row of results; None where nothing was measured."""
-        found = row
-        for part in self.name.split("."):
-            found = getattr(found, part)
-        value: float | None = found
+        if self.only and not _found(row, self.only):
+            return None
+        value: float | None = _found(row, self.name)
         return value
 
     def lead(self, value: float, other: float) -> float:
@@ -76,6 +81,12 @@ class Figure:
     def said(self, value: float | None) -> str:
         """The value with its unit, for a sentence."""
         return f"{self.show(value)} {self.unit}".rstrip()
+
+
+def _found(row: Any, name: str) -> Any:
+    for part in name.split("."):
+        row = getattr(row, part)
+    return row
 
 
 def ms(value: float | None) -> str:
@@ -110,6 +121,23 @@ FIGURES = (
     ),
     Figure(
         "waits.max_ms", "held", "lower", ms, "longest wait at the router before a dispatch", "ms"
+    ),
+    *(
+        Figure(f"tasks.time_ms.{name}", title, "lower", ms, meaning, "ms", "tasks.grouped")
+        for name, title, meaning in (
+            ("mean", "task", "mean time of a task: a main agent and its sub-agents, to its end"),
+            ("p50", "task p50", "half of the tasks took no longer"),
+            ("p90", "task p90", "nine of ten tasks took no longer"),
+            ("p99", "task p99", "99 of 100 tasks took no longer"),
+        )
+    ),
+    Figure(
+        "tasks.fairness",
+        "Jain",
+        "higher",
+        fine,
+        "Jain's fairness index of the tasks' mean times to first token; 1: all wait alike",
+        only="tasks.grouped",
     ),
     Figure("hit_rate_tokens", "hits", "higher", percent, "prompt tokens found in the cache"),
     Figure(

@@ -75,6 +75,7 @@ COLUMNS = (
     *("chosen", "second", "third", "best_worker", "loss_ms"),
     *("policy", "reason", "standing", "sent_ms", "regret_ms", "regret_hit_tokens"),
     *("chosen_terms", "second_terms", "chosen_columns", "second_columns"),
+    *("group", "parent"),
 )
 FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
 
@@ -83,11 +84,12 @@ class _Sent(NamedTuple):
     """A request under way: cells that were known at its dispatch. Lifetime: request."""
 
     session: str
+    of: tuple[str, str]  # its group and its parent
     cells: Sequence[str]
     decision: Decision | None
 
 
-_NEVER_SENT = _Sent("", ("",) * (CANDIDATES + 2), None)
+_NEVER_SENT = _Sent("", ("", ""), ("",) * (CANDIDATES + 2), None)
 
 
 class RequestsCsv:
@@ -132,7 +134,12 @@ class RequestsCsv:
             cells += _loss(times, self._book.worker[row])
         else:
             cells += ["", ""]
-        self._under_way[row] = _Sent(_text(job.session or ""), cells, decision)
+        self._under_way[row] = _Sent(
+            _text(job.session or ""),
+            (_text(job.group or ""), _text(job.parent or "")),
+            cells,
+            decision,
+        )
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
         """Samples are of no request."""
@@ -165,6 +172,7 @@ class RequestsCsv:
                 _span_ms(arrival, finish),
                 *sent.cells,
                 *_reasons(sent.decision, book, row),
+                *sent.of,
             )
         )
 

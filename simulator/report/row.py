@@ -102,6 +102,20 @@ class SessionsRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_hour: float | None = None  # completed ones, over `simulated_s`
 
 
+class TasksRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Tasks: each group of sessions, a main agent's with its sub-agents' and side requests.
+
+    A session without group is a task of its own, and so is a request without session.
+    """
+
+    begun: int = 0
+    completed: int = 0  # every request of theirs was
+    time_ms: Spread = NO_SPREAD  # of completed ones, from the first arrival to the last answer
+    fairness: float | None = None  # see `jain_index`: of the tasks' mean times to first token, 0..1
+    grouped: bool = False  # whether any request has a group
+
+
+NO_TASKS = TasksRow()
 NO_TURNS = TurnsRow()
 NO_SESSIONS = SessionsRow()
 NO_WAITS = Waits()
@@ -150,6 +164,51 @@ def sessions_row(result: ReplayResult) -> SessionsRow:
     completed = len(begun) - len(spoilt) + alone - int(np.count_nonzero(~named & failed))
     per_hour = ratio(completed * NS_PER_HOUR, result.simulated_ns, 3)
     return SessionsRow(len(begun) + alone, completed, per_hour)
+
+
+def tasks_row(table: RequestTable) -> TasksRow:
+    """How long tasks took, and how evenly requests of different tasks waited."""
+    if not len(table):
+        return NO_TASKS
+    numbers = _task_numbers(table)
+    order = np.argsort(numbers, kind="stable")
+    starts = np.flatnonzero(np.diff(numbers[order], prepend=-1))
+    done = (table.verdict == Verdict.COMPLETED)[order]
+    whole: Bools = np.logical_and.reduceat(done, starts)
+    times: I64 = np.maximum.reduceat(table.finish_ns[order], starts) - np.minimum.reduceat(
+        table.arrival_ns[order], starts
+    )
+    ttft_ns = np.where(done, (table.first_token_ns - table.arrival_ns)[order], 0)
+    sums = np.add.reduceat(ttft_ns, starts).tolist()
+    counts = np.add.reduceat(done.astype(np.int64), starts).tolist()
+    means = [waited / count for waited, count in zip(sums, counts, strict=True) if count]
+    return TasksRow(
+        len(starts),
+        int(np.count_nonzero(whole)),
+        spread(times[whole]),
+        jain_index(means),
+        bool((table.group != NEVER).any()),
+    )
+
+
+def _task_numbers(table: RequestTable) -> I64:
+    """A number, 0 or above, for each request: equal for those of one task."""
+    numbers = np.arange(len(table), dtype=np.int64)
+    sessions, groups = table.session.astype(np.int64), table.group.astype(np.int64)
+    numbers = np.where(sessions != NEVER, len(table) + sessions, numbers)
+    after = len(table) + int(sessions.max()) + 1  # above all numbers so far
+    return np.where(groups != NEVER, after + groups, numbers)
+
+
+def jain_index(shares: Sequence[float]) -> float | None:
+    """Jain's fairness index, (sum of x)^2 / (n * sum of x^2), five decimals; None of nothing.
+
+    1: all have the same; 1 / n: one of n has all (Jain, Chiu and Hawe, "A Quantitative Measure of
+    Fairness and Discrimination for Resource Allocation in Shared Computer Systems", DEC-TR-301,
+    1984, which takes any metric of what a user gets, response times among them).
+    """
+    squares = math.fsum(share * share for share in shares)
+    return round(math.fsum(shares) ** 2 / (len(shares) * squares), 5) if squares else None
 
 
 NS_PER_S = 1_000_000_000
@@ -289,6 +348,7 @@ class ReplayRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     waits: Waits = NO_WAITS  # at the router, of all requests
     sessions: SessionsRow = NO_SESSIONS
     host_hit_rate_tokens: float | None = None  # loaded from host memory; null: nothing was
+    tasks: TasksRow = NO_TASKS
 
 
 def summarize(result: ReplayResult) -> ReplayRow:
@@ -341,6 +401,7 @@ def summarize(result: ReplayResult) -> ReplayRow:
         waits=waits(table.held_ns),
         sessions=sessions_row(result),
         host_hit_rate_tokens=_host_hit_rate(result),
+        tasks=tasks_row(table),
     )
     return msgspec.structs.replace(row, report_hash=_hash(row, table))
 
@@ -409,8 +470,12 @@ def _hash(row: ReplayRow, table: RequestTable) -> str:
         del figures["stages"]
     if row.host_hit_rate_tokens is None:  # nor has what has no host tier
         del figures["host_hit_rate_tokens"]
+    if not row.tasks.grouped:  # nor has what has no groups
+        del figures["tasks"]
     digest = hashlib.sha256(msgspec.json.encode(figures, order="sorted"))
     for column in fields(table):
+        if column.name == "group" and not row.tasks.grouped:
+            continue
         digest.update(getattr(table, column.name).astype("<i8").tobytes())
     return digest.hexdigest()[:HASH_DIGITS]
 

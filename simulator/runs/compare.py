@@ -16,6 +16,7 @@ from simulator.replay.setup import Setup
 from simulator.report.figures import (
     NOTHING,
     UNRESOLVED,
+    fine,
     named_parts,
     percent,
     points_told,
@@ -72,6 +73,8 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("held", lambda rule: in_s(rule.held_max_ms)),
     ("E2E", lambda rule: in_s(rule.e2e_mean_ms)),
     ("TPOT p90", lambda rule: _plain_ms(rule.tpot_p90_ms)),
+    ("task", lambda rule: in_s(rule.task_mean_ms)),
+    ("Jain", lambda rule: fine(rule.fairness)),
     ("hits", lambda rule: percent(rule.hit_rate)),
     ("good", lambda rule: percent(rule.good)),
     ("sessions/h", lambda rule: whole(rule.sessions_per_hour)),
@@ -80,14 +83,17 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
     ("collapsed", lambda rule: f"{rule.collapsed}/{len(rule.seeds)}"),
     ("good, points", lambda rule: points_told(rule.good_difference)),
     *(
-        (title, lambda rule, name=name: ratio_told(rule.ratios[name]))
+        (title, lambda rule, name=name: ratio_told(rule.ratios.get(name)))
         for name, title in zip(
-            RATIOS, ("TTFT ratio", "p99 ratio", "E2E ratio", "TPOT ratio"), strict=True
+            RATIOS,
+            ("TTFT ratio", "p99 ratio", "E2E ratio", "TPOT ratio", "task ratio"),
+            strict=True,
         )
     ),
 )
 
 
+OF_TASKS = ("task", "Jain", "task ratio")  # shown where the workload has groups
 BESIDE = "The base beside the best other rule"
 
 # Folded on the page, so that the other columns fit a window of 1,280 pixels.
@@ -143,6 +149,8 @@ def as_markdown(
 def _table(
     scene: SceneFigures, columns: Sequence[tuple[str, Cell]] = COLUMNS, summary: str = ""
 ) -> Table:
+    if all(rule.task_mean_ms is None for rule in scene.rules):
+        columns = [column for column in columns if column[0] not in OF_TASKS]
     head = ("rule", *(title for title, _ in columns))
     rows = [(rule.policy, *(cell(rule) for _, cell in columns)) for rule in scene.rules]
     base = [line for line, rule in enumerate(scene.rules) if rule.policy == scene.base]
@@ -150,7 +158,11 @@ def _table(
 
 
 def _beside(found: Sequence[Rivalry]) -> list[Table]:
-    return [table for table in (_rivalries(found), _rivalries_later(found)) if table.rows]
+    return [
+        table
+        for table in (_rivalries(found), _rivalries_later(found), _rivalries_task(found))
+        if table.rows
+    ]
 
 
 def _rivalries(found: Sequence[Rivalry]) -> Table:
@@ -183,6 +195,21 @@ def _rivalries_later(found: Sequence[Rivalry]) -> Table:
         if one.later_p99 is not None
     ]
     return Table(("workload", "later p99", "best other", "ratio"), rows)
+
+
+def _rivalries_task(found: Sequence[Rivalry]) -> Table:
+    """Of workloads with groups."""
+    rows = [
+        (
+            one.scene,
+            in_s(one.task_ms),
+            f"{in_s(one.rival_task_ms)} {', '.join(one.rivals_task)}",
+            ratio_told(one.task),
+        )
+        for one in found
+        if one.task is not None
+    ]
+    return Table(("workload", "task", "best other", "ratio"), rows)
 
 
 def _unresolved(scene: SceneFigures) -> str:

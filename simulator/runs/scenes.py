@@ -157,6 +157,7 @@ def _told(name: str, value: Any) -> str:
     return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
+TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with groups
 COLLAPSE = 5.0  # times the best rule's best seed
 MAX_LOST_SHARE = 0.01  # who loses more is quick with the others only
 RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
@@ -164,6 +165,7 @@ RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {
     "ttft_p99": lambda row: row.ttft_ms.p99,
     "e2e_mean": lambda row: row.e2e_ms.mean,
     "tpot_p90": lambda row: row.tpot_ms.p90,
+    "task_mean": lambda row: figure(TASK).of(row),
 }
 
 
@@ -192,6 +194,8 @@ class RuleFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ratios: dict[str, Ratio | None]  # by the names of `RATIOS`, against the base
     good_difference: Interval | None = None  # `good` minus the base's, over paired seeds
     more_seeds: dict[str, int | None] = {}  # that would resolve ratio and difference
+    task_mean_ms: float | None = None  # of groups; null: the workload has none
+    fairness: float | None = None  # likewise, Jain's index of their mean times to first token
 
 
 class SceneFigures(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -244,6 +248,10 @@ class Rivalry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rivals_later: tuple[str, ...]
     rival_later_p99_ms: float | None
     later_p99: Ratio | None  # base by rival
+    task_ms: float | None = None  # mean time of groups; None where the workload has none
+    rivals_task: tuple[str, ...] = ()
+    rival_task_ms: float | None = None
+    task: Ratio | None = None  # base by rival
 
 
 LEAST_SEEDS = 4  # two to choose on, two to judge on
@@ -264,6 +272,8 @@ def rivalry(scene: Scene, base: str) -> Rivalry | None:
     ttft, quick = _rivals(others, seeds, lambda row: row.ttft_ms.mean)
     good, well = _rivals(others, seeds, lambda row: -(row.goodput.share or 0.0))
     later, steady = _rivals(others, seeds, _later_p99_ms)
+    task_ms = figure(TASK).of
+    task, done = _rivals(others, seeds, task_ms)
     return Rivalry(
         scene=scene.name,
         ttft_mean_ms=_mean(own, lambda row: row.ttft_ms.mean),
@@ -278,6 +288,10 @@ def rivalry(scene: Scene, base: str) -> Rivalry | None:
         rivals_later=steady,
         rival_later_p99_ms=_mean(later, _later_p99_ms),
         later_p99=paired_ratio(_later_p99_ms, own, later),
+        task_ms=_mean(own, task_ms),
+        rivals_task=done,
+        rival_task_ms=_mean(task, task_ms),
+        task=paired_ratio(task_ms, own, task),
     )
 
 
@@ -357,6 +371,8 @@ def _rule(
         ratios=ratios,
         good_difference=good,
         more_seeds={"ttft_mean": more_seeds(ratios["ttft_mean"]), "good": more_seeds(good)},
+        task_mean_ms=_mean(rows, figure(TASK).of),
+        fairness=_mean(rows, figure(FAIRNESS).of),
     )
 
 

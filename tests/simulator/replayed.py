@@ -38,6 +38,7 @@ REQUEST = {
     "verdict": Verdict.COMPLETED,
     "held": 0.0,
     "session": NEVER,
+    "group": NEVER,
 }
 
 
@@ -69,6 +70,7 @@ def table(rows: Sequence[dict[str, Any]]) -> RequestTable:
         verdict=column("verdict", "int8"),
         held_ns=np.array([round(row["held"] * MS) for row in full], dtype=np.int64),
         session=column("session"),
+        group=column("group"),
     )
 
 

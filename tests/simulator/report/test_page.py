@@ -50,8 +50,9 @@ def test_the_page_names_every_figure_and_stands_alone() -> None:
     page = page_of(results(seeds=3))
     seen = Seen()
     seen.feed(page)
-    tails = [one.title for one in FIGURES if one.name in TAILS]
-    left_out = [*tails, "of host"]  # nothing was loaded
+    tails = [one.title for one in FIGURES if one.name in TAILS and not one.only]
+    # Nothing was loaded from the host, and no request has a group.
+    left_out = [*tails, "of host", *(one.title for one in FIGURES if one.only)]
     assert seen.rows[0] == ["policy", *(f.title for f in FIGURES if f.title not in left_out)]
     assert seen.rows[4] == [f"beside {POLICIES[0][0]}", "TTFT ratio", "good, points"]
     assert seen.rows[7] == ["policy", *tails]
