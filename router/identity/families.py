@@ -125,7 +125,8 @@ def read_headers(family: Family, headers: Mapping[str, str]) -> Ids | None:
             parent = None
     session = group if session is None else session
     found = Ids(session, group or parent or session, parent)
-    found.final = any(headers.get(name, "").lower() in ("true", "1") for name in family.final)
+    for name in family.final:
+        found.final = found.final or headers.get(name, "").lower() in ("true", "1")
     return found
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from policies.facts import UNIDENTIFIED, Identity, whose
 from router.http.errors import ClientError
@@ -70,13 +70,15 @@ class IdentityReader:
             secret = shared_secret.encode("utf-8", "surrogatepass")
             self._key = blake2b(secret, digest_size=32, person=b"client ids").digest()
         self.session_header = session_header
-        self._router_ids = ROUTER_IDS if clients else ()
-        self._families = (*added, *(CLIENTS if clients else ()))
+        router_ids = ROUTER_IDS if clients else ()
+        self._router_ids = len(router_ids)
+        self._families = (*router_ids, *added, *(CLIENTS if clients else ()))
         self._reads_all = clients
-        names = frozenset[str]().union(
-            *(family.headers() for family in (*self._router_ids, *self._families))
-        )
-        self._names = names | {session_header}
+        self._places: dict[str, tuple[int, ...]] = {}  # of a header's families in `_families`
+        for place, family in enumerate(self._families):
+            for name in family.headers():
+                self._places[name] = (*self._places.get(name, ()), place)
+        self._names = frozenset((*self._places, session_header))
         if clients:
             self._names |= {*PRIORITY_HEADERS, *_FAIRNESS_HEADERS}
 
@@ -119,22 +121,33 @@ class IdentityReader:
         self, found: Mapping[str, str], named: str | None, session_id: str | None, fields: Fields
     ) -> Said:
         ids = Ids(session=named)
-        for name in _FAIRNESS_HEADERS:
-            ids.user = ids.user or id_in(found.get(name))
-        for family in self._router_ids:
-            _fill(ids, read_headers(family, found))
-        for family in self._families:
-            if (read := read_headers(family, found)) is not None:
-                _fill(ids, read)
-                break
-        if not self._reads_all:
-            fields = {name: value for name, value in fields.items() if name in _ALWAYS_READ}
-        values = values_in(fields)
+        self._add_headers(found, ids)
         if session_id:
             ids.add(session_id, None, None)
-        read_body(values, ids)
-        hints = hints_in(found, values) if self._reads_all else NO_HINTS
+        values: Mapping[str, Any] = {}
+        if fields:
+            if not self._reads_all:
+                fields = {name: value for name, value in fields.items() if name in _ALWAYS_READ}
+            values = values_in(fields)
+            read_body(values, ids)
+        hints = NO_HINTS
+        if self._reads_all and (values or not found.keys().isdisjoint(PRIORITY_HEADERS)):
+            hints = hints_in(found, values)
         return Said(ids.session, _identity(ids), hints)
+
+    def _add_headers(self, found: Mapping[str, str], ids: Ids) -> None:
+        """Add what the headers of other routers say, and those of one client."""
+        places = {place for name in found for place in self._places.get(name, ())}
+        for place in sorted(places):
+            read = read_headers(self._families[place], found)
+            if read is not None:
+                ids.add(read.session, read.group, read.parent)
+                ids.final = ids.final or read.final
+                if place >= self._router_ids:
+                    break
+        for name in _FAIRNESS_HEADERS:
+            if name in found:
+                ids.user = ids.user or id_in(found[name])
 
 
 _DIGEST_BYTES = 16
@@ -142,12 +155,6 @@ _MAX_SESSION_CHARS = 1_024  # of the operator's header
 _ALWAYS_READ = frozenset({"prompt_cache_key", "user"})
 # llm-d's names of whom a request is counted to (gateway API inference extension).
 _FAIRNESS_HEADERS = ("x-llm-d-inference-fairness-id", "x-gateway-inference-fairness-id")
-
-
-def _fill(ids: Ids, read: Ids | None) -> None:
-    if read is not None:
-        ids.add(read.session, read.group, read.parent)
-        ids.final = ids.final or read.final
 
 
 def _identity(ids: Ids) -> Identity:
