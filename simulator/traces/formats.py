@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from simulator.traces import mooncake, request_log, session_file, tables
+from simulator.traces import mooncake, request_log, session_file, tables, weka_file
 from simulator.traces.files import TraceParts, opened
 from simulator.traces.job import MIN_LINES_JUDGED, ErrorLog, Job, LineError, TraceError
 from simulator.traces.options import name_of, parse_options
@@ -207,6 +207,18 @@ def _read_sessions(reading: Reading) -> Iterator[Job]:
     )
 
 
+def _read_weka(reading: Reading) -> Iterator[Job]:
+    path, options = reading.file.path, reading.options
+    traces = weka_file.count_traces(opened(path).lines(ErrorLog(str(path))))
+    return weka_file.read_traces(
+        reading.file.lines(reading.errors),
+        reading.errors,
+        session_file.starts_ns(options, traces, reading.seed),
+        reading.block_tokens,
+        options.gap_s,
+    )
+
+
 def _has(*keys: str) -> Callable[[bytes], bool]:
     def recognizes(raw: bytes) -> bool:
         try:
@@ -237,6 +249,15 @@ FORMATS = (
         mooncake.BLOCK_TOKENS,
         _has("timestamp", "input_length"),
         _by_line(mooncake.parser, from_first=False),
+    ),
+    Format(
+        "weka",
+        "JSON lines, one a session with its sub-agents: hash_id_scope, requests",
+        weka_file.BLOCK_TOKENS,
+        _has("requests", "block_size", "hash_id_scope"),
+        _read_weka,
+        weka_file.block_size_of,
+        session_file.SessionOptions,
     ),
     Format(
         "sessions",

@@ -136,7 +136,7 @@ def read_sessions(
 ) -> Iterator[Job]:
     """The requests of all sessions in order of arrival; holds the sessions that are under way."""
     decode = msgspec.json.Decoder(_Session).decode
-    under_way: list[tuple[int, int, Job, Iterator[Job]]] = []
+    under_way: UnderWay = []
     root: _Root | None = None
     family: list[_Opened] = []  # the root and its sub-agents
     roots = 0
@@ -155,7 +155,7 @@ def read_sessions(
             if "/" not in session.id:
                 start_ns = next(starts)
                 begin()
-                yield from _before(under_way, start_ns)
+                yield from jobs_before(under_way, start_ns)
                 root = _Root(session.id, start_ns, roots, session, _times(session, gap_s))
                 roots += 1
             elif root is None or session.id.partition("/")[0] != root.name:
@@ -169,10 +169,14 @@ def read_sessions(
     if not roots:
         raise errors.nothing_read()
     begin()
-    yield from _before(under_way, 1 << 62)
+    yield from jobs_before(under_way, 1 << 62)
 
 
-def _before(under_way: list[tuple[int, int, Job, Iterator[Job]]], end_ns: int) -> Iterator[Job]:
+UnderWay = list[tuple[int, int, Job, Iterator[Job]]]  # a heap: arrival, serial, job, those after it
+
+
+def jobs_before(under_way: UnderWay, end_ns: int) -> Iterator[Job]:
+    """Take the jobs that come before a time out of a heap of sessions that are under way."""
     while under_way and under_way[0][0] < end_ns:
         _, number, job, rest = heappop(under_way)
         yield job
