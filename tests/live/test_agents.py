@@ -152,6 +152,24 @@ async def test_messages_and_responses_of_agents_find_their_caches(tmp_path, clie
         rows = list(recorded(client, chats=False))
         model = ALIAS if client == "claude_code" else MODEL
         await assert_turns_find_their_caches(http, router.url, rows, model)
+        async with http.get(f"{router.facts['admin']}/explain?last=100") as answer:
+            decisions = (await answer.json())["decisions"]
+        assert_agents_are_told_apart(decisions, client)
+
+
+def assert_agents_are_told_apart(decisions: list[dict[str, Any]], client: str) -> None:
+    """An operator sees whose requests these were."""
+    parents = {row["parent"] for row in decisions} - {None}
+    if client == "pi":  # each of its sub-agents is a program of its own
+        assert not parents
+        return
+    named = [row for row in decisions if row["session"] is not None]
+    assert len(named) >= len(decisions) - 2, "only those that count tokens are of no session"
+    assert all(row["group"] is not None for row in named)
+    assert parents & {row["session"] for row in named}
+    children = [row for row in decisions if row["parent"] is not None]
+    assert children
+    assert all(row["group"] != row["session"] for row in children)
 
 
 async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
