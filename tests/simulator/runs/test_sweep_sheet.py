@@ -74,6 +74,7 @@ def test_every_axis_can_be_varied() -> None:
         "fleet.role": ["both", "decode"],
         "fleet.cache_groups": ["window:128", "state*2"],
         "router.disaggregation": ["auto", "never"],
+        "world.client_ids": ["agents", "key"],
     }
     paths = axis_paths()
     used = set()
