@@ -114,6 +114,9 @@ def install_wheel(wheel: Path, root: Path, python: str) -> None:
     for unread in ("tests", "__pycache__"):
         for folder in list(packages.rglob(unread)):
             shutil.rmtree(folder, ignore_errors=True)
+    # tokenizers asks for it, to load models from a hub faster. Nothing here loads from a hub.
+    for path in packages.glob("hf_xet*"):
+        shutil.rmtree(path)
     for name in ("direct_url.json", "uv_cache.json"):  # where and when this machine installed it
         for told in packages.glob(f"*.dist-info/{name}"):
             told.unlink()

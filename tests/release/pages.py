@@ -37,7 +37,25 @@ _EXTRA = "for a checkout; what a host with the wheel installs is what the error 
 _TWO_HOSTS = "tests/live/test_pair_walk.py walks this way from one host to two"
 _ENVOY = "Envoy: tests/engines/test_gateway_page.py runs it"
 _TRITON = "tritonserver: tests/engines/test_triton_page.py runs it"
+_NPM = "a client from npm: tests/live/test_agents_npm.py runs it"
 NOT_RUN: dict[str, dict[str, str]] = {
+    "docs/agents.md": {
+        "export ANTHROPIC_BASE_URL=http://ROUTER:8080 ANTHROPIC_AUTH_TOKEN=YOUR-KEY": _NPM,
+        "export CLAUDE_CODE_ATTRIBUTION_HEADER=0": _NPM,
+        "export CLAUDE_CODE_ENABLE_GATEWAY_MODEL_DISCOVERY=1": _NPM,
+        "claude --model claude-llama": _NPM,
+        "export WARMROUTE_KEY=YOUR-KEY": _NPM,
+        'codex exec "Say good day."': _NPM,
+        'codex exec resume --last "Go on."': _NPM,
+        'opencode run "Say good day."': _NPM,
+        'opencode run --continue "Go on."': _NPM,
+        'pi -p --provider warmroute --model llama "Say good day."': _NPM,
+        'pi -p --continue --provider warmroute --model llama "Go on."': _NPM,
+        "curl -i -H 'x-warmroute-explain: 1' -H 'content-type: application/json' "
+        '-d \'{"model": "llama", "max_tokens": 1, '
+        '"messages": [{"role": "user", "content": "Hi"}]}\' '
+        "http://ROUTER:8080/v1/messages": "timed workers lack the path: tests/live/test_agents.py",
+    },
     "README.md": {
         "git clone REPOSITORY warmroute && cd warmroute && python3 -m venv .venv && "
         ".venv/bin/pip install .": _CHECKOUT,

@@ -50,6 +50,7 @@ READ = {
     "keys": ["docs/reference/keys.md", "docs/reference/configuration.md", "docs/deployment.md"],
     "replicas": ["docs/replicas.md", "docs/reference/wire.md"],
     "split": ["docs/disaggregation.md"],
+    "agents": ["docs/agents.md"],
     "logs": ["docs/policies.md", "docs/reference/logs.md", "docs/demo.md"],
     "simulator": ["docs/simulator.md", "docs/catalogue.md", "docs/reference/warmset.md"],
     "grpc": ["docs/triton.md", "docs/gateway.md"],
@@ -264,6 +265,18 @@ def test_prefill_and_decode_apart(stranger: Host) -> None:
         stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
         page.does(2, (r",transfer=\w+", ""))
         page.does(1, (r"$", " --requests 40"))
+
+
+def test_agents(stranger: Host) -> None:
+    """The router with and without names that Claude Code shows, and how to see that it works."""
+    with Page("docs/agents.md", stranger) as page:
+        for _ in range(2):
+            for number in (1, 2):
+                stranger.start(f"{TIMED} --host 10.0.0.{number} --port 8000 --model-name llama")
+            page.does()
+            if "doctor" not in page.left[0]:
+                stranger.stop_all()
+        page.does(3, ("ROUTER", "127.0.0.1"))
 
 
 def test_policies_and_logs(stranger: Host) -> None:
