@@ -312,7 +312,7 @@ def test_the_simulator(stranger: Host) -> None:
     model.mkdir()
     written(model, CONFIGS["qwen3-32b"])
     cut = (
-        (rf"({SAMPLE}|'gen:agentic.*?')", r"\1 --requests 24"),
+        (rf"({SAMPLE}|'gen:(?:agentic|coding_agents).*?')", r"\1 --requests 24"),
         (r"--spread 3 --rate \d", ""),
         (r"--resamples 10", "--resamples 2"),
         (r"(sim plan .*)", r"\1 --policy hybrid --seed 1"),
