@@ -103,7 +103,7 @@ Role = Literal["both", "prefill", "decode"]
 
 @record
 class Identity:
-    """What a client says about the agent that sends a request, within the request's tenant.
+    """The ids that a client gives for the agent that sends a request, unique within its tenant.
 
     An agent's client runs a main agent, its sub-agents and side requests, such as one for a title.
     Each agent's conversation is a session of its own (`Arrival.session`). All sessions that one

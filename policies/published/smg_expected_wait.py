@@ -58,7 +58,8 @@ class SmgExpectedWait:
             return fleet.requests.astype(np.float64)
         pair = np.array(drawn_pair(rows, request.draw))
         waits = self._waits(fleet, pair)
-        # The same draw would choose both the pair and the winner of a tie in `pick`.
+        # The draw has chosen the pair. If `pick` used the same draw for a tie, the winner would
+        # depend on the pair, so the second worker loses ties here.
         waits[1] += 2.0 * TIE * max(1.0, abs(waits[1]))
         costs = np.full(rows, np.inf)
         costs[pair] = waits

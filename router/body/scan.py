@@ -100,7 +100,8 @@ class Scanned:
     runs_on: bool = False  # at its worker, when its client has left
     stops: bool = False  # it ends another request
     routed_by: str = ""  # for people, where that is not plain
-    # What an agent's client says of itself, for `router.identity`: texts, or JSON values.
+    # Fields in which clients name agents and sessions, by name: texts, or JSON values. They are
+    # for `router.identity`.
     agent_fields: Mapping[str, str | bytes] | None = None
     options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 

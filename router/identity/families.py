@@ -71,8 +71,8 @@ ROUTER_IDS = (
     Family("litellm", session=("x-litellm-session-id",)),
 )
 
-# What clients send by themselves. The first family that a request has a header of is read alone:
-# two clients' headers in one request come from a proxy, and do not fit together.
+# Headers that clients send without being configured. Of one request the router reads only the first
+# family that has a header there: headers of two clients come from a proxy and do not fit together.
 CLIENTS = (
     Family(
         "claude-code",

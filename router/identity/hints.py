@@ -22,7 +22,7 @@ _TIERS = {"priority": -1, "fast": -1, "flex": 1}
 
 
 class Hints(NamedTuple):
-    """What a client hints at. Lifetime: request."""
+    """A client's hints of its request's priority and answer length. Lifetime: request."""
 
     priority: int | None = None  # lower is served first; None: no hint
     expected_output_tokens: int | None = None

@@ -25,7 +25,7 @@ class Headers(Protocol):
 
 
 class Said(NamedTuple):
-    """What a client says of a request's agent. Lifetime: request."""
+    """The session, identity and hints that a client gives with a request. Lifetime: request."""
 
     session: str | None
     identity: Identity = UNIDENTIFIED

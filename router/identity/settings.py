@@ -9,7 +9,7 @@ from msgspec import Meta
 
 
 class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """What of requests is read to know which agent of whom sends them.
+    """Settings of how the router finds out which agent and which person sent a request.
 
     Lifetime: until the next reload.
     """
@@ -18,7 +18,8 @@ class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
         bool,
         Meta(
             description="read what known clients of agents and other routers send about sessions; "
-            "off: `session_header`, `identity.families` and the body's `session_id` alone"
+            "off: only `session_header`, `identity.families` and the body's `session_id`, "
+            "`prompt_cache_key` and `user`"
         ),
     ] = True
     families: Annotated[

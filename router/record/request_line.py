@@ -99,7 +99,7 @@ class RequestLine(msgspec.Struct, frozen=True):
     asked: str | msgspec.UnsetType | None = msgspec.UNSET
     rule: str | msgspec.UnsetType = msgspec.UNSET
     revision: str | msgspec.UnsetType | None = msgspec.UNSET
-    # What the client said of its agent, as keyed digests (`policies.facts.Identity`).
+    # The identity that the client gave (`policies.facts.Identity`), ids as keyed digests.
     group: str | msgspec.UnsetType = msgspec.UNSET
     parent: str | msgspec.UnsetType = msgspec.UNSET
     cache_group: str | msgspec.UnsetType = msgspec.UNSET

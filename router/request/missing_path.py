@@ -87,7 +87,7 @@ class MissingPathFilter:
         return self._reply.congested
 
     def ping(self) -> None:
-        """As of `PingedSink`, where `reply` is one."""
+        """Write a comment to the client, if the reply can take one and no answer is kept back."""
         if self._head is None and isinstance(self._reply, PingedSink):
             self._reply.ping()
 

@@ -311,7 +311,7 @@ def _host_name(text: str) -> str:
     return name
 
 
-# What reads the value of a key, and raises ValueError for one that it cannot read.
+# For each key a function that reads its value and raises ValueError if the value is wrong.
 _READERS: Mapping[str, Callable[[Any], object]] = MappingProxyType(
     {
         "policy": load,

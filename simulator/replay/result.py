@@ -198,7 +198,7 @@ class Book:
 
     @property
     def groups(self) -> int:
-        """How many groups there are so far."""
+        """Return the number of groups that have sent a request so far."""
         return len(self._groups)
 
     def turned_away(self, row: int, code: str) -> None:

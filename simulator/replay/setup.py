@@ -63,7 +63,8 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica_lag_ms: float = 15.0  # until what one does is known to the others
     replicas_share: bool = True  # False: they know nothing of each other
     no_session_share: float = 0.0  # share of sessions whose id the router is not told, [0, 1]
-    # What clients say of their sessions: see `simulator.replay.arrivals`. Not said where unset.
+    # The ids that simulated clients send, as of `simulator.replay.arrivals.NamedSessions`. If it is
+    # unset, stored set-ups do not contain it, and clients send all ids.
     client_ids: ClientIds | msgspec.UnsetType = msgspec.UNSET
     # KV between workers of different roles: gigabits per second of each GPU, each way, ...
     link_gbps: float = 200.0

@@ -167,7 +167,7 @@ def sessions_row(result: ReplayResult) -> SessionsRow:
 
 
 def tasks_row(table: RequestTable) -> TasksRow:
-    """How long tasks took, and how evenly requests of different tasks waited."""
+    """Return the tasks' times, and the fairness index of their mean times to first token."""
     if not len(table):
         return NO_TASKS
     numbers = _task_numbers(table)

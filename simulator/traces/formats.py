@@ -195,28 +195,29 @@ def _read_request_log(reading: Reading) -> Iterator[Job]:
     return request_log.continued(jobs, reading.block_tokens) if reading.options.turns else jobs
 
 
-def _read_sessions(reading: Reading) -> Iterator[Job]:
-    path, options = reading.file.path, reading.options
-    roots = session_file.count_roots(opened(path).lines(ErrorLog(str(path))))
-    return session_file.read_sessions(
-        reading.file.lines(reading.errors),
-        reading.errors,
-        session_file.starts_ns(options, roots, reading.seed),
-        reading.block_tokens,
-        options.gap_s,
-    )
+def _by_session(
+    count: Callable[[Iterable[tuple[int, bytes]]], int],
+    read: Callable[
+        [Iterable[tuple[int, bytes]], ErrorLog, Iterator[int], int, float], Iterator[Job]
+    ],
+) -> Callable[[Reading], Iterator[Job]]:
+    """Reads a format with one session a line, whose start the file does not say.
 
+    count: returns the number of sessions that need a start of their own.
+    """
 
-def _read_weka(reading: Reading) -> Iterator[Job]:
-    path, options = reading.file.path, reading.options
-    traces = weka_file.count_traces(opened(path).lines(ErrorLog(str(path))))
-    return weka_file.read_traces(
-        reading.file.lines(reading.errors),
-        reading.errors,
-        session_file.starts_ns(options, traces, reading.seed),
-        reading.block_tokens,
-        options.gap_s,
-    )
+    def read_all(reading: Reading) -> Iterator[Job]:
+        path, options = reading.file.path, reading.options
+        starts = count(opened(path).lines(ErrorLog(str(path))))
+        return read(
+            reading.file.lines(reading.errors),
+            reading.errors,
+            session_file.starts_ns(options, starts, reading.seed),
+            reading.block_tokens,
+            options.gap_s,
+        )
+
+    return read_all
 
 
 def _has(*keys: str) -> Callable[[bytes], bool]:
@@ -255,7 +256,7 @@ FORMATS = (
         "JSON lines, one a session with its sub-agents: hash_id_scope, requests",
         weka_file.BLOCK_TOKENS,
         _has("requests", "block_size", "hash_id_scope"),
-        _read_weka,
+        _by_session(weka_file.count_traces, weka_file.read_traces),
         weka_file.block_size_of,
         session_file.SessionOptions,
     ),
@@ -264,7 +265,7 @@ FORMATS = (
         "JSON lines, one a session: id, block_size, requests with t, in, out, think_time",
         session_file.BLOCK_TOKENS,
         _has("requests", "block_size"),
-        _read_sessions,
+        _by_session(session_file.count_roots, session_file.read_sessions),
         session_file.block_size_of,
         session_file.SessionOptions,
     ),

@@ -175,7 +175,7 @@ def _merged(people: Iterator[tuple[int, Iterator[Job]]]) -> Iterator[Job]:
 
 
 class _World:
-    """What all people share. Lifetime: stream.
+    """The keys, presets and prompt parts that all simulated people share. Lifetime: stream.
 
     Parts, in which ids are counted (`common.span`): tools of each version, its sub-agents' tools,
     projects of each version, then what one conversation has for itself.
