@@ -174,6 +174,7 @@ LIVE_FIGURES = (
 
 
 TTFT, GOOD = "ttft_ms.mean", "goodput.share"  # what policies are compared by
+TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with groups
 
 
 def figure(name: str) -> Figure:

@@ -15,6 +15,7 @@ from simulator.report.board import span
 from simulator.report.figures import (
     Interval,
     Ratio,
+    fine,
     interval,
     percent,
     points_told,
@@ -48,6 +49,8 @@ class Forecast(msgspec.Struct, frozen=True):
     next_ttft: Interval  # what it should be in one more recording such as this
     good: Interval  # difference of the shares of good answers, over such draws
     next_good: Interval
+    task: Ratio | None = None  # of the mean time of tasks; None: the log names no groups
+    fairness: Interval | None = None  # likewise, difference of Jain's index of tasks
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -99,6 +102,8 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
     draws: int  # half of them choose, half judge
     replayed_ms: float | None  # mean TTFT of the log's own requests, as they were served
     replayed_hits: float | None
+    replayed_task_ms: float | None  # mean time of tasks; None: the log names no groups
+    replayed_fairness: float | None  # likewise, Jain's index of their mean TTFTs
     targets: str
     keeps: bool | None  # whether what ran keeps the targets; None: one cannot tell
     tried: tuple[Tried, ...] = ()
@@ -186,7 +191,11 @@ def _fit(advice: Advice) -> str:
     line = f"replayed as it ran: mean TTFT {seconds(advice.replayed_ms)}"
     line += ", not measured in the log" if measured is None else f", measured {seconds(measured)}"
     line += f"; hits {percent(advice.replayed_hits)}"
-    return line if hits is None else f"{line}, measured {percent(hits)}"
+    line += "" if hits is None else f", measured {percent(hits)}"
+    if advice.replayed_task_ms is None:
+        return line
+    task, jain = seconds(advice.replayed_task_ms), fine(advice.replayed_fairness)
+    return f"{line}; mean task {task}, Jain's index {jain}"
 
 
 def _tried_table(tried: Sequence[Tried]) -> Table:
@@ -208,6 +217,11 @@ def _finding(number: int, finding: Finding) -> Iterator[str]:
         f"   mean TTFT x {ratio_told(forecast.ttft)}; of one more recording such as this x "
         f"{_plain(forecast.next_ttft)}; good answers {points_told(forecast.good)} points"
     )
+    if forecast.task is not None:
+        yield (
+            f"   mean task x {ratio_told(forecast.task)}; Jain's index "
+            f"{points_told(forecast.fairness)} points"
+        )
     yield f"   do: {change.do}"
 
 

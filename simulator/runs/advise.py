@@ -21,7 +21,16 @@ from engine.profiles import profile
 from policies.facts import Role
 from policies.load import PolicyError, load
 from simulator.replay.setup import Setup, WorkerGroup
-from simulator.report.figures import counted, interval, paired_ratio, seconds
+from simulator.report.figures import (
+    FAIRNESS,
+    TASK,
+    counted,
+    figure,
+    interval,
+    paired,
+    paired_ratio,
+    seconds,
+)
 from simulator.report.row import ReplayRow
 from simulator.runs.advice import (
     Advice,
@@ -251,7 +260,9 @@ class _Pairs:
         good, next_good = interval(points), another(points)
         if ttft is None or next_ttft is None or good is None or next_good is None:
             return None
-        return Forecast(ttft, next_ttft, good, next_good)
+        task = paired_ratio(figure(TASK).of, self.own, self.base)
+        fairness = paired(figure(FAIRNESS), self.own, self.base)
+        return Forecast(ttft, next_ttft, good, next_good, task, fairness)
 
     def score(self) -> float:
         """Below 0: better than what ran. In logarithms of TTFT."""
@@ -325,6 +336,8 @@ class Adviser:
             draws=self._draws,
             replayed_ms=whole.ttft_ms.mean,
             replayed_hits=whole.hit_rate_tokens,
+            replayed_task_ms=figure(TASK).of(whole),
+            replayed_fairness=figure(FAIRNESS).of(whole),
             targets=", ".join(shown(self._targets)),
             keeps=keeps,
             tried=tuple(self._tried),

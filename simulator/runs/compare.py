@@ -16,6 +16,7 @@ from simulator.replay.setup import Setup
 from simulator.report.figures import (
     NOTHING,
     UNRESOLVED,
+    Ratio,
     fine,
     named_parts,
     percent,
@@ -96,6 +97,17 @@ COLUMNS: tuple[tuple[str, Cell], ...] = (
 OF_TASKS = ("task", "Jain", "task ratio")  # shown where the workload has groups
 BESIDE = "The base beside the best other rule"
 
+# The base's figure in ms, the best other's, which rules that are, and the ratio.
+Beside = Callable[[Rivalry], tuple[float | None, float | None, Sequence[str], Ratio | None]]
+# Of workloads whose sessions go on, and of those with groups.
+IN_SOME: tuple[tuple[str, Beside], ...] = (
+    (
+        "later p99",
+        lambda one: (one.later_p99_ms, one.rival_later_p99_ms, one.rivals_later, one.later_p99),
+    ),
+    ("task", lambda one: (one.task_ms, one.rival_task_ms, one.rivals_task, one.task)),
+)
+
 # Folded on the page, so that the other columns fit a window of 1,280 pixels.
 FOLDED = ("E2E", "TPOT p90", "preempt.", "E2E ratio", "TPOT ratio")
 
@@ -158,11 +170,8 @@ def _table(
 
 
 def _beside(found: Sequence[Rivalry]) -> list[Table]:
-    return [
-        table
-        for table in (_rivalries(found), _rivalries_later(found), _rivalries_task(found))
-        if table.rows
-    ]
+    in_some = [_rivalries_in(title, found, of) for title, of in IN_SOME]
+    return [table for table in (_rivalries(found), *in_some) if table.rows]
 
 
 def _rivalries(found: Sequence[Rivalry]) -> Table:
@@ -182,34 +191,15 @@ def _rivalries(found: Sequence[Rivalry]) -> Table:
     return Table(head, rows)
 
 
-def _rivalries_later(found: Sequence[Rivalry]) -> Table:
-    """Of workloads whose sessions go on."""
-    rows = [
-        (
-            one.scene,
-            in_s(one.later_p99_ms),
-            f"{in_s(one.rival_later_p99_ms)} {', '.join(one.rivals_later)}",
-            ratio_told(one.later_p99),
-        )
-        for one in found
-        if one.later_p99 is not None
-    ]
-    return Table(("workload", "later p99", "best other", "ratio"), rows)
-
-
-def _rivalries_task(found: Sequence[Rivalry]) -> Table:
-    """Of workloads with groups."""
-    rows = [
-        (
-            one.scene,
-            in_s(one.task_ms),
-            f"{in_s(one.rival_task_ms)} {', '.join(one.rivals_task)}",
-            ratio_told(one.task),
-        )
-        for one in found
-        if one.task is not None
-    ]
-    return Table(("workload", "task", "best other", "ratio"), rows)
+def _rivalries_in(title: str, found: Sequence[Rivalry], of: Beside) -> Table:
+    """One figure, of the workloads that have it."""
+    rows = []
+    for one in found:
+        own_ms, rival_ms, rivals, ratio = of(one)
+        if ratio is not None:
+            best = f"{in_s(rival_ms)} {', '.join(rivals)}"
+            rows.append((one.scene, in_s(own_ms), best, ratio_told(ratio)))
+    return Table(("workload", title, "best other", "ratio"), rows)
 
 
 def _unresolved(scene: SceneFigures) -> str:

@@ -13,7 +13,17 @@ from typing import Any
 import msgspec
 
 from simulator.replay.setup import Setup
-from simulator.report.figures import GOOD, Interval, Ratio, figure, more_seeds, paired, paired_ratio
+from simulator.report.figures import (
+    FAIRNESS,
+    GOOD,
+    TASK,
+    Interval,
+    Ratio,
+    figure,
+    more_seeds,
+    paired,
+    paired_ratio,
+)
 from simulator.report.row import ReplayRow
 from simulator.runs.points import flat_setup, varied_of
 from simulator.runs.store import Record, read_records
@@ -157,7 +167,6 @@ def _told(name: str, value: Any) -> str:
     return f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
 
 
-TASK, FAIRNESS = "tasks.time_ms.mean", "tasks.fairness"  # of workloads with groups
 COLLAPSE = 5.0  # times the best rule's best seed
 MAX_LOST_SHARE = 0.01  # who loses more is quick with the others only
 RATIOS: Mapping[str, Callable[[ReplayRow], float | None]] = {

@@ -20,6 +20,7 @@ import numpy as np
 
 from simulator.replay.run import replay
 from simulator.replay.setup import ClientIds, Setup, WorkerGroup, World
+from simulator.report.figures import interval
 from simulator.traces.job import ErrorLog, Job, JobStream
 from simulator.traces.spec import WorkloadSpec
 
@@ -28,7 +29,6 @@ MAIN_TOKENS, CHILD_TOKENS, CHILDREN, TURNS = 20_000, 5_000, 5, 6
 GROWTH_TOKENS, OUTPUT_TOKENS = 600, 200
 GROUPS_PER_S, SECONDS = 0.3, 300.0
 IDS: tuple[ClientIds, ...] = ("agents", "group", "key")
-_T95 = {2: 12.71, 3: 4.30, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 
 def turns_of(
@@ -87,13 +87,11 @@ def mean_ttft_s(jobs: list[Job], kv_tokens: int, ids: ClientIds, policy: str) ->
     return float(np.mean(table.first_token_ns[children] - table.arrival_ns[children])) / 1e9
 
 
-def interval(values: list[float]) -> str:
+def told(ratios: list[float]) -> str:
     """Mean and half of its 95 % interval."""
-    mean = statistics.fmean(values)
-    if len(values) < 2:
-        return f"{mean:.3f}"
-    half = _T95.get(len(values), 2.0) * statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean:.3f} +- {half:.3f}"
+    found = interval(ratios)
+    assert found is not None
+    return f"{found.mean:.3f}" if found.half is None else f"{found.mean:.3f} +- {found.half:.3f}"
 
 
 def main() -> None:
@@ -115,7 +113,7 @@ def main() -> None:
             [a / b for a, b in zip(found[ids], found["agents"], strict=True)] for ids in IDS[1:]
         ]
         means = [f"{statistics.fmean(found[ids]):.2f}" for ids in IDS]
-        print(f"| {kv_tokens:,} | {' | '.join(means)} | {' | '.join(map(interval, ratios))} |",
+        print(f"| {kv_tokens:,} | {' | '.join(means)} | {' | '.join(map(told, ratios))} |",
               flush=True)  # fmt: skip
 
 

@@ -7,14 +7,20 @@ from pathlib import Path
 import msgspec
 
 from simulator.replay.setup import Setup
-from simulator.report.row import GoodputShare, ReplayRow, Spread
+from simulator.report.row import GoodputShare, ReplayRow, Spread, TasksRow
 from simulator.runs.store import Store
 from simulator.runs.task import Keys, RunOutcome
 from tests.simulator.synthetic import evaluate
 
 
-def row_of(asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0) -> ReplayRow:
-    """A row whose mean time to first token is known, and is a third of later turns' p99."""
+def row_of(
+    asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0, *, grouped: bool = False
+) -> ReplayRow:
+    """A row whose mean time to first token is known.
+
+    Later turns' p99 is three times as long, and a task a hundred times. `grouped`: the workload has
+    groups.
+    """
     row = evaluate(asked)
     spread = Spread(ttft_ms, ttft_ms, ttft_ms, ttft_ms, 3 * ttft_ms, 4 * ttft_ms)
     return msgspec.structs.replace(
@@ -26,6 +32,7 @@ def row_of(asked: Setup, ttft_ms: float, good: float = 1.0, lost: int = 0) -> Re
         ttft_ms=spread,
         continuations=msgspec.structs.replace(row.continuations, ttft_ms=spread),
         goodput=GoodputShare(2000.0, 50.0, good),
+        tasks=TasksRow(10, 10, Spread(*[100 * ttft_ms] * 6), 0.875, grouped),
     )
 
 

@@ -25,9 +25,10 @@ from simulator.runs.task import SweepError
 from simulator.traces.job import Job
 from simulator.traces.request_log import continued, read_recorded
 from simulator.traces.spec import WorkloadSpec
+from simulator.workloads.open import open_jobs
 from tests.simulator.cli_support import Run, run
 from tests.simulator.replays import PROFILE
-from tests.simulator.runs.advised import HEALTHY, PLANTED, advice_on, held
+from tests.simulator.runs.advised import HEALTHY, PLANTED, advice_on, advise, held
 from tests.simulator.runs.logged import log_of
 from tests.simulator.trace_lines import LOG_HEADING, LOGGED
 
@@ -259,11 +260,45 @@ def test_wishes_that_cannot_be(
 # --- planted mistakes ------------------------------------------------------------------------
 
 
+def grouped(log: Path) -> Path:
+    """The same log, in which three sessions each are a main agent and its two sub-agents."""
+    lines, numbers = [], dict[str, int]()
+    for raw in log.read_bytes().splitlines():
+        line = msgspec.json.decode(raw)
+        if (session := line.get("session")) is not None:
+            number = numbers.setdefault(session, len(numbers))
+            line["group"] = f"g{number // 3}"
+            if number % 3:
+                line |= {"parent": line["group"], "final": True}
+        lines.append(msgspec.json.encode(line) + b"\n")
+    log.write_bytes(b"".join(lines))
+    return log
+
+
+def test_a_log_with_groups_is_replayed_with_them(tmp_path: Path, log: Path) -> None:
+    copied = tmp_path / "log.jsonl"
+    copied.write_bytes(log.read_bytes())
+    jobs = list(open_jobs(WorkloadSpec(str(grouped(copied)), format="requests"), 0).jobs)
+    children = [job for job in jobs if job.parent is not None]
+    assert children
+    assert all(job.group is not None for job in jobs)
+    assert all(job.final and job.parent == job.group for job in children)
+    assert {job.parent for job in children} <= {job.group for job in jobs}
+
+
 def test_a_mistake_is_found_and_its_forecast_held_against_what_happened(tmp_path: Path) -> None:
     case = replace(PLANTED[0], requests=300)
-    advice = advice_on(case, tmp_path, **FEW)
-    assert advice.findings[0].change.kind == "policy"
+    log_of(case.setup(1), log := tmp_path / "log.jsonl")
+    advice = advise(grouped(log), case.setup(1), **FEW)
+    first = advice.findings[0]
+    assert first.change.kind == "policy"
     assert advice.keeps is False
+    assert first.forecast.task is not None
+    assert first.forecast.fairness is not None
+    assert first.forecast.task.mean < 1
+    said = "\n".join(str(part) for part in told(advice, 160))
+    assert "; mean task " in said
+    assert "   mean task x 0." in said
     later = held(case, advice, tmp_path, 101)
     assert [check.title for check in later.checks] == [advice.findings[0].change.title]
     assert later.checks[0].happened is not None

@@ -111,7 +111,7 @@ def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
         "kv_load": (1.0, 1.0, 1.0),  # has not run on all of them
     }
     runs: list[tuple[Setup, ReplayRow | None]] = [
-        (asked, row_of(asked, ttft, good=ttft / 1000))
+        (asked, row_of(asked, ttft, good=ttft / 1000, grouped=True))
         for policy, known in times.items()
         for seed, ttft in enumerate(known)
         for asked in [setup(policy, seed)]
@@ -132,14 +132,24 @@ def test_a_rival_is_chosen_on_one_half_of_the_seeds_and_judged_on_the_other(
     assert found.rivals_later == ("lpwl", "random")
     assert (found.later_p99_ms, found.rival_later_p99_ms) == (300.0, 900.0)
     assert found.later_p99 == found.ttft
+    assert found.rivals_task == ("lpwl", "random")
+    assert (found.task_ms, found.rival_task_ms) == (10_000.0, 30_000.0)
+    assert found.task == found.ttft
     assert rivalry(scene, "kv_load") is None
     assert rivalry(scene, "jsew") is None
-    markdown, html = tmp_path / "out.md", tmp_path / "out.html"
-    _, text = compared((file,), "hybrid", markdown=markdown, html=html)
+    json, markdown, html = (tmp_path / f"out.{kind}" for kind in ("json", "md", "html"))
+    _, text = compared((file,), "hybrid", json=json, markdown=markdown, html=html)
+    report = msgspec.json.decode(json.read_bytes())
+    for rule in report["scenes"][0]["rules"]:
+        assert (rule["task_mean_ms"], rule["fairness"]) == (100 * rule["ttft_mean_ms"], 0.875)
+        assert rule["ratios"]["task_mean"] == rule["ratios"]["ttft_mean"]
     for shown in (text, markdown.read_text(), html.read_text()):
         assert "The base beside the best other rule" in shown
         assert re.search(r"0\.3\S* lpwl, random", shown)
         assert re.search(r"0\.9\S* lpwl, random", shown)
+        assert re.search(r"\b30\S* lpwl, random", shown)
+        for column in ("task", "Jain", "task ratio", "0.875"):
+            assert column in shown
 
 
 @settings(max_examples=examples(50), deadline=None)
