@@ -278,14 +278,16 @@ QUEUE = Row(
             "Policy and templates",
             "Faults of the policy's own code, by kind: raised, nan, shape (its answer), slow, "
             "terms; the log says which, the fallback decides. Suspended: 1 while it is not asked. "
-            "Template refusals: prompts that the tokenizer refused, routed by their text.",
+            "Template refusals: prompts that the tokenizer refused, routed by their text. "
+            "Attribution: lines of Claude Code that changed within a session, and end reuse.",
             "suffix: per s",
             (
                 (rate("warmroute_policy_faults_total", by="kind"), "{{kind}}"),
                 (selected("warmroute_policy_suspended"), "suspended"),
                 (rate("warmroute_template_refusals_total"), "template refusals"),
+                (rate("warmroute_attribution_lines_total", 'line="changed"'), "attribution"),
             ),
-            names=(*POLICY_FAULTS, "suspended", "template refusals"),
+            names=(*POLICY_FAULTS, "suspended", "template refusals", "attribution"),
         ),
     ),
     width=6,

@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from types import MappingProxyType
 from typing import Annotated, Any, Generic, TypeVar, get_args, get_origin, get_type_hints
 
@@ -103,6 +104,7 @@ class Scanned:
     # Fields in which clients name agents and sessions, by name: texts, or JSON values. They are
     # for `router.identity`.
     agent_fields: Mapping[str, str | bytes] | None = None
+    attribution: bytes | None = None  # digest of the client's attribution line, if it has one
     options: PromptOptions = field(default_factory=PromptOptions, compare=False)
 
 
@@ -622,9 +624,11 @@ def _messages(body: bytes, limits: ScanLimits) -> Scanned:
     fields = _MESSAGES.read(body, limits)
     if not fields.messages:
         raise refused("a message needs at least one before it", "messages", "empty_messages")
-    said = list(fields.messages)
+    said, attribution = list(fields.messages), None
     if isinstance(fields.system, list):
         texts = [text for part in fields.system if isinstance(text := part.get("text"), str)]
+        if texts and texts[0].startswith(_ATTRIBUTION):
+            attribution = _digest(texts[0])
         texts = [text for text in texts if not text.startswith(_ATTRIBUTION)]
         said.insert(0, {"role": "system", "content": "".join(texts)})
     elif fields.system:
@@ -634,8 +638,13 @@ def _messages(body: bytes, limits: ScanLimits) -> Scanned:
         limits,
         messages=messages_in([_told(message) for message in said], limits),
         max_output_tokens=fields.max_tokens,
+        attribution=attribution,
         options=PromptOptions(tools=_functions(fields.tools, "input_schema")),
     )
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 
 def _told(message: Message) -> Message:

@@ -133,6 +133,13 @@ def _decisions(core: RouterCore, prompts: PromptReader) -> Iterator[Metric]:
         "Prompts that the tokenizer or its chat template refused, placed approximately",
         prompts.template_refusals,
     )
+    lines = prompts.attributions
+    yield counters(
+        "warmroute_attribution_lines",
+        "Requests with a client's attribution line, beside the request before of their session",
+        "line",
+        {"same": lines.same, "changed": lines.changed},
+    )
 
 
 def _requests(core: RouterCore) -> Iterator[Metric]:

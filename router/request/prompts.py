@@ -33,6 +33,7 @@ from router.body.scan import (
 from router.core.workers.kv_events import hashes_of
 from router.engines.table import TRANSFER_FIELDS
 from router.http.errors import ClientError
+from router.request.attribution import AttributionLines
 from router.request.in_turn import InTurn
 from router.tokens.check import TokenCheck
 from router.tokens.encoders import Encoders, PromptEncoder
@@ -151,6 +152,7 @@ class PromptReader:
         self._check = check
         self._drops_unused_tools = drops_unused_tools
         self._rendered = rendered
+        self.attributions = AttributionLines()
         self.template_refusals = 0  # chats the template could not render; read approximately
 
     @property

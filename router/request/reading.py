@@ -160,6 +160,8 @@ class InferenceReader:
         prompt = await self._prompt(scanned, model, len(body), turn, render)
         if not path.computes:
             said = NOTHING_SAID  # it says nothing of what its session computes next
+        elif not isinstance(scanned, Plain) and scanned.attribution is not None:
+            self._prompts.attributions.saw(key.tenant, said.session, scanned.attribution)
         arrival = self._arrival_of(scanned, prompt, model, said, key, priority, path.needs)
         if name is not None and name.revision is not None:
             arrival = replace(arrival, revision=name.revision)

@@ -17,7 +17,8 @@ import pytest
 from aiohttp import web
 
 from simulator.live.processes import Programs
-from tests.live.api_engine import message_events, responses_events
+from tests.live.api_engine import message_events, message_usage, responses_events
+from tests.live.commands import said_by
 from tests.live.stack import MODEL, running, until
 from tests.served_app import served_by
 
@@ -107,6 +108,25 @@ async def assert_turns_find_their_caches(
     assert turns >= 4
 
 
+async def until_ready(http: aiohttp.ClientSession, url: str, workers: int) -> None:
+    async def ready() -> bool:
+        async with http.get(f"{url}/health") as answer:
+            return bool((await answer.json())["ready_workers"] == workers)
+
+    await until(ready, f"{workers} workers to be ready")
+
+
+async def answered_anew(request: web.Request) -> web.StreamResponse:
+    """Answer as a worker that finds nothing of any prompt in its cache, and says so."""
+    if request.path != "/v1/messages":
+        return await answered(request)
+    tokens = len(await request.read()) // 4
+    usage = {"input_tokens": tokens, "cache_read_input_tokens": 0}
+    said = b"".join(message_events(MODEL))
+    said = said.replace(json.dumps(message_usage(1)).encode(), json.dumps(usage).encode())
+    return web.Response(body=said, headers={"Content-Type": "text/event-stream"})
+
+
 async def answered(request: web.Request) -> web.StreamResponse:
     """Answer as a worker without KV events, and without counts of cached tokens."""
     events = {"/v1/messages": message_events, "/v1/responses": responses_events}
@@ -144,11 +164,7 @@ async def test_messages_and_responses_of_agents_find_their_caches(tmp_path, clie
             arguments += ["--worker", f"{url},kind=openai"]
         router = await programs.start("router", "router", arguments)
 
-        async def ready() -> bool:
-            async with http.get(f"{router.url}/health") as answer:
-                return bool((await answer.json())["ready_workers"] == 2)
-
-        await until(ready, "both workers to be ready")
+        await until_ready(http, router.url, 2)
         rows = list(recorded(client, chats=False))
         model = ALIAS if client == "claude_code" else MODEL
         await assert_turns_find_their_caches(http, router.url, rows, model)
@@ -181,3 +197,27 @@ async def test_claude_code_finds_a_name_that_it_shows(tmp_path) -> None:
         async with stack.http.get(url, headers=dict(listing["headers"])) as answer:
             shown = [card["id"] for card in (await answer.json())["data"]]
     assert [name for name in shown if "claude" in name or "anthropic" in name] == [ALIAS]
+
+
+async def test_the_doctor_names_an_attribution_line_that_changes(tmp_path) -> None:
+    """A worker makes tokens of the line, so that it finds nothing again that the router expects."""
+    rows = [row for row in recorded("claude_code", chats=False) if row["version"] == "2.1.170"]
+    async with (
+        Programs(tmp_path) as programs,
+        aiohttp.ClientSession() as http,
+        served_by(answered_anew) as url,
+    ):
+        arguments = ["serve", "--port", "0", "--admin-port", "0", "--worker", f"{url},kind=openai"]
+        router = await programs.start("router", "router", arguments)
+        await until_ready(http, router.url, 1)
+        for row in rows:
+            await sent(http, router.url, row, MODEL)
+        words = ("doctor", "--routing", router.facts["admin"], "--seconds", "0.2", "--json")
+        status, said = await said_by(*words)
+    report = json.loads(said)
+    assert status == 1
+    finding = report["findings"][0]
+    assert finding["cause"] == "attribution-changes"
+    assert "it changed in 6 of 6 requests" in finding["evidence"][0]["figure"]
+    assert "CLAUDE_CODE_ATTRIBUTION_HEADER=0" in finding["change"]
+    assert report["expected_hit_share"] > 0.3 > report["reported_hit_share"]

@@ -18,6 +18,9 @@ ROUTING_CAUSES = (
         "events-elsewhere", "KV events do not come where they are read", events.events_elsewhere
     ),
     RoutingCause("block-sizes", "blocks of different sizes", events.block_sizes),
+    RoutingCause(
+        "attribution-changes", "a line of each request's own", prompts.attribution_changes
+    ),
     RoutingCause("no-tokenizer", "prompts are read as text", prompts.no_tokenizer),
     RoutingCause("tokenizer-differs", "another tokenizer", prompts.tokenizer_differs),
     RoutingCause("template-differs", "another chat template", prompts.template_differs),

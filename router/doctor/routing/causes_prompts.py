@@ -134,6 +134,26 @@ def salts(facts: PoolFacts) -> RoutingVerdict | None:
     )
 
 
+def attribution_changes(facts: PoolFacts) -> RoutingVerdict | None:
+    """Clients put a line before each prompt that is another one in each request."""
+    changed, same = facts.changed_attributions, facts.same_attributions
+    if changed < max(_LEAST, _MOST * (changed + same)) or not facts.low:
+        return None
+    return RoutingVerdict(
+        "Claude Code puts an attribution line before its prompts that changes with each request.",
+        (
+            Figure(
+                f"it changed in {changed:.0f} of {changed + same:.0f} requests of a session",
+                "warmroute_attribution_lines_total",
+            ),
+            Figure(f"{percent(facts.hit_share)} of prompt tokens were cached", _EXPLAIN),
+        ),
+        "CLAUDE_CODE_ATTRIBUTION_HEADER=0 in the environment of Claude Code, or a later release of "
+        "it (2.1.181); or vLLM since March 2026, which leaves the line out",
+        changed / (changed + same),
+    )
+
+
 def heads_differ(facts: PoolFacts) -> RoutingVerdict | None:
     """Each prompt begins with text of its own, before what all share."""
     given = facts.given

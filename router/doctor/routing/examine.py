@@ -27,6 +27,7 @@ from router.doctor.routing.facts import (
 )
 from router.doctor.routing.findings import RoutingReport
 from router.doctor.routing.gather import (
+    ATTRIBUTIONS,
     EVICTED,
     EXACT,
     FOREIGN,
@@ -139,6 +140,8 @@ class _Examined:
             tokenizer_exact=after.by(EXACT, "model"),
             mismatches=after.by(MISMATCH, "model"),
             template_refusals=after.total(REFUSALS),
+            same_attributions=after.total(ATTRIBUTIONS, line="same"),
+            changed_attributions=after.total(ATTRIBUTIONS, line="changed"),
             index_evicted=after.total(EVICTED),
             sharing=after.has(PEERS),
             tokens=tokens,

@@ -132,6 +132,10 @@ class PoolFacts:
     )  # by model; empty: no tokenizer is set
     mismatches: Mapping[str, float] = field(default_factory=dict)  # of tokens, by model
     template_refusals: float = 0.0
+    # Requests whose client put an attribution line before its prompt: as the request before of
+    # their session, and unlike it.
+    same_attributions: float = 0.0
+    changed_attributions: float = 0.0
     index_evicted: float = 0.0  # blocks
     sharing: bool = False  # the router shares state with others
     others: Mapping[str, frozenset[str]] = field(default_factory=dict)  # routers: their workers

@@ -49,10 +49,14 @@ _MOST_DECISIONS = 1_000
 _FAILURES = (WireError, aiohttp.ClientError, TimeoutError, OSError)
 EXACT, MISMATCH = "warmroute_tokenizer_exact", "warmroute_tokenizer_mismatch"
 REFUSALS, EVICTED = "warmroute_template_refusals", "warmroute_index_evicted_blocks"
+ATTRIBUTIONS = "warmroute_attribution_lines"
 FOREIGN, KV_EVENTS = "warmroute_worker_foreign_requests", "warmroute_kv_events"
 REPLIES, PEERS = "warmroute_replies", "warmroute_replicas_peers"
 INFLIGHT = "warmroute_worker_requests"
-_OF_ROUTER = (EXACT, MISMATCH, REFUSALS, EVICTED, FOREIGN, KV_EVENTS, REPLIES, PEERS, INFLIGHT)
+_OF_ROUTER = (
+    *(EXACT, MISMATCH, REFUSALS, EVICTED, ATTRIBUTIONS),
+    *(FOREIGN, KV_EVENTS, REPLIES, PEERS, INFLIGHT),
+)
 _OF_ENGINE = (CACHE_CONFIG, PREFIX_QUERIES, PREFIX_HITS, REQUEST_SUCCESS)
 
 

@@ -213,6 +213,12 @@ CASES = (
         "salts", "24 salts in 24 requests", "cache_salt", cold(given=GivenPrompts(24, 24, 24, 1600))
     ),
     RoutingCase(
+        "attribution-changes",
+        "it changed in 20 of 22 requests",
+        "CLAUDE_CODE_ATTRIBUTION_HEADER=0",
+        cold(same_attributions=2.0, changed_attributions=20.0),
+    ),
+    RoutingCase(
         "heads-differ",
         "part after 31 bytes, and then share 1,600",
         "CLAUDE_CODE_ATTRIBUTION_HEADER=0",

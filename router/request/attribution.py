@@ -1,0 +1,39 @@
+"""Counts how often an agent's client changes the attribution line of its prompts."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+_SESSIONS_MAX = 4_096  # the latest ones
+
+
+class AttributionLines:
+    """Compares the attribution line of a session's request with that of its request before.
+
+    Claude Code puts such a line before its system prompt. The router leaves it out of a prompt's
+    tokens, but not every engine does. There a line that differs in each request ends all reuse.
+    Only digests of lines are kept, and those of the latest sessions alone.
+    Lifetime: process.
+    """
+
+    def __init__(self) -> None:
+        self._digests: OrderedDict[tuple[str | None, str], bytes] = OrderedDict()
+        self.same = 0
+        self.changed = 0
+
+    def saw(self, tenant: str | None, session: str | None, digest: bytes) -> None:
+        """Count a request whose attribution line has this digest.
+
+        Requests of no session are not compared.
+        """
+        if session is None:
+            return
+        key = tenant, session
+        before = self._digests.pop(key, None)
+        self._digests[key] = digest
+        if before == digest:
+            self.same += 1
+        elif before is not None:
+            self.changed += 1
+        elif len(self._digests) > _SESSIONS_MAX:
+            self._digests.popitem(last=False)
