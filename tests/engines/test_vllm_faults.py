@@ -31,7 +31,7 @@ def engine_core(server: Server) -> int:
                 name = (entry / "cmdline").read_bytes()
             except OSError:
                 continue
-            if int(fields[1]) == server.process.pid and b"EngineCore" in name:
+            if int(fields[1]) == server.process.pid and b"resource_tracker" not in name:
                 return int(entry.name)
     raise AssertionError("no engine core")
 

@@ -47,7 +47,7 @@ class OffloadingServer(Server):
         plugin = self.folder / "plugin"
         plugin.mkdir(exist_ok=True)
         shutil.copy(PLUGIN, plugin)
-        return {**Server.variables(self), "PYTHONPATH": str(plugin)}
+        return {**Server.variables(self), "WARMROUTE_MODULES": str(plugin)}
 
     def command(self) -> list[str]:
         extra = {"spec_name": "OffloadingSpec", "spec_module_path": PLUGIN.stem}

@@ -10,11 +10,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import aiohttp
 
-from simulator.live.processes import log_tail
+from simulator.live.processes import Process, log_tail
 from tests.engines.environment import Environment
 from tests.engines.model import LORA
 from tests.live.ports import lasting_port
@@ -32,12 +32,25 @@ ENVIRONMENT = {
     # The model computes in the engine core, not in one process more that imports all anew.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
     "VLLM_SERVER_DEV_MODE": "1",  # sleep, pause and resets have paths
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_DO_NOT_TRACK": "1",
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
 }
+
+
+async def launch(command: Sequence[str], variables: Mapping[str, str], sink: IO[bytes]) -> Process:
+    """Starts a server in a session of its own; tests exchange it for a fork (`vllm_forks`)."""
+    return await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=sink,
+        stderr=sink,
+        env=variables,
+        start_new_session=True,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,7 @@ class Server:
     packages: Path | None = None  # a folder of more of them
     port: int = 0
     events: tuple[int, int] = (0, 0)  # ports: live, replay
-    process: asyncio.subprocess.Process | None = None
+    process: Process | None = None
 
     @property
     def url(self) -> str:
@@ -107,14 +120,7 @@ class Server:
             self.port, self.events = lasting_port(), (lasting_port(), lasting_port())
         self.truth.unlink(missing_ok=True)
         with self.log.open("ab") as sink:
-            self.process = await asyncio.create_subprocess_exec(
-                *self.command(),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=self.variables(),
-                start_new_session=True,
-            )
+            self.process = await launch(self.command(), self.variables(), sink)
 
     def variables(self) -> Mapping[str, str]:
         """Its environment."""

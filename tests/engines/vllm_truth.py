@@ -1,5 +1,5 @@
 """A plug-in of vLLM that tells which blocks its own table holds, to hold the index against. It also
-lets two servers share two cores.
+lets two servers share two cores, and adds the folder $WARMROUTE_MODULES to where Python looks.
 
 It runs in vLLM's processes, not in ours, and imports nothing but vLLM. The process with the block
 pool listens on the Unix socket named by $WARMROUTE_TRUTH and writes the table as JSON to whoever
@@ -17,10 +17,12 @@ import inspect
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from typing import Any
 
+from vllm import envs
 from vllm.distributed.device_communicators import shm_broadcast
 from vllm.v1.core.block_pool import BlockPool
 
@@ -36,6 +38,9 @@ def register() -> None:
     if not path or hasattr(BlockPool, "warmroute_truth"):
         return
     BlockPool.warmroute_truth = True
+    sys.path[:0] = filter(None, [os.environ.get("WARMROUTE_MODULES")])
+    # A forked engine core has what the server has imported; vLLM itself spawns it before a CPU.
+    envs.environment_variables["VLLM_WORKER_MULTIPROC_METHOD"] = lambda: "fork"
     shm_broadcast.sched_yield = functools.partial(time.sleep, _BETWEEN_LOOKS_S)
     contents: Contents = {}
     _note(contents)

@@ -1,9 +1,10 @@
 """A process that has imported what routers and timed workers import, and forks to become them.
 
-`python -P -m tests.forks.server FD`: each order that comes over the socket FD brings a line of its
-own and a file for what is said. Over the line go the process id, then the exit status; where the
-other end closes it, the program is killed, and where FD ends, all are. So nothing outlives the
-tests.
+`python -P tests/forks/server.py FD [MODULE ...]`: each order that comes over the socket FD brings a
+line of its own and a file for what is said. Over the line go the process id, then the exit status;
+where the other end closes it, the program is killed, and where FD ends, all are. So nothing
+outlives the tests. Modules that are named are imported instead: programs of another environment,
+whose Python has nothing of ours, are forked by this file, too.
 
 A fork has but one thread, and so nothing that is imported here may start one.
 """
@@ -157,7 +158,7 @@ def _become(order: Order) -> None:
 
 def main() -> None:
     gc.disable()
-    for name in IMPORTED:
+    for name in sys.argv[2:] or IMPORTED:
         importlib.import_module(name)
     threads = os.listdir("/proc/self/task")
     assert len(threads) == threading.active_count() == 1, f"a fork would lose {threads}"

@@ -16,6 +16,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import IO
 
 from simulator import CHECKOUT
@@ -23,26 +24,35 @@ from simulator.live import processes
 from tests.forks.process import NUMBER_BYTES, ForkedProcess, readable
 from tests.forks.server import ORDER_BYTES, Order
 
+SERVER = Path(__file__).with_name("server.py")
 SERVERS = 2
 SWITCH = "TEST_FORKS"  # in the environment, 0: each program is started as outside of tests
 # Commands of the engine that compute: with torch, which has threads and so cannot be forked.
 COMPUTING = ("serve", "make-tiny", "calibrate-kernels")
 # Variables that are read before a program's own first line: those of a fork are its server's.
 READ_EARLY = ("PYTHON", "LD_", "LC_", "LANG", "TZ", "MALLOC_", "GLIBC_", "OMP_", "OPENBLAS_")
-_USABLE = hasattr(os, "pidfd_open") and sys.platform == "linux" and os.environ.get(SWITCH) != "0"
+USABLE = hasattr(os, "pidfd_open") and sys.platform == "linux" and os.environ.get(SWITCH) != "0"
 _END_S = 30.0
 
 really_start = processes.launch  # as outside of tests
 
 
 class ForkServer:
-    """Lifetime: test run."""
+    """A process that forks to become programs. Lifetime: test run.
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    `python` and `modules`: the interpreter and what it imports, where they are not ours.
+    """
+
+    def __init__(
+        self,
+        environment: Mapping[str, str],
+        python: str = sys.executable,
+        modules: Sequence[str] = (),
+    ) -> None:
         self._control, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with its:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "tests.forks.server", str(its.fileno())],
+                [python, "-P", str(SERVER), str(its.fileno()), *modules],
                 cwd=CHECKOUT,
                 env=environment,
                 pass_fds=[its.fileno()],
@@ -109,7 +119,7 @@ class Forks:
     def _same(self, module: str, arguments: Sequence[str], now: Mapping[str, str]) -> bool:
         if module == "engine" and arguments[:1] and arguments[0] in COMPUTING:
             return False
-        return module in ("router", "engine") and _early(now) == _early(self._environment)
+        return module in ("router", "engine") and early(now) == early(self._environment)
 
     def _server(self, module: str) -> ForkServer:
         turn = next(self._turns[module])
@@ -122,7 +132,7 @@ class Forks:
 @contextmanager
 def forking() -> Iterator[None]:
     """Programs are forked meanwhile, where the system can; at the end none of them is left."""
-    if not _USABLE:
+    if not USABLE:
         yield
         return
     forks = Forks()
@@ -134,5 +144,6 @@ def forking() -> Iterator[None]:
         forks.close()
 
 
-def _early(environment: Mapping[str, str]) -> dict[str, str]:
+def early(environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables that a fork cannot have anew."""
     return {name: value for name, value in environment.items() if name.startswith(READ_EARLY)}
