@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -206,6 +207,42 @@ class ReplySink(Protocol):
 
         `late`: because of its deadline, and by no fault of its worker's.
         """
+
+
+class PassingSink(ABC):
+    """A `ReplySink` that passes on to another one all that a subclass does not take for itself."""
+
+    @property
+    @abstractmethod
+    def _reply(self) -> ReplySink:
+        """Return the other one, which may be another from call to call."""
+
+    @property
+    def dechunk(self) -> bool:
+        return self._reply.dechunk
+
+    @property
+    def movable(self) -> bool:
+        return self._reply.movable
+
+    @property
+    def congested(self) -> bool:
+        return self._reply.congested
+
+    def head(self, head: ReplyHead) -> None:
+        self._reply.head(head)
+
+    def data(self, data: bytes) -> None:
+        self._reply.data(data)
+
+    async def drain(self) -> None:
+        await self._reply.drain()
+
+    def finish(self) -> None:
+        self._reply.finish()
+
+    def abort(self, late: bool = False) -> None:
+        self._reply.abort(late)
 
 
 PING = b": waiting for a worker\n\n"  # a comment, which readers of events pass over

@@ -10,7 +10,15 @@ from router.body.paths import OwnAnswers
 from router.engines.triton import is_triton_queue_full
 from router.http.bodies import Body, follow
 from router.http.errors import WorkerError
-from router.http.reply import HeldReply, Outcome, PingedSink, RelayLimits, ReplyHead, ReplySink
+from router.http.reply import (
+    HeldReply,
+    Outcome,
+    PassingSink,
+    PingedSink,
+    RelayLimits,
+    ReplyHead,
+    ReplySink,
+)
 from router.request.refusals import denies_model, model_missing, queue_full
 
 _STATUSES = frozenset({404, 405, 501})
@@ -35,7 +43,7 @@ class _NotFound(msgspec.Struct):
 _NOT_FOUND = msgspec.json.Decoder(_NotFound)
 
 
-class MissingPathFilter:
+class MissingPathFilter(PassingSink):
     """Holds back a worker's answer that says "no such path", "queue full" or "no such model".
 
     The filter is a `ReplySink` in front of the client's own sink, and passes all other answers on.
@@ -57,7 +65,7 @@ class MissingPathFilter:
         answer "not found" does not prove that the path is missing.
         model: the model that the request names.
         """
-        self._reply = reply
+        self._client = reply
         self._model = model
         self._escaped = escaped
         self._answers = answers
@@ -75,16 +83,8 @@ class MissingPathFilter:
         self._denial: HeldReply | None = None  # the worker's words for a missing model
 
     @property
-    def movable(self) -> bool:
-        return self._reply.movable
-
-    @property
-    def dechunk(self) -> bool:
-        return self._reply.dechunk
-
-    @property
-    def congested(self) -> bool:
-        return self._reply.congested
+    def _reply(self) -> ReplySink:
+        return self._client
 
     def ping(self) -> None:
         """Write a comment to the client, if the reply can take one and no answer is kept back."""
@@ -113,9 +113,6 @@ class MissingPathFilter:
             head, self._head = self._head, None
             self._reply.head(head)
             self._reply.data(b"".join(self._data))
-
-    async def drain(self) -> None:
-        await self._reply.drain()
 
     def finish(self) -> None:
         if self._head is None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import NoReturn
 
 from router.http.messages import Answer, Response
-from router.http.reply import ReplyHead
+from router.http.reply import PassingSink
 from router.request.state import RequestState
 from router.upstream.client_reply import ClientReply
 from router.upstream.edited_reply import Editor
@@ -72,14 +72,13 @@ def ping(state: RequestState, buffer_bytes: int) -> None:
     state.kept_open.ping()
 
 
-class PatientReply:
+class PatientReply(PassingSink):
     """A client's side of one attempt, which becomes the request's `kept_open` at the first comment.
 
     Until then it is a plain reply: an answer that begins before the first comment has the bytes
     that it would have had. Lifetime: one attempt.
     """
 
-    movable = False  # as of `ClientReply`
     by_fallback = "pinged"
 
     def __init__(
@@ -125,29 +124,6 @@ class PatientReply:
     @property
     def begun(self) -> bool:
         return self._reply.begun
-
-    @property
-    def dechunk(self) -> bool:
-        return self._reply.dechunk
-
-    @property
-    def congested(self) -> bool:
-        return self._reply.congested
-
-    def head(self, head: ReplyHead) -> None:
-        self._reply.head(head)
-
-    def data(self, data: bytes) -> None:
-        self._reply.data(data)
-
-    async def drain(self) -> None:
-        await self._reply.drain()
-
-    def finish(self) -> None:
-        self._reply.finish()
-
-    def abort(self, late: bool = False) -> None:
-        self._reply.abort(late)
 
 
 def as_event(reply: KeptOpenReply, answer: Answer) -> Answer:
