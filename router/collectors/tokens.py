@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from prometheus_client.metrics_core import Metric
 
 from router.metrics.exposition import counters, gauge, gauges
+from router.tokens.render_calls import RESULTS
 from router.tokens.rendered_prompts import SOURCES, RenderedPrompts
-from router.tokens.renderers import RESULTS, Renderers
+from router.tokens.renderers import Renderers
 
 
 def render_metrics(renderers: Renderers, rendered: RenderedPrompts) -> Iterator[Metric]:
@@ -23,7 +24,7 @@ def render_metrics(renderers: Renderers, rendered: RenderedPrompts) -> Iterator[
         "warmroute_render_calls",
         "Requests for token ids to renderers, by result",
         "result",
-        {result: renderers.results[result] for result in RESULTS},
+        {result: renderers.calls.results[result] for result in RESULTS},
     )
     yield counters(
         "warmroute_rendered_prompts",

@@ -39,11 +39,11 @@ from router.tokens.check import TokenCheck
 from router.tokens.encoders import Encoders, PromptEncoder
 from router.tokens.media import has_media, media_chains, without_media
 from router.tokens.rendered_prompts import RenderedPrompt, RenderedPrompts, RenderRequest
+from router.tokens.turns import BYTES_A_TOKEN
 
 T = TypeVar("T")
 Shape = Callable[[bytes, ScanLimits], Scanned]
 
-BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
 _INT32 = np.dtype("<i4")
 _NO_BLOCKS = np.empty(0, dtype=np.uint64)
 _NO_BLOCKS.flags.writeable = False

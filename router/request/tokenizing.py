@@ -14,8 +14,9 @@ from router.request.prompts import PromptReader
 from router.tokens.check import TokenCheck
 from router.tokens.encoders import TokenizerTerms, encoders_of
 from router.tokens.probe import ProbeTerms, TokenProbe
+from router.tokens.render_calls import RenderTerms
 from router.tokens.rendered_prompts import RenderedPrompts
-from router.tokens.renderers import Renderers, RenderTerms
+from router.tokens.renderers import Renderers
 from router.tokens.turns import TurnMemo
 
 

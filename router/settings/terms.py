@@ -24,7 +24,7 @@ from router.request.reading import InferenceTerms
 from router.settings.schema import Config
 from router.tokens.encoders import TokenizerTerms
 from router.tokens.probe import ProbeTerms
-from router.tokens.renderers import RenderTerms
+from router.tokens.render_calls import RenderTerms
 
 if TYPE_CHECKING:
     from router.discovery.opening import DiscoveryTerms

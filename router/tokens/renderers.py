@@ -21,13 +21,14 @@ import msgspec
 
 from engine.wire.events import WireError
 from router.engines.adapter import ask, decoded
-from router.engines.render_way import CHATS, NotRenderedError, Post, Rendered, RenderWay
+from router.engines.render_way import CHATS, NotRenderedError, Rendered, RenderWay
 from router.engines.rendering import LlamaCppRender, SglangRender, VllmRender
 from router.engines.table import OPENAI, adapter_of
 from router.engines.vllm import WARMROUTE
 from router.fleet.manager import FleetManager
 from router.fleet.recognize import Recognized
 from router.tokens.check import TokenCheck
+from router.tokens.render_calls import RenderCalls, RenderRefusedError, RenderTerms
 
 log = logging.getLogger(__name__)
 
@@ -35,36 +36,15 @@ RenderState = Literal["none", "able", "refused", "failing", "differs"]
 # "suspect": it failed several times in a row, and the next probe says whose fault that is.
 _Status = Literal["new", "able", "suspect", "refused", "failing"]
 _ASKED = ("able", "suspect")
-RESULTS = ("rendered", "refused", "late", "failed", "busy")
 
 _FAILURES_OUT = 3  # in a row
 _PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
 _SORT_S = 0.1  # between two sortings of all renderers at the least
 _LOOKED_AT = 8  # renderers of a model, for one request
-_ANSWER_BYTES, _ANSWER_BYTES_MAX = 1 << 20, 64 << 20
-_ANSWER_SHARE = 16  # bytes of the answer for one of the request: a number and a comma per byte
-_LONG_BODY_BYTES = 1 << 20  # has the whole time; a short one 0.3 of it
-_SHORT_SHARE = 0.3
-_BESIDE_SHARE = 10.0
 _NOT_THERE = frozenset({401, 403, 404, 405})
-# Of all calls at a time those with media may be so many, and those that no request waits for.
-_MEDIA_SHARE = 0.5
 _MAX_GIVEN_MODELS = 1_024
 _SHOWN_PATHS = 4
 _SHOWN_CHARACTERS = 200  # of an error
-
-
-@dataclass(frozen=True, slots=True)
-class RenderTerms:
-    """Bounds of asking renderers. Lifetime: process, replaced on reload."""
-
-    urls: tuple[str, ...]  # of renderers that are no workers
-    workers: bool  # workers may be asked, too
-    every_s: float  # between two looks for workers that joined
-    probe_s: float  # time of a probe
-    recheck_s: float  # until one that refused is asked again
-    timeout_s: float  # a request waits so long at most, all in all
-    calls: int  # that run at a time
 
 
 @dataclass(slots=True, eq=False)
@@ -78,19 +58,10 @@ class Renderer:
     of: object  # what was recognized there; None: the configuration names it
     model_path: str | None = None  # what it calls its model, and names images by
     status: _Status = "new"
-    why: str = ""  # it is not able
     failures: int = 0  # in a row
     again_s: float = 0.0  # when it is probed next
     pause_s: float = _PAUSE_S
     in_flight: int = 0
-
-
-class RenderRefusedError(Exception):
-    """A renderer answered that it does not render this request; has the status of the answer."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"status {status}")
-        self.status = status
 
 
 @dataclass(slots=True)
@@ -129,7 +100,7 @@ class _GivenCards(msgspec.Struct):
 
 
 class Renderers:
-    """Knows the renderers, and asks them. Lifetime: process."""
+    """Knows the renderers, and has those asked that can be used. Lifetime: process."""
 
     def __init__(
         self,
@@ -146,9 +117,8 @@ class Renderers:
         self._pools: dict[str, _RendererPool] = {}  # by model
         self._sorted_s = -math.inf
         self._told: set[str] = set()  # flags that the log has named
-        self._calls: Counter[str] = Counter()  # that run now, by what for
         self._seen: list[tuple[object, object]] = []  # what was sorted the last time
-        self.results: Counter[str] = Counter()
+        self.calls = RenderCalls(http, terms)
         self.check = TokenCheck(
             clock,
             lambda: terms().recheck_s,
@@ -273,7 +243,7 @@ class Renderers:
         chat = {"model": model, "messages": [{"role": "user", "content": "a"}]}
         try:
             async with asyncio.timeout(self._terms().probe_s):
-                await one.way.render(self._post(one, 0), CHATS, msgspec.json.encode(chat))
+                await one.way.render(self.calls.post(one.url, 0), CHATS, msgspec.json.encode(chat))
         except RenderRefusedError as error:
             if error.status in _NOT_THERE:
                 self._refused(one, error.status)
@@ -283,7 +253,7 @@ class Renderers:
             return
         if one.status == "failing":
             log.info("renderer %s answers again", one.url)
-        one.status, one.why, one.failures = "able", "", 0
+        one.status, one.failures = "able", 0
         one.again_s = self._clock() + self._terms().recheck_s  # where it is asked for its models
 
     async def _found(self, one: Renderer) -> bool:
@@ -358,42 +328,30 @@ class Renderers:
     ) -> tuple[Sequence[Rendered], str] | None:
         """Return each prompt of a request, and the renderer that made them; None: nobody did.
 
-        Takes at most `timeout_s`, less for short bodies; ten times as long if no request waits.
+        waited_for: as for `RenderCalls.call`.
         """
-        terms = self._terms()
         one = self._pick(model, path, media)
         if one is None:
             return None
-        use = "media" if media else "waiting" if waited_for else "beside"
-        most = terms.calls if use == "waiting" else terms.calls * _MEDIA_SHARE
-        if self._calls.total() >= terms.calls or self._calls[use] >= most:
-            self.results["busy"] += 1
-            return None
-        share = min(1.0, _SHORT_SHARE + (1 - _SHORT_SHARE) * len(body) / _LONG_BODY_BYTES)
-        share = _BESIDE_SHARE if not waited_for else 1.0 if media else share
-        self._calls[use] += 1
         one.in_flight += 1
         try:
-            async with asyncio.timeout(terms.timeout_s * share):
-                rendered = await one.way.render(self._post(one, len(body)), path, body)
-        except (NotRenderedError, RenderRefusedError) as error:
-            self.results["refused"] += 1
-            if isinstance(error, RenderRefusedError):
-                self._call_refused(one, model, error.status)
+            rendered = await self.calls.call(one.url, one.way, path, body, media, waited_for)
+        except NotRenderedError:
+            return None
+        except RenderRefusedError as error:
+            self._call_refused(one, model, error.status)
             return None
         except TimeoutError:
-            self.results["late"] += 1
             if not media:  # whose addresses a client can choose so that nobody answers
                 self._call_failed(one, TimeoutError("no answer in time"))
             return None
         except (aiohttp.ClientError, OSError, WireError) as error:
-            self.results["failed"] += 1
             self._call_failed(one, error)
             return None
         finally:
-            self._calls[use] -= 1
             one.in_flight -= 1
-        self.results["rendered"] += 1
+        if rendered is None:
+            return None
         one.failures, one.pause_s = 0, _PAUSE_S
         return rendered, one.url
 
@@ -423,23 +381,8 @@ class Renderers:
     def _usable(self, one: Renderer, model: str) -> bool:
         return one.status in _ASKED and self.check.trusts(_name(model, one.url))
 
-    def _post(self, one: Renderer, body_bytes: int) -> Post:
-        limit = min(_ANSWER_BYTES + _ANSWER_SHARE * body_bytes, _ANSWER_BYTES_MAX)
-        timeout = aiohttp.ClientTimeout(total=None)  # the caller's bounds all
-
-        async def post(path: str, data: bytes) -> bytes:
-            url = f"{one.url}{path}"
-            reply = await ask(self._http, url, timeout, limit, "POST", data)
-            if reply.status == 200:
-                return reply.body
-            if reply.status >= 500 or reply.status == 429:
-                raise WireError(f"POST {path} answered {reply.status}")
-            raise RenderRefusedError(reply.status)
-
-        return post
-
     def _refused(self, one: Renderer, status: int) -> None:
-        one.status, one.why = "refused", f"status {status}"
+        one.status = "refused"
         one.again_s = self._clock() + self._terms().recheck_s
         flag = one.way.flag
         told = f"{one.kind} {flag}"
@@ -471,16 +414,14 @@ class Renderers:
         if isinstance(error, WireError):
             one.status, one.again_s = "suspect", self._clock()
             return
-        one.why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
-        log.warning("renderer %s is not asked for now: %s", one.url, one.why)
+        log.warning("renderer %s is not asked for now: %s", one.url, _said(error))
         one.status = "failing"
         self._pause(one)
 
     def _probe_failed(self, one: Renderer, error: Exception) -> None:
-        why = str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
         if one.status in ("new", "able", "suspect"):
-            log.warning("renderer %s makes no token ids: %s", one.url, why)
-        one.status, one.why = "failing", why
+            log.warning("renderer %s makes no token ids: %s", one.url, _said(error))
+        one.status = "failing"
         self._pause(one)
 
     def _pause(self, one: Renderer) -> None:
@@ -496,6 +437,10 @@ _GIVEN: tuple[tuple[str, str, RenderWay], ...] = (
     ("/v1/tokenize", "sglang", SglangRender()),
     ("/props", OPENAI.kind, LlamaCppRender()),
 )
+
+
+def _said(error: Exception) -> str:
+    return str(error)[:_SHOWN_CHARACTERS] or type(error).__name__
 
 
 def _name(model: str, url: str) -> str:

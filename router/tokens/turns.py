@@ -31,7 +31,7 @@ _MEDIUM_BYTES = 256
 # Ids at the end of a prompt that the next turn may write otherwise: where the answer begins, with
 # an empty thought for example.
 _TAIL_TOKENS = 64
-BYTES_A_TOKEN = 4  # of what is not rendered yet
+BYTES_A_TOKEN = 4  # of UTF-8 text, roughly, for English and code with today's vocabularies
 
 # Fields that never change a prompt, of OpenAI's API, vLLM, SGLang and llama.cpp. `cache_salt` is
 # not among them, though it does not either: it keeps tenants apart.

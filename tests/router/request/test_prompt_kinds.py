@@ -14,7 +14,8 @@ from router.body.scan import Scanned
 from router.request.prompts import PromptReader
 from router.tokens.check import TokenCheck
 from router.tokens.encoders import Encoders
-from router.tokens.renderers import Renderers, RenderTerms
+from router.tokens.render_calls import RenderTerms
+from router.tokens.renderers import Renderers
 from tests.router.request.prompt_support import NOW_S, chat, completion
 
 USUAL, OWN = (MemoEncoder(WordTokenizer(vocab), None, 0) for vocab in (1_000, 1_001))

@@ -11,7 +11,8 @@ import pytest
 from router.core.workers.table import WorkerFacts
 from router.engines.render_way import CHATS
 from router.fleet.recognize import Recognized
-from router.tokens.renderers import Renderers, RenderTerms
+from router.tokens.render_calls import RenderTerms
+from router.tokens.renderers import Renderers
 from tests.router.engines.engine_pages import engine
 
 RENDERED = {"token_ids": [1, 2], "features": None}
