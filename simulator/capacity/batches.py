@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from simulator.report.figures import student_t
+
 Floats = npt.NDArray[np.float64]
 
 MEASURE = "warmroute doctor URL --probe --measure FILE"
@@ -26,8 +28,6 @@ MAX_FILE_BYTES = 1 << 20
 BEYOND = 2  # times the largest batch seen: so far a line may be drawn on
 BENT = 0.10  # worst residual, as a share of the time: beyond it s(b) is no line
 KNEE_SHARE = 0.9  # of the highest throughput
-# Two-sided 95 % quantiles of Student's t by degrees of freedom; beyond them that of ten.
-_T95 = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 
 
 class MeasurementError(ValueError):
@@ -104,8 +104,8 @@ class Batches:
         if self.covariance is None:
             return None
         at = np.array([1.0, batch])
-        freedom = min(len(self.sizes) - 2, len(_T95))
-        return float(_T95[freedom - 1] * math.sqrt(max(0.0, at @ self.covariance @ at)))
+        quantile = student_t(len(self.sizes) - 2)
+        return float(quantile * math.sqrt(max(0.0, at @ self.covariance @ at)))
 
     def _seconds(self, sign: float) -> list[float]:
         b = np.arange(1, self.largest + 1, dtype=np.float64)
