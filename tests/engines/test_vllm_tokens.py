@@ -22,7 +22,7 @@ from tests.router.tokens.chats import chats, text
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-CHATS = 40 if QUICK else 300
+CHATS = 25 if QUICK else 300
 OF_ONE_CONVERSATION = 5
 HEARD_S = 0.05  # vLLM tells of a step's blocks in a thread of its own: answers may overtake it
 EXACT_SHARE = 0.99
