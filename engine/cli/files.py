@@ -15,9 +15,9 @@ DESCRIPTION = """\
 Time attention that shares prefixes, and attention that does not, for the heads of the model in a
 folder, and write what plans cost on this device: for `warmroute-engine serve DIR --kernel-costs
 FILE`. Then time steps of five shapes by each way to compute them whose numbers are right (ours,
-Triton's, FlashInfer's where it is installed, cuDNN's, torch's), and write the fastest. Takes
-seconds on a GPU, minutes where FlashInfer is compiled first; the device should be idle. Without a
-file plans go by predictions, and all steps by our kernels.
+FlashInfer's where it is installed, cuDNN's, torch's), and write the fastest. Takes seconds on a
+GPU, minutes where FlashInfer is compiled first; the device should be idle. Without a file plans go
+by predictions, and all steps by our kernels.
 """
 
 
