@@ -39,7 +39,7 @@ PYTEST := $(BIN)/python -m pytest
 TIER := $(BIN)/python -m tests.run_tier
 BY_GROUP := --dist loadgroup --no-loadscope-reorder
 PARALLEL = --numprocesses $(JOBS) $(BY_GROUP)
-BENCHES := decision life on_top sessions mirror owners tokens scheduler engine virtual traces request_log reading request_path tracing relay migration dataplane feeds replay kernels ui scrape replicas sharing
+BENCHES := decision on_top sessions mirror owners tokens scheduler engine virtual traces request_log reading request_path tracing relay migration dataplane feeds replay ui scrape replicas sharing
 TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
