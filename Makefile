@@ -44,7 +44,7 @@ TRACE ?= simulator/data/conversation_sample.jsonl.gz
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo demo-vllm run test test-live test-native environments test-engines test-all \
-  native-builds check check-lint check-types check-arrows check-tidy bench sim study figures wheel image chart clean
+  check check-lint check-types check-arrows check-tidy bench sim study figures wheel image chart clean
 
 help: ## print this
 	@awk -F ':.*## ' '/^[a-z-]+:.*## /{printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -96,12 +96,6 @@ test-live: $(LIVE_STAMP) ## programs with faults, replicas, clients, Prometheus,
 
 test-native: $(NATIVE_STAMP) ## sanitizers, fuzzers, the CUDA emulator, nvcc; builds stay in build/
 	$(TIER) native --durations 20 $(PARALLEL)
-
-# What cannot be built here is for its tests to say, or to skip.
-native-builds: $(STAMP) ## what test-native builds first: kernels for GPUs, emulator, sanitized programs
-	-$(BIN)/python -m kvkernels.cuda.library
-	-$(BIN)/python -m kvkernels.cuda.library emulator
-	-sh kernels/tests/build.sh all
 
 environments: $(STAMP) ## real vLLM, SGLang, Triton, Envoy and clients, below build/engines (4 GB)
 	$(BIN)/python -m tests.engines.environment $(ENGINES) $(CLIENTS)
