@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds one program of kernels/tests/Makefile by all cores: `build.sh fuzz_events`, or `all` of them.
-# Tests that run in parallel may want the same objects at the same time, so that they take turns.
+# Builds one program of kernels/tests/Makefile by all cores: `build.sh fuzz_events`. Tests that run
+# in parallel may want the same objects at the same time, so that they take turns.
 set -eu
 cd "$(dirname "$0")/../.."
 mkdir -p build/sanitize

@@ -184,7 +184,7 @@ class KernelLibrary:
 
 COMMON = ("-std=c++20", "-DNDEBUG")
 LIBRARY_VARIABLE = "WARMROUTE_CUDA_LIBRARY"
-COMPILE_TIMEOUT_S = 1800  # a minute by itself; CI compiles in what other work leaves idle
+COMPILE_TIMEOUT_S = 600
 INCLUDE = re.compile(rb'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 
 
