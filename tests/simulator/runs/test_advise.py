@@ -261,7 +261,7 @@ def test_wishes_that_cannot_be(
 
 
 def grouped(log: Path) -> Path:
-    """The same log, in which three sessions each are a main agent and its two sub-agents."""
+    """Give each three sessions of a log one group: a main agent, then its two sub-agents."""
     lines, numbers = [], dict[str, int]()
     for raw in log.read_bytes().splitlines():
         line = msgspec.json.decode(raw)

@@ -60,7 +60,13 @@ def test_the_table_has_each_workload_at_four_loads_as_shipped(traces: Path) -> N
         "agents_48k", "agents_28k", "coding_heavy", "coding_file"
     )}  # fmt: skip
     assert drawn_often < set(steps)
+    assert len(steps) == 15
+    rules = {"warmset", "lmetric", "lpwl", "llm_d_sticky", "cache_aware"}
     for name, setups in steps.items():
+        if name not in drawn_often:
+            assert {setup.policy for setup in setups} == rules
+            per_rule = len(setups) / len(rules)
+            assert all(sum(s.policy == rule for s in setups) == per_rule for rule in rules)
         seeds = set(range(1, 21 if name in drawn_often else 5))
         fleets = {setup.groups for setup in setups}
         for rule in ("warmset", "lmetric"):
