@@ -10,47 +10,106 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from router.config.file import ConfigError
 from router.config.keys import FILE_VARIABLE, ConfigKey, attribute_of, flag_of, keys_of, text_of
+from router.settings.groups import MAIN, groups
 from router.settings.load import Loaded, effective_yaml, load_config
 from router.settings.reload import FIXED, REMOVED, STANDING
 from router.settings.schema import Config
 
 PICKER_PORT = 9002  # as gateways' charts and guides have it
+NAMES_OF_KEYS = """\
+Each flag is also a key of the file and an environment variable. --admin-port is `admin_port: 8081`
+and WARMROUTE_ADMIN_PORT; --limits-hold-s is `hold_s` in the section `limits:`. A flag wins over a
+variable, and a variable over the file.
+"""
+
+
+class _HelpAll(argparse.Action):
+    """`--help-all`: prints every flag, grouped by section, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        whole = argparse.ArgumentParser(
+            prog=parser.prog,
+            usage=parser.usage,
+            description="Every flag of `warmroute serve`. `warmroute serve --help` shows the main "
+            "ones.\n\n" + NAMES_OF_KEYS,
+            formatter_class=parser.formatter_class,
+            add_help=False,
+        )
+        _add_all(whole)
+        whole.print_help()
+        parser.exit()
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """`--config` and a flag for every key. Values stay text: `load_config` checks them all."""
+    """`--config` and a flag for every key; `--help` shows the main ones (`MAIN`), by group.
+
+    Values stay text: `load_config` checks them all.
+    """
+    _add_config(parser)
     parser.add_argument(
-        "--config", metavar="FILE", help=f"YAML file of the keys below [env {FILE_VARIABLE}]"
+        "--help-all", action=_HelpAll, nargs=0, help="show all flags, grouped by section"
     )
-    parser.add_argument(
-        "--picker",
-        dest="picker_port",
-        action="store_const",
-        const=str(PICKER_PORT),
-        help=f"the same as --picker-port {PICKER_PORT}",
-    )
-    groups: dict[str, argparse._ArgumentGroup] = {}
-    for key in keys_of(Config).values():
-        section = key.path.rpartition(".")[0]
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section or "main keys")
-        repeat = "; may be repeated" if key.is_list else ""
-        help_text = (
-            f"{key.help}{repeat} (default {text_of(key.default)}; {key.allowed}) "
-            f"[env {key.variable}]"
-        )
-        groups[section].add_argument(
-            key.flag,
-            dest=key.attribute,
-            metavar="SPEC" if key.path in ("workers", "policy") else "X",
-            action="append" if key.is_list else "store",
-            help=help_text.replace("%", "%%"),
-        )
+    keys, shown = keys_of(Config), {path for group in MAIN for path in group.paths}
+    for group in MAIN:
+        place = parser.add_argument_group(group.title)
+        for path in group.paths:
+            _add_flag(place, keys[path], _brief(keys[path]))
+    for path, key in keys.items():
+        if path not in shown:
+            _add_flag(parser, key, argparse.SUPPRESS)
+    _add_picker(parser, argparse.SUPPRESS)
     for path in REMOVED:  # not shown; `load_config` says what to write instead
         parser.add_argument(flag_of(path), dest=attribute_of(path), help=argparse.SUPPRESS)
+
+
+def _add_all(parser: argparse.ArgumentParser) -> None:
+    keys = keys_of(Config)
+    _add_config(parser)
+    for group in groups():
+        place = parser.add_argument_group(group.title, group.about)
+        for path in group.paths:
+            _add_flag(place, keys[path], _full(keys[path]))
+        if "picker.port" in group.paths:
+            _add_picker(place, f"the same as --picker-port {PICKER_PORT}")
+
+
+def _add_config(place: argparse._ActionsContainer) -> None:
+    place.add_argument(
+        "--config", metavar="FILE", help=f"YAML file of all settings [env {FILE_VARIABLE}]"
+    )
+
+
+def _add_picker(place: argparse._ActionsContainer, about: str) -> None:
+    place.add_argument(
+        "--picker", dest="picker_port", action="store_const", const=str(PICKER_PORT), help=about
+    )
+
+
+def _add_flag(place: argparse._ActionsContainer, key: ConfigKey, about: str) -> None:
+    place.add_argument(
+        key.flag,
+        dest=key.attribute,
+        metavar=key.metavar,
+        action="append" if key.is_list else "store",
+        help=about.replace("%", "%%") if about != argparse.SUPPRESS else about,
+    )
+
+
+def _brief(key: ConfigKey) -> str:
+    if key.is_list:
+        return f"{key.help}; may be repeated"
+    return key.help if key.default is None else f"{key.help} (default {text_of(key.default)})"
+
+
+def _full(key: ConfigKey) -> str:
+    repeat = "; may be repeated" if key.is_list else ""
+    return (
+        f"{key.help}{repeat} (default {text_of(key.default)}; {key.allowed}) [env {key.variable}]"
+    )
 
 
 def add_config_command(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +118,9 @@ def add_config_command(parser: argparse.ArgumentParser) -> None:
         "--check", metavar="FILE", help="say whether FILE (and flags, environment) can be used"
     )
     parser.add_argument(
-        "--print", action="store_true", help="print what would be in force, with sources"
+        "--print",
+        action="store_true",
+        help="print all keys: what each does, its value, and where the value comes from",
     )
     add_flags(parser)
 

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 
 from router.cli.admin import ABOUT as WORKERS_ABOUT
 from router.cli.admin import add_workers_command, workers_command
-from router.cli.config import add_config_command, add_flags, check_command
+from router.cli.config import NAMES_OF_KEYS, add_config_command, add_flags, check_command
 from router.cli.keys import ABOUT as KEYS_ABOUT
 from router.cli.keys import add_keys_command, keys_command
 from router.cli.top import ABOUT as TOP_ABOUT
@@ -31,13 +31,32 @@ from router.settings.schema import Config
 _SERVE = """\
 Route OpenAI requests to the worker whose KV cache is warm for them.
 
-  warmroute serve --worker http://127.0.0.1:8001 --worker http://127.0.0.1:8002
-
 A worker given by its URL alone is asked who it is: engine, model, block size, KV events.
 When the router listens it prints one line: ready http://HOST:PORT admin=http://HOST:PORT
 Scripts wait for `GET /ready` there: 200 as soon as a worker would get a request.
 SIGHUP reads the configuration anew; SIGTERM lets running requests finish.
 """
+_SERVE_EXAMPLES = f"""\
+{NAMES_OF_KEYS}
+examples:
+  warmroute serve --worker http://gpu1:8000 --worker http://gpu2:8000 --tokenizer /models/MODEL
+      two engines; the folder has the model's tokenizer.json, so prompts are matched by token
+  warmroute serve --config router.yaml --port 9000
+      settings from a file, but for the port; check it: warmroute config --check router.yaml
+  warmroute serve --discover dns:engines.internal:8000 --host 0.0.0.0 --api-keys-file keys.txt
+      all addresses of a DNS name are workers; clients on other machines need an API key
+"""
+_SERVE_USAGE = "warmroute serve [--config FILE] [--worker URL]... [FLAG VALUE]..."
+_CONFIG_EXAMPLES = """\
+examples:
+  warmroute config --check router.yaml
+      say what is wrong with a file, before a router reads it
+  warmroute config --print > router.yaml
+      write all keys with their meanings and defaults
+
+All flags of `warmroute serve` can be given, too: warmroute serve --help-all
+"""
+_CONFIG_USAGE = "warmroute config [--check FILE] [--print] [FLAG VALUE]..."
 _ADVISE = """\
 What to change, by the router's own request log: policy, thresholds, block size, roles, workers.
 
@@ -59,6 +78,8 @@ class _Command:
     about: str | None
     add: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int] | None = None  # None: it serves
+    usage: str | None = None  # where argparse would write too long a one
+    examples: str | None = None
 
 
 def _absent(help: str, extra: str) -> _Command:
@@ -94,9 +115,10 @@ def _doctor() -> _Command:
 
 _COMMANDS = MappingProxyType(
     {
-        "serve": _Command("run the router", _SERVE, add_flags),
+        "serve": _Command("run the router", _SERVE, add_flags, None, _SERVE_USAGE, _SERVE_EXAMPLES),
         "config": _Command(
-            "check or print a configuration", None, add_config_command, check_command
+            *("check or print a configuration", None, add_config_command, check_command),
+            *(_CONFIG_USAGE, _CONFIG_EXAMPLES),
         ),
         "keys": _Command("make API keys", KEYS_ABOUT, add_keys_command, keys_command),
         "kv": _kv(),
@@ -154,7 +176,9 @@ def _parser() -> BriefParser:
         adding = words.add_parser(
             word,
             help=command.help,
+            usage=command.usage,
             description=command.about,
+            epilog=command.examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         command.add(adding)

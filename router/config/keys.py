@@ -33,6 +33,7 @@ def _spoken(quoted: re.Match[str]) -> str:
 
 PREFIX = "WARMROUTE_"
 FILE_VARIABLE = f"{PREFIX}CONFIG"
+_UNITS = MappingProxyType({"_s": "SECONDS", "_ms": "MS", "_bytes": "BYTES"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class ConfigKey:
     help: str
     allowed: str  # range or values, for people
     item_flag: str | None = None  # of a list: its flag's name, which is of one item
+    form: str | None = None  # what stands for the value in a line of help; by default of its type
 
     @property
     def flag(self) -> str:
@@ -60,6 +62,19 @@ class ConfigKey:
     def variable(self) -> str:
         """The environment's name of it."""
         return variable_of(self.path)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in a line of help."""
+        if self.form is not None:
+            return self.form
+        inner = get_args(self.kind)[0]
+        if get_origin(inner) is Literal:
+            return "|".join(get_args(inner))
+        if inner is bool:
+            return "true|false"
+        unit = next((word for end, word in _UNITS.items() if self.path.endswith(end)), None)
+        return unit or ("N" if inner in (int, float) else "TEXT")
 
     @property
     def is_list(self) -> bool:
@@ -140,9 +155,10 @@ def _collect(struct: type[msgspec.Struct], prefix: str, found: dict[str, ConfigK
             continue
         inner, *metas = get_args(hint)
         (meta,) = metas
-        flag = (meta.extra or {}).get("flag")
+        extra = meta.extra or {}
+        names = extra.get("flag"), extra.get("metavar")
         found[path] = ConfigKey(
-            path, hint, field.default, meta.description, _allowed(inner, meta), flag
+            path, hint, field.default, meta.description, _allowed(inner, meta), *names
         )
 
 

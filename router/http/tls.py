@@ -14,11 +14,25 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
     """Files of one port's TLS; read anew on reload. Lifetime: until the next reload."""
 
     cert: Annotated[
-        str | None, Meta(description="PEM file, own certificate and chain; none: no TLS")
+        str | None,
+        Meta(
+            description="PEM file of this port's certificate and its chain; none: no TLS",
+            extra={"metavar": "FILE"},
+        ),
     ] = None
-    key: Annotated[str | None, Meta(description="PEM file of the certificate's key")] = None
+    key: Annotated[
+        str | None,
+        Meta(description="PEM file of the private key of `cert`", extra={"metavar": "FILE"}),
+    ] = None
     client_ca: Annotated[
-        str | None, Meta(description="PEM file; clients must show a certificate of one of these")
+        str | None,
+        Meta(
+            description=(
+                "PEM file of authorities; clients must show a certificate of one of "
+                "them; none: no client needs one"
+            ),
+            extra={"metavar": "FILE"},
+        ),
     ] = None
 
 
@@ -26,12 +40,28 @@ class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """How https workers are believed. Lifetime: until the next reload."""
 
     ca: Annotated[
-        str | None, Meta(description="PEM file, workers' authorities; none: the system's")
+        str | None,
+        Meta(
+            description=(
+                "PEM file of authorities that sign workers' certificates; none: the "
+                "system's authorities"
+            ),
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     cert: Annotated[
-        str | None, Meta(description="PEM file, certificate shown to workers; none: none shown")
+        str | None,
+        Meta(
+            description=(
+                "PEM file of the certificate that the router shows to workers; none: it shows none"
+            ),
+            extra={"metavar": "FILE"},
+        ),
     ] = None
-    key: Annotated[str | None, Meta(description="PEM file of that certificate's key")] = None
+    key: Annotated[
+        str | None,
+        Meta(description="PEM file of the private key of `cert`", extra={"metavar": "FILE"}),
+    ] = None
 
 
 class TlsError(ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import re
+import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from router.config.keys import (
     variable_of,
 )
 from router.redis.url import redacted
+from router.settings.groups import groups
 from router.settings.reload import FIXED, REMOVED, STANDING
 from router.settings.rules import NAMES, check_together, check_value
 from router.settings.schema import Config
@@ -35,7 +37,7 @@ SECTIONS = frozenset(
     if field.default_factory is not msgspec.NODEFAULT
 )
 _OLD_SECTIONS = frozenset(path.partition(".")[0] for path in REMOVED if "." in path)
-
+_COMMENT_COLUMNS = 100
 
 # Kubernetes gives every container such variables for a service called "warmroute".
 _SERVICE_LINK = re.compile(r"WARMROUTE_(SERVICE_(HOST|PORT(_.*)?)|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)")
@@ -177,21 +179,34 @@ def _unknown(path: str, source: str, keys: Mapping[str, ConfigKey]) -> str:
 
 
 def effective_yaml(loaded: Loaded) -> str:
-    """The whole configuration as a file, each line with its source.
+    """The whole configuration as a file: each key below its meaning, with its source behind it.
 
     It loads as the same, but for the password in `state`, which stands there as `***`.
     """
-    lines: list[str] = []
-    section = ""
-    for path in keys_of(Config):
-        where, _, name = path.rpartition(".")
-        if where != section:
-            lines.append(f"{where}:")
-            section = where
-        value = value_at(loaded.config, path)
-        if path == "state" and value is not None:
-            value = redacted(value)
-        shown = msgspec.json.encode(value).decode()
-        indent = "  " if where else ""
-        lines.append(f"{indent}{name}: {shown}  # {loaded.sources[path]}")
+    keys = keys_of(Config)
+    lines = ["# The configuration in force. Behind each value stands where it comes from."]
+    for group in groups():
+        section = group.paths[0].rpartition(".")[0]
+        lines += ["", *_comment(group.about if section else f"{group.title}: {group.about}", "")]
+        lines += [f"{section}:"] if section else []
+        indent = "  " if section else ""
+        for path in group.paths:
+            value = value_at(loaded.config, path)
+            if path == "state" and value is not None:
+                value = redacted(value)
+            shown = msgspec.json.encode(value).decode()
+            lines += _comment(keys[path].help, indent)
+            lines.append(f"{indent}{path.rpartition('.')[2]}: {shown}  # {loaded.sources[path]}")
     return "\n".join(lines) + "\n"
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    start = f"{indent}# "
+    return textwrap.wrap(
+        text,
+        _COMMENT_COLUMNS,
+        initial_indent=start,
+        subsequent_indent=start,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

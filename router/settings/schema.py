@@ -197,15 +197,37 @@ class Intervals(_Section, frozen=True):
 class Config(_Section, frozen=True):
     """The whole configuration, valid by construction of `router.settings.load`."""
 
-    host: Annotated[str, Meta(min_length=1, description="address of the client port")] = "127.0.0.1"
+    host: Annotated[
+        str,
+        Meta(
+            min_length=1,
+            description="address that clients connect to; 0.0.0.0: from any machine",
+            extra={"metavar": "ADDRESS"},
+        ),
+    ] = "127.0.0.1"
     port: Annotated[
-        int, Meta(ge=0, le=65_535, description="client port; 0: the system chooses")
+        int,
+        Meta(ge=0, le=65_535, description="port that clients connect to; 0: the system chooses"),
     ] = 8080
     admin_host: Annotated[
-        str, Meta(min_length=1, description="address of the admin port; keep it private")
+        str,
+        Meta(
+            min_length=1,
+            description=(
+                "address of the admin port; keep it private: who reaches it controls the router"
+            ),
+            extra={"metavar": "ADDRESS"},
+        ),
     ] = "127.0.0.1"
     admin_port: Annotated[
-        int, Meta(ge=0, le=65_535, description="admin port; 0: the system chooses")
+        int,
+        Meta(
+            ge=0,
+            le=65_535,
+            description=(
+                "port for operators: metrics, workers, the page /ui; 0: the system chooses"
+            ),
+        ),
     ] = 8081
     grpc_port: Annotated[
         int,
@@ -221,16 +243,21 @@ class Config(_Section, frozen=True):
     workers: Annotated[
         tuple[str, ...],
         Meta(
-            description="workers: URL,key=value,... each (in a file also as mappings)",
-            extra={"flag": "--worker"},
+            description=(
+                "an engine to send requests to: its URL, then options as ,key=value (in "
+                "a file also as mappings)"
+            ),
+            extra={"flag": "--worker", "metavar": "URL"},
         ),
     ] = ()
     discovery: Annotated[
         tuple[str, ...],
         Meta(
-            description="who else names workers: file:PATH, dns:NAME:PORT, redis, kubernetes:..., "
-            "inferencepool:..., trtllm:PATH",
-            extra={"flag": "--discover"},
+            description=(
+                "a source that names workers: file:PATH, dns:NAME:PORT, redis, "
+                "kubernetes:..., inferencepool:..., trtllm:PATH"
+            ),
+            extra={"flag": "--discover", "metavar": "SOURCE"},
         ),
     ] = ()
     event_hosts: Annotated[
@@ -261,7 +288,11 @@ class Config(_Section, frozen=True):
         str,
         Meta(
             min_length=1,
-            description="NAME?key=value&... or package.module:attr?..., then its wrappers",
+            description=(
+                "rule that chooses a worker: NAME?key=value&... or "
+                "package.module:attr?..., then wrappers"
+            ),
+            extra={"metavar": "NAME"},
         ),
     ] = "warmset"
     policy_fallback: Annotated[
@@ -293,7 +324,13 @@ class Config(_Section, frozen=True):
     ] = 0.0
     tokenizer: Annotated[
         str | None,
-        Meta(description="folder with tokenizer.json or tekken.json; none: text, approximate"),
+        Meta(
+            description=(
+                "folder with the model's tokenizer.json or tekken.json, as the engines "
+                "have it; none: prompts are matched approximately, as text"
+            ),
+            extra={"metavar": "FOLDER"},
+        ),
     ] = None
     tokenizer_mode: Annotated[
         Literal["auto", "hf", "mistral"],
@@ -353,10 +390,22 @@ class Config(_Section, frozen=True):
     ] = ()
     api_keys_file: Annotated[
         str | None,
-        Meta(description="file of lines `KEY TENANT option=value...`; none: no keys are asked"),
+        Meta(
+            description=(
+                "file of clients' API keys, a line each: KEY TENANT option=value...; "
+                "none: clients need no key"
+            ),
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     admin_keys_file: Annotated[
-        str | None, Meta(description="the same for the admin port; none: it asks for no key")
+        str | None,
+        Meta(
+            description=(
+                "file of operators' keys, of the same form; none: the admin port needs no key"
+            ),
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     admin_open: Annotated[
         bool, Meta(description="the admin port may be beyond loopback without keys")
@@ -394,44 +443,72 @@ class Config(_Section, frozen=True):
         int, Meta(ge=0, le=1 << 30, description="every N-th decision is kept in full; 0: none")
     ] = 0
     log_level: Annotated[
-        Literal["debug", "info", "warning", "error"], Meta(description="least level to log")
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="least severe messages that are logged"),
     ] = "info"
     log_format: Annotated[
-        Literal["text", "json"], Meta(description="lines of the router's own log")
+        Literal["text", "json"],
+        Meta(description="form of the router's own log: text for people, json for log collectors"),
     ] = "text"
     request_log: Annotated[
-        str | None, Meta(description="file to log requests to, for replays; none: no log")
+        str | None,
+        Meta(
+            description="file to log requests to, for replays; none: no log",
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     request_log_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 50, description="beyond this FILE becomes FILE.1, bytes")
     ] = 1 << 30
     record: Annotated[
-        str | None, Meta(description="folder to log requests to in parts, for replays; none: off")
+        str | None,
+        Meta(
+            description="folder to log requests to in parts, for replays; none: off",
+            extra={"metavar": "FOLDER"},
+        ),
     ] = None
     access_log: Annotated[
         str | None,
-        Meta(description="file for one JSON line per request; -: standard output; none: off"),
+        Meta(
+            description=(
+                "file that gets a JSON line for each request; -: standard output; none: no such log"
+            ),
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     access_log_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 50, description="beyond this FILE becomes FILE.1, bytes")
     ] = 1 << 30
     record_facts: Annotated[
-        str | None, Meta(description="file to record all decisions to, for debugging; none: off")
+        str | None,
+        Meta(
+            description="file to record all decisions to, for debugging; none: off",
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     record_facts_bytes: Annotated[
         int, Meta(ge=4_096, le=1 << 50, description="beyond this the recording ends, bytes")
     ] = 1 << 30
     kv_state: Annotated[
         str | None,
-        Meta(description="file to keep what is known of caches over a restart; none: off"),
+        Meta(
+            description="file to keep what is known of caches over a restart; none: off",
+            extra={"metavar": "FILE"},
+        ),
     ] = None
     hot_restart: Annotated[
         str | None,
-        Meta(description="Unix socket by which the next router takes over; none: off"),
+        Meta(
+            description="Unix socket by which the next router takes over; none: off",
+            extra={"metavar": "SOCKET"},
+        ),
     ] = None
     state: Annotated[
         str | None,
-        Meta(description="redis URL by which several routers share what they know; none: alone"),
+        Meta(
+            description="redis URL by which several routers share what they know; none: alone",
+            extra={"metavar": "URL"},
+        ),
     ] = None
     limits: Limits = field(default_factory=Limits)
     timeouts: TimeoutSettings = field(default_factory=TimeoutSettings)

@@ -6,7 +6,7 @@ import argparse
 
 import pytest
 
-from router.cli.config import add_config_command, add_flags, check_command, key_table
+from router.cli.config import add_config_command, check_command, key_table
 from router.config.keys import flag_of, keys_of, text_of, value_at, variable_of
 from router.settings.load import effective_yaml, reloadable
 from router.settings.reload import FIXED, REMOVED
@@ -286,12 +286,3 @@ def test_the_check_command(tmp_path, capsys, monkeypatch):
     path.write_text("prot: 1\nseed: x\n")
     assert check_command(parser.parse_args(["--check", str(path)])) == 2
     assert capsys.readouterr().err.count("error: ") == 2
-
-
-def test_the_help_teaches_every_key(capsys):
-    parser = argparse.ArgumentParser()
-    add_flags(parser)
-    told = " ".join(parser.format_help().split())
-    for key in keys_of(Config).values():
-        assert key.flag in told
-        assert key.variable in told
