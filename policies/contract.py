@@ -65,34 +65,66 @@ Standing = Literal["new", "cold", "warm"]
 class RequestView:
     """The data of one request that a policy may read.
 
-    Lifetime: request.
+    Lifetime: request. The comment before each field ends with the field's unit, source and age.
+    docs/reference/fleet.md is made from these comments.
     """
 
-    chain: Hashes  # chain hashes of its full blocks, first block first (one block size)
-    block_size: int  # tokens a block of `chain`
-    prompt_tokens: int  # whole prompt, the partial last block included
-    now_s: float  # the core's clock, seconds
-    draw: float  # uniform in [0, 1), fixed by (seed, serial): the only source of chance
-    serial: int  # arrivals counted from 0
-    approximate: bool = False  # the chain is made of text blocks, not of the engine's tokens
-    session: str | None = None  # unique within its tenant only
+    # Chain hashes of the prompt's full blocks, the first block first. Unit: one hash a block.
+    # Source: the prompt, cut by the workers' block size. Age: fixed at arrival.
+    chain: Hashes
+    # Number of tokens in a block of `chain`. Unit: tokens. Source: the workers of the model. Age:
+    # current.
+    block_size: int
+    # Length of the whole prompt, with the partial last block. Unit: tokens. Source: the prompt.
+    # Age: fixed at arrival.
+    prompt_tokens: int
+    # Time of this decision. Unit: s. Source: the decision core's clock. Age: current.
+    now_s: float
+    # Uniform random number, 0 <= draw < 1: a policy's only source of chance. Unit: none. Source:
+    # the router's seed and `serial`. Age: fixed at arrival.
+    draw: float
+    # Number of the request, counted from 0. Unit: none. Source: this router's arrivals. Age: fixed
+    # at arrival.
+    serial: int
+    # True if `chain` is made of blocks of text, because the engine's tokens are unknown. Unit:
+    # none. Source: the prompt. Age: fixed at arrival.
+    approximate: bool = False
+    # Session of the request; unique within its tenant only. None: no id is known. Unit: none.
+    # Source: headers or body of the request. Age: fixed at arrival.
+    session: str | None = None
+    # Tenant of the request. None: the router knows none. Unit: none. Source: the API key, or a
+    # trusted header. Age: fixed at arrival.
     tenant: str | None = None
-    group: str | None = None  # one person's sessions: a main agent and its sub-agents
-    parent: str | None = None  # group or session of the agent that started this one; None: none
-    priority: int = 0  # lower is served first, as in vLLM
-    # State of its session's cache: "new" if this is the session's first request, "cold" if no
-    # worker holds half of the session's private tokens any more, else "warm". A session is known
-    # by its id, or by the prompt that this one continues (`router.core.sessions`).
+    # Group of the sessions of one person: a main agent and its sub-agents. None: unknown. Unit:
+    # none. Source: headers or body of the request. Age: fixed at arrival.
+    group: str | None = None
+    # Group or session of the agent that started this one. None: there is none. Unit: none. Source:
+    # headers or body of the request. Age: fixed at arrival.
+    parent: str | None = None
+    # Priority of the request; a lower number is served first, as in vLLM. Unit: none. Source: body
+    # of the request. Age: fixed at arrival.
+    priority: int = 0
+    # State of the session's cache: "new" for the first request of a session, "cold" if no worker
+    # holds half of the session's private tokens any more, else "warm". Unit: none. Source: the
+    # session's id, or the prompt that this one continues (`router.core.sessions`). Age: current.
     standing: Standing = "new"
-    home_id: int = -1  # worker that its session was last sent to; -1: none, or gone
-    trunk_tokens: int = 0  # leading prompt tokens that other sessions use, too
-    # Chance, 0..1, that its session sends another request soon enough after this answer for its
-    # cache to be worth the memory; learned from how long sessions paused lately.
+    # Id of the worker that got the session's latest request, or that alone caches the prompt of a
+    # session that is unknown here. -1: none, or that worker is gone. Unit: none. Source: this
+    # router's dispatches, and the workers' KV events. Age: current.
+    home_id: int = -1
+    # Number of leading prompt tokens that other sessions use, too. Unit: tokens. Source: this
+    # router's arrivals. Age: fixed at arrival.
+    trunk_tokens: int = 0
+    # Probability that the session sends another request soon enough after this answer for its cache
+    # to be worth the memory. Unit: 0..1. Source: how long sessions have paused lately at this
+    # router. Age: current.
     return_chance: float = 0.0
-    held_s: float = 0.0  # seconds it has waited at the router
-    may_wait_s: float = (
-        inf  # seconds it may still wait; 0: if no worker takes it now, it is refused
-    )
+    # Time that the request has waited at the router. Unit: s. Source: the decision core's clock.
+    # Age: current.
+    held_s: float = 0.0
+    # Time that the request may still wait. 0: if no worker takes it now, it is refused. Unit: s.
+    # Source: `limits.hold_s`, or the request's own lower limit. Age: current.
+    may_wait_s: float = inf
 
     @property
     def private_tokens(self) -> int:
@@ -114,9 +146,10 @@ class FleetView(ABC):
     Rows are in the order of the worker ids. Columns are read-only and valid during one decision. A
     float that is unknown is NaN, and each policy's docstring says how the policy treats NaN.
 
-    The docstring of each column names the source and the age of its numbers. Numbers from this
-    router's own dispatches are current. Numbers from load reports are as old as `load_age_s`.
-    Numbers from KV events are as old as `event_age_s`.
+    The docstring of each column ends with the unit, the source and the age of its numbers. Numbers
+    from this router's own dispatches are current. Numbers from load reports are as old as
+    `load_age_s`, numbers from KV events as old as `event_age_s`. docs/reference/fleet.md is made
+    from these docstrings.
 
     `TableFleet` implements this interface with given arrays, for tests and tools.
     `router.core.placement.live_fleet` implements it with the columns of the decision core, for the
@@ -134,19 +167,22 @@ class FleetView(ABC):
     @property
     @abstractmethod
     def worker_id(self) -> Ints:
-        """Id of each worker, which never changes and is never reused while the process runs."""
+        """Id of each worker. An id never changes, and is never reused while the process runs.
+
+        Unit: none. Source: the router's list of workers. Age: current.
+        """
 
     @property
     @abstractmethod
     def hit_tokens(self) -> Ints:
         """Number of leading prompt tokens whose KV is on the worker's GPU, or will be soon.
 
-        Source: the worker's KV events, and the prompts that this router sent to the worker. Without
-        KV events, the GPU's content is estimated from these prompts. Age: `event_age_s`; a dispatch
-        of this router counts at once.
-
         The number is at most the prompt's length minus one. The last token is always computed,
-        because its logits give the next token.
+        because its logits give the next token. Without KV events, the GPU's content is estimated
+        from the prompts that this router sent to the worker.
+
+        Unit: tokens. Source: the worker's KV events, and this router's dispatches. Age:
+        `event_age_s`; a dispatch of this router counts at once.
         """
 
     @property
@@ -154,7 +190,7 @@ class FleetView(ABC):
     def hit_tokens_host(self) -> Ints:
         """Number of prompt tokens beyond `hit_tokens` whose KV is in the worker's host memory.
 
-        Source: the worker's KV events. Age: `event_age_s`.
+        Unit: tokens. Source: the worker's KV events. Age: `event_age_s`.
         """
 
     @property
@@ -162,8 +198,9 @@ class FleetView(ABC):
     def hit_tokens_disk(self) -> Ints:
         """Number of prompt tokens whose KV is on the worker's disk, but not in GPU or host memory.
 
-        These tokens follow those of `hit_tokens` and `hit_tokens_host`. Source: the worker's KV
-        events. Age: `event_age_s`.
+        These tokens follow those of `hit_tokens` and `hit_tokens_host`.
+
+        Unit: tokens. Source: the worker's KV events. Age: `event_age_s`.
         """
 
     @property
@@ -171,8 +208,9 @@ class FleetView(ABC):
     def hits_unknown(self) -> Bools:
         """True for a worker whose KV events are incomplete: its `hit_tokens` are a lower bound.
 
-        Source: the sequence numbers of the worker's KV events, current. A replay of the missing
-        events clears the flag.
+        A replay of the missing events clears the flag.
+
+        Unit: none. Source: the sequence numbers of the worker's KV events. Age: current.
         """
 
     @property
@@ -180,18 +218,19 @@ class FleetView(ABC):
     def queued_prefill_tokens(self) -> Floats:
         """Number of uncached prompt tokens, sent by this router, that the worker has to compute.
 
-        Source: this router's dispatches, current. The router estimates how many of the tokens are
-        computed: the queue drains at the worker's calibrated prefill rate, and each first token
-        corrects the estimate.
+        The router estimates how many of the tokens are computed: the queue drains at the worker's
+        calibrated prefill rate, and each first token corrects the estimate.
+
+        Unit: tokens. Source: this router's dispatches. Age: current.
         """
 
     @property
     @abstractmethod
     def token_work(self) -> Floats:
-        """Mean work to prefill one queued prompt token, attention included.
+        """Mean work to prefill one queued prompt token, attention included; at least 1.
 
-        The unit is the work of one token without attention, so the value is at least 1. Source:
-        this router's dispatches and `pair_tokens`, current.
+        Unit: work of one token without attention. Source: this router's dispatches and
+        `pair_tokens`. Age: current.
         """
 
     @property
@@ -199,8 +238,10 @@ class FleetView(ABC):
     def running(self) -> Ints:
         """Number of requests at the worker that have given their first token.
 
-        Source: this router's dispatches, current, plus other clients' requests by the latest load
-        report (age: `load_age_s`). A report that is too old does not count.
+        A load report that is too old does not count.
+
+        Unit: requests. Source: this router's dispatches, plus other clients' requests by the latest
+        load report. Age: own requests current, others' `load_age_s`.
         """
 
     @property
@@ -208,8 +249,10 @@ class FleetView(ABC):
     def waiting(self) -> Ints:
         """Number of requests at the worker that have not given their first token.
 
-        Source: this router's dispatches, current, plus other clients' requests by the latest load
-        report (age: `load_age_s`). A report that is too old does not count.
+        A load report that is too old does not count.
+
+        Unit: requests. Source: this router's dispatches, plus other clients' requests by the latest
+        load report. Age: own requests current, others' `load_age_s`.
         """
 
     @property
@@ -218,8 +261,9 @@ class FleetView(ABC):
         """Number of KV tokens that the worker reads in each decode step.
 
         These are the prompts and answers of this router's requests after their first token. Prompts
-        for which this router reserved decode capacity count, too. Source: this router's dispatches,
-        current.
+        for which this router reserved decode capacity count, too.
+
+        Unit: tokens. Source: this router's dispatches. Age: current.
         """
 
     @property
@@ -227,8 +271,8 @@ class FleetView(ABC):
     def kv_used_tokens(self) -> Floats:
         """Number of KV tokens of unfinished requests on the worker's GPU; NaN if never reported.
 
-        Source: the worker's latest load report (age: `load_age_s`), plus the tokens that this
-        router's requests have added since the report.
+        Unit: tokens. Source: the worker's latest load report, plus the tokens that this router's
+        requests have added since. Age: `load_age_s`; own requests current.
         """
 
     @property
@@ -236,8 +280,11 @@ class FleetView(ABC):
     def kv_capacity_tokens(self) -> Floats:
         """Number of KV tokens that fit on the worker's GPU; NaN while unknown.
 
-        Source: the worker's own description. If the description has no capacity, the router learns
-        a lower bound from evictions in KV events, or from cached tokens in answers.
+        If the worker's description has no capacity, the router learns a lower bound from evictions
+        in KV events, or from cached tokens in answers.
+
+        Unit: tokens. Source: the worker's own description, else learned. Age: as described; a
+        learned bound may still rise.
         """
 
     @property
@@ -245,7 +292,7 @@ class FleetView(ABC):
     def cached_tokens(self) -> Floats:
         """Number of KV tokens on the worker's GPU, in use or only cached; NaN without KV events.
 
-        Source: the worker's KV events. Age: `event_age_s`.
+        Unit: tokens. Source: the worker's KV events. Age: `event_age_s`.
         """
 
     @property
@@ -253,7 +300,7 @@ class FleetView(ABC):
     def host_cached_tokens(self) -> Floats:
         """Number of KV tokens in the worker's host memory; 0 without KV events.
 
-        Source: the worker's KV events. Age: `event_age_s`.
+        Unit: tokens. Source: the worker's KV events. Age: `event_age_s`.
         """
 
     @property
@@ -261,44 +308,44 @@ class FleetView(ABC):
     def disk_cached_tokens(self) -> Floats:
         """Number of KV tokens on the worker's disk; 0 without KV events.
 
-        Source: the worker's KV events. Age: `event_age_s`.
+        Unit: tokens. Source: the worker's KV events. Age: `event_age_s`.
         """
 
     @property
     @abstractmethod
     def host_tokens_per_s(self) -> Floats:
-        """Speed of loading KV from host memory, in tokens per second; NaN until it is measured.
+        """Speed of loading KV from host memory; NaN until it is measured.
 
-        Source: the times to first token of prompts whose KV was mostly loaded from host memory.
-        Each such prompt updates the speed.
+        Unit: tokens/s. Source: the times to first token of prompts whose KV was mostly loaded from
+        host memory. Age: that of the last such prompt.
         """
 
     @property
     @abstractmethod
     def disk_tokens_per_s(self) -> Floats:
-        """Speed of loading KV from disk, in tokens per second; NaN until it is measured.
+        """Speed of loading KV from disk; NaN until it is measured.
 
-        Source: the times to first token of prompts whose KV was mostly loaded from disk. Each such
-        prompt updates the speed.
+        Unit: tokens/s. Source: the times to first token of prompts whose KV was mostly loaded from
+        disk. Age: that of the last such prompt.
         """
 
     @property
     @abstractmethod
     def prefill_tokens_per_s(self) -> Floats:
-        """Speed of the worker's prefill in tokens per second, not counting the work of attention.
+        """Speed of the worker's prefill, not counting the work of attention.
 
-        Source: the worker's description at first, then the measured times of its prefills and of
-        other workers' prefills (`router.core.sessions.speed`). Each measured prefill updates the
-        speed.
+        Unit: tokens/s. Source: the worker's description at first, then the measured times of its
+        prefills and of other workers' prefills (`router.core.sessions.speed`). Age: that of the
+        last measured prefill.
         """
 
     @property
     @abstractmethod
     def step_s(self) -> Floats:
-        """Duration of one decode step of the worker, in seconds.
+        """Duration of one decode step of the worker.
 
-        Source: the worker's description at first, then the measured gaps between tokens of its
-        answers. Each measured gap updates the duration.
+        Unit: s. Source: the worker's description at first, then the measured gaps between tokens of
+        its answers. Age: that of the last measured gap.
         """
 
     @property
@@ -308,9 +355,12 @@ class FleetView(ABC):
 
         The live sessions are those whose latest request was sent to this worker; the session of
         this request is left out. The private tokens of a session are multiplied by the probability
-        that the session returns soon. A prefix that several sessions share counts once. Source:
-        this router's dispatches, current, and cached blocks whose session is unknown. The
-        probabilities are updated every half second or less often (`router.core.sessions`).
+        that the session returns soon. A prefix that several sessions share counts once. Cached
+        blocks whose session is unknown count as one idle session.
+
+        Unit: tokens. Source: this router's dispatches and the worker's cached blocks
+        (`router.core.sessions`). Age: dispatches current; the probabilities are updated every half
+        second or less often.
         """
 
     @property
@@ -318,8 +368,9 @@ class FleetView(ABC):
     def working_set_s(self) -> Floats:
         """Seconds that the worker needs to recompute the private tokens of `working_set_tokens`.
 
-        Private tokens are those that only one session uses. Source and age: as for
-        `working_set_tokens`.
+        Private tokens are those that only one session uses.
+
+        Unit: s. Source: as for `working_set_tokens`. Age: as for `working_set_tokens`.
         """
 
     @property
@@ -327,8 +378,9 @@ class FleetView(ABC):
     def holds_trunk(self) -> Bools:
         """True for a worker that caches another session with the same shared prefix.
 
-        The shared prefix is the first `RequestView.trunk_tokens` of the prompt. Source: this
-        router's dispatches, current.
+        The shared prefix is the first `RequestView.trunk_tokens` of the prompt.
+
+        Unit: none. Source: this router's dispatches. Age: current.
         """
 
     @property
@@ -336,7 +388,7 @@ class FleetView(ABC):
     def max_requests(self) -> Floats:
         """Number of unfinished requests at which the worker counts as full; NaN without limit.
 
-        Source: the worker's own options, in force at once after a change.
+        Unit: requests. Source: the worker's own options. Age: current; a change counts at once.
         """
 
     @property
@@ -344,33 +396,40 @@ class FleetView(ABC):
     def max_queued_tokens(self) -> Floats:
         """Number of queued prefill tokens at which the worker counts as full; NaN without limit.
 
-        Source: the worker's own options, in force at once after a change.
+        Unit: tokens. Source: the worker's own options. Age: current; a change counts at once.
         """
 
     @property
     @abstractmethod
     def max_kv_fraction(self) -> Floats:
-        """Share of KV memory in use, 0..1, at which the worker counts as full; NaN without limit.
+        """Share of KV memory in use at which the worker counts as full; NaN without limit.
 
-        Source: the worker's own options, in force at once after a change.
+        Unit: 0..1. Source: the worker's own options. Age: current; a change counts at once.
         """
 
     @property
     @abstractmethod
     def load_age_s(self) -> Floats:
-        """Seconds since the worker's latest load report; +inf before the first report."""
+        """Seconds since the worker's latest load report; +inf before the first report.
+
+        Unit: s. Source: the worker's load reports. Age: current.
+        """
 
     @property
     @abstractmethod
     def event_age_s(self) -> Floats:
-        """Seconds since the worker's latest KV event; +inf before the first event."""
+        """Seconds since the worker's latest KV event; +inf before the first event.
+
+        Unit: s. Source: the worker's KV events. Age: current.
+        """
 
     @property
     @abstractmethod
     def arrival_rate_per_s(self) -> float:
         """Number of requests per second that arrive at this router, for all models together.
 
-        Source: this router's arrivals, current, smoothed exponentially over 10 seconds.
+        Unit: 1/s. Source: this router's arrivals, smoothed exponentially over 10 seconds. Age:
+        current.
         """
 
     @property
@@ -380,20 +439,24 @@ class FleetView(ABC):
 
         By Little's law, this is the rate at which each unfinished request is replaced by a new one.
         So `requests` times this rate is the number of requests per second that reach a worker.
-        Source: this router's arrivals and dispatches, current.
+
+        Unit: 1/s. Source: this router's arrivals and dispatches. Age: current.
         """
 
     @property
     @abstractmethod
     def mean_load_s(self) -> float:
-        """Mean of `queued_prefill_s` over the workers of this fleet, in seconds."""
+        """Mean of `queued_prefill_s` over the workers of this fleet.
+
+        Unit: s. Source: this router's dispatches. Age: current.
+        """
 
     @property
     @abstractmethod
     def live_sessions(self) -> int:
         """Number of sessions that sent this router a request within the last 15 minutes.
 
-        Source: this router's arrivals, current.
+        Unit: sessions. Source: this router's arrivals. Age: current.
         """
 
     @property
@@ -401,8 +464,8 @@ class FleetView(ABC):
     def pair_tokens(self) -> float:
         """Attention work between one prompt token and one earlier token; 0 before the first sample.
 
-        The unit is the prefill work of one token without attention. Source: the measured prefill
-        times of all workers together. Each measured prefill updates the value.
+        Unit: work of one token without attention. Source: the measured prefill times of all workers
+        together. Age: that of the last measured prefill.
         """
 
     @property
@@ -411,8 +474,10 @@ class FleetView(ABC):
         """Mean seconds from one request of a session to the next, while its cache is warm.
 
         This is the decode time of an answer plus the pause before the session's next request. The
-        value is 0 until a session has returned. Source: recent requests of all sessions at this
-        router.
+        value is 0 until a session has returned.
+
+        Unit: s. Source: recent requests of all sessions at this router. Age: that of the last
+        session that returned.
         """
 
     @property
@@ -420,8 +485,9 @@ class FleetView(ABC):
     def hot_trunk_tokens(self) -> int:
         """Number of leading tokens of this prompt that many recent prompts share, or 0.
 
-        These leading tokens are the prompt's hot trunk. Source: this router's arrivals, current
-        (`kvkernels.Trunks`).
+        These leading tokens are the prompt's hot trunk (`kvkernels.Trunks`).
+
+        Unit: tokens. Source: this router's arrivals. Age: current.
         """
 
     @property
@@ -429,8 +495,9 @@ class FleetView(ABC):
     def copies_missing(self) -> int:
         """Number of additional workers that should cache the hot trunk; 0 or less if enough do.
 
-        The hot trunk is the leading part of this prompt that many recent prompts share. Source:
-        this router's arrivals, current, and `hit_tokens`.
+        The hot trunk is the leading part of this prompt that many recent prompts share.
+
+        Unit: workers. Source: this router's arrivals, and `hit_tokens`. Age: current.
         """
 
     def __len__(self) -> int:
