@@ -24,7 +24,7 @@ VERSION: Literal[1] = 1
 
 
 class Report(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole file; docs/simulator.md, section "JSON". `version` grows when a field changes."""
+    """The whole file, as docs/reference/reports.md has it. `version` grows when a field changes."""
 
     format: Literal["warmroute-replay"]
     version: Literal[1]

@@ -172,8 +172,8 @@ def test_wall_time_is_all_that_two_equal_runs_differ_in() -> None:
 
 
 def test_every_field_of_the_file_is_explained() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
-    section = text.partition("### JSON")[2].partition("\n## ")[0]
+    text = (Path(__file__).parents[3] / "docs" / "reference" / "reports.md").read_text()
+    section = text.partition("\n## JSON")[2].partition("\n## ")[0]
     for kind in (Report, ReplayRow, StageRow, TurnsRow, Waits, SessionsRow, Aggregate):
         missing = [name for name in kind.__struct_fields__ if f"`{name}`" not in section]
         assert missing == [n for n in missing if f'"{n}"' in section]
