@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import inspect
@@ -18,6 +17,7 @@ import numpy as np
 
 from policies import POLICIES, WRAPPERS
 from policies.contract import FleetView, Floats, Policy, RequestView, Wrapper
+from policies.near import did_you_mean
 from policies.pick import lowest
 
 Value = float | int | bool | str | None
@@ -96,7 +96,8 @@ def coerce_all(
     values = {p.name: p.default for p in valid.values()}
     for name, text in given.items():
         if name not in valid:
-            raise PolicyError(f"{who} has no parameter {name!r}; valid: {names}")
+            hint = did_you_mean(name, valid)
+            raise PolicyError(f"{who} has no parameter {name!r}{hint}; valid: {names}")
         try:
             values[name] = valid[name].coerce(text)
         except ValueError as error:
@@ -178,8 +179,7 @@ class Kind:
             raise PolicyError(
                 f"no {self.word} {name!r}: it is a {other.word}, which stands {where}"
             )
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" (did you mean {close[0]}?)" if close else ""
+        hint = did_you_mean(name, known)
         valid = ", ".join(known)
         raise PolicyError(f"no {self.word} {name!r}{hint}; valid: {valid}, or package.module:attr")
 

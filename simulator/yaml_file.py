@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from router.config.paths import unreadable
+
 MAX_FILE_BYTES = 1 << 20
 MAX_NODES = 100_000  # aliases counted as often as they are used
 
@@ -26,7 +28,7 @@ def read_yaml(path: Path) -> Any:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise YamlFileError([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise YamlFileError([unreadable(path, error)]) from error
     if len(data) > MAX_FILE_BYTES:
         raise YamlFileError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
     loader = None

@@ -22,6 +22,7 @@ from router.cli.keys import add_keys_command, keys_command
 from router.cli.top import ABOUT as TOP_ABOUT
 from router.cli.top import add_top_command, top_command
 from router.config.file import ConfigError
+from router.config.hints import HintingParser, with_hint
 from router.record.logs import configure
 from router.redis.url import redacted
 from router.settings.extras import installed
@@ -137,7 +138,7 @@ _COMMANDS = MappingProxyType(
 )
 
 
-class BriefParser(argparse.ArgumentParser):
+class BriefParser(HintingParser):
     """Says what is wrong in one line, which a page of usage would hide. Lifetime: process.
 
     A flag must be written out: half of one is a mistake, not a wish to be guessed.
@@ -147,7 +148,7 @@ class BriefParser(argparse.ArgumentParser):
         super().__init__(**options, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        message = redacted(message)  # which quotes what was given, such as a mistyped --state
+        message = redacted(with_hint(message))  # it quotes what was given, as a mistyped --state
         self.exit(2, f"error: {message}; see {self.prog} --help\n")
 
 

@@ -2,7 +2,7 @@
 
 Owns: the names of a key's flag, its variable and its place in the file; the sections of extras,
 which may be left out of an installation while their keys stay.
-Gives: `keys.keys_of`, `keys.Key`, `file.read_file`, `items.each`, `extras`.
-Never imports: anything of the router.
+Gives: `keys.keys_of`, `keys.Key`, `file.read_file`, `items.each`, `extras`, `hints`, `paths`.
+Never imports: anything of the router; of the policies only `policies.near`.
 Start reading at: `keys.py`.
 """

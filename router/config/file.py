@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from router.config.paths import unreadable
+
 MAX_FILE_BYTES = 1 << 20
 _NULL = "tag:yaml.org,2002:null"
 
@@ -46,7 +48,7 @@ def read_file(path: Path, sections: Collection[str]) -> dict[str, Given]:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise ConfigError([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise ConfigError([unreadable(path, error)]) from error
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError([f"{path}: larger than {MAX_FILE_BYTES} bytes"])
     loader = None

@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from policies.near import did_you_mean
+
 _QUOTED = re.compile(r"`[^`]*`")
 _NAME = re.compile(r"\b(?:bool|str|int|float)\b")
 _IN_JSON = {"bool": "boolean", "str": "string", "int": "integer", "float": "number"}
@@ -93,8 +95,10 @@ class ConfigKey:
         try:
             read = msgspec.convert(value, self.kind, strict=False)
         except (msgspec.ValidationError, OverflowError) as error:
-            what = str(error).removesuffix(" - at `$`")
-            raise ValueError(f"{json_words(what)}; allowed: {self.allowed}") from error
+            what = json_words(str(error).removesuffix(" - at `$`"))
+            inner = get_args(self.kind)[0]
+            near = did_you_mean(str(value), get_args(inner)) if get_origin(inner) is Literal else ""
+            raise ValueError(f"{what}{near}; allowed: {self.allowed}") from error
         if isinstance(read, float) and not isfinite(read):
             raise ValueError(f"{read} is not a finite number; allowed: {self.allowed}")
         return read

@@ -2,6 +2,7 @@
 
 Owns: the specs of sources, and each of these.
 Gives: `opening.open_source`, whose sources `router.fleet.sources` follows.
-Never imports: the core's formulas, the client port's requests, policies, torch.
+Never imports: the core's formulas, the client port's requests, policies.contract, policies.load,
+torch.
 Start reading at: `source.py` (`parse_source`), then `opening.py`.
 """

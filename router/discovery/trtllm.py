@@ -9,7 +9,6 @@ workers announce themselves: this router serves the store of keys that they expe
 from __future__ import annotations
 
 import asyncio
-import difflib
 import hmac
 import logging
 import time
@@ -25,6 +24,7 @@ import msgspec
 import yaml
 from msgspec import Meta
 
+from policies.near import nearest
 from router.discovery.plain_sources import FileSource, data_in
 from router.discovery.source import TrtllmSpec, bounded
 from router.engines.spec import WorkerSpec, WorkerSpecError
@@ -107,8 +107,8 @@ def read_pool(spec: TrtllmSpec) -> DisaggPool:
             continue
         if key in _ELSEWHERE:
             unused.append(f"{key} (here: {_ELSEWHERE[key]})")
-        elif close := difflib.get_close_matches(key, (*_READ, *_ELSEWHERE), n=1, cutoff=0.75):
-            raise ValueError(f"unknown key {key[:80]!r}: did you mean {close[0]}?")
+        elif near := nearest(key, (*_READ, *_ELSEWHERE), cutoff=0.75):
+            raise ValueError(f"unknown key {key[:80]!r}: did you mean {near}?")
         else:  # their orchestrator hands it to both lists of servers, which run already here
             unused.append(f"{key[:80]} (unknown; an option of the servers themselves?)")
     for name in _SERVERS:

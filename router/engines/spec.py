@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from urllib.parse import urlsplit
 
 from policies.facts import Role
+from policies.near import did_you_mean
 from router.events.sources import MAX_RANK, endpoint_at_rank, usable
 
 ROLES = ("both", "prefill", "decode")
@@ -223,7 +224,8 @@ def _check_endpoint(name: str, given: str | None, other: str = "") -> None:
 def one_of(name: str, value: str | None, allowed: tuple[str | None, ...]) -> None:
     if value not in allowed:
         names = ", ".join(item for item in allowed if item is not None)
-        raise WorkerSpecError(f"{name} is {value!r}; allowed: {names}")
+        near = did_you_mean(str(value), (item for item in allowed if item is not None))
+        raise WorkerSpecError(f"{name} is {value!r}{near}; allowed: {names}")
 
 
 def _text(value: object) -> str:

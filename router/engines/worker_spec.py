@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
+from policies.near import did_you_mean
 from router.engines.spec import KEYS, WorkerSpec, WorkerSpecError, one_of
 from router.engines.table import ADAPTERS
 
@@ -45,8 +45,7 @@ def worker_spec_of(value: object) -> WorkerSpec:
 def _spec_of(values: dict[str, Any]) -> WorkerSpec:
     for key, value in values.items():
         if key not in KEYS:
-            close = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f" (did you mean {close[0]}?)" if close else ""
+            hint = did_you_mean(key, KEYS)
             raise WorkerSpecError(f"unknown key {key!r}{hint}; keys: {', '.join(KEYS)}")
         values[key] = _coerce(key, value)
     spec = WorkerSpec(**values)

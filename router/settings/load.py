@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from policies.near import nearest
 from router.config.file import ConfigError, Given, read_file
 from router.config.items import BadItemsError
 from router.config.keys import (
@@ -161,8 +161,8 @@ def _unknown(path: str, source: str, keys: Mapping[str, ConfigKey]) -> str:
         if path in (removed, variable_of(removed)):
             return f"{removed}: {instead}"
     if path == source:  # a variable
-        close = difflib.get_close_matches(path, [key.variable for key in keys.values()], n=1)
-        return f"no such key; did you mean {close[0]}?" if close else "no such key"
+        variable = nearest(path, (FILE_VARIABLE, *(key.variable for key in keys.values())))
+        return f"no such key; did you mean {variable}?" if variable else "no such key"
     section, _, name = path.rpartition(".")
     split = {other: other.rpartition(".") for other in keys}
     known = {parts[2]: other for other, parts in split.items()}
@@ -171,9 +171,9 @@ def _unknown(path: str, source: str, keys: Mapping[str, ConfigKey]) -> str:
         siblings |= {name: name for name in sorted(SECTIONS)}
     for names in (siblings, known):
         # The right name in another section is nearer than a similar one in this.
-        near = [name] if name in known else difflib.get_close_matches(name, names, n=1)
-        if near:
-            return f"unknown key {path}; did you mean {(known | names)[near[0]]}?"
+        near = name if name in known else nearest(name, names)
+        if near is not None:
+            return f"unknown key {path}; did you mean {(known | names)[near]}?"
     of_section = f" of {section}" if section in SECTIONS else ""
     return f"unknown key {path}; keys{of_section}: {', '.join(siblings)}"
 

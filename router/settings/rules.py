@@ -18,6 +18,7 @@ from policies import POLICIES
 from policies.load import load
 from router.config.items import each
 from router.config.keys import ConfigKey
+from router.config.paths import near_path
 from router.engines.spec import WorkerSpecError, taken
 from router.engines.triton_inputs import given_roles
 from router.engines.worker_spec import worker_spec_of
@@ -71,12 +72,13 @@ def check_value(key: ConfigKey, value: Any) -> Any:
         raise ValueError("x-warmroute-... is the router's own")
     elif key.path == "tokenizer" and read is not None:
         if not has_tokenizer_json(Path(read)) and not has_tekken(Path(read)):
-            raise ValueError(f"{read} is not a folder with a tokenizer.json or tekken.json")
+            near = near_path(Path(read))
+            raise ValueError(f"{read} is not a folder with a tokenizer.json or tekken.json{near}")
     elif key.path == "state" and read is not None:
         parse_redis_url(read)
     elif "tls." in key.path or key.path in ("api_keys_file", "admin_keys_file"):
         if read is not None and not Path(read).is_file():
-            raise ValueError(f"{read} is not a file")
+            raise ValueError(f"{read} is not a file{near_path(Path(read))}")
     elif key.path == "tracing.endpoint" and read is not None:
         check_endpoint(read)
     elif key.path == "record" and read is not None:
@@ -280,14 +282,14 @@ def _check_place(path: Path) -> None:
     if path.is_dir() or not path.name:
         raise ValueError(f"{path} is a folder; name a file in it")
     if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder; create it first")
+        raise ValueError(f"{path.parent} is not a folder; create it first{near_path(path.parent)}")
 
 
 def _check_folder(path: Path) -> None:
     if path.exists() and not path.is_dir():
         raise ValueError(f"{path} is a file; name a folder")
     if not path.parent.is_dir():
-        raise ValueError(f"{path.parent} is not a folder; create it first")
+        raise ValueError(f"{path.parent} is not a folder; create it first{near_path(path.parent)}")
 
 
 def _check_object(text: str) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from engine.profiles import Profile
 from engine.step_time import StepTime
+from router.config.paths import unreadable
 from simulator.calibrate.best_constants import (
     Best,
     Floats,
@@ -81,7 +82,7 @@ def read_step_log(path: Path) -> list[Observation]:
         with path.open(encoding="utf-8", newline="") as file:
             return list(_rows(file, path))
     except OSError as error:
-        raise ObservationError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ObservationError(unreadable(path, error)) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ObservationError(f"{path}: not a CSV file: {error}") from error
 

@@ -10,12 +10,15 @@ import traceback
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import uvloop
 from rich.console import Console
 
+from router.config.hints import HintingParser
+from router.config.paths import near_path
 from router.core.placement.guard import PolicyFaultError
 from router.record.facts import RecordingError
 from simulator.calibrate.fit import ObservationError
@@ -143,7 +146,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _named(error: OSError) -> str:
-    return f": {error.filename}" if error.filename else ""
+    if not error.filename:
+        return ""
+    near = near_path(Path(error.filename)) if isinstance(error, FileNotFoundError) else ""
+    return f": {error.filename}{near}"
 
 
 def _run(command: Command, options: Any, console: Console) -> bool:
@@ -192,7 +198,7 @@ def _endings() -> list[signal.Signals]:
 
 def read_arguments(given: Sequence[str]) -> tuple[Command, Any]:
     """The command that is asked for, and its options. Only its module is imported."""
-    parser = argparse.ArgumentParser(
+    parser = HintingParser(
         prog="warmroute-sim",
         description="Replays on virtual time, load on real programs, and what is learned of both.",
         epilog=EPILOG,

@@ -9,6 +9,7 @@ from msgspec import Struct
 from rich.console import Console
 
 from policies.load import PolicyError
+from router.config.paths import unreadable
 from router.record.facts import Player
 from simulator.cli.flags import Place, command
 from simulator.cli.usage import UsageError
@@ -34,7 +35,7 @@ def check_facts(options: CheckFacts, console: Console) -> bool:
     try:
         player = Player(options.file)
     except OSError as error:
-        raise UsageError(f"{options.file}: cannot be read: {error.strerror}") from error
+        raise UsageError(unreadable(options.file, error)) from error
     except PolicyError as error:
         raise UsageError(f"{options.file}: {error}") from error
     different = 0

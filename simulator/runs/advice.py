@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from policies.load import PolicyError, load, name_of
+from router.config.paths import unreadable
 from simulator.replay.setup import Setup
 from simulator.report.board import span
 from simulator.report.figures import (
@@ -261,7 +262,7 @@ def read_kept(path: Path) -> list[ForecastLine]:
     except FileNotFoundError:
         return []
     except OSError as error:
-        raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise SweepError([unreadable(path, error)]) from error
     if len(data) > MAX_STATE_BYTES:
         raise SweepError([f"{path}: more than {MAX_STATE_BYTES} bytes; move it away"])
     kept = []

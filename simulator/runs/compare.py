@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Literal
@@ -12,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from policies.load import name_of
+from policies.near import did_you_mean
 from simulator.replay.setup import Setup
 from simulator.report.figures import (
     NOTHING,
@@ -399,6 +399,5 @@ def _chosen(asked: str, scenes: Sequence[Scene]) -> str:
         return same[0]
     if same:
         raise SweepError([f"{asked}: was run as {', '.join(same)}; name one of them"])
-    close = difflib.get_close_matches(asked, run, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    hint = did_you_mean(asked, run)
     raise SweepError([f"{asked}: no result is of it{hint}; there are {', '.join(run) or 'none'}"])

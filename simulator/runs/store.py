@@ -10,6 +10,7 @@ from typing import BinaryIO, Self, cast
 
 import msgspec
 
+from router.config.paths import unreadable
 from simulator.replay.setup import Setup
 from simulator.report.row import ReplayRow
 from simulator.runs.task import RunOutcome, SweepError, Task
@@ -42,7 +43,7 @@ def read_records(path: Path) -> Iterator[Record]:
                     return
                 yield _decoded(decoder, path, line, number)
     except OSError as error:
-        raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+        raise SweepError([unreadable(path, error)]) from error
 
 
 def _decoded(decoder: msgspec.json.Decoder[Record], path: Path, line: bytes, number: int) -> Record:

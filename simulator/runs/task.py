@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import importlib.util
 import inspect
@@ -16,6 +15,8 @@ import msgspec
 
 from engine.profiles import SUFFIX as PROFILE_SUFFIX
 from policies.load import POLICY, WRAPPER, PolicyError
+from policies.near import did_you_mean
+from router.config.paths import unreadable
 from simulator.replay.setup import Setup
 from simulator.traces.files import located
 
@@ -31,8 +32,7 @@ class SweepError(ValueError):
 def unknown(where: str, name: object, valid: Iterable[str]) -> str:
     """The line for a name that is not among the `valid` ones, with the likeliest meant."""
     names = list(valid)
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f" (did you mean {close[0]}?)" if close else ""
+    hint = did_you_mean(str(name), names)
     return f"{where}: unknown {name!r}{hint}; valid: {', '.join(names)}"
 
 
@@ -143,7 +143,7 @@ class Keys:
                 with located(Path(path)).open("rb") as file:
                     self._digests[path] = hashlib.file_digest(file, "sha256").hexdigest()
             except OSError as error:
-                raise SweepError([f"{path}: cannot be read: {error.strerror}"]) from error
+                raise SweepError([unreadable(Path(path), error)]) from error
         return self._digests[path]
 
 

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, cast
 
 import zstandard
 
+from router.config.paths import unreadable
 from simulator import DATA
 from simulator.traces.job import ErrorLog, TraceError
 
@@ -82,7 +83,7 @@ class TraceFile:
         try:
             self._raw = cast(BinaryIO, open(path, "rb", opener=_at_once))  # noqa: SIM115
         except OSError as error:
-            raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+            raise TraceError(unreadable(path, error)) from error
         status = os.fstat(self._raw.fileno())
         if not stat.S_ISREG(status.st_mode):
             self._raw.close()
@@ -234,4 +235,4 @@ def _size(path: Path) -> int:
     try:
         return path.stat().st_size
     except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise TraceError(unreadable(path, error)) from error

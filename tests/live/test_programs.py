@@ -54,7 +54,11 @@ async def test_both_signals_end_a_program_that_was_started_with_one_ignored(modu
         (["engine", "--timed", "none"], 2, "; see warmroute-engine --help"),
         ([*ENGINE, "--port", "x"], 2, "argument --port: invalid int value: 'x'; see"),
         ([*ENGINE, "--host", "nohost.invalid"], 1, "on nohost.invalid: the host's name cannot be"),
-        (["router", "serve", "--prot", "1"], 2, "error: unrecognized arguments: --prot 1; see"),
+        (
+            ["router", "serve", "--prot", "1"],
+            2,
+            "--prot 1 (did you mean --port?); see",
+        ),
         (["router", "serve", "--port"], 2, "one argument; see warmroute serve --help"),
         (["router", "serve", "--kv-stat", "x"], 2, "unrecognized arguments: --kv-stat x"),
         ([*ROUTER, "--host", "nohost.invalid"], 1, "on nohost.invalid, port 0: the host's name"),

@@ -127,7 +127,10 @@ def test_a_policy_without_memory_has_no_state():
     [
         ("hybird", r"did you mean hybrid\?.*round_robin, random"),
         ("", "no policy ''"),
-        ("hybrid?loadfactor=1", r"no parameter 'loadfactor'; valid: load_factor \(float, def"),
+        (
+            "hybrid?loadfactor=1",
+            r"'loadfactor' \(did you mean load_factor\?\); valid: load_factor \(float, def",
+        ),
         ("random?x=1", r"valid: temperature \(float, default 0.0\)"),
         ("hybrid?load_factor=much", "load_factor: could not convert.*valid"),
         ("hybrid?load_factor=none", "load_factor"),

@@ -88,7 +88,7 @@ def test_terms_tell_what_each_part_added():
         ("|thresholds", "no policy ''"),
         ("thresholds", "no policy 'thresholds'"),
         ("hybrid|kv_prefix", "no wrapper 'kv_prefix': it is a policy, which stands .* first"),
-        ("hybrid|bounded_load?eps=1", r"wrapper bounded_load has no parameter 'eps'; valid: epsil"),
+        ("hybrid|bounded_load?eps=1", r"no parameter 'eps' \(did you mean epsilon\?\); valid: eps"),
         ("hybrid|bounded_load?epsilon=-1", "wrapper bounded_load: epsilon is -1.0"),
         ("hybrid|bounded_load?epsilon=nan", "epsilon is nan"),
         ("hybrid|bounded_load?temperature=1", "no parameter 'temperature'"),
