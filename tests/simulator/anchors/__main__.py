@@ -3,7 +3,7 @@
     python -m tests.simulator.anchors [--check] [NAME]...
 
 Replays every anchor in full, some minutes on one core, and rewrites their tables in
-docs/notes/validation.md. With names only these are replayed, printed and not written. `--check`
+docs/notes/anchors.md. With names only these are replayed, printed and not written. `--check`
 writes nothing. Ends with 1 where rules rank otherwise than published, where a ratio is not near
 and no record says why, or, with `--check`, where the page has other figures.
 """

@@ -1,4 +1,4 @@
-"""The part of docs/notes/validation.md that is made of anchors: results, settings, reasons."""
+"""The part of docs/notes/anchors.md that is made of anchors: results, settings, reasons."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.simulator.anchors.record import Anchor, Compared, Measured, near
 
-PAGE = Path(__file__).parents[3] / "docs" / "notes" / "validation.md"
+PAGE = Path(__file__).parents[3] / "docs" / "notes" / "anchors.md"
 BEGIN, END = "<!-- anchors: made by python -m tests.simulator.anchors -->", "<!-- anchors: end -->"
 Findings = Sequence[tuple[Anchor, Measured]]
 

@@ -1,6 +1,6 @@
 """Published results, replayed in a shortened form: rules rank as published, ratios are in a band.
 
-In full: `python -m tests.simulator.anchors`, which makes the tables of docs/notes/validation.md.
+In full: `python -m tests.simulator.anchors`, which makes the tables of docs/notes/anchors.md.
 """
 
 from __future__ import annotations
