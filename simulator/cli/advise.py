@@ -52,6 +52,7 @@ class LogPart(Requests):
     """Requests of a log: never faster or slower, for their times were measured."""
 
     format: str = "auto"
+    tokenizer: str | None = None
     block_tokens: int | None = None
     speed: float | None = None
     rate: float | None = None

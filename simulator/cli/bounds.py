@@ -26,7 +26,7 @@ from simulator.limits.hits import hits as hit_rows
 from simulator.limits.report import bound as bounded
 from simulator.limits.show import bound_tables, hits_table
 from simulator.report.board import Board
-from simulator.report.console import say_trace_errors
+from simulator.report.console import say_source
 from simulator.workloads.open import open_jobs
 
 
@@ -64,7 +64,7 @@ def hits(options: Hits, console: Console) -> bool:
     except ValueError as error:
         raise UsageError(str(error)) from error
     console.print(hits_table(rows))
-    say_trace_errors(console, stream.errors.total, stream.errors)
+    say_source(console, stream)
     write_json(options.json, rows)
     return bool(rows)
 

@@ -48,7 +48,7 @@ from simulator.cli.setups import (
     workload_of,
 )
 from simulator.cli.usage import UsageError, check_files, write_json
-from simulator.report.console import say_trace_errors
+from simulator.report.console import say_source
 from simulator.traces.generators.table import kv_block
 from simulator.workloads.open import open_jobs
 
@@ -273,7 +273,7 @@ def _measured(asked: Capacity, console: Console, shapes: Shapes) -> tuple[Measur
         found = measure(stream.jobs, stream.block_tokens, caches, kv_tokens, asked.cached.cached)
     except MixError as error:
         raise UsageError(f"{asked.trace}: {error}") from error
-    say_trace_errors(console, stream.errors.total, stream.errors)
+    say_source(console, stream)
     return found, caches
 
 

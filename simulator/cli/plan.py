@@ -20,7 +20,7 @@ from simulator.cli.setups import (
     setup_of,
 )
 from simulator.cli.usage import UsageError, check_files
-from simulator.report.console import say_trace_errors
+from simulator.report.console import say_source
 from simulator.runs.plan import LIMITS, PlanRequest, Rule, Targets, check_request
 from simulator.runs.runs import RunOptions
 from simulator.runs.sweep import run_plan
@@ -95,4 +95,4 @@ def look_over(console: Console, workload: WorkloadSpec) -> None:
     if workload.source.startswith(GENERATED):
         return
     deque(stream.jobs, maxlen=0)
-    say_trace_errors(console, stream.errors.total, stream.errors)
+    say_source(console, stream)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from textwrap import fill
 from typing import Annotated
+from urllib.parse import quote
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -114,6 +115,8 @@ class Requests(Struct):
 
     format: Annotated[str, "F", f"of TRACE: {', '.join(one.name for one in FORMATS)}; default: "
         "found by looking"] = "auto"  # fmt: skip
+    tokenizer: Annotated[str | None, "FOLDER", "of a model, for a TRACE that holds text; default: "
+        "four bytes are a token"] = None  # fmt: skip
     block_tokens: Annotated[int | None, "prompt tokens that an id of TRACE stands for; default: as "
         "the format says"] = None  # fmt: skip
     speed: Annotated[float | None, Either("pace"), "X", "arrivals X times as fast as recorded; "
@@ -234,9 +237,12 @@ def setup_of(options: SetupOptions, policy: str, seed: int, *, resample: bool = 
 
 def workload_of(trace: str, asked: Requests, *, resample: bool = False) -> WorkloadSpec:
     """The requests of `trace` that were asked for."""
+    format = asked.format
+    if asked.tokenizer is not None:
+        format += f"{'&' if '?' in format else '?'}tokenizer={quote(asked.tokenizer)}"
     return WorkloadSpec(
         source=trace,
-        format=asked.format,
+        format=format,
         block_tokens=asked.block_tokens,
         speed=asked.speed or 1.0,
         rate_per_s=asked.rate,

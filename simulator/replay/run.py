@@ -223,6 +223,7 @@ class _Run:
     def _notes(self) -> tuple[str, ...]:
         relay, feed = self._relay, self._feed
         notes = [*_slow(self._policy.name, self._calls_s, self._slow_s), self._stream.origin]
+        notes += self._stream.notes()
         if relay.serving.transfers is not None:
             notes.append(_moved(relay.serving.transfers.totals, len(relay.book)))
         if not self._setup.closed_loop and relay.book.groups:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -13,6 +13,7 @@ from simulator.report.figures import Aggregate, Figure, aggregate, by_policy, co
 from simulator.report.page import MARK
 from simulator.report.replay_page import replay_table, stage_tables, versus_table
 from simulator.report.row import ReplayRow
+from simulator.traces.job import JobStream
 
 NS_PER_S = 1_000_000_000
 
@@ -119,12 +120,15 @@ def most_unserved(rows: Sequence[ReplayRow]) -> list[str]:
     return lines
 
 
-def say_trace_errors(console: Console, total: int, first: Iterable[str]) -> None:
-    """How many lines were left out, and what was wrong with the first of them."""
-    if not total:
+def say_source(console: Console, stream: JobStream) -> None:
+    """What had to be assumed of a source, how many lines were left out, and why the first were."""
+    for note in stream.notes():
+        console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
+    if not stream.errors.total:
         return
     console.print(
-        f"[bold red]{counted(total, 'wrong line')} left out[/] (--strict stops at the first):"
+        f"[bold red]{counted(stream.errors.total, 'wrong line')} left out[/] "
+        "(--strict stops at the first):"
     )
-    for message in first:
+    for message in stream.errors:
         console.print(f"  {message}", highlight=False, markup=False, soft_wrap=True)

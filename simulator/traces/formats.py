@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from itertools import islice
 from pathlib import Path
@@ -11,7 +11,17 @@ from typing import Any
 
 import msgspec
 
-from simulator.traces import mooncake, request_log, session_file, tables, weka_file
+from simulator.traces import (
+    access_log,
+    chat_file,
+    mooncake,
+    prompt_text,
+    request_log,
+    session_file,
+    span_file,
+    tables,
+    weka_file,
+)
 from simulator.traces.files import TraceParts, opened
 from simulator.traces.job import MIN_LINES_JUDGED, ErrorLog, Job, LineError, TraceError
 from simulator.traces.options import name_of, parse_options
@@ -70,7 +80,10 @@ def read_jobs(
 
 def _too_old(by_ns: int, slack_ns: int) -> str:
     allowed = f"at most {slack_ns / 1e9:g} s" if slack_ns else "never"
-    return f"timestamp: goes back, {by_ns / 1e9:g} s before an earlier line; it may {allowed}"
+    return (
+        f"timestamp: goes back, {by_ns / 1e9:g} s before an earlier line; it may {allowed}: sort "
+        "the lines by time"
+    )
 
 
 def from_zero(jobs: Iterable[Job]) -> Iterator[Job]:
@@ -98,6 +111,7 @@ class Reading:
     errors: ErrorLog
     options: Any  # of the format's own kind
     seed: int
+    notes: list[Callable[[], Iterable[str]]] = field(default_factory=list)  # the format adds them
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +150,16 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
     head = _head(path)
     found = named or [one for raw in head for one in FORMATS if one.recognizes(raw)]
     if not found:
-        raise TraceError(f"{path}: its first lines are of no known format; name one of: {known}")
+        whole = head[0].lstrip()[:1] == b"[" or head[0].strip() == b"{"
+        hint = (
+            '; expected one JSON object a line, which `jq -c \'if type == "array" then .[] else . '
+            "end' FILE` makes of an array or of objects that are spread over lines"
+        )
+        raise TraceError(
+            f"{path}: its first lines are of no known format{hint * whole}; name one of: {known}"
+        )
     one = found[0]
-    options = parse_options(spec, one.options)
+    options = parse_options("?".join((one.name, spec.partition("?")[2])), one.options)
     return FoundFormat(one, options, block_tokens or _told_size(path, one, options))
 
 
@@ -193,6 +214,27 @@ def _read_request_log(reading: Reading) -> Iterator[Job]:
 
     jobs = _by_line(parser, request_log.SLACK_S)(reading)
     return request_log.continued(jobs, reading.block_tokens) if reading.options.turns else jobs
+
+
+def _read_access_log(reading: Reading) -> Iterator[Job]:
+    reader = access_log.AccessLogReader(reading.options)
+    reading.notes.append(reader.notes)
+    return _by_line(lambda _: reader.parse, request_log.SLACK_S)(reading)
+
+
+def _read_chats(reading: Reading) -> Iterator[Job]:
+    reader = chat_file.ChatReader(reading.block_tokens, reading.options, reading.seed)
+    reading.notes.append(reader.notes)
+    jobs = _by_line(lambda _: reader.parse, request_log.SLACK_S)(reading)
+    return request_log.continued(jobs, reading.block_tokens)
+
+
+def _read_spans(reading: Reading) -> Iterator[Job]:
+    reader = span_file.SpanReader(reading.block_tokens, reading.options)
+    reading.notes.append(reader.notes)
+    spans = span_file.spans_of(reading.file.lines(reading.errors), reading.errors)
+    jobs = read_jobs(spans, reader.parse, reading.errors, request_log.SLACK_S * NS)
+    return request_log.continued(from_zero(jobs), reading.block_tokens)
 
 
 def _by_session(
@@ -277,6 +319,30 @@ FORMATS = (
         _read_request_log,
         request_log.block_size_of,
         request_log.RequestLogOptions,
+    ),
+    Format(
+        "access_log",
+        "the router's access log: times and token counts; nothing is shared",
+        prompt_text.BLOCK_TOKENS,
+        _has("at", "path", "prompt_tokens", "bytes_in"),
+        _read_access_log,
+        options=access_log.AccessLogOptions,
+    ),
+    Format(
+        "otel",
+        "OpenTelemetry spans, OTLP JSON lines, with gen_ai attributes",
+        prompt_text.BLOCK_TOKENS,
+        _has("resourceSpans"),
+        _read_spans,
+        options=prompt_text.TextOptions,
+    ),
+    Format(
+        "chats",
+        "JSON lines: OpenAI bodies with messages or prompt, batches, logs",
+        prompt_text.BLOCK_TOKENS,
+        chat_file.is_chat,
+        _read_chats,
+        options=chat_file.ChatOptions,
     ),
     Format(
         "azure",

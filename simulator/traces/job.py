@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -67,6 +67,7 @@ class ErrorLog:
         self.strict = strict
         self.total = 0
         self.messages: list[str] = []
+        self._last_line = 0
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -78,8 +79,11 @@ class ErrorLog:
         return self.messages[index]
 
     def add(self, line: int, what: object) -> None:
-        """Counts a wrong line. Raises `TraceError` when strict, or when too many are wrong."""
+        """Counts a wrong line, once. Raises `TraceError` when strict, or if too many are wrong."""
         message = f"{self.where}, line {line}: {what}"
+        if line == self._last_line:
+            return
+        self._last_line = line
         self.total += 1
         if self.strict:
             raise TraceError(message)
@@ -92,7 +96,8 @@ class ErrorLog:
         if lines >= MIN_LINES_JUDGED and self.total > MAX_WRONG_SHARE * lines:
             raise TraceError(
                 f"{self.where}: {self.total} of the first {lines} lines are wrong, "
-                f"too many to go on; the first: {self.messages[0]}"
+                f"too many to go on; the first: {self.messages[0]}; is it another format? "
+                "--format NAME says which, `warmroute-sim sources` lists them"
             )
 
     def nothing_read(self) -> TraceError:
@@ -131,3 +136,4 @@ class JobStream:
     origin: str  # where the requests come from, one line for a report
     fraction_read: Callable[[], float]  # of the source, in [0, 1]: for progress bars
     stages: tuple[Stage, ...] = ()  # of a ladder of loads: which one an arrival belongs to
+    notes: Callable[[], Iterable[str]] = tuple  # what had to be assumed of what was read so far

@@ -48,6 +48,7 @@ def open_jobs(spec: WorkloadSpec, seed: int = 0) -> JobStream:
         origin=f"{stream.origin}{_pace(spec)}",
         fraction_read=stream.fraction_read,
         stages=tuple(_faster(stage, factor) for stage in stream.stages),
+        notes=stream.notes,
     )
 
 
@@ -59,8 +60,9 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
     found = find_format(spec.format, path, spec.block_tokens)
     errors = ErrorLog(spec.source, spec.strict)
     file = opened(path)
+    reading = Reading(file, found.block_tokens, errors, found.options, seed)
     try:
-        jobs = file_jobs(Reading(file, found.block_tokens, errors, found.options, seed), found)
+        jobs = file_jobs(reading, found)
     except TraceError:
         file.close()
         raise
@@ -72,6 +74,7 @@ def _recorded(spec: WorkloadSpec, seed: int) -> JobStream:
         errors=errors,
         origin=f"{path.name} ({found.format.name})",
         fraction_read=file.fraction_read,
+        notes=lambda: [note for notes in reading.notes for note in notes()],
     )
     return _drawn(stream, seed) if spec.resample else stream
 
@@ -162,9 +165,14 @@ NAME?key=value`.
 
 A wrong line is left out, counted, and told with file, line, field and what is expected (the first
 ten). More than one wrong line in a hundred of the first thousand or more ends the reading; strict
-reading ends at the first. Times never go back; a request log's lines may be an hour late, those
-of CSV logs a second, and are put in order. The first arrival is time 0, but for Mooncake's files,
-whose times count from their own start.
+reading ends at the first. Times never go back; lines of the router's logs, of chats and of spans
+may be an hour late, those of CSV logs a second, and are put in order. The first arrival is time 0,
+but for Mooncake's files, whose times count from their own start.
+
+Text of chats and spans becomes tokens and hashes while its line is read; no text is kept or shown.
+Without `--tokenizer FOLDER` four bytes are a token, and each message begins a new one. A replay
+says below its tables what it had to assume. [Your traffic in ten minutes](../your-traffic.md) shows
+the way from each kind of file.
 
 What is asked of a source is done in this order: requests of one instant spread over a while, the
 first seconds, the first requests (all in recorded time), then another draw of the sessions

@@ -34,6 +34,7 @@ from tests.release.pages import (
     workers,
 )
 from tests.simulator.step_times.configs import CONFIGS, written
+from tests.simulator.trace_lines import export, span
 
 INSTALL_S = 600
 ASK = to_run("docs/quickstart.md")[-1]
@@ -52,6 +53,7 @@ READ = {
     "split": ["docs/disaggregation.md"],
     "agents": ["docs/agents.md"],
     "logs": ["docs/policies.md", "docs/reference/logs.md", "docs/demo.md"],
+    "traffic": ["docs/your-traffic.md"],
     "simulator": ["docs/simulator.md", "docs/catalogue.md", "docs/reference/warmset.md"],
     "grpc": ["docs/triton.md", "docs/gateway.md"],
 }
@@ -330,6 +332,33 @@ def test_the_simulator(stranger: Host) -> None:
     for name in others:
         with Page(name, stranger) as page:
             page.does(1, *cut, (r"('gen:sglang.*?')", r"\1 --requests 24"))
+
+
+def test_traffic_of_many_kinds(stranger: Host) -> None:
+    """From each kind of file to a replay; spans and agents' traces are made here."""
+    for n in (1, 2):
+        stranger.start(f"{TIMED} --host 10.0.0.{n} --port 8000")
+    said = [{"role": "user", "content": "Good day. " * 60}]
+    spans = [span(at, input__messages=said, usage__output_tokens=5) for at in (1, 2)]
+    (stranger.folder / "spans.jsonl").write_text(json.dumps(export(*spans)))
+    calls = [{"type": "n", "t": t, "in": 128, "out": 9, "hash_ids": [1, 2]} for t in (0, 9)]
+    agents = {"id": "a", "block_size": 64, "hash_id_scope": "local", "requests": calls}
+    (stranger.folder / "agents.jsonl").write_text(json.dumps(agents))
+    text = text_of("docs/your-traffic.md")
+    with Page("docs/your-traffic.md", stranger) as page:
+        page.does()
+        replayed = page.does()
+        for row in re.findall(r"^\| (\w+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+%) \|$", text, re.M):
+            assert re.search(r"^{}\b.* {}\*? .* {}\*? .* {}".format(*row), replayed, re.M), row
+        (assumed,) = re.findall(r"```text\n(.*?)```", text, re.DOTALL)
+        assert assumed in replayed
+        assert re.search(r"^Take .* worker", page.does(1, (r"$", " --seed 1 --requests 120")), re.M)
+        page.does()
+        for _ in range(3):
+            does(stranger, ASK)
+        stranger.stop_all()
+        for notes in ("(requests)", "an access log has no prefixes", "(otel)", "(weka)"):
+            assert notes in page.does()
 
 
 def test_triton_and_a_data_plane(stranger: Host) -> None:

@@ -13,7 +13,18 @@ import pytest
 
 from router.record.request_line import chain_bytes
 from simulator.cli import main
-from tests.simulator.trace_lines import AZURE, BURSTGPT, LOG_HEADING, session, turn, write
+from tests.simulator.trace_lines import (
+    ACCESS,
+    AZURE,
+    BURSTGPT,
+    CHAT,
+    LOG_HEADING,
+    export,
+    session,
+    span,
+    turn,
+    write,
+)
 
 REQUESTS = 24
 FLEET = ("--workers", "2", "--profile", "llama-3.1-8b-h100")
@@ -72,6 +83,18 @@ def _session(number: int) -> dict[str, Any]:
     return session(f"s{number}", *turns)
 
 
+def _chat(number: int) -> dict[str, Any]:
+    said = [{"role": "user", "content": f"I am number {number % 3}. " * 40}]
+    for step in range(number // 3):
+        said += [{"role": "assistant", "content": f"Yes, {step}"}, {"role": "user", "content": "?"}]
+    return {**CHAT, "timestamp": 1.7e9 + number / 20, "messages": said}
+
+
+def _span(number: int) -> dict[str, Any]:
+    sizes = {"usage__input_tokens": 330 + 40 * (number // 3), "usage__output_tokens": 20}
+    return export(span(1.7e9 + number / 20, conversation__id=f"c{number % 3}", **sizes))
+
+
 def lines_of(name: str) -> list[str | dict[str, Any]]:
     """Some two dozen requests in a format."""
     count = range(REQUESTS)
@@ -83,11 +106,16 @@ def lines_of(name: str) -> list[str | dict[str, Any]]:
         "sessions": [_session(number) for number in range(REQUESTS // 3)],
         "azure": [AZURE, *(f"{stamp},374,20" for stamp in stamps)],
         "burstgpt": [BURSTGPT, *(f"{n},ChatGPT,472,18,490,Conversation log" for n in count)],
+        "access_log": [{**ACCESS, "at": 1.7e9 + number / 20} for number in count],
+        "otel": [_span(number) for number in count],
+        "chats": [_chat(number) for number in count],
     }
     return made[name]
 
 
-FORMATS = ("mooncake", "qwen", "requests", "sessions", "azure", "burstgpt")
+FORMATS = (
+    "mooncake", "qwen", "requests", "sessions", "azure", "burstgpt", "access_log", "otel", "chats",
+)  # fmt: skip
 
 
 def trace(folder: Path, name: str = "mooncake", packed: str = "plain") -> Path:

@@ -41,6 +41,60 @@ LOGGED = {
     "priority": 2,
 }
 LOG_HEADING = {"format": "warmroute-requests", "version": 1, "started": 1.0, "workers": 8}
+CHAT = {
+    "timestamp": 1_700_000_000,
+    "model": "m",
+    "messages": [
+        {"role": "system", "content": "You are the assistant of a shop of rare books. " * 4},
+        {"role": "user", "content": "Where is my order?"},
+    ],
+    "response": {"usage": {"prompt_tokens": 50, "completion_tokens": 20}},
+}
+ACCESS = {
+    "at": 1_700_000_000.25,
+    "id": "x",
+    "tenant": "t",
+    "path": "/v1/chat/completions",
+    "model": "m",
+    "bytes_in": 900,
+    "prompt_tokens": 330,
+    "output_tokens": 20,
+    "cached_tokens": 33,
+}
+
+
+def span(at_s: float, **told: Any) -> dict[str, Any]:
+    """A call to a model; `told` are attributes of `gen_ai`, dots written as two underlines."""
+    told = {"operation__name": "chat", "request__model": "m"} | told
+    return {
+        "traceId": "5b8efff798038103d269b633813fc60c",
+        "name": "chat m",
+        "startTimeUnixNano": str(round(at_s * 1e9)),
+        "attributes": [
+            {"key": f"gen_ai.{key.replace('__', '.')}", "value": _otlp(value)}
+            for key, value in told.items()
+        ],
+    }
+
+
+def _otlp(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"stringValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, list):
+        return {"arrayValue": {"values": [_otlp(one) for one in value]}}
+    fields = [{"key": key, "value": _otlp(one)} for key, one in value.items()]
+    return {"kvlistValue": {"values": fields}}
+
+
+def export(*spans: dict[str, Any]) -> dict[str, Any]:
+    """A line of a collector's file exporter."""
+    scope = {"scope": {"name": "app"}, "spans": list(spans)}
+    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [scope]}]}
+
+
+SPANS = export(span(1_700_000_000, usage__input_tokens=330, usage__output_tokens=20))
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens"
 BURSTGPT = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type"
 PACKED: dict[str, Callable[[bytes], bytes]] = {
@@ -86,4 +140,7 @@ GOOD: dict[str, tuple[str | dict[str, Any], ...]] = {
     "azure": (AZURE, "2023-11-16 18:15:47.6805900,374,44"),
     "burstgpt": (BURSTGPT, "5,ChatGPT,472,18,490,Conversation log"),
     "sessions": (session("a", turn(0, 64, [1, 1])),),
+    "chats": (CHAT,),
+    "access_log": (ACCESS,),
+    "otel": (SPANS,),
 }

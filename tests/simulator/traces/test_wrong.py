@@ -17,14 +17,18 @@ from simulator.traces.spec import WorkloadSpec
 from simulator.workloads.open import TraceError, open_jobs
 from tests.effort import examples
 from tests.simulator.trace_lines import (
+    ACCESS,
     AZURE,
+    CHAT,
     GOOD,
     LOG_HEADING,
     LOGGED,
     MOONCAKE,
     QWEN,
+    export,
     read,
     session,
+    span,
     turn,
     with_,
     write,
@@ -78,6 +82,42 @@ BAD = {
         (session("x"), "requests"),
         (session("x", turn(0, 64, [(1 << 32) - 1, 1])), "an id above"),
     ],
+    "chats": [
+        ({**CHAT, "messages": "secret"}, "messages"),
+        ({**CHAT, "messages": []}, "messages: is empty"),
+        ({**CHAT, "messages": [{"role": 1}]}, "messages[0].role: expected a string"),
+        ({**CHAT, "messages": [{"role": "user", "content": 7}]}, "messages[0].content: expected"),
+        ({**CHAT, "messages": None, "prompt": ["a", "b"]}, "prompt: has several texts"),
+        ({**CHAT, "messages": None, "prompt": [1, -1]}, "prompt: a token id is beyond"),
+        ({**CHAT, "messages": None, "prompt": [1 << 31]}, "prompt: a token id is beyond"),
+        ({**CHAT, "messages": None}, "neither `messages` nor `prompt`"),
+        ({**CHAT, "timestamp": -1}, "timestamp: is no time"),
+        ({**CHAT, "timestamp": "nan"}, "timestamp: is no time"),
+        ({**CHAT, "timestamp": "secret"}, "timestamp: is no time; expected seconds or"),
+        ({**CHAT, "timestamp": None}, "has no time, as earlier lines have"),
+        ({**CHAT, "timestamp": 1_600_000_000}, "goes back, 1e+08 s before an earlier line"),
+        ({**CHAT, "usage": {"completion_tokens": 1 << 40}}, "completion_tokens"),
+        ({**CHAT, "usage": {"prompt_tokens": -1}}, "prompt_tokens"),
+        ('{"messages": ' + "[" * 5000 + "}", "line 2"),
+        ('{"messages": [{"role": "user", "content": "\\ud800"}]}', "line 2"),
+    ],
+    "access_log": [
+        ({**ACCESS, "prompt_tokens": -1}, "prompt_tokens"),
+        ({**ACCESS, "prompt_tokens": 1 << 40}, "prompt_tokens"),
+        ({**ACCESS, "at": None}, "at"),
+        ({**ACCESS, "at": 1_600_000_000}, "goes back, 1e+08 s"),
+    ],
+    "otel": [
+        (export(span(1.7e9, usage__input_tokens=-5)), "gen_ai.usage.input_tokens: expected a"),
+        (export(span(1.7e9, usage__input_tokens=1 << 40)), "gen_ai.usage.input_tokens"),
+        (export(span(1.7e9, usage__input_tokens="secret")), "a whole number in 0.."),
+        (export(span(-1, usage__input_tokens=5)), "startTimeUnixNano: expected nanoseconds"),
+        (export(span(1.6e9, usage__input_tokens=5)), "goes back, 1e+08 s"),
+        (export(span(1.7e9, input__messages=["secret"])), "input.messages[0]: expected an obj"),
+        (export(span(1.7e9, input__messages='[{"parts": []}]')), "messages[0].role"),
+        ({"resourceSpans": 1}, "resourceSpans"),
+        (export({"startTimeUnixNano": "1", "attributes": 1}), "attributes"),
+    ],
 }
 
 
@@ -93,6 +133,7 @@ def test_a_wrong_line_is_named_and_left_out(
     assert len(list(stream.jobs)) == 1
     assert stream.errors.total == len(stream.errors) == 1
     assert said in stream.errors[0]
+    assert "secret" not in stream.errors[0]
     assert f"{spec.source}, line {len(good) + 1}: " in stream.errors[0]
     with pytest.raises(TraceError, match=f"line {len(good) + 1}"):
         read(spec, strict=True)
@@ -119,6 +160,8 @@ def test_messages_are_bounded_and_too_many_wrong_lines_end_the_reading(tmp_path:
         (b"", "holds no requests"),
         (b"\n \n", "holds no requests"),
         (b"hello\n", "of no known format"),
+        (json.dumps([CHAT, CHAT], indent=1).encode(), "one JSON object a line, which `jq -c"),
+        (json.dumps(CHAT, indent=1).encode(), "one JSON object a line, which `jq -c"),
         (b"\x1f\x8bnot gzip at all", "damaged"),
         (gzip.compress(json.dumps(MOONCAKE).encode() * 500, mtime=0)[:-20], "damaged"),
         (zstandard.compress(json.dumps(MOONCAKE).encode())[:-6] + b"......", "damaged"),

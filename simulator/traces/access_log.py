@@ -1,0 +1,86 @@
+"""The router's access log (`router.record.access_log`) as a workload: times and token counts.
+
+It names no blocks and no sessions, so no request shares a prefix with another one. What a replay
+of it shows is load; the request log is what policies can be compared by. Lines without
+`prompt_tokens` were refused before the prompt was read, and are left out. Where an answer's length
+is not known, the mean of the known ones so far stands in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from simulator.traces.job import NO_IDS, Job, LineError
+from simulator.traces.mooncake import DECODE_ERRORS, MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, SessionId
+from simulator.traces.request_log import MAX_UNIX_S
+
+
+class AccessLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an access log can be asked for."""
+
+    model: Annotated[
+        str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
+    ] = None
+
+
+class _AccessLogLine(msgspec.Struct, frozen=True, gc=False):
+    at: Annotated[float, msgspec.Meta(ge=0, le=MAX_UNIX_S)]
+    model: str | None = None
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
+    output_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
+    tenant: SessionId | None = None
+
+
+class AccessLogReader:
+    """Reads the lines of one access log. Lifetime: stream."""
+
+    def __init__(self, options: AccessLogOptions) -> None:
+        self._decode = msgspec.json.Decoder(_AccessLogLine).decode
+        self._model = options.model
+        self._known = self._known_tokens = 0  # answers
+        self._reported_tokens = self._cached_tokens = 0  # prompts whose cached tokens are known
+        self._without = 0  # lines without a prompt
+
+    def parse(self, raw: bytes) -> Job | None:
+        """The request of a line; None: nobody read its prompt. Raises `LineError`."""
+        try:
+            line = self._decode(raw)
+        except DECODE_ERRORS as error:
+            raise LineError(str(error)) from error
+        if not line.prompt_tokens or line.model is None:
+            self._without += 1
+            return None
+        if self._model not in (None, line.model):
+            return None
+        if line.output_tokens:
+            self._known, self._known_tokens = (
+                self._known + 1, self._known_tokens + line.output_tokens,
+            )  # fmt: skip
+        if line.cached_tokens is not None:
+            self._reported_tokens += line.prompt_tokens
+            self._cached_tokens += line.cached_tokens
+        return Job(
+            round(line.at * 1e6) * 1000,
+            line.prompt_tokens,
+            line.output_tokens or (self._known_tokens // self._known if self._known else 1),
+            NO_IDS,
+            tenant=line.tenant,
+            cached_tokens=line.cached_tokens,
+        )
+
+    def notes(self) -> Iterator[str]:
+        """What the log does not know."""
+        cached = ""
+        if self._reported_tokens:
+            share = self._cached_tokens / self._reported_tokens
+            cached = f" (workers reported {share:.1%} of their prompt tokens cached)"
+        yield (
+            "an access log has no prefixes: nothing is shared here and nothing hits"
+            f"{cached}, so it compares policies by load alone; record --request-log for caches"
+        )
+        if self._without:
+            yield f"{self._without} lines without prompt_tokens or model are left out"

@@ -1,0 +1,247 @@
+"""Requests as clients send them, one JSON body a line: OpenAI chats and completions.
+
+    {"model": "m", "messages": [{"role": "user", "content": "..."}]}
+    {"timestamp": 1700000000, "model": "m", "prompt": "..."}
+    {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
+    {"created_at": "2026-11-21T10:00:00Z", "request": {"messages": [...]},
+     "response": {"usage": {"prompt_tokens": 21, "completion_tokens": 40}}}
+
+Text becomes tokens and names of blocks as its line is read (`prompt_text`), and is kept nowhere. An
+answer is as long as `usage` says, else as its text: a `response` or `completion`, or a last message
+of the assistant.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from random import Random
+from typing import Annotated, Any
+
+import msgspec
+
+from simulator.traces.job import Job, LineError
+from simulator.traces.mooncake import DECODE_ERRORS, MAX_OUTPUT_TOKENS, MAX_PROMPT_TOKENS, SessionId
+from simulator.traces.prompt_text import PromptText, TextOptions, Tokens
+from simulator.traces.request_log import MAX_UNIX_S
+from simulator.traces.session_file import Positive
+from simulator.traces.timing import NS
+
+_TIMES = ("timestamp", "time", "created_at", "created", "start_time", "ts")
+# What a number has to reach to count in this part of a second.
+_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+
+Time = float | str | None
+
+
+class ChatOptions(TextOptions, frozen=True):
+    """What can be asked for of chats."""
+
+    rate: Annotated[
+        Positive, msgspec.Meta(description="requests a second, Poisson, where lines have no time")
+    ] = 1.0
+
+
+class _ChatBody(msgspec.Struct, frozen=True, gc=False):
+    """What a replay needs of a request."""
+
+    model: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    prompt: str | list[int | str] | None = None
+    system: Any = None
+    tools: list[dict[str, Any]] | None = None
+    max_tokens: int | None = None
+    max_completion_tokens: int | None = None
+
+
+class _ChatUsage(msgspec.Struct, frozen=True, gc=False):
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
+    completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+
+
+class _ChatAnswer(msgspec.Struct, frozen=True, gc=False):
+    """A response, or what a batch's results wrap around it."""
+
+    usage: _ChatUsage | None = None
+    choices: list[dict[str, Any]] | None = None
+    created: Time = None
+    created_at: Time = None
+    body: _ChatAnswer | None = None
+
+
+class _ChatLine(_ChatBody, frozen=True, gc=False):
+    """A request's body, or a line with one in it."""
+
+    body: _ChatBody | None = None
+    request: _ChatBody | None = None
+    response: _ChatAnswer | str | None = None
+    completion: str | None = None
+    usage: _ChatUsage | None = None
+    timestamp: Time = None
+    time: Time = None
+    created_at: Time = None
+    created: Time = None
+    start_time: Time = None
+    ts: Time = None
+    session_id: SessionId | int | None = None
+    conversation_id: SessionId | int | None = None
+
+
+def is_chat(raw: bytes) -> bool:
+    """Whether a line is a request, or has one in it."""
+    try:
+        line = msgspec.json.decode(raw)
+    except DECODE_ERRORS:
+        return False
+    if not isinstance(line, dict):
+        return False
+    bodies = (line, line.get("body"), line.get("request"))
+    return any(isinstance(one, dict) and ("messages" in one or "prompt" in one) for one in bodies)
+
+
+class ChatReader:
+    """Reads the lines of one file, and counts what it has to assume. Lifetime: stream."""
+
+    def __init__(self, block_tokens: int, options: ChatOptions, seed: int) -> None:
+        self._decode = msgspec.json.Decoder(_ChatLine).decode
+        self._options = options
+        self._text = PromptText(block_tokens, options)
+        self._random = Random(f"chats {seed}")
+        self._has_times: bool | None = None  # as the first request has it
+        self._made_s = 0.0
+        self._answers: Counter[str] = Counter()  # how their lengths are known
+
+    def parse(self, raw: bytes) -> Job | None:
+        """The request of a line; None: of another model. Raises `LineError`."""
+        try:
+            return self._job(self._decode(raw))
+        except (*DECODE_ERRORS, UnicodeEncodeError) as error:
+            raise LineError(str(error)) from error
+
+    def _job(self, line: _ChatLine) -> Job | None:
+        request = line.request or line.body or line
+        if not self._text.wants(request.model or line.model):
+            return None
+        response = line.response
+        answer = response if isinstance(response, _ChatAnswer) else None
+        answer = (answer and answer.body) or answer
+        tokens, said = self._prompt(request)
+        usage = line.usage or (answer and answer.usage) or _ChatUsage()
+        if isinstance(response, str) or line.completion:
+            said = response if isinstance(response, str) else line.completion
+        elif answer is not None and answer.choices:
+            said = _text_of_choice(answer.choices[0]) or said
+        at_ns = self._arrival_ns(line, answer)
+        output, known_by = self._output_tokens(request, usage, said)
+        session = line.session_id if line.session_id is not None else line.conversation_id
+        names, session = self._text.named(tokens, usage.prompt_tokens, session)
+        self._answers[known_by] += 1
+        return Job(at_ns, len(tokens), output, names, session=session)
+
+    def _prompt(self, request: _ChatBody) -> tuple[Tokens, str | None]:
+        """The prompt's tokens, and the answer where the last message is one."""
+        prompt = request.prompt
+        if request.messages is not None:
+            messages, said = request.messages, None
+            if request.system:
+                messages = [{"role": "system", "content": request.system}, *messages]
+            if len(messages) > 1 and messages[-1].get("role") == "assistant":
+                said = messages[-1].get("content")
+                messages = messages[:-1]
+            tokens = self._text.of_chat(messages, request.tools)
+            return tokens, said if isinstance(said, str) else None
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
+            prompt = prompt[0]
+        if isinstance(prompt, str) and prompt:
+            return self._text.of_text(prompt), None
+        if isinstance(prompt, list) and prompt:
+            ids = [one for one in prompt if isinstance(one, int)]
+            if len(ids) == len(prompt):
+                return self._text.of_ids(ids), None
+            raise LineError("prompt: has several texts; expected one, or token ids")
+        raise LineError("has neither `messages` nor `prompt`, in itself or in `body` or `request`")
+
+    def _output_tokens(
+        self, request: _ChatBody, usage: _ChatUsage, said: str | None
+    ) -> tuple[int, str]:
+        """Tokens of the answer, and how they are known."""
+        if usage.completion_tokens is not None:
+            return usage.completion_tokens or 1, "usage"
+        if said:
+            return min(self._text.count(said), MAX_OUTPUT_TOKENS), "text"
+        most = request.max_completion_tokens or request.max_tokens or 0
+        output = self._options.output
+        return (min(output, most) if most > 0 else output), "default"
+
+    def _arrival_ns(self, line: _ChatLine, answer: _ChatAnswer | None) -> int:
+        field, value = _time_of(line, answer)
+        if self._has_times is None:
+            self._has_times = value is not None
+        if self._has_times != (value is not None):
+            if value is None:
+                raise LineError(f"has no time, as earlier lines have; expected {', '.join(_TIMES)}")
+            raise LineError(f"{field}: is a time, and earlier lines have none")
+        if value is not None:
+            return _unix_ns(field, value)
+        self._made_s += self._random.expovariate(self._options.rate)
+        return round(self._made_s * NS)
+
+    def notes(self) -> Iterator[str]:
+        """What the reading had to assume."""
+        options, requests = self._options, self._answers.total()
+        if self._has_times is False:
+            yield (
+                f"no line has a time: arrivals are drawn, Poisson, {options.rate:g} a second "
+                "where --rate does not say; latencies are of that load"
+            )
+        yield from self._text.notes()
+        if unknown := self._answers["default"]:
+            yield (
+                f"{unknown} of {requests} answers have no length: {options.output} tokens or "
+                "max_tokens are taken, whichever is less (--format 'auto?output=N')"
+            )
+        if estimated := self._answers["text"]:
+            yield f"{estimated} of {requests} answers have no usage: their text is counted"
+
+
+def _text_of_choice(choice: dict[str, Any]) -> str | None:
+    message = choice.get("message")
+    said = message.get("content") if isinstance(message, dict) else choice.get("text")
+    return said if isinstance(said, str) else None
+
+
+def _time_of(line: _ChatLine, answer: _ChatAnswer | None) -> tuple[str, float | str | None]:
+    """The name and value of the first field that has a time."""
+    for name in _TIMES:
+        if (value := getattr(line, name)) is not None:
+            return name, value
+    if answer is not None and (answer.created or answer.created_at) is not None:
+        return "response.created", answer.created or answer.created_at
+    return "", None
+
+
+def _unix_ns(field: str, value: float | str) -> int:
+    """Nanoseconds since 1970 of seconds, of parts of them, or of ISO 8601, UTC where it has no
+    zone.
+    """
+    try:
+        seconds = float(value)
+        seconds /= next((unit for least, unit in _UNITS if seconds >= least), 1.0)
+    except ValueError:
+        seconds = _calendar_s(str(value))
+    if not (math.isfinite(seconds) and 0 <= seconds <= MAX_UNIX_S):
+        raise LineError(
+            f"{field}: is no time; expected seconds or milliseconds since 1970, or ISO 8601, as "
+            "2026-11-21T10:00:00Z"
+        )
+    return round(seconds * 1e6) * 1000  # a float that counts from 1970 tells no more
+
+
+def _calendar_s(text: str) -> float:
+    try:
+        told = datetime.fromisoformat(text)
+        return (told if told.tzinfo else told.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return math.nan
