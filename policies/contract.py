@@ -268,6 +268,17 @@ class FleetView(ABC):
 
     @property
     @abstractmethod
+    def waiting_prompt_tokens(self) -> Ints:
+        """Number of prompt tokens of this router's requests that have no first token yet.
+
+        Cached tokens are included: their KV takes memory, too, while the request runs. Prompts for
+        which this router reserved decode capacity are not included; `context_tokens` counts them.
+
+        Unit: tokens. Source: this router's dispatches. Age: current.
+        """
+
+    @property
+    @abstractmethod
     def kv_used_tokens(self) -> Floats:
         """Number of KV tokens of unfinished requests on the worker's GPU; NaN if never reported.
 
@@ -655,6 +666,7 @@ class TableFleet(FleetView):
     running: Ints = field()
     waiting: Ints = field()
     context_tokens: Floats = field()
+    waiting_prompt_tokens: Ints = field()
     kv_used_tokens: Floats = field()
     kv_capacity_tokens: Floats = field()
     cached_tokens: Floats = field()

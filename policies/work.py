@@ -77,17 +77,25 @@ def trunk_share_s(fleet: FleetView, own_s: Floats) -> Floats:
 def memory_wait_s(request: RequestView, fleet: FleetView) -> Floats:
     """Return the seconds until finished answers have freed the KV memory that the request lacks.
 
-    The shape is float64[rows]. By Little's law, unfinished requests free a share of
-    `turnover_per_s` of their KV memory per second. The result is 0 on a worker where the request
-    fits, where the KV memory in use is unknown, and before the router's first request.
+    The shape is float64[rows]. All tokens of the prompt need memory while the request runs, cached
+    or not. Only a shared prefix that other unfinished requests use has its memory already. An
+    answer frees its memory as a whole when it ends. So the request waits for the whole number of
+    answers, of the mean size, that frees what it lacks. By Little's law, a share of
+    `turnover_per_s` of the unfinished requests ends per second. The result is 0 on a worker where
+    the request fits or where no request is unfinished, and before the router's first request.
     """
-    used = np.fmax(fleet.kv_used_tokens, 0.0)  # unknown: 0
-    lacking = used + request.prompt_tokens - fleet.spared_tokens - fleet.assumed_capacity_tokens
-    waits = lacking > 0.0
+    requests = fleet.requests
+    # Requests that wait in the engine have no memory yet, but are served before this one.
+    unfinished = fleet.context_tokens + fleet.waiting_prompt_tokens
+    unfinished = unfinished - (requests - 1) * request.trunk_tokens
+    used = np.maximum(np.fmax(fleet.kv_used_tokens, 0.0), unfinished)  # unknown use: 0
+    lacking = used + request.private_tokens - fleet.assumed_capacity_tokens
+    waits = (lacking > 0.0) & (requests > 0) & (used > 0.0)
     seconds = np.zeros(len(fleet))
-    if np.count_nonzero(waits):  # rare
-        freed_per_s = used * fleet.turnover_per_s
-        np.divide(lacking, freed_per_s, out=seconds, where=waits & (freed_per_s > 0.0))
+    if fleet.turnover_per_s > 0.0 and np.count_nonzero(waits):  # rare
+        count = requests[waits]
+        answers = np.minimum(np.ceil(lacking[waits] * count / used[waits]), count)
+        seconds[waits] = answers / (count * fleet.turnover_per_s)
     return seconds
 
 

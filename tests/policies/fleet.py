@@ -10,7 +10,10 @@ import numpy.typing as npt
 
 from policies.contract import RequestView, TableFleet
 
-_INTS = {"worker_id", "hit_tokens", "hit_tokens_host", "hit_tokens_disk", "running", "waiting"}
+_INTS = {
+    "worker_id", "hit_tokens", "hit_tokens_host", "hit_tokens_disk", "running", "waiting",
+    "waiting_prompt_tokens",
+}  # fmt: skip
 _BOOLS = {"hits_unknown", "holds_trunk"}
 _SCALARS = {
     "arrival_rate_per_s": 0.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -331,12 +333,34 @@ def test_memory_has_a_price_where_caches_last(queued: object, priced: bool) -> N
         assert not terms["over_tokens"].any(), "holding pays nowhere, whatever the load"
 
 
-def test_one_waits_for_answers_to_free_the_memory_it_lacks() -> None:
-    """Half an arrival a second for each request: half of what is in use is freed in one."""
-    columns = EXAMPLE | {"kv_used_tokens": [96_000.0, 80_000.0]}
-    fleet = fleet_of(hit_tokens=[10_000, 10_000], **columns)
+def memory_wait_s(turnover_per_s: float = 0.5, **columns: Any) -> list[float]:
+    """Return what a prompt of 20,000 tokens, half of it a trunk, waits for memory."""
+    fleet = fleet_of(**EXAMPLE | columns | {"turnover_per_s": turnover_per_s})
     terms = WARMSET.terms(request_of(standing="new", **PROMPT), fleet, None)
-    assert terms["memory_wait_s"].tolist() == pytest.approx([6_000 / 48_000, 0.0])
-    unknown = fleet.with_columns(turnover_per_s=0.0)
-    terms = WARMSET.terms(request_of(standing="new", **PROMPT), unknown, None)
-    assert not terms["memory_wait_s"].any()
+    return terms["memory_wait_s"].tolist()
+
+
+def test_a_request_waits_for_whole_answers_to_free_the_memory_it_lacks() -> None:
+    """Of three answers of 32,000 tokens, 1.5 end in a second; 6,000 tokens are lacking."""
+    used = {"kv_used_tokens": [96_000.0, 80_000.0]}
+    assert memory_wait_s(**used) == pytest.approx([1 / 1.5, 0.0])
+    assert memory_wait_s(hit_tokens=19_999, **used) == pytest.approx([1 / 1.5, 0.0]), (
+        "cached tokens need memory, too"
+    )
+    assert memory_wait_s(0.0, **used) == [0.0, 0.0], "nobody knows when an answer ends"
+    idle = {"running": [0, 8], "kv_used_tokens": [96_000.0, 1e9]}
+    assert memory_wait_s(**idle) == [0.0, 2.0], "no answer to wait for; wait for all answers"
+
+
+def test_prompts_that_wait_at_a_worker_take_its_memory_before_this_one() -> None:
+    """With the trunk once, 3 requests want 52,000 + 64,000 - 2 x 10,000 = 96,000 tokens."""
+    columns = {
+        "running": [2, 8],
+        "waiting": [1, 0],
+        "context_tokens": 52_000.0,
+        "waiting_prompt_tokens": [64_000, 0],
+    }
+    assert memory_wait_s(kv_used_tokens=40_000.0, **columns) == pytest.approx([1 / 1.5, 0.0])
+    assert memory_wait_s(kv_used_tokens=np.nan, **columns) == pytest.approx([1 / 1.5, 0.0])
+    roomy = columns | {"kv_capacity_tokens": 106_000.0}
+    assert memory_wait_s(kv_used_tokens=40_000.0, **roomy) == [0.0, 0.0]

@@ -33,6 +33,7 @@ def fleets(draw, rows_min=1, rows_max=8):
         running=column(counts),
         waiting=column(counts),
         context_tokens=column(amounts),
+        waiting_prompt_tokens=column(counts),
         kv_used_tokens=column(maybe),
         kv_capacity_tokens=column(maybe),
         prefill_tokens_per_s=column(st.floats(1.0, 1e6)),

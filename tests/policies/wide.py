@@ -23,6 +23,7 @@ def wide_fleet(seed: int, workers: int) -> FleetView:
         running=random.integers(0, 9, workers),
         waiting=random.integers(0, 3, workers),
         context_tokens=random.integers(0, 90_000, workers).astype(float),
+        waiting_prompt_tokens=random.integers(0, 90_000, workers),
         kv_used_tokens=maybe_nan(random.integers(0, 100, workers)),
         kv_capacity_tokens=maybe_nan(100.0),
         prefill_tokens_per_s=random.choice([7_500.0, 15_000.0], workers),

@@ -245,11 +245,16 @@ class Decision {
     const std::size_t at = slot(row);
     const double own = columns_.context_tokens[at] + r.queued_prefill_tokens;
     const double since_report = maximum(own - columns_.own_tokens_at_report[at], 0.0);
-    const double used = std::fmax(columns_.kv_reported_tokens[at] + since_report, 0.0);
-    const double lacking = used + static_cast<double>(request_.prompt_tokens) -
-                           static_cast<double>(hits_[row]) - r.size_tokens;
-    const double freed_per_s = used * request_.turnover_per_s;
-    return lacking > 0.0 && freed_per_s > 0.0 ? lacking / freed_per_s : 0.0;
+    const double reported = columns_.kv_reported_tokens[at] + since_report;
+    double unfinished = columns_.context_tokens[at] +
+                        static_cast<double>(columns_.waiting_prompt_tokens[at]);
+    unfinished -= (r.requests - 1.0) * static_cast<double>(request_.trunk_tokens);
+    const double used = maximum(std::fmax(reported, 0.0), unfinished);
+    const double lacking = used + static_cast<double>(private_tokens_) - r.size_tokens;
+    const bool waits = lacking > 0.0 && r.requests > 0.0 && used > 0.0;
+    if (!waits || !(request_.turnover_per_s > 0.0)) return 0.0;
+    const double answers = minimum(std::ceil(lacking * r.requests / used), r.requests);
+    return answers / (r.requests * request_.turnover_per_s);
   }
 
   // policies/work.py: busy_share

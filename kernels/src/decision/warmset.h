@@ -15,6 +15,7 @@ struct Columns {
   std::span<const std::int64_t> worker_id;
   Doubles charged_work, drained_work, token_work;
   std::span<const std::int64_t> requests, foreign_running, foreign_waiting;
+  std::span<const std::int64_t> waiting_prompt_tokens;
   Doubles report_s, context_tokens, own_tokens_at_report, kv_reported_tokens;
   Doubles kv_capacity_tokens, cached_tokens, prefill_tokens_per_s, step_s;
   // Sums over the sessions at home on the worker, and over blocks of no known session.

@@ -31,6 +31,7 @@ class WarmsetCosts {
         .requests = counts(columns, "requests"),
         .foreign_running = counts(columns, "foreign_running"),
         .foreign_waiting = counts(columns, "foreign_waiting"),
+        .waiting_prompt_tokens = counts(columns, "waiting_prompt_tokens"),
         .report_s = column(columns, "report_s"),
         .context_tokens = column(columns, "context_tokens"),
         .own_tokens_at_report = column(columns, "own_tokens_at_report"),

@@ -96,6 +96,10 @@ class LiveFleet(FleetView):
         return self.columns.context_tokens[self.rows.slots]
 
     @property
+    def waiting_prompt_tokens(self) -> Ints:
+        return self.columns.waiting_prompt_tokens[self.rows.slots]
+
+    @property
     def kv_capacity_tokens(self) -> Floats:
         return self.columns.kv_capacity_tokens[self.rows.slots]
 

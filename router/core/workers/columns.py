@@ -108,6 +108,7 @@ class WorkerColumns:
         self.token_work = floats(1.0)
         self.requests = ints()  # own, unfinished
         self.waiting = ints()  # of these, before their first token
+        self.waiting_prompt_tokens = ints()  # of these, whose KV memory is not in context_tokens
         self.context_tokens = floats()  # KV of own requests past their first token
         self.decode_place_tokens = floats()  # of these, kept for prompts that others prefill
         self.foreign_running = ints()  # reported beyond what this router sent
@@ -251,6 +252,7 @@ class Cells:
         self.token_work = float_cells(columns.token_work)
         self.requests = int_cells(columns.requests)
         self.waiting = int_cells(columns.waiting)
+        self.waiting_prompt_tokens = int_cells(columns.waiting_prompt_tokens)
         self.worker_id = int_cells(columns.worker_id)
 
 

@@ -197,6 +197,8 @@ class Ledger:
         if room_tokens:
             cells.context_tokens[slot] += room_tokens
             cells.decode_place_tokens[slot] += room_tokens
+        else:
+            cells.waiting_prompt_tokens[slot] += prompt_tokens
         self._queue(slot, uncached_tokens, work_tokens)
         request_id, leg = key
         charge = self._charges[key] = Charge(
@@ -367,6 +369,8 @@ class Ledger:
         if charge.room_tokens:
             cells.context_tokens[slot] -= charge.room_tokens
             cells.decode_place_tokens[slot] -= charge.room_tokens
+        else:
+            cells.waiting_prompt_tokens[slot] -= charge.prompt_tokens
         self._queue(slot, -charge.uncached_tokens, -charge.work_tokens)
 
     def _queue(self, slot: int, tokens: int, work_tokens: float) -> None:

@@ -74,6 +74,10 @@ class LedgerMachine(RuleBasedStateMachine):
         assert (columns.waiting >= 0).all()
         assert (columns.waiting <= columns.requests).all()
         assert (columns.context_tokens >= 0).all()
+        for slot in range(len(columns.waiting)):
+            charges = core.ledger.on_worker(columns.worker_id[slot])
+            prompts = [c.prompt_tokens for c in charges if c.waiting and not c.room_tokens]
+            assert columns.waiting_prompt_tokens[slot] == sum(prompts)
         assert (columns.drained_work <= columns.charged_work + 1e-6).all()
 
     def teardown(self) -> None:
@@ -83,6 +87,7 @@ class LedgerMachine(RuleBasedStateMachine):
         assert core.inflight_requests == core.held_requests == len(core.ledger) == 0
         assert not columns.requests.any()
         assert not columns.waiting.any()
+        assert not columns.waiting_prompt_tokens.any()
         assert not columns.context_tokens.any()
         np.testing.assert_allclose(columns.charged_work, columns.drained_work)
 
