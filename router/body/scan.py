@@ -214,7 +214,8 @@ def _check_sizes(
     for name, (_, _, found, _, text_bytes) in (*lists.items(), *others.items()):
         values += found
         if values > limits.max_values:
-            why = f"with `{name}` the body has more than {limits.max_values} JSON values"
+            most = f"{limits.max_values} JSON values (limits.body_values)"
+            why = f"with `{name}` the body has more than {most}"
             raise ClientError(413, why, name, "too_many_values")
         if name in others:
             together += text_bytes
@@ -222,13 +223,16 @@ def _check_sizes(
         if text_bytes > limits.max_text_bytes:
             where = f"one item of `{name}`" if name in lists else f"`{name}`"
             most = f"{limits.max_text_bytes} bytes of text with escapes or beyond ASCII"
-            raise ClientError(413, f"{where} has more than {most}", name, "text_too_long")
+            why = f"{where} has more than {most} (limits.message_text_bytes)"
+            raise ClientError(413, why, name, "text_too_long")
 
 
 def _check_count(messages: int, name: str, limits: ScanLimits) -> None:
     if messages > limits.max_messages:
         what = "messages" if name == "messages" else f"items of `{name}`"
-        text = f"{messages} {what} are more than the {limits.max_messages} allowed"
+        text = (
+            f"{messages} {what} are more than the {limits.max_messages} allowed (limits.messages)"
+        )
         raise refused(text, name, "array_too_long")
 
 

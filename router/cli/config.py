@@ -135,6 +135,8 @@ def check_command(args: argparse.Namespace) -> int:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return 2
+    for note in loaded.notes:
+        print(f"note: {note}", file=sys.stderr)
     print(effective_yaml(loaded) if args.print else _summary(loaded), end="")
     return 0
 

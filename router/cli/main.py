@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import logging
 import os
 import subprocess
 import sys
@@ -26,8 +27,10 @@ from router.config.hints import HintingParser, with_hint
 from router.record.logs import configure
 from router.redis.url import redacted
 from router.settings.extras import installed
-from router.settings.load import load_config
+from router.settings.load import Loaded, load_config
 from router.settings.schema import Config
+
+log = logging.getLogger(__name__)
 
 _SERVE = """\
 Route OpenAI requests to the worker whose KV cache is warm for them.
@@ -203,15 +206,17 @@ def _advise(arguments: Sequence[str]) -> int:
 
 def _serve(args: argparse.Namespace, argv: list[str]) -> int:
     def read() -> Config:
-        return load_config(args, os.environ).config
+        return _noted(load_config(args, os.environ))
 
     try:
-        config = read()
+        loaded = load_config(args, os.environ)
     except ConfigError as error:
         for problem in error.problems:
             print(f"error: {problem}", file=sys.stderr)
         return 2
+    config = loaded.config
     configure(config.log_level, config.log_format)
+    _noted(loaded)
     try:
         before = None
         if config.hot_restart is not None:
@@ -232,6 +237,12 @@ def _serve(args: argparse.Namespace, argv: list[str]) -> int:
     except KeyboardInterrupt:
         pass
     return 0
+
+
+def _noted(loaded: Loaded) -> Config:
+    for note in loaded.notes:
+        log.info("%s", note)
+    return loaded.config
 
 
 def _version() -> str:

@@ -203,7 +203,9 @@ def _check_url(name: str, url: str) -> None:
     except ValueError as error:
         raise WorkerSpecError(f"{name}: {error}") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-        raise WorkerSpecError(f"{shown} is not of the form http(s)://host[:port][/path]")
+        raise WorkerSpecError(
+            f"{shown} is not of the form http(s)://host[:port][/path], as in http://gpu1:8000"
+        )
     if parts.username is not None or parts.password is not None:
         # It would be shown in lists and logs. The text is not repeated for the same reason.
         raise WorkerSpecError(f"the {name} carries a user or password; a worker's address may not")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from policies.near import did_you_mean
 from router.engines.spec import KEYS, WorkerSpec, WorkerSpecError, one_of
 from router.engines.table import ADAPTERS
 
+# Requests have this path, or one below it: clients' base URLs end in it, workers' URLs do not.
+_API_PATH = re.compile(r"/v1(/(chat/completions|completions|models))?/*$")
+_HOST_AND_PORT = re.compile(r"(\[[0-9A-Fa-f:.%]+\]|[^\s/:@?#\[\]]+):\d+(/|$)")
 MAX_SPEC_CHARACTERS = 4_096
 _INTEGERS = ("block_size", "rank", "bootstrap_port")
 _FLAGS = ("insecure",)
@@ -53,6 +57,22 @@ def _spec_of(values: dict[str, Any]) -> WorkerSpec:
     return spec
 
 
+def worker_url(text: str) -> str:
+    """A worker's URL in the forms that people paste: `HOST:PORT`, or with `/v1...` at its end.
+
+    What has neither a scheme nor a port stays as it is, and `WorkerSpec` refuses it.
+    """
+    url = _API_PATH.sub("", text.strip()).rstrip("/")
+    return f"http://{url}" if _HOST_AND_PORT.match(url) else url
+
+
+def url_note(given: object, url: str) -> str:
+    """How a worker's URL was read, if it was not written as it is used; else empty."""
+    written = given.get("url") if isinstance(given, dict) else str(given).partition(",")[0]
+    text = str(written).strip()
+    return "" if text.rstrip("/") == url else f"the worker {text} is read as {url}"
+
+
 def _coerce(key: str, value: object) -> str | int | float:
     if key in _FLAGS:
         if str(value).lower() not in ("true", "false"):
@@ -61,7 +81,7 @@ def _coerce(key: str, value: object) -> str | int | float:
     if key not in _INTEGERS and key not in _NUMBERS:
         if not isinstance(value, str):
             raise WorkerSpecError(f"{key} must be text, got {type(value).__name__}")
-        return value.rstrip("/") if key == "url" else value
+        return worker_url(value) if key == "url" else value
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise WorkerSpecError(f"{key} must be a number, got {type(value).__name__}")
     try:

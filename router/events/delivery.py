@@ -226,6 +226,7 @@ class FeedContext:
     borrow: Borrow | None = None  # for what an engine cannot tell; None: there are no peers
     keeps_payloads: bool = False  # facts have live batches also as they came
     wall: Callable[[], float] = time.time  # seconds since the epoch, as batches are stamped
+    worker_name: str = ""  # the worker's URL, for logs
 
 
 @dataclass(slots=True)
@@ -258,6 +259,7 @@ class Delivery:
 
     def __init__(self, worker_id: int, model: str, context: FeedContext) -> None:
         self.worker_id = worker_id
+        self.label = f"worker {worker_id} ({context.worker_name})"
         self.model = model
         self.counters = FeedCounters()
         self.next_seq = 0  # after the last batch told
@@ -327,7 +329,7 @@ class Delivery:
 
     def began_anew(self) -> None:
         """Tell that the publisher has nothing left of what was heard of it."""
-        log.info("worker %d: its publisher lacks what it had published before", self.worker_id)
+        log.info("%s: its publisher lacks what it had published before", self.label)
         self._tell(ReplayEnd(self._clock(), self.worker_id, answered=True, began_anew=True))
 
     def disconnected(self, endpoint: str) -> None:
@@ -338,8 +340,8 @@ class Delivery:
         self.counters.disconnects += 1
         total = self.counters.disconnects
         if worth_a_line(total):
-            line = "worker %d: the connection to its KV events at %s is lost (%d so far)"
-            log.warning(line, self.worker_id, endpoint, total)
+            line = "%s: the connection to its KV events at %s is lost (%d so far)"
+            log.warning(line, self.label, endpoint, total)
         self._tell_unheard()
 
     def reconnected(self, asked: bool) -> None:
@@ -358,8 +360,8 @@ class Delivery:
 
     def unheard(self, endpoint: str, waited_s: float) -> None:
         """Say that nobody publishes there: no later batch would show that one is missing."""
-        line = "worker %d: no publisher at %s after %g s: its KV events are not heard"
-        log.warning(line, self.worker_id, endpoint, waited_s)
+        line = "%s: no publisher at %s after %g s: its KV events are not heard"
+        log.warning(line, self.label, endpoint, waited_s)
 
     def skipped(self, skips: Mapping[str, int]) -> None:
         """Count events that cannot be used, by why; those around them are."""
@@ -367,17 +369,17 @@ class Delivery:
         self.counters.skips.update(skips)
         total = self.counters.skipped_events
         if before.bit_length() < total.bit_length():  # the 1st, 2nd, 4th ...
-            line = "worker %d: %d of its KV events cannot be used and are left out: %s"
+            line = "%s: %d of its KV events cannot be used and are left out: %s"
             whys = ", ".join(f"{count} {why}" for why, count in self.counters.skips.most_common())
-            log.warning(line, self.worker_id, total, whys)
+            log.warning(line, self.label, total, whys)
 
     def _skipped_in(self, batch: EventBatch) -> None:
         self.skipped(batch.skips())
         known = self.counters.unknown_media
         for medium, count in batch.unknown_media().items():
             if medium not in known and medium and len(known) < _MAX_MEDIA:
-                line = "worker %d: its KV events tell of an unknown medium, %r: left out"
-                log.warning(line, self.worker_id, medium)
+                line = "%s: its KV events tell of an unknown medium, %r: left out"
+                log.warning(line, self.label, medium)
             known[medium if medium in known or len(known) < _MAX_MEDIA else ""] += count
 
     def malformed(self, error: WireError) -> None:
@@ -385,31 +387,29 @@ class Delivery:
         self.counters.malformed_frames += 1
         total = self.counters.malformed_frames
         if worth_a_line(total):  # a broken publisher must not fill the log
-            log.warning("worker %d: %d malformed event frames: %s", self.worker_id, total, error)
+            log.warning("%s: %d malformed event frames: %s", self.label, total, error)
 
     def failed_poll(self, error: Exception) -> None:
         """Count a question that was not answered."""
         self.counters.failed_polls += 1
         total = self.counters.failed_polls
         if worth_a_line(total):
-            log.warning("worker %d: %d polls for events failed: %r", self.worker_id, total, error)
+            log.warning("%s: %d polls for events failed: %r", self.label, total, error)
 
     def failed_sync(self, why: str) -> None:
         """Count what was missed and could not be had again."""
         self.counters.failed_syncs += 1
         total = self.counters.failed_syncs
         if worth_a_line(total):
-            line = "worker %d: missed events are not to be had: %s (%d so far)"
-            log.warning(line, self.worker_id, why, total)
+            line = "%s: missed events are not to be had: %s (%d so far)"
+            log.warning(line, self.label, why, total)
 
     def dropped(self) -> None:
         """Count a message for which there was no room in front of this feed."""
         self.counters.dropped_frames += 1
         total = self.counters.dropped_frames
         if worth_a_line(total):
-            log.warning(
-                "worker %d: %d event frames dropped, its backlog is full", self.worker_id, total
-            )
+            log.warning("%s: %d event frames dropped, its backlog is full", self.label, total)
 
 
 class LoopYield:

@@ -85,7 +85,7 @@ class ZmqPublisher:
             # In a thread: there may be tens of millions of tokens.
             seq, batches = await asyncio.to_thread(_batches_of_snapshot, body)
         except (aiohttp.ClientError, TimeoutError, WireError) as error:
-            log.info("worker %d: no snapshot: %s", self._delivery.worker_id, error)
+            log.info("%s: no snapshot: %s", self._delivery.label, error)
             return False
         self._delivery.snapshot(seq, batches, heard_seq)
         return True
@@ -102,9 +102,9 @@ class ZmqPublisher:
         except (TimeoutError, WireError, zmq.ZMQError) as error:
             if isinstance(error, WireError):
                 self._delivery.malformed(error)
-            worker_id = self._delivery.worker_id
+            label = self._delivery.label
             where, why = self._source.replay, str(error) or "no answer in time"
-            log.info("worker %d: replay from %d at %s failed: %s", worker_id, from_seq, where, why)
+            log.info("%s: replay from %d at %s failed: %s", label, from_seq, where, why)
             return None
         self._delivery.counters.replays += 1
         return replayed

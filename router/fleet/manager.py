@@ -446,7 +446,8 @@ class FleetManager:
             return
         requests = sum(requests_of(m.worker_id) for m in ranks)
         if requests and late:
-            log.error("worker %d keeps its role: %d requests run", member.worker_id, requests)
+            line = "worker %d (%s) keeps its role: %d requests run"
+            log.error(line, member.worker_id, member.spec.name, requests)
             for rank in ranks:
                 self._turned(rank, None, "drain_s is over")
         elif not requests:
@@ -461,7 +462,8 @@ class FleetManager:
     ) -> None:
         refusal = await ranks[0].switch_engine(path, turning.role)
         if refusal:
-            log.warning("worker %d keeps its role: %s", ranks[0].worker_id, refusal)
+            line = "worker %d (%s) keeps its role: %s"
+            log.warning(line, ranks[0].worker_id, ranks[0].spec.name, refusal)
             if not late:  # other routers' requests may run there still
                 await asyncio.sleep(self._context.terms.health_s)
                 turning.switching = False

@@ -247,7 +247,8 @@ class Member:
             await asyncio.gather(*tasks, return_exceptions=True)
         for task in ended:
             if (error := task.exception()) is not None:
-                log.error("worker %d: following it broke", self.worker_id, exc_info=error)
+                line = "worker %d (%s): following it broke"
+                log.error(line, self.worker_id, self.spec.name, exc_info=error)
                 self.trouble = f"following it broke: {error!r}"
                 return "broken"
         return ended[0].result()  # the probes come first: they know best
@@ -484,7 +485,8 @@ class Member:
             return recognized
         if adapter_of(recognized.kind).role_switch is None:
             return with_role(replace(recognized, own_role=self.turned), self.spec)
-        log.warning("worker %d is %s again: so it says", self.worker_id, recognized.own_role)
+        line = "worker %d (%s) is %s again: so it says"
+        log.warning(line, self.worker_id, self.spec.name, recognized.own_role)
         self.turned = None
         self.spec = replace(self.spec, role=recognized.own_role)
         return with_role(recognized, self.spec)
@@ -520,6 +522,7 @@ class Member:
             wants_snapshot=partial(context.wants_snapshot, self.worker_id),
             claim=context.claim,
             borrow=context.borrow,
+            worker_name=self.spec.name,
         )
         return open_feed(recognized.source, self.worker_id, recognized.facts.models[0], feeds)
 
@@ -542,7 +545,8 @@ class Member:
                 self.trouble = await self._complaint()
             except (aiohttp.ClientError, TimeoutError) as error:
                 if out_of_files(error):
-                    log.error("worker %d: not probed: %s", self.worker_id, error)
+                    line = "worker %d (%s): not probed: %s"
+                    log.error(line, self.worker_id, self.spec.name, error)
                     continue
                 silent = isinstance(error, TimeoutError)
                 if silent and context.pauses.spoiled(began_s, context.terms.probe_s):

@@ -172,7 +172,7 @@ class Refusal:
         """Its answer; `body_bytes`: the largest body."""
         message = self.message
         if self.reason == "body_too_large":
-            message = f"{message}: at most {body_bytes} bytes"
+            message = f"{message}: at most {body_bytes} bytes (limits.body_bytes)"
         response = error_response(self.status, message, self.reason)
         if self.reason.startswith("too_many"):
             response.headers["Retry-After"] = "1"
@@ -196,14 +196,26 @@ _ALL = (
     Refusal("tiny_chunks", 400, "the chunked body consists of very small chunks"),
     Refusal("bad_method", 405, "TRACE, CONNECT and unknown methods are not served"),
     Refusal("bad_expectation", 417, "Expect is understood as `100-continue` only"),
-    Refusal("head_too_large", 431, "the head is too large or has too many headers"),
+    Refusal(
+        "head_too_large",
+        431,
+        "the head is too large or has too many headers (server.head_bytes, limits.header_bytes)",
+    ),
     Refusal("body_too_large", 413, "the body is larger than this router takes"),
-    Refusal("bodies_full", 503, "too many bodies are arriving at once; try again"),
-    Refusal("late_head", 408, "the head did not arrive in time"),
-    Refusal("late_body", 408, "the body did not arrive in time"),
-    Refusal("too_many_connections", 503, "too many connections; try again"),
+    Refusal(
+        "bodies_full",
+        503,
+        "too many bodies are arriving at once; try again (server.arriving_bytes)",
+    ),
+    Refusal("late_head", 408, "the head did not arrive in time (server.head_s)"),
+    Refusal("late_body", 408, "the body did not arrive in time (server.body_s)"),
+    Refusal("too_many_connections", 503, "too many connections; try again (server.connections)"),
     Refusal("too_many_files", 503, "the router may open no more files; try again"),
-    Refusal("too_many_of_address", 503, "too many connections from this address"),
+    Refusal(
+        "too_many_of_address",
+        503,
+        "too many connections from this address (server.connections_per_address)",
+    ),
 )
 REFUSALS: Mapping[str, Refusal] = MappingProxyType({each.reason: each for each in _ALL})
 # Reasons for which a connection is closed without a word.

@@ -189,7 +189,7 @@ class PickerExchange:
     def _keep(self, body: bytes, mode: Mode) -> list[bytes]:
         self._came_bytes += len(body)
         if self._came_bytes > self._body_bytes:
-            why = f"the body is too large: at most {self._body_bytes} bytes"
+            why = f"the body is too large: at most {self._body_bytes} bytes (limits.body_bytes)"
             return self._fault("body_too_large", why, 413)
         self._has_body = True
         if body:

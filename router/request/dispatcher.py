@@ -47,13 +47,13 @@ from router.record.recorder import FactRecorder
 log = logging.getLogger(__name__)
 
 _DOUBTS = {
-    "overflow": "worker %(worker)d: its KV events tell of more blocks than it has room for: all of "
+    "overflow": "%(worker)s: its KV events tell of more blocks than it has room for: all of "
     "them forgotten; its hits count to %(percent).0f %%",
-    "refuted": "worker %(worker)d: answers keep finding less than its KV events promise: its hits "
+    "refuted": "%(worker)s: answers keep finding less than its KV events promise: its hits "
     "count to %(percent).0f %%",
-    "useless": "worker %(worker)d: its KV events are of no use, for none of them can be used "
+    "useless": "%(worker)s: its KV events are of no use, for none of them can be used "
     "(events_skipped in /workers says why): a mirror stands in for them",
-    "sizes": "worker %(worker)d: its KV events are of no use: their blocks have several sizes; a "
+    "sizes": "%(worker)s: its KV events are of no use: their blocks have several sizes; a "
     "mirror stands in for them",
 }
 _PANIC = {
@@ -270,6 +270,7 @@ class Dispatcher:
         self._holds_not = ""  # why no request waits for a worker any more
         self.recorder = recorder
         self._fleet = fleet
+        self._label = core.workers.label  # of a worker, for logs
 
     def next_request_id(self) -> int:
         """A number no other request has."""
@@ -372,35 +373,39 @@ class Dispatcher:
                 self._fleet.probe(action.worker_id, action.within_s)
             case Ejected():
                 log.warning(
-                    "worker %d keeps failing (%s): no new requests for %.1f s",
-                    action.worker_id,
+                    "%s keeps failing (%s): no new requests for %.1f s",
+                    self._label(action.worker_id),
                     action.reason,
                     action.ejected_s,
                 )
                 if action.reason == STALLED:
                     self._fleet.stalled(action.worker_id)
             case Doubted():
-                known = {"worker": action.worker_id, "percent": 100 * action.confidence}
+                known = {
+                    "worker": self._label(action.worker_id),
+                    "percent": 100 * action.confidence,
+                }
                 log.warning(_DOUBTS[action.reason], known)
             case Followed(told_block_size=told, block_size=size) if told != size:
-                line = "worker %d: its KV events come in blocks of %d tokens, it says %d: followed"
-                log.warning(line, action.worker_id, size, told)
+                line = "%s: its KV events come in blocks of %d tokens, it says %d: followed"
+                log.warning(line, self._label(action.worker_id), size, told)
             case Followed():
-                line = "worker %d: its KV events are followed in blocks of %d tokens, as it says"
-                log.warning(line, action.worker_id, action.block_size)
+                line = "%s: its KV events are followed in blocks of %d tokens, as it says"
+                log.warning(line, self._label(action.worker_id), action.block_size)
             case Confirmed():
-                line = "worker %d: answers find what its KV events promise: its hits count in full"
-                log.warning(line, action.worker_id)
+                line = "%s: answers find what its KV events promise: its hits count in full"
+                log.warning(line, self._label(action.worker_id))
             case Others():
                 log.warning(_OTHERS[action.many], 100 * action.share)
             case Busied():
-                line = "worker %d says that it is busy: others get its requests for %.1f s"
-                log.warning(line, action.worker_id, action.busy_s)
+                line = "%s says that it is busy: others get its requests for %.1f s"
+                log.warning(line, self._label(action.worker_id), action.busy_s)
             case Relieved():
-                line = "worker %d says no more that it is busy, as it did for %.1f s"
-                log.warning(line, action.worker_id, action.lasted_s)
+                line = "%s says no more that it is busy, as it did for %.1f s"
+                log.warning(line, self._label(action.worker_id), action.lasted_s)
             case Reinstated():
-                log.warning("worker %d answers again: it gets requests as before", action.worker_id)
+                line = "%s answers again: it gets requests as before"
+                log.warning(line, self._label(action.worker_id))
             case Cancel():
                 pass  # the worker's connections are closed with it (router.fleet.manager); of two
                 # legs at once the other one was stopped before the core was told

@@ -87,8 +87,9 @@ def settle_prefill(service: Service, state: RequestState, outcome: Outcome) -> N
     service.metrics.requests.count_attempt(state.came(), attempt.worker_id, outcome, now_s)
     attempt.end(outcome, now_s)
     kind = error.kind if isinstance(error, WorkerError) else f"status {outcome.status}"
-    line = "request %d: worker %d failed (%s) when its KV had been fetched"
-    log.warning(line, attempt.request_id, attempt.worker_id, kind, extra=_who(state))
+    line = "request %d: %s failed (%s) when its KV had been fetched"
+    who = service.dispatcher.core.workers.label(attempt.worker_id)
+    log.warning(line, attempt.request_id, who, kind, extra=_who(state))
     blame, busy_s = _blame(error), error.busy_s if isinstance(error, WorkerError) else None
     state.ticket.fail(blame, retry=False, reason=kind, leg="prefill", busy_s=busy_s)
 
@@ -168,7 +169,7 @@ def _failed(
     if error.kind == NO_MODEL:
         service.fleet.denied(worker_id, state.arrival.model)
     else:
-        _log_failure(state, worker_id, error, retry)
+        _log_failure(state, service.dispatcher.core.workers.label(worker_id), error, retry)
     ticket.fail(
         _blame(error),
         retry=retry,
@@ -180,17 +181,17 @@ def _failed(
     return retry
 
 
-def _log_failure(state: RequestState, worker_id: int, error: WorkerError, retry: bool) -> None:
+def _log_failure(state: RequestState, worker: str, error: WorkerError, retry: bool) -> None:
     request_id = state.arrival.request_id
     if error.busy_s is not None:
         return  # the core logs it once, and not for each request
     if error.kind == "out_of_files":
-        line = "request %d: not sent to worker %d, no more files may be open here: %s"
-        log.error(line, request_id, worker_id, error.message, extra=_who(state))
+        line = "request %d: not sent to %s, no more files may be open here: %s"
+        log.error(line, request_id, worker, error.message, extra=_who(state))
         return
     follows = "; asking for another worker" if retry else ""
-    what = (request_id, worker_id, error.kind, error.message, follows)
-    log.warning("request %d: worker %d failed (%s): %s%s", *what, extra=_who(state))
+    what = (request_id, worker, error.kind, error.message, follows)
+    log.warning("request %d: %s failed (%s): %s%s", *what, extra=_who(state))
 
 
 def _who(state: RequestState) -> dict[str, str]:

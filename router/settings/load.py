@@ -25,6 +25,7 @@ from router.config.keys import (
     value_at,
     variable_of,
 )
+from router.engines.worker_spec import url_note
 from router.redis.url import redacted
 from router.settings.groups import groups
 from router.settings.reload import FIXED, REMOVED, STANDING
@@ -50,6 +51,7 @@ class Loaded:
 
     config: Config
     sources: Mapping[str, str]  # key path -> "default", "file:line", "flag --x" or a variable
+    notes: tuple[str, ...] = ()  # what was read in another way than it was written
 
 
 def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
@@ -78,7 +80,15 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
     config = _assemble(values)
     if contradictions := check_together(config):
         raise ConfigError(contradictions)
-    return Loaded(config, {path: one.source for path, one in given.items()})
+    sources = {path: one.source for path, one in given.items()}
+    return Loaded(config, sources, _notes(given["workers"], config))
+
+
+def _notes(workers: Given, config: Config) -> tuple[str, ...]:
+    """How workers' URLs were read that are not written as they are used."""
+    pairs = zip(workers.value, config.workers, strict=True)
+    notes = (url_note(written, spec.partition(",")[0]) for written, spec in pairs)
+    return tuple(f"{workers.source_of(at)}: {note}" for at, note in enumerate(notes) if note)
 
 
 def reloadable(old: Config, new: Config) -> tuple[list[str], dict[str, str]]:

@@ -199,7 +199,8 @@ class WorkerWait:
         victims = self._victims(arrival, body_bytes, terms)
         if victims is None:
             self.ends["refused"] += 1
-            why = f"{len(self)} requests wait for a first worker already"
+            keys = "waiting.requests, waiting.bytes"
+            why = f"{len(self)} requests wait for a first worker already ({keys})"
             return Rejection(503, FULL, why)
         for victim in victims:
             self._end(victim, "displaced", DISPLACED)

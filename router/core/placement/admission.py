@@ -187,10 +187,14 @@ class Admission:
         """
         settings = self._settings
         if inflight_requests >= settings.inflight_requests:
-            rejection = Rejection(503, "router_full", "the router is at its request limit")
+            rejection = Rejection(
+                503, "router_full", "the router is at its request limit (limits.inflight_requests)"
+            )
         elif (queued := self.drain.queued_tokens + self.held.tokens) >= settings.queued_tokens:
             rejection = Rejection(
-                503, "router_full", f"{queued} tokens of prompts wait to be computed"
+                503,
+                "router_full",
+                f"{queued} tokens of prompts wait to be computed (limits.queued_tokens)",
             )
         else:
             return None, None
@@ -213,7 +217,7 @@ class Admission:
         if self.held.full:
             victim = self.held.victim(pending.arrival)
             if victim is None:
-                why = f"{len(self.held)} requests wait for a worker already"
+                why = f"{len(self.held)} requests wait for a worker already (limits.hold_requests)"
                 return Rejection(503, "hold_queue_full", why), None
             return None, victim
         pending.queued_tokens = missing_tokens
@@ -232,7 +236,9 @@ class Admission:
             return Rejection(
                 504, "deadline_exceeded", "no worker could take the request in its client's time"
             )
-        within = f"within {most_s(pending.arrival, self._settings.hold_s):g} s"
+        longest_s = most_s(pending.arrival, self._settings.hold_s)
+        key = " (limits.hold_s)" if longest_s == self._settings.hold_s else ""
+        within = f"within {longest_s:g} s{key}"
         because = f": {why}" if why else ""
         return Rejection(503, "hold_timeout", f"no worker could take the request {within}{because}")
 

@@ -271,6 +271,11 @@ class WorkerTable:
         """Return the worker with this id, or None if it has left or never existed."""
         return self._workers.get(worker_id)
 
+    def label(self, worker_id: int) -> str:
+        """Return a worker's name for logs: its number, and its URL as long as it is here."""
+        worker = self._workers.get(worker_id)
+        return f"worker {worker_id}" + (f" ({worker.facts.name})" if worker else "")
+
     def changed(self) -> None:
         """Drop remembered results about workers, because a worker joined, left or changed."""
         self.version += 1

@@ -54,7 +54,6 @@ def test_every_key_as_text_and_as_mapping():
     ("value", "says"),
     [
         ("", "is not of the form"),
-        ("127.0.0.1:8000", "is not of the form"),
         ("ftp://h", "is not of the form"),
         ("http://", "is not of the form"),
         ("http://h:0", "is not of the form"),
