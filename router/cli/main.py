@@ -18,6 +18,8 @@ from typing import Any, NoReturn
 from router.cli.admin import ABOUT as WORKERS_ABOUT
 from router.cli.admin import add_workers_command, workers_command
 from router.cli.config import NAMES_OF_KEYS, add_config_command, add_flags, check_command
+from router.cli.init import ABOUT as INIT_ABOUT
+from router.cli.init import add_init_command, init_command
 from router.cli.keys import ABOUT as KEYS_ABOUT
 from router.cli.keys import add_keys_command, keys_command
 from router.cli.top import ABOUT as TOP_ABOUT
@@ -120,6 +122,9 @@ def _doctor() -> _Command:
 _COMMANDS = MappingProxyType(
     {
         "serve": _Command("run the router", _SERVE, add_flags, None, _SERVE_USAGE, _SERVE_EXAMPLES),
+        "init": _Command(
+            *("find engines and write a configuration", INIT_ABOUT, add_init_command, init_command)
+        ),
         "config": _Command(
             *("check or print a configuration", None, add_config_command, check_command),
             *(_CONFIG_USAGE, _CONFIG_EXAMPLES),
@@ -172,7 +177,7 @@ def _parser() -> BriefParser:
     parser = BriefParser(
         prog="warmroute",
         description="KV-cache-aware router for pools of LLM engines",
-        epilog="Start with: warmroute serve --help",
+        epilog="Start with: warmroute init, or warmroute serve --help",
     )
     parser.add_argument("--version", action="version", version=f"warmroute {_version()}")
     words = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(_COMMANDS))

@@ -22,6 +22,7 @@ class LightEngine:
     closed: bool = False  # routers have let go of it: whoever asks now is wrong
     asked: Counter[str] = field(default_factory=Counter)  # by model
     wrong: int = 0
+    root: str | None = None  # what it calls its model; None: it does not say
     _runner: web.AppRunner | None = None
 
     @property
@@ -48,7 +49,7 @@ class LightEngine:
             await runner.cleanup()
 
     async def _models(self, request: web.Request) -> web.Response:
-        cards = [{"id": self.model, "max_model_len": 100_000}]
+        cards = [{"id": self.model, "max_model_len": 100_000, "root": self.root}]
         cards += [{"id": name, "parent": self.model} for name in self.adapters]
         return web.json_response({"object": "list", "data": cards})
 
