@@ -14,13 +14,17 @@ class Migration(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     """Streamed answers whose worker is lost. Lifetime: until the next reload."""
 
     moves: Annotated[
-        int, Meta(ge=0, le=16, description="times a begun stream may go on elsewhere; 0: never")
+        int, Meta(ge=0, le=16, description="moves of one stream to another worker; 0: none")
     ] = 0
     stream_tokens: Annotated[
-        int, Meta(ge=1, le=1 << 24, description="prompt and answer kept of a stream, tokens")
+        int,
+        Meta(ge=1, le=1 << 24, description="tokens kept of one stream, for a move, at most"),
     ] = 1 << 17
     tokens: Annotated[
-        int, Meta(ge=1, le=1 << 32, description="the same of all streams, tokens of 4 bytes")
+        int,
+        Meta(
+            ge=1, le=1 << 32, description="tokens kept of all streams at most; each takes 4 bytes"
+        ),
     ] = 1 << 25
 
 
@@ -29,15 +33,21 @@ class NameSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 
     aliases: Annotated[
         tuple[str, ...],
-        Meta(description="NAME=MODEL or NAME=MODEL@REVISION each; * stands for any text in NAME"),
+        Meta(
+            description="NAME=MODEL or NAME=MODEL@REVISION: requests for NAME go to MODEL; "
+            "* stands for any text in NAME"
+        ),
     ] = ()
     targets: Annotated[
         tuple[str, ...],
-        Meta(description="NAME=MODEL@REVISION:WEIGHT,... each: shares of a name's sessions"),
+        Meta(description="NAME=MODEL@REVISION:WEIGHT,...: each gets its share of NAME's sessions"),
     ] = ()
     missing_model: Annotated[
         Literal["only", "refuse"],
-        Meta(description="a request without a model: the only one that is served, or 400"),
+        Meta(
+            description="a request without a model: only: it goes to the only model that is "
+            "served; refuse: it gets 400"
+        ),
     ] = "only"
 
 
@@ -46,7 +56,13 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     port: Annotated[
         int,
-        Meta(ge=-1, le=65_535, description="port of the picker; 0: the system chooses; -1: none"),
+        Meta(
+            ge=-1,
+            le=65_535,
+            description=(
+                "port of the endpoint picker (ext_proc); 0: the system chooses; -1: no such port"
+            ),
+        ),
     ] = -1
     host: Annotated[str, Meta(min_length=1, description="address of the picker's ports")] = (
         "127.0.0.1"
@@ -56,23 +72,43 @@ class Picker(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         Meta(
             ge=-1,
             le=65_535,
-            description="port of gRPC health alone, without TLS; 0: the system chooses; -1: none",
+            description=(
+                "port of gRPC health alone, without TLS; 0: the system chooses; -1: no such port"
+            ),
         ),
     ] = -1
     decision_s: Annotated[
         float,
-        Meta(ge=0.05, le=60.0, description="a decision, holding included, then 503, seconds"),
+        Meta(
+            ge=0.05,
+            le=60.0,
+            description=(
+                "longest time for a decision, including the wait for a worker, seconds; then 503"
+            ),
+        ),
     ] = 5.0
     endpoints: Annotated[
         int,
-        Meta(ge=1, le=3, description="named, best first; beyond 1 where the data plane tries them"),
+        Meta(
+            ge=1,
+            le=3,
+            description=(
+                "workers that an answer names, best first; above 1 only where the data "
+                "plane tries the next one"
+            ),
+        ),
     ] = 1
     objectives: Annotated[
         tuple[str, ...],
-        Meta(description="NAME=PRIORITY of objectives that requests name; lower goes first"),
+        Meta(
+            description=(
+                "NAME=PRIORITY: priorities of the objectives that requests name; a "
+                "lower number goes first"
+            )
+        ),
     ] = ()
     conformance: Annotated[
-        bool, Meta(description="headers of the Inference Extension's conformance tests are obeyed")
+        bool, Meta(description="obey the headers of the Inference Extension's conformance tests")
     ] = False
 
 
@@ -81,14 +117,26 @@ class Replicas(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     name: Annotated[
         str,
-        Meta(pattern=f"{_NAME}|^$", description="this router's name; empty: the host's"),
+        Meta(
+            pattern=f"{_NAME}|^$",
+            description="this router's name among replicas; empty: the host's name",
+        ),
     ] = ""
-    fleet: Annotated[str, Meta(pattern=_NAME, description="replicas of one fleet share state")] = (
-        "default"
-    )
+    fleet: Annotated[
+        str,
+        Meta(
+            pattern=_NAME, description="name of the fleet; replicas of the same fleet share state"
+        ),
+    ] = "default"
     flush_s: Annotated[
-        float, Meta(ge=0.001, le=0.25, description="news waits so long to be sent, seconds")
+        float,
+        Meta(
+            ge=0.001,
+            le=0.25,
+            description="longest time that news waits before it is sent to replicas, seconds",
+        ),
     ] = 0.01
     lease_s: Annotated[
-        float, Meta(ge=1.0, le=60.0, description="silence that means gone, seconds")
+        float,
+        Meta(ge=1.0, le=60.0, description="silence after which a replica counts as gone, seconds"),
     ] = 3.0

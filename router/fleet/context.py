@@ -93,14 +93,35 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
 
     probes: Annotated[
         int,
-        Meta(ge=1, le=1_000, description="probes in a row: errors: down; no answer: requests move"),
+        Meta(
+            ge=1,
+            le=1_000,
+            description=(
+                "failed probes in a row: after so many errors a worker is down, after "
+                "so much silence its requests move"
+            ),
+        ),
     ] = 2
     panic_share: Annotated[
         float,
-        Meta(ge=0.0, le=1.0, description="of a model silent: beyond it nothing moves; 1: never"),
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description=(
+                "if a larger share of a model's workers is silent, nothing moves, for "
+                "the network is the likelier cause; 1: never"
+            ),
+        ),
     ] = 0.5
     silent_s: Annotated[
-        float, Meta(ge=0.1, le=86_400.0, description="silence until a worker is down, seconds")
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400.0,
+            description=(
+                "how long a worker may leave probes unanswered before it is down, seconds"
+            ),
+        ),
     ] = 300.0
 
 

@@ -17,15 +17,19 @@ class IdentitySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     clients: Annotated[
         bool,
         Meta(
-            description="read what known clients of agents and other routers send about sessions; "
-            "off: only `session_header`, `identity.families` and the body's `session_id`, "
-            "`prompt_cache_key` and `user`"
+            description=(
+                "read the session that known agents and other routers send; off: read "
+                "only `session_header`, `identity.families` and the body's "
+                "`session_id`, `prompt_cache_key` and `user`"
+            )
         ),
     ] = True
     families: Annotated[
         tuple[str, ...],
         Meta(
-            description="headers of further clients, each "
-            "NAME:session=HEADER,group=HEADER,parent=HEADER,final=HEADER"
+            description=(
+                "headers of further clients: "
+                "NAME:session=HEADER,group=HEADER,parent=HEADER,final=HEADER"
+            )
         ),
     ] = ()

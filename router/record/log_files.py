@@ -348,17 +348,23 @@ _STEP = timedelta(microseconds=1)
 class Recording(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the folder `record`, which keeps the request log in parts."""
 
-    part_bytes: Annotated[int, Meta(ge=4_096, le=1 << 40, description="size of a part, bytes")] = (
-        64 << 20
-    )
-    part_s: Annotated[float, Meta(ge=1.0, le=86_400.0, description="time of a part, seconds")] = (
-        3_600.0
-    )
+    part_bytes: Annotated[
+        int, Meta(ge=4_096, le=1 << 40, description="size at which a new part is begun, bytes")
+    ] = 64 << 20
+    part_s: Annotated[
+        float, Meta(ge=1.0, le=86_400.0, description="age at which a new part is begun, seconds")
+    ] = 3_600.0
     parts: Annotated[
-        int, Meta(ge=2, le=100_000, description="parts kept; the oldest goes first")
+        int,
+        Meta(ge=2, le=100_000, description="most parts that are kept; the oldest is deleted first"),
     ] = 1_000
     total_bytes: Annotated[
-        int, Meta(ge=8_192, le=1 << 50, description="of all parts, bytes; the oldest goes")
+        int,
+        Meta(
+            ge=8_192,
+            le=1 << 50,
+            description="most bytes of all parts, bytes; the oldest part is deleted first",
+        ),
     ] = 8 << 30
 
 

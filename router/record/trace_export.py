@@ -113,10 +113,22 @@ class Tracing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     """Spans of requests, told to a collector."""
 
     endpoint: Annotated[
-        str | None, Meta(description="OTLP/HTTP collector, http://HOST:4318/v1/traces; none: off")
+        str | None,
+        Meta(
+            description=(
+                "URL of an OTLP/HTTP collector, http://HOST:4318/v1/traces; none: no spans are sent"
+            )
+        ),
     ] = None
     sample: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="share traced if the caller does not decide")
+        float,
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description=(
+                "share of requests that are traced, unless the caller's traceparent decides"
+            ),
+        ),
     ] = 0.01
     service_name: Annotated[
         str, Meta(min_length=1, max_length=255, description="service name in spans")

@@ -29,7 +29,15 @@ _PLAIN = re.compile(r"[!-~](?:[ -~]*[!-~])?")  # what a field's value says to ev
 class TenantRules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Rules between tenants."""
 
-    isolate: Annotated[bool, Meta(description="tenants share no cached prefix")] = False
+    isolate: Annotated[
+        bool,
+        Meta(
+            description=(
+                "requests of one tenant never use KV blocks that another tenant's "
+                "requests left in a cache"
+            )
+        ),
+    ] = False
 
 
 class Tenants:

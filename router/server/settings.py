@@ -17,23 +17,36 @@ class ServerSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     """Bounds of connections and of requests that arrive. Lifetime: until the next reload."""
 
     connections: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="connections at a port at the same time")
+        int, Meta(ge=1, le=1_000_000, description="most open connections of one port")
     ] = 16_384
     connections_per_address: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="of these from one address; 0: any number")
+        int,
+        Meta(ge=0, le=1_000_000, description="most open connections from one address; 0: no bound"),
     ] = 0
     head_bytes: Annotated[
-        int, Meta(ge=1_024, le=1 << 22, description="largest head of a request, bytes")
+        int,
+        Meta(ge=1_024, le=1 << 22, description="largest request line and headers together, bytes"),
     ] = 64 << 10
     arriving_bytes: Annotated[
-        int, Meta(ge=1 << 16, le=1 << 44, description="of all that are still arriving, bytes")
+        int,
+        Meta(
+            ge=1 << 16,
+            le=1 << 44,
+            description="most bytes of all requests that are still arriving, bytes",
+        ),
     ] = 1 << 30
     head_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="for TLS, then for a whole head, seconds")
+        float,
+        Meta(
+            ge=0.1,
+            le=3_600.0,
+            description="time for the TLS handshake, then for the request's headers, seconds",
+        ),
     ] = 20.0
-    body_s: Annotated[float, Meta(ge=0.1, le=3_600.0, description="for a whole body, seconds")] = (
-        60.0
-    )
+    body_s: Annotated[
+        float,
+        Meta(ge=0.1, le=3_600.0, description="time for a whole request body to arrive, seconds"),
+    ] = 60.0
 
 
 @dataclass(frozen=True, slots=True)

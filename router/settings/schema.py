@@ -28,88 +28,201 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     """Bounds of everything that could grow."""
 
     body_bytes: Annotated[
-        int, Meta(ge=1_024, le=1 << 30, description="largest request body, bytes")
+        int,
+        Meta(
+            ge=1_024,
+            le=1 << 30,
+            description=(
+                "largest request body, bytes; raise it for long prompts or images in requests"
+            ),
+        ),
     ] = 16 << 20
     messages: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="messages of one chat request")
+        int, Meta(ge=1, le=1_000_000, description="most messages of one chat request")
     ] = 20_000
     body_values: Annotated[
         int,
-        Meta(ge=16_384, le=1 << 24, description="JSON values of one body, token ids not counted"),
+        Meta(
+            ge=16_384,
+            le=1 << 24,
+            description="most JSON values of one request body; token ids do not count",
+        ),
     ] = 131_072
     message_text_bytes: Annotated[
         int,
         Meta(
             ge=32_768,
             le=1 << 30,
-            description="text of one message that has escapes or is not ASCII, bytes",
+            description=(
+                "most text of one message, bytes; counted where it has escapes or is not ASCII"
+            ),
         ),
     ] = 4 << 20
     tokenized_chars: Annotated[
         int,
-        Meta(ge=1_024, le=1 << 30, description="text of one prompt that is tokenized here"),
+        Meta(
+            ge=1_024,
+            le=1 << 30,
+            description=(
+                "longest prompt that the router tokenizes, characters; longer prompts "
+                "are placed by their text"
+            ),
+        ),
     ] = 4 << 20
     header_bytes: Annotated[
-        int, Meta(ge=1_024, le=1 << 20, description="largest header of a request or reply, bytes")
+        int,
+        Meta(
+            ge=1_024, le=1 << 20, description="largest single header of a request or a reply, bytes"
+        ),
     ] = 32 << 10
     inflight_requests: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="requests dispatched and held together")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="most requests that are at workers or wait at the router; more get 503",
+        ),
     ] = 16_384
     queued_tokens: Annotated[
-        int, Meta(ge=1, le=1 << 50, description="prompt tokens to be computed, sent or held")
+        int,
+        Meta(
+            ge=1,
+            le=1 << 50,
+            description=(
+                "most prompt tokens that wait to be computed, at workers and at the "
+                "router; more get 503"
+            ),
+        ),
     ] = 1 << 40
     worker_requests: Annotated[
-        int, Meta(ge=1, le=1 << 50, description="unfinished requests of one worker; others wait")
+        int,
+        Meta(
+            ge=1,
+            le=1 << 50,
+            description=("most unfinished requests of one worker; further ones wait at the router"),
+        ),
     ] = 1 << 40
     worker_queued_tokens: Annotated[
-        int, Meta(ge=1, le=1 << 50, description="prompt tokens sent to one worker, not computed")
+        int,
+        Meta(
+            ge=1,
+            le=1 << 50,
+            description=(
+                "most prompt tokens that one worker has still to compute; further "
+                "requests wait at the router"
+            ),
+        ),
     ] = 1 << 40
     hold_requests: Annotated[
-        int, Meta(ge=0, le=1_000_000, description="requests that wait at the router for a worker")
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="most requests that wait at the router for a worker; more get 503",
+        ),
     ] = 1_024
     hold_s: Annotated[
-        float, Meta(ge=0.0, le=3_600.0, description="longest wait at the router, seconds")
+        float,
+        Meta(
+            ge=0.0,
+            le=3_600.0,
+            description="longest wait of a request at the router, seconds; then it gets 503",
+        ),
     ] = 300.0
     sessions: Annotated[
         int,
-        Meta(ge=256, le=1 << 24, description="sessions tracked; not fewer than requests"),
+        Meta(
+            ge=256,
+            le=1 << 24,
+            description=(
+                "most sessions that the router remembers; at least as many as requests at a time"
+            ),
+        ),
     ] = 1 << 17
     session_blocks: Annotated[
         int,
-        Meta(ge=1_024, le=1 << 28, description="blocks that tell sessions apart"),
+        Meta(
+            ge=1_024,
+            le=1 << 28,
+            description="most prompt blocks that the router remembers to tell sessions apart",
+        ),
     ] = 1 << 20
     client_buffer_bytes: Annotated[
-        int, Meta(ge=4_096, le=1 << 30, description="answer bytes kept for a slow client, bytes")
+        int,
+        Meta(
+            ge=4_096,
+            le=1 << 30,
+            description=(
+                "answer bytes that the router keeps for a client that reads slowly, bytes"
+            ),
+        ),
     ] = 262_144
     workers: Annotated[
-        int, Meta(ge=1, le=4_096, description="workers at the same time, leaving ones included")
+        int,
+        Meta(
+            ge=1,
+            le=4_096,
+            description="most workers at the same time; workers that are leaving count",
+        ),
     ] = 256
     ranks: Annotated[
-        int, Meta(ge=1, le=4_096, description="of these, data-parallel ranks of one URL")
+        int, Meta(ge=1, le=4_096, description="most data-parallel ranks behind one worker URL")
     ] = 64
     models: Annotated[
-        int, Meta(ge=1, le=65_536, description="models of one worker, LoRA adapters included")
+        int, Meta(ge=1, le=65_536, description="most models of one worker; LoRA adapters count")
     ] = 1_024
     index_entries: Annotated[
-        int, Meta(ge=1_024, le=1 << 30, description="distinct blocks the prefix index remembers")
+        int,
+        Meta(
+            ge=1_024,
+            le=1 << 30,
+            description=(
+                "most distinct KV blocks that the prefix index remembers; raise it for large fleets"
+            ),
+        ),
     ] = 1 << 21
     index_bytes: Annotated[
-        int, Meta(ge=1 << 20, le=1 << 44, description="memory of the prefix index, bytes")
+        int, Meta(ge=1 << 20, le=1 << 44, description="most memory of the prefix index, bytes")
     ] = 1 << 30
     speculative_entries: Annotated[
-        int, Meta(ge=1_024, le=1 << 30, description="distinct blocks expected from own dispatches")
+        int,
+        Meta(
+            ge=1_024,
+            le=1 << 30,
+            description=(
+                "most distinct blocks that the router expects at workers before their events come"
+            ),
+        ),
     ] = 1 << 20
     mirrored_blocks: Annotated[
-        int, Meta(ge=1_024, le=1 << 30, description="blocks remembered of workers without events")
+        int,
+        Meta(
+            ge=1_024,
+            le=1 << 30,
+            description="most blocks that the router remembers for workers without KV events",
+        ),
     ] = 1 << 22
     token_memo_bytes: Annotated[
-        int, Meta(ge=0, le=1 << 40, description="ids of known beginnings of chats, bytes; 0: none")
+        int,
+        Meta(
+            ge=0,
+            le=1 << 40,
+            description=(
+                "memory for token ids of chats that were seen before, bytes; 0: none is kept"
+            ),
+        ),
     ] = 64 << 20
     render_calls: Annotated[
-        int, Meta(ge=1, le=65_536, description="requests whose token ids renderers make at a time")
+        int,
+        Meta(ge=1, le=65_536, description="most requests at a time whose token ids renderers make"),
     ] = 64
     events_backlog_batches: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="event batches of a worker kept during a replay")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="most batches of KV events of one worker that wait during a replay",
+        ),
     ] = 10_000
 
 
@@ -124,47 +237,114 @@ class TimeoutSettings(_Section, frozen=True):
     """How long to wait for what, seconds."""
 
     connect_s: Annotated[
-        float, Meta(ge=0.01, le=60.0, description="connecting to a worker, seconds")
+        float, Meta(ge=0.01, le=60.0, description="longest time to connect to a worker, seconds")
     ] = 2.0
     send_s: Annotated[
-        float, Meta(ge=0.01, le=3_600.0, description="a worker takes nothing of a body, seconds")
+        float,
+        Meta(
+            ge=0.01,
+            le=3_600.0,
+            description=(
+                "longest time in which a worker takes nothing of a request's body, seconds"
+            ),
+        ),
     ] = 30.0
     first_byte_s: Annotated[
-        float, Meta(ge=0.1, le=86_400.0, description="a reply's first byte (prefill), seconds")
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400.0,
+            description="longest time until a reply begins, which includes the prefill, seconds",
+        ),
     ] = 600.0
     first_byte_ms_per_token: Annotated[
-        float, Meta(ge=0.0, le=1_000.0, description="more for each prompt token to compute, ms")
+        float,
+        Meta(
+            ge=0.0,
+            le=1_000.0,
+            description=(
+                "time added to first_byte_s for each prompt token that must be computed, ms"
+            ),
+        ),
     ] = 0.0
     whole_answer_s: Annotated[
-        float, Meta(ge=0.1, le=86_400.0, description="an answer that does not stream, seconds")
+        float,
+        Meta(
+            ge=0.1,
+            le=86_400.0,
+            description="longest time for an answer that does not stream, seconds",
+        ),
     ] = 600.0
     between_bytes_s: Annotated[
-        float, Meta(ge=0.1, le=86_400.0, description="silence within a reply, seconds")
+        float, Meta(ge=0.1, le=86_400.0, description="longest silence within a reply, seconds")
     ] = 120.0
     total_s: Annotated[
-        float, Meta(ge=0.0, le=86_400.0, description="a request in all, seconds; 0: no bound")
+        float,
+        Meta(
+            ge=0.0,
+            le=86_400.0,
+            description="longest time of a request in all, seconds; 0: no bound",
+        ),
     ] = 0.0
     stall_s: Annotated[
-        float, Meta(ge=0.05, le=600.0, description="silence of all streams, then a probe, seconds")
+        float,
+        Meta(
+            ge=0.05,
+            le=600.0,
+            description=(
+                "silence of all streams of a worker after which the router probes it, seconds"
+            ),
+        ),
     ] = 0.5
     keep_alive_s: Annotated[
-        float, Meta(ge=0.0, le=3_600.0, description="an idle client connection, seconds")
+        float,
+        Meta(
+            ge=0.0, le=3_600.0, description="how long an idle client connection stays open, seconds"
+        ),
     ] = 75.0
     render_s: Annotated[
-        float, Meta(ge=0.01, le=60.0, description="a renderer's token ids, with images, seconds")
+        float,
+        Meta(
+            ge=0.01, le=60.0, description="longest time for a renderer to make token ids, seconds"
+        ),
     ] = 1.0
     probe_s: Annotated[
-        float, Meta(ge=0.05, le=60.0, description="a health probe or load report, seconds")
+        float,
+        Meta(
+            ge=0.05,
+            le=60.0,
+            description=(
+                "longest time for a worker to answer a health probe or to report its load, seconds"
+            ),
+        ),
     ] = 2.0
     shutdown_s: Annotated[
-        float, Meta(ge=0.0, le=3_600.0, description="running requests at shutdown, seconds")
+        float,
+        Meta(
+            ge=0.0,
+            le=3_600.0,
+            description="time that running requests get when the router stops, seconds",
+        ),
     ] = 30.0
     handover_s: Annotated[
         float,
-        Meta(ge=0.0, le=86_400.0, description="running requests after a hot restart, seconds"),
+        Meta(
+            ge=0.0,
+            le=86_400.0,
+            description=(
+                "time that running requests of the old router get after a hot restart, seconds"
+            ),
+        ),
     ] = 3_600.0
     speculative_s: Annotated[
-        float, Meta(ge=0.1, le=600.0, description="an expected block without event, seconds")
+        float,
+        Meta(
+            ge=0.1,
+            le=600.0,
+            description=(
+                "how long the router expects a block at a worker without an event, seconds"
+            ),
+        ),
     ] = 10.0
 
 
@@ -176,21 +356,38 @@ class Intervals(_Section, frozen=True):
         Meta(
             ge=0.02,
             le=60.0,
-            description="between load reports of a worker, seconds; idle up to 8 times that",
+            description=(
+                "time between two load reports of a worker, seconds; up to 8 times as "
+                "long while it is idle"
+            ),
         ),
     ] = 0.25
     health_s: Annotated[
-        float, Meta(ge=0.05, le=600.0, description="between health probes of a worker, seconds")
+        float,
+        Meta(ge=0.05, le=600.0, description="time between two health probes of a worker, seconds"),
     ] = 1.0
     tick_s: Annotated[
-        float, Meta(ge=0.005, le=5.0, description="between expiries of held requests, seconds")
+        float,
+        Meta(
+            ge=0.005,
+            le=5.0,
+            description="time between two looks at requests that wait at the router, seconds",
+        ),
     ] = 0.05
     token_recheck_s: Annotated[
         float,
-        Meta(ge=1.0, le=3_600.0, description="until a model with differing tokens is checked anew"),
+        Meta(
+            ge=1.0,
+            le=3_600.0,
+            description=(
+                "time until a model whose token ids differed from the engine's is "
+                "checked again, seconds"
+            ),
+        ),
     ] = 300.0
     kv_state_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="between two savings of `kv_state`, seconds")
+        float,
+        Meta(ge=1.0, le=86_400.0, description="time between two savings of `kv_state`, seconds"),
     ] = 60.0
 
 
@@ -234,11 +431,14 @@ class Config(_Section, frozen=True):
         Meta(
             ge=-1,
             le=65_535,
-            description="port of KServe's gRPC, at `host`; 0: the system chooses; -1: none",
+            description=(
+                "port of KServe's gRPC at `host`, for Triton's clients; 0: the system "
+                "chooses; -1: no such port"
+            ),
         ),
     ] = -1
     reuse_port: Annotated[
-        bool, Meta(description="other routers may listen on the same client port (SO_REUSEPORT)")
+        bool, Meta(description="several routers may listen on the same client port (SO_REUSEPORT)")
     ] = False
     workers: Annotated[
         tuple[str, ...],
@@ -262,18 +462,26 @@ class Config(_Section, frozen=True):
     ] = ()
     event_hosts: Annotated[
         tuple[str, ...],
-        Meta(description="other hosts that engines may name for their events: NAME, CIDR, ipc, *"),
+        Meta(
+            description=(
+                "hosts besides the worker's own that may send its KV events: NAME, CIDR, ipc, *"
+            )
+        ),
     ] = ()
     discovery_grace_s: Annotated[
         float,
-        Meta(ge=0.0, le=86_400.0, description="a failing or empty source is not believed, seconds"),
+        Meta(
+            ge=0.0,
+            le=86_400.0,
+            description="keep the last workers this long if a source fails or is empty, seconds",
+        ),
     ] = 30.0
     slow_start_s: Annotated[
         float,
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="slow start: until a new worker gets its full share, seconds",
+            description="time until a new worker gets its full share of requests, seconds",
         ),
     ] = 10.0
     drain_s: Annotated[
@@ -281,7 +489,7 @@ class Config(_Section, frozen=True):
         Meta(
             ge=0.0,
             le=86_400.0,
-            description="for requests of a leaving worker, seconds; 0: any time",
+            description=("time that requests of a leaving worker get to end, seconds; 0: no bound"),
         ),
     ] = 600.0
     policy: Annotated[
@@ -298,28 +506,44 @@ class Config(_Section, frozen=True):
     policy_fallback: Annotated[
         str,
         Meta(
-            min_length=1, description="decides if the policy fails: a built-in one without memory"
+            min_length=1,
+            description="policy that decides if `policy` fails; a built-in one without memory",
         ),
     ] = "least_requests"
     policy_slow_ms: Annotated[
         float,
-        Meta(ge=0.1, le=60_000.0, description="a call of the policy beyond this is a fault, ms"),
+        Meta(
+            ge=0.1,
+            le=60_000.0,
+            description="a decision of the policy that takes longer counts as a fault, ms",
+        ),
     ] = 5.0
     policy_hang_s: Annotated[
         float,
-        Meta(ge=0.5, le=3_600.0, description="a call of the policy beyond this ends the process"),
+        Meta(
+            ge=0.5,
+            le=3_600.0,
+            description="a decision of the policy that takes longer ends the process, seconds",
+        ),
     ] = 10.0
     disaggregation: Annotated[
         Literal["auto", "always", "never"],
-        Meta(description="prefill and decode at two workers, of those with such roles"),
+        Meta(
+            description=(
+                "prefill at one worker and decode at another, if workers have these "
+                "roles; auto: where it pays"
+            )
+        ),
     ] = "auto"
     disaggregation_tpot_ms: Annotated[
         float,
         Meta(
             ge=0.0,
             le=60_000.0,
-            description="time per token that clients accept, ms: auto prefills beside answers "
-            "only what these bear; 0: unknown",
+            description=(
+                "time per output token that clients accept, ms; auto prefills at a "
+                "worker with running answers only as much as these bear; 0: unknown"
+            ),
         ),
     ] = 0.0
     tokenizer: Annotated[
@@ -334,59 +558,87 @@ class Config(_Section, frozen=True):
     ] = None
     tokenizer_mode: Annotated[
         Literal["auto", "hf", "mistral"],
-        Meta(description="which of both files vLLM workers use, as their --tokenizer-mode"),
+        Meta(description="which tokenizer file vLLM workers use, as their --tokenizer-mode says"),
     ] = "auto"
     harmony_date: Annotated[
         str,
         Meta(
-            description="date in gpt-oss prompts: the workers' time zone (UTC, Europe/Berlin) or "
-            "their VLLM_SYSTEM_START_DATE; local: this machine's zone"
+            description=(
+                "date in gpt-oss prompts: the workers' time zone (UTC, Europe/Berlin) "
+                "or their VLLM_SYSTEM_START_DATE; local: this machine's zone"
+            )
         ),
     ] = "local"
     chat_content_format: Annotated[
         Literal["auto", "string", "openai"],
-        Meta(description="shape of content in chat templates, as at the workers"),
+        Meta(description="shape of message content in chat templates; as at the workers"),
     ] = "auto"
     chat_template_kwargs: Annotated[
-        str, Meta(description="JSON: templates' default variables, as at the workers")
+        str, Meta(description="JSON object: default variables of chat templates; as at the workers")
     ] = "{}"
     chat_drops_unused_tools: Annotated[
-        bool, Meta(description="tool_choice none omits the tools, as set at the workers")
+        bool,
+        Meta(
+            description=("leave tools out of the prompt if tool_choice is none; as at the workers")
+        ),
     ] = False
     render: Annotated[
         Literal["auto", "given", "never"],
         Meta(
-            description="who makes token ids where the tokenizer is not exact: auto: `renderers`, "
-            "else the workers; given: `renderers` alone; never: nobody"
+            description=(
+                "who makes token ids where the tokenizer is not exact; auto: "
+                "`renderers`, else the workers; given: `renderers` only; never: nobody"
+            )
         ),
     ] = "auto"
     renderers: Annotated[
         tuple[str, ...],
-        Meta(description="URLs of servers that make token ids, as of `vllm launch render`"),
+        Meta(description="URLs of servers that make token ids, such as `vllm launch render`"),
     ] = ()
     forward_token_ids: Annotated[
-        bool, Meta(description="send exact ids instead of text to workers that take them")
+        bool,
+        Meta(
+            description=(
+                "send token ids in place of text to workers that take them, if the ids are exact"
+            )
+        ),
     ] = False
     relay: Annotated[
         Literal["auto", "python"],
         Meta(
-            description="auto: replies move on a thread of their own where they can; or only python"
+            description=(
+                "auto: replies move on a native thread where they can; python: all "
+                "replies move in Python"
+            )
         ),
     ] = "auto"
     seed: Annotated[
-        int, Meta(ge=0, le=(1 << 63) - 1, description="seed of all draws: same facts, same routes")
+        int,
+        Meta(
+            ge=0,
+            le=(1 << 63) - 1,
+            description=("seed of random choices; the same requests and seed give the same routes"),
+        ),
     ] = 0
     session_header: Annotated[
-        str, Meta(pattern=_HEADER, description="header that names a client's session")
+        str, Meta(pattern=_HEADER, description="request header with the client's session id")
     ] = "x-session-id"
     tenant_header: Annotated[
-        str, Meta(pattern=_HEADER, description="header that names the tenant, from trusted peers")
+        str,
+        Meta(
+            pattern=_HEADER,
+            description="request header with the tenant; believed from `trusted_peers` only",
+        ),
     ] = "x-tenant"
     deadline_header: Annotated[
-        str, Meta(pattern=_HEADER, description="header of a client's deadline, milliseconds")
+        str,
+        Meta(
+            pattern=_HEADER,
+            description="request header with the client's deadline, in milliseconds from now",
+        ),
     ] = "x-request-timeout-ms"
     trusted_peers: Annotated[
-        tuple[str, ...], Meta(description="CIDRs of peers whose tenant header is believed")
+        tuple[str, ...], Meta(description="CIDRs of clients whose tenant header is believed")
     ] = ()
     api_keys_file: Annotated[
         str | None,
@@ -408,39 +660,73 @@ class Config(_Section, frozen=True):
         ),
     ] = None
     admin_open: Annotated[
-        bool, Meta(description="the admin port may be beyond loopback without keys")
+        bool,
+        Meta(
+            description=(
+                "allow an admin port beyond loopback without keys, where a network policy guards it"
+            )
+        ),
     ] = False
     admin_allowed_hosts: Annotated[
         tuple[str, ...],
-        Meta(description="host names by which the admin port may be asked, where it needs no key"),
+        Meta(
+            description=(
+                "host names by which an admin port without keys may be asked; addresses "
+                "and localhost always may"
+            )
+        ),
     ] = ()
     drain_refuses: Annotated[
-        bool, Meta(description="while the router drains (POST /drain) new requests get 503")
+        bool, Meta(description="answer new requests with 503 while the router drains (POST /drain)")
     ] = False
     unknown_paths: Annotated[
         Literal["refuse", "forward"],
-        Meta(description="paths not in reference/apis.md: 404, or to a worker of the model"),
+        Meta(
+            description=(
+                "requests with paths that the router does not know: refuse them with "
+                "404, or forward them to a worker of the model"
+            )
+        ),
     ] = "refuse"
     model_limits: Annotated[
         tuple[str, ...],
         Meta(
-            description="MODEL:max_requests=N,max_queued_tokens=N, what a model's workers may have "
-            "of it at once; others wait"
+            description=(
+                "MODEL:max_requests=N,max_queued_tokens=N: most of a model's requests "
+                "at its workers at once; further ones wait"
+            )
         ),
     ] = ()
     triton_inputs: Annotated[
         tuple[str, ...],
-        Meta(description="MODEL:ROLE=INPUT, what Triton models' inputs are; else by their config"),
+        Meta(
+            description=(
+                "MODEL:ROLE=INPUT: what the inputs of a Triton model mean; by default "
+                "its configuration says it"
+            )
+        ),
     ] = ()
     triton_admin: Annotated[
         Literal["off", "load"],
-        Meta(description="load: keys for all models may load and unload models at all Tritons"),
+        Meta(
+            description=(
+                "load: clients with a key for all models may load and unload models at all Tritons"
+            )
+        ),
     ] = "off"
     explain: Annotated[
-        bool, Meta(description="clients may ask x-warmroute-explain: 1, or full, for the decision")
+        bool,
+        Meta(
+            description=(
+                "clients may ask for the decision by the header x-warmroute-explain: 1, or full"
+            )
+        ),
     ] = True
     explain_every: Annotated[
-        int, Meta(ge=0, le=1 << 30, description="every N-th decision is kept in full; 0: none")
+        int,
+        Meta(
+            ge=0, le=1 << 30, description="keep every N-th decision in full for /explain; 0: none"
+        ),
     ] = 0
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -453,17 +739,23 @@ class Config(_Section, frozen=True):
     request_log: Annotated[
         str | None,
         Meta(
-            description="file to log requests to, for replays; none: no log",
+            description=(
+                "file that gets a line for each request, for replays in the simulator; "
+                "none: no such file"
+            ),
             extra={"metavar": "FILE"},
         ),
     ] = None
     request_log_bytes: Annotated[
-        int, Meta(ge=4_096, le=1 << 50, description="beyond this FILE becomes FILE.1, bytes")
+        int,
+        Meta(ge=4_096, le=1 << 50, description="size at which FILE is renamed to FILE.1, bytes"),
     ] = 1 << 30
     record: Annotated[
         str | None,
         Meta(
-            description="folder to log requests to in parts, for replays; none: off",
+            description=(
+                "folder that gets the request log in parts, for replays in the simulator; none: off"
+            ),
             extra={"metavar": "FOLDER"},
         ),
     ] = None
@@ -477,36 +769,43 @@ class Config(_Section, frozen=True):
         ),
     ] = None
     access_log_bytes: Annotated[
-        int, Meta(ge=4_096, le=1 << 50, description="beyond this FILE becomes FILE.1, bytes")
+        int,
+        Meta(ge=4_096, le=1 << 50, description="size at which FILE is renamed to FILE.1, bytes"),
     ] = 1 << 30
     record_facts: Annotated[
         str | None,
         Meta(
-            description="file to record all decisions to, for debugging; none: off",
+            description="file that gets all facts and decisions, for debugging; none: off",
             extra={"metavar": "FILE"},
         ),
     ] = None
     record_facts_bytes: Annotated[
-        int, Meta(ge=4_096, le=1 << 50, description="beyond this the recording ends, bytes")
+        int,
+        Meta(ge=4_096, le=1 << 50, description="size at which the recording of facts ends, bytes"),
     ] = 1 << 30
     kv_state: Annotated[
         str | None,
         Meta(
-            description="file to keep what is known of caches over a restart; none: off",
+            description="file that keeps what is known of caches over a restart; none: off",
             extra={"metavar": "FILE"},
         ),
     ] = None
     hot_restart: Annotated[
         str | None,
         Meta(
-            description="Unix socket by which the next router takes over; none: off",
+            description=(
+                "Unix socket by which the next router takes over without a pause; none: off"
+            ),
             extra={"metavar": "SOCKET"},
         ),
     ] = None
     state: Annotated[
         str | None,
         Meta(
-            description="redis URL by which several routers share what they know; none: alone",
+            description=(
+                "redis URL by which several routers share load, sessions and quotas; "
+                "none: this router is alone"
+            ),
             extra={"metavar": "URL"},
         ),
     ] = None

@@ -16,29 +16,48 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
 
     models: Annotated[
         tuple[str, ...],
-        Meta(description="models to wait for from the start, though no worker serves them yet"),
+        Meta(
+            description=(
+                "models for which requests wait from the start, before any worker serves them"
+            )
+        ),
     ] = ()
     wait_s: Annotated[
         float,
-        Meta(ge=0.0, le=3_600.0, description="longest wait for a worker, seconds; 0: none waits"),
+        Meta(
+            ge=0.0,
+            le=3_600.0,
+            description=(
+                "longest wait for a model's first worker, seconds; 0: requests do not wait"
+            ),
+        ),
     ] = 300.0
     requests: Annotated[
-        int, Meta(ge=1, le=16_384, description="requests that wait so at the same time")
+        int, Meta(ge=1, le=16_384, description="most requests that wait for a first worker")
     ] = 1_024
     bytes: Annotated[
-        int, Meta(ge=1_024, le=1 << 40, description="bodies of these together, bytes")
+        int,
+        Meta(
+            ge=1_024, le=1 << 40, description="most bytes of the bodies of waiting requests, bytes"
+        ),
     ] = 256 << 20
     seen_s: Annotated[
         float,
-        Meta(ge=0.0, le=604_800.0, description="a model stays known without workers, seconds"),
+        Meta(
+            ge=0.0,
+            le=604_800.0,
+            description="how long a model stays known after its last worker has left, seconds",
+        ),
     ] = 3_600.0
     per_s: Annotated[
         int,
         Meta(
             ge=1,
             le=1_000_000,
-            description="waiting requests let go in the first second, by ready workers; "
-            "as many more in each second after it",
+            description=(
+                "waiting requests that are let go in the first second when workers are "
+                "ready; each second after it lets go as many more"
+            ),
         ),
     ] = 16
     ping_s: Annotated[
@@ -46,7 +65,9 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         Meta(
             ge=0.0,
             le=3_600.0,
-            description="streams that wait, or whose worker is silent, get a comment so often, "
-            "seconds; 0: none",
+            description=(
+                "time between comments in streams that wait or whose worker is silent, "
+                "seconds; 0: no comments"
+            ),
         ),
     ] = 15.0

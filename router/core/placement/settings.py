@@ -15,24 +15,50 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
         int, Meta(ge=1, le=1_000, description="failures in a row that eject a worker")
     ] = 3
     rate: Annotated[
-        float, Meta(ge=0.01, le=1.0, description="or this share of failures within the window")
+        float,
+        Meta(
+            ge=0.01,
+            le=1.0,
+            description="share of failed requests within `window_s` that ejects a worker",
+        ),
     ] = 0.5
     requests: Annotated[
-        int, Meta(ge=1, le=1_000_000, description="least number of results for the share")
+        int,
+        Meta(
+            ge=1,
+            le=1_000_000,
+            description="least number of results within `window_s` for `rate` to apply",
+        ),
     ] = 20
     window_s: Annotated[
-        float, Meta(ge=0.1, le=600.0, description="the window of the share, seconds")
+        float, Meta(ge=0.1, le=600.0, description="time over which `rate` is measured, seconds")
     ] = 5.0
     max_share: Annotated[
-        float, Meta(ge=0.0, le=1.0, description="most of a pool ejected; one always may be")
+        float,
+        Meta(
+            ge=0.0,
+            le=1.0,
+            description="largest share of a pool that may be ejected; one worker always may be",
+        ),
     ] = 0.5
     recover_s: Annotated[
-        float, Meta(ge=0.1, le=3_600.0, description="shortest ejection, seconds; grows")
+        float,
+        Meta(
+            ge=0.1,
+            le=3_600.0,
+            description=(
+                "shortest time of an ejection, seconds; it doubles while the worker keeps failing"
+            ),
+        ),
     ] = 2.0
     breaks: Annotated[
         int,
         Meta(
-            ge=1, le=1_000, description="or broken answers that many good ones do not make up for"
+            ge=1,
+            le=1_000,
+            description=(
+                "broken answers that eject a worker although most of its answers are good"
+            ),
         ),
     ] = 8
 
@@ -41,26 +67,45 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
     """When a failed request goes to another worker. Lifetime: until the next reload."""
 
     attempts: Annotated[
-        int, Meta(ge=1, le=100, description="workers that may fail one request")
+        int,
+        Meta(
+            ge=1,
+            le=100,
+            description="most workers that may fail one request before its client gets an error",
+        ),
     ] = 3
     backoff_s: Annotated[
-        float, Meta(ge=0.0, le=60.0, description="longest first wait, seconds; doubles")
+        float,
+        Meta(
+            ge=0.0,
+            le=60.0,
+            description=(
+                "longest wait before the first retry, seconds; it doubles with each retry"
+            ),
+        ),
     ] = 0.025
     backoff_max_s: Annotated[
-        float, Meta(ge=0.0, le=60.0, description="longest wait of a retry, seconds")
+        float, Meta(ge=0.0, le=60.0, description="longest wait before any retry, seconds")
     ] = 0.25
     budget_share: Annotated[
-        float, Meta(ge=0.0, le=10.0, description="retries per request over ten seconds")
+        float,
+        Meta(ge=0.0, le=10.0, description="most retries per request, measured over ten seconds"),
     ] = 0.2
     budget_per_s: Annotated[
-        float, Meta(ge=0.0, le=1e6, description="further retries, per second")
+        float,
+        Meta(
+            ge=0.0, le=1e6, description="retries per second that are allowed beside `budget_share`"
+        ),
     ] = 10.0
     busy_s: Annotated[
         float,
         Meta(
             ge=0.001,
             le=60.0,
-            description="how long a worker that says it is busy is spared, seconds; doubles",
+            description=(
+                "how long a worker that says it is busy gets no requests, seconds; it "
+                "doubles while it stays busy"
+            ),
         ),
     ] = 0.5
     busy_max_s: Annotated[
@@ -68,6 +113,9 @@ class RetrySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_
         Meta(
             ge=0.0,
             le=60.0,
-            description="longest such time, whatever the worker says, seconds; 0: none is spared",
+            description=(
+                "longest time without requests for a busy worker, whatever it asks for, "
+                "seconds; 0: it gets requests as before"
+            ),
         ),
     ] = 5.0

@@ -36,16 +36,35 @@ class RoleSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     Lifetime: process.
     """
 
-    follow: Annotated[bool, Meta(description="roles follow the mix of requests")] = False
+    follow: Annotated[
+        bool,
+        Meta(
+            description=("workers switch between prefill and decode as the mix of requests changes")
+        ),
+    ] = False
     gain: Annotated[
         float,
-        Meta(ge=0.01, le=10.0, description="least share more that a change lets a pool carry"),
+        Meta(
+            ge=0.01,
+            le=10.0,
+            description=("least gain in a pool's capacity for which a worker switches, as a share"),
+        ),
     ] = 0.05
     settle_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="for so long it must seem to pay, seconds")
+        float,
+        Meta(
+            ge=1.0,
+            le=86_400.0,
+            description="how long a switch must promise that gain before it is made, seconds",
+        ),
     ] = 30.0
     window_s: Annotated[
-        float, Meta(ge=1.0, le=86_400.0, description="over which work is averaged, seconds")
+        float,
+        Meta(
+            ge=1.0,
+            le=86_400.0,
+            description="time over which the work of each role is averaged, seconds",
+        ),
     ] = 30.0
 
 
