@@ -10,8 +10,10 @@ import argparse
 import os
 import sys
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 from typing import Any
 
+from router.cli.convert import MAX_CHARACTERS, PeerCommandError, convert
 from router.config.file import ConfigError
 from router.config.keys import FILE_VARIABLE, ConfigKey, attribute_of, flag_of, keys_of, text_of
 from router.settings.groups import MAIN, groups
@@ -122,11 +124,20 @@ def add_config_command(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="print all keys: what each does, its value, and where the value comes from",
     )
+    parser.add_argument(
+        "--from",
+        dest="peer_command",
+        metavar="COMMAND",
+        help="print the file that does what another router's command line does (sglang-router, "
+        "smg, vllm-router, production-stack); -: read the command line from stdin",
+    )
     add_flags(parser)
 
 
 def check_command(args: argparse.Namespace) -> int:
     """`warmroute config`: 0 when the configuration can be used, 2 with the problems when not."""
+    if args.peer_command is not None:
+        return _from_peer(args.peer_command)
     if args.check is not None:
         args.config = args.check
     try:
@@ -138,6 +149,28 @@ def check_command(args: argparse.Namespace) -> int:
     for note in loaded.notes:
         print(f"note: {note}", file=sys.stderr)
     print(effective_yaml(loaded) if args.print else _summary(loaded), end="")
+    return 0
+
+
+def _from_peer(command: str) -> int:
+    """`warmroute config --from`: the file on stdout, and what it lacks on stderr."""
+    if command == "-":
+        command = sys.stdin.read(MAX_CHARACTERS + 1)
+    try:
+        converted = convert(command)
+        with NamedTemporaryFile("w", encoding="utf-8") as file:
+            file.write(converted.text)
+            file.flush()
+            load_config(argparse.Namespace(config=file.name), {})
+    except PeerCommandError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except ConfigError as error:  # flags that contradict one another
+        for problem in error.problems:
+            print(f"error: {problem}", file=sys.stderr)
+        return 2
+    print(converted.text, end="")
+    print(converted.summary(), end="", file=sys.stderr)
     return 0
 
 

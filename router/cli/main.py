@@ -59,10 +59,12 @@ examples:
       say what is wrong with a file, before a router reads it
   warmroute config --print > router.yaml
       write all keys with their meanings and defaults
+  warmroute config --from 'vllm-router --worker-urls http://gpu1:8000' > router.yaml
+      write the file that does what another router's command line does
 
 All flags of `warmroute serve` can be given, too: warmroute serve --help-all
 """
-_CONFIG_USAGE = "warmroute config [--check FILE] [--print] [FLAG VALUE]..."
+_CONFIG_USAGE = "warmroute config [--check FILE] [--print] [--from COMMAND] [FLAG VALUE]..."
 _ADVISE = """\
 What to change, by the router's own request log: policy, thresholds, block size, roles, workers.
 

@@ -1,0 +1,221 @@
+"""`warmroute config --from`: other routers' command lines as files that our checker accepts."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import random
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+
+from router.cli.convert import MAX_CHARACTERS, PeerCommandError, convert
+from router.cli.main import main
+from router.cli.peer_flags import FLAGS, NONE, PEERS, SEVERAL, PeerRouter, flags_of
+from router.config.keys import keys_of
+from router.settings.load import load_config
+from router.settings.schema import Config
+
+# Names of the flags and how many values each takes, as the releases' own parsers say.
+THEIRS = json.loads(Path(__file__).with_name("peer_flags.json").read_text(encoding="utf-8"))
+ROOT = Path(__file__).parents[3]
+PROGRAMS = {
+    "sglang-router": "python -m sglang_router.launch_router",
+    "smg": "smg launch",
+    "vllm-router": "vllm-router",
+    "production-stack": "python3 -m vllm_router.app",
+}
+URLS = "--worker-urls http://worker1:8000 http://worker2:8000"
+
+
+def accepted(text: str, folder: Path) -> Config:
+    """The configuration that the file gives. Fails where the checker refuses it."""
+    path = folder / "converted.yaml"
+    path.write_text(text, encoding="utf-8")
+    return load_config(argparse.Namespace(config=str(path)), {}).config
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_flag_of_a_peer_is_mapped_or_has_a_reason(peer: PeerRouter):
+    rows = flags_of(peer)
+    assert {name: row.takes for name, row in rows.items()} == THEIRS[peer.name]
+    keys = keys_of(Config)
+    for row in rows.values():
+        if row.alias_of:
+            assert row.alias_of in rows
+        elif row.how:
+            assert row.key in keys or row.how == "rule"
+        else:
+            assert row.why
+            assert not row.key
+    assert len({(row.name, one) for row in FLAGS for one in row.peers}) == sum(
+        len(row.peers) for row in FLAGS
+    )
+
+
+@pytest.mark.parametrize("peer", PEERS, ids=lambda peer: peer.name)
+def test_every_flag_by_itself_gives_a_file_that_can_be_used(peer: PeerRouter, tmp_path: Path):
+    for name, takes in THEIRS[peer.name].items():
+        for value in ("7", "http://user:pw@host"):
+            given = name if takes == NONE else f"{name} {shlex.quote(value)}"
+            done = convert(f"{PROGRAMS[peer.name]} {given}")
+            assert done.peer is peer
+            accepted(done.text, tmp_path)
+            assert name in done.text, "neither a line nor a reason"
+            assert "pw@" not in done.text + done.summary()
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_many_flags_together_give_a_file_or_one_error(seed: int, tmp_path, capsys):
+    rng = random.Random(seed)
+    peer = rng.choice(PEERS)
+    words = PROGRAMS[peer.name].split()
+    for name in rng.sample(sorted(THEIRS[peer.name]), 25):
+        takes = THEIRS[peer.name][name]
+        count = takes if takes < SEVERAL else rng.randrange(4)
+        values = [rng.choice(["0", "-1", "1e9", "http://a:1", "a=b", "#\n", "é"]) for _ in "abc"]
+        words += [name, *values[:count]]
+    status = main(["config", "--from", shlex.join(words)])
+    out, told = capsys.readouterr()
+    if status:
+        assert (out, status) == ("", 2)
+        assert told.startswith("error: ")
+    else:
+        accepted(out, tmp_path)
+
+
+def converted(command: str, folder: Path) -> dict[str, object]:
+    """The keys of the file for a command line."""
+    done = convert(command)
+    accepted(done.text, folder)
+    keys: dict[str, object] = yaml.safe_load(done.text)
+    return keys
+
+
+def test_examples_of_the_peers_own_pages(tmp_path: Path):
+    two = ["http://worker1:8000", "http://worker2:8000"]
+    assert converted(f"{PROGRAMS['sglang-router']} {URLS} --policy cache_aware", tmp_path) == {
+        "host": "0.0.0.0",
+        "port": 30000,
+        "workers": two,
+        "policy": "warmset",
+    }
+    parts = (
+        "--prefill http://p1:30001 9001 --prefill http://p2:30002 "
+        "--decode http://d1:30011 --policy cache_aware --prefill-policy cache_aware"
+    )
+    apart = converted(f"sgl-model-gateway --pd-disaggregation {parts}", tmp_path)
+    assert apart["disaggregation"] == "always"
+    assert apart["workers"] == [
+        {"url": "http://p1:30001", "role": "prefill", "bootstrap_port": 9001},
+        {"url": "http://p2:30002", "role": "prefill"},
+        {"url": "http://d1:30011", "role": "decode"},
+    ]
+    retries = "--retry-max-retries 3 --retry-initial-backoff-ms 100 --retry-max-backoff-ms=10000"
+    breaker = "--cb-failure-threshold 5 --cb-timeout-duration-secs 30"
+    made = converted(f"vllm-router {URLS} {retries} {breaker}", tmp_path)
+    assert made["host"] == "127.0.0.1"
+    assert made["retries"] == {"attempts": 3, "backoff_s": 0.1, "backoff_max_s": 10}
+    assert made["ejection"] == {"failures": 5, "recover_s": 30}
+    pods = "--service-discovery --selector app=vllm-worker --service-discovery-namespace serving"
+    assert converted(f"vllm-router {pods}", tmp_path)["discovery"] == ["kubernetes:serving/engines"]
+
+
+def test_the_stack_is_told_from_the_router_of_the_same_name_by_its_flags(tmp_path: Path):
+    command = (
+        'vllm-router --port 8000 \\\n --service-discovery static \\\n --static-backends "'
+        'http://localhost:9001,http://localhost:9002" --static-models "a/b,c/d" '
+        '--static-aliases "gpt4:c/d" --routing-logic roundrobin'
+    )
+    assert convert(command).peer.name == "production-stack"
+    assert converted(command, tmp_path) == {
+        "host": "0.0.0.0",
+        "port": 8000,
+        "workers": [
+            {"url": "http://localhost:9001", "model": "a/b"},
+            {"url": "http://localhost:9002", "model": "c/d"},
+        ],
+        "policy": "round_robin",
+        "names": {"aliases": ["gpt4=c/d"]},
+    }
+
+
+def test_rules_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
+    made = converted(
+        f"smg launch {URLS} --policy prefix_hash --prefix-token-count 128 "
+        "--max-concurrent-requests 255 --queue-size 50 --cache-threshold 0.4",
+        tmp_path,
+    )
+    assert made["policy"] == "prefix_hash?prefix_tokens=128"
+    assert made["limits"] == {"worker_requests": 128, "hold_requests": 50}
+    done = convert(f"smg launch {URLS} --spill-abs-threshold 32")
+    assert "policy: cache_aware?balance_abs=32" in done.summary()
+    assert converted(f"smg {URLS} --policy power_of_two", tmp_path)["policy"] == "smg_expected_wait"
+
+
+def test_files_that_are_not_there_are_comments_and_those_that_are_count(tmp_path: Path):
+    cert = tmp_path / "cert.pem"
+    command = f"smg launch {URLS} --tls-cert-path {cert} --tls-key-path /nowhere/key.pem"
+    assert "tls" not in converted(command, tmp_path)
+    assert "#   key: /nowhere/key.pem" in convert(command).text
+    cert.touch()
+    assert converted(command, tmp_path)["tls"] == {"cert": str(cert)}
+
+
+def test_no_secret_is_printed(capsys: pytest.CaptureFixture[str]):
+    secret = "sk-Zk3Q"
+    for name in ("--api-key", "--tenant-api-key", "--control-plane-api-keys", "--oracle-password"):
+        for between in (" ", "="):
+            command = (
+                f"smg launch {URLS} {name}{between}{secret} --apikey={secret} --apkey {secret}"
+            )
+            assert main(["config", "--from", command]) == 0
+            out, told = capsys.readouterr()
+            assert secret not in out + told
+            assert name in out
+            assert "--apikey" in told
+    leaking = f"vllm-router {secret} --worker-urls http://me:{secret}@host:80"
+    assert secret not in convert(leaking).text + convert(leaking).summary()
+
+
+def test_an_unknown_flag_gets_the_nearest_one():
+    told = convert(f"smg launch {URLS} --polcy random").summary()
+    assert "--polcy: smg 1.13.0 (October 2026) has no such flag (did you mean --policy?)" in told
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("", "is empty"),
+        (" \n", "is empty"),
+        ('vllm-router --host "a', "within a quote"),
+        ("nginx -c /etc/nginx.conf", "no known router"),
+        ("smg launch --port", "--port has no value"),
+        ("smg launch --port --host a", "--port has no value"),
+        ("smg serve --model-path m", "starts engines, too"),
+        ("python -m sglang_router.launch_server --model-path m", "starts engines, too"),
+        ("smg " + "x" * MAX_CHARACTERS, "more than 65536 characters"),
+    ],
+)
+def test_what_is_no_command_line_is_refused_in_one_sentence(command: str, said: str, capsys):
+    with pytest.raises(PeerCommandError, match=re.escape(said)):
+        convert(command)
+    assert main(["config", "--from", command]) == 2
+    out, told = capsys.readouterr()
+    assert out == ""
+    assert said in told
+    assert told.count("\n") == 1
+
+
+def test_as_many_characters_as_are_read(monkeypatch, capsys, tmp_path: Path):
+    urls = " ".join(f"http://10.{n // 256}.{n % 256}.1:8000" for n in range(2_800))
+    command = f"smg launch --worker-urls {urls}"
+    assert len(command) <= MAX_CHARACTERS
+    monkeypatch.setattr("sys.stdin", io.StringIO(command))
+    assert main(["config", "--from", "-"]) == 0
+    config = accepted(capsys.readouterr().out, tmp_path)
+    assert len(config.workers) == config.limits.workers == 2_800
