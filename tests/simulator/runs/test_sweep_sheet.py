@@ -165,7 +165,8 @@ def test_steps_of_a_range_rise_from_end_to_end(kind: str, low: int, width: int, 
         ({"grid": {"policies": [{"hybrid": [1]}]}}, "is no policy; a policy is a name"),
         (
             {"grid": {"policies": [{"hybrid": {"factor": [1]}}]}},
-            "policy hybrid has no parameter 'factor'; valid: load_factor (float, default 1.0)",
+            "policy hybrid has no parameter 'factor' (did you mean load_factor?); "
+            "valid: load_factor (float, default 1.0)",
         ),
         (
             {"grid": {"policies": [{"hybrid": {"load_factor": [1, -2]}}]}},

@@ -78,7 +78,9 @@ def test_a_request_says_which_limit_keeps_it_and_is_refused_with_it() -> None:
     (reject,) = core.on_tick(Tick(6.0))
     assert isinstance(reject, Reject)
     assert (reject.status, reject.code) == (503, "hold_timeout")
-    assert reject.message.endswith("within 5 s: the model's limit of 1 requests is reached")
+    assert reject.message.endswith(
+        "within 5 s (limits.hold_s): the model's limit of 1 requests is reached"
+    )
     assert reject.retry_after_s is not None
 
 
