@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -53,9 +54,8 @@ async def test_one_that_claims_every_prompt_and_reports_no_hit_loses_what_that_g
             assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 240
         assert liar.answered == ANSWERS
         assert await stack.metric("warmroute_worker_hit_confidence") == 1.0  # the honest one's
-        assert f"worker {number}: answers keep finding less than its KV events" in await log_of(
-            stack
-        )
+        line = rf"worker {number} \(http://\S+\): answers keep finding less than its KV events"
+        assert re.search(line, await log_of(stack))
         question = {"model": "tiny", "prompt": claimed[-1]}
         async with stack.http.post(f"{stack.admin}/explain", json=question) as reply:
             seen = {row["worker"]: row["columns"] for row in (await reply.json())["workers"]}
@@ -146,7 +146,8 @@ async def test_one_of_a_thousand_blocks_that_tells_of_a_million_holds_what_fits(
             await until(all_read, "all its events")
             assert (await stack.row(number))["resident_blocks"] <= 1_250
             log = await log_of(stack)
-            assert f"worker {number}: its KV events tell of more blocks than it has room for" in log
+            line = rf"worker {number} \(http://\S+\): its KV events tell of more blocks than it has"
+            assert re.search(f"{line} room for", log)
             assert await kept()
             assert await stack.metric("warmroute_index_evicted_blocks_total") == 0
 

@@ -35,7 +35,10 @@ def test_what_is_wrong_with_a_policy_is_said_with_its_key(file: str, says: str, 
     [
         ("hybird", "no policy 'hybird' (did you mean hybrid?)"),
         ("hybrid?load_factor=-1", "policy hybrid: load_factor"),
-        ("hybrid?lod_factor=1", "has no parameter 'lod_factor'; valid: load_factor"),
+        (
+            "hybrid?lod_factor=1",
+            "has no parameter 'lod_factor' (did you mean load_factor?); valid: load_factor",
+        ),
         ("tests.live.bad_policies:Unborn", "policy tests.live.bad_policies:Unborn failed: "),
     ],
 )

@@ -22,7 +22,7 @@ from tests.simulator.made_up import shared_prompt
 from tests.told_decision import decision_in
 
 TIMEOUT_S = 60.0
-HELPERS = re.compile(rb"multiprocessing|tests\.forks")
+HELPERS = re.compile(rb"multiprocessing|tests[./]forks")
 
 
 @pytest.fixture(autouse=True)
@@ -68,13 +68,15 @@ async def test_a_worker_that_dies_ends_the_run_with_its_name(tmp_path: Path) -> 
 
 
 def children() -> list[int]:
-    """Workers and routers that this process started, oldest first.
+    """Running workers and routers that this process started, oldest first.
 
     Helpers of Python's multiprocessing and of tests/forks, which other tests leave, are none.
+    A helper that has ended and that nobody waited for has no command line.
     """
     pid = os.getpid()
     found = [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    return [one for one in found if not HELPERS.search(command_line(one))]
+    lines = {one: command_line(one) for one in found}
+    return [one for one, line in lines.items() if line and not HELPERS.search(line)]
 
 
 def command_line(pid: int) -> bytes:
