@@ -33,6 +33,7 @@ class Pool {
     shown.requests = counts(40);
     shown.foreign_running = counts(9);
     shown.foreign_waiting = counts(9);
+    shown.waiting_prompt_tokens = counts(100'000);
     shown.report_s = column(100.0);
     shown.context_tokens = column(1e5);
     shown.own_tokens_at_report = column(1e5);
