@@ -67,7 +67,7 @@ class Converted:
 
 @dataclass(slots=True)
 class _Given:
-    """What the command line gives: values by flag, one list for each time. Lifetime: one call."""
+    """The flags of a command line with their values: one list each time that a flag is given."""
 
     peer: PeerRouter
     rows: Mapping[str, PeerFlag]
@@ -357,7 +357,7 @@ def _worker(text: str) -> dict[str, Any]:
 
 
 def _add_facts(draft: _Draft, given: _Given, workers: list[dict[str, Any]]) -> None:
-    """What other flags say of workers: events, block size, how KV passes, the kind."""
+    """Add what other flags set for workers: events, block size, KV transfer, the engine's kind."""
     for name, key in (
         ("--kv-event-source", "events"),
         ("--pd-kv-events", "events"),

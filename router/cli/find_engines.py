@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 200
 
 @dataclass(frozen=True, slots=True)
 class FoundWorker:
-    """What one address answered."""
+    """An engine's address, and the answers that it gave."""
 
     spec: WorkerSpec
     recognized: Recognized | None

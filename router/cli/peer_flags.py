@@ -61,7 +61,7 @@ PEERS = (
     ),
 )
 
-# What a peer's rule is here. Rules that follow caches become the default, which follows them, too.
+# Our policy for each rule of another router. Rules that follow caches become our default policy.
 AFFINITY = "warmset"
 RULES: Mapping[str, str] = MappingProxyType(
     {

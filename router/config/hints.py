@@ -32,7 +32,7 @@ class HintingParser(argparse.ArgumentParser):
 
 
 def with_hint(message: str) -> str:
-    """What argparse says of a wrong choice, with the choice that was likely meant."""
+    """Return argparse's message on a wrong choice, with the choice that was likely meant."""
     choice = _CHOICE.search(message)
     if choice is None:
         return message

@@ -67,7 +67,7 @@ class ConfigKey:
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in a line of help."""
+        """The placeholder for the key's value in a line of help."""
         if self.form is not None:
             return self.form
         inner = get_args(self.kind)[0]

@@ -67,7 +67,7 @@ def worker_url(text: str) -> str:
 
 
 def url_note(given: object, url: str) -> str:
-    """How a worker's URL was read, if it was not written as it is used; else empty."""
+    """Return a note on the URL that the router uses, if it is not the given one; else ''."""
     written = given.get("url") if isinstance(given, dict) else str(given).partition(",")[0]
     text = str(written).strip()
     return "" if text.rstrip("/") == url else f"the worker {text} is read as {url}"

@@ -85,7 +85,7 @@ def load_config(args: argparse.Namespace, environ: Mapping[str, str]) -> Loaded:
 
 
 def _notes(workers: Given, config: Config) -> tuple[str, ...]:
-    """How workers' URLs were read that are not written as they are used."""
+    """Return a note for each worker whose URL the router uses in another form than the given."""
     pairs = zip(workers.value, config.workers, strict=True)
     notes = (url_note(written, spec.partition(",")[0]) for written, spec in pairs)
     return tuple(f"{workers.source_of(at)}: {note}" for at, note in enumerate(notes) if note)

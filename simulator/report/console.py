@@ -121,7 +121,7 @@ def most_unserved(rows: Sequence[ReplayRow]) -> list[str]:
 
 
 def say_source(console: Console, stream: JobStream) -> None:
-    """What had to be assumed of a source, how many lines were left out, and why the first were."""
+    """Print what was assumed of a source, how many lines were left out, and the first reasons."""
     for note in stream.notes():
         console.print(note, style="dim", highlight=False, markup=False, soft_wrap=True)
     if not stream.errors.total:

@@ -19,7 +19,7 @@ from simulator.traces.request_log import MAX_UNIX_S
 
 
 class AccessLogOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an access log can be asked for."""
+    """The options of an access log."""
 
     model: Annotated[
         str | None, msgspec.Meta(description="requests of this model only; a replay has one pool")
@@ -73,7 +73,7 @@ class AccessLogReader:
         )
 
     def notes(self) -> Iterator[str]:
-        """What the log does not know."""
+        """Return notes on the figures that an access log lacks."""
         cached = ""
         if self._reported_tokens:
             share = self._cached_tokens / self._reported_tokens

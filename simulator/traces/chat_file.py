@@ -30,14 +30,14 @@ from simulator.traces.session_file import Positive
 from simulator.traces.timing import NS
 
 _TIMES = ("timestamp", "time", "created_at", "created", "start_time", "ts")
-# What a number has to reach to count in this part of a second.
+# A time of at least the first number is in units of which the second number make a second.
 _UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
 
 Time = float | str | None
 
 
 class ChatOptions(TextOptions, frozen=True):
-    """What can be asked for of chats."""
+    """The options of a file of chats."""
 
     rate: Annotated[
         Positive, msgspec.Meta(description="requests a second, Poisson, where lines have no time")
@@ -45,7 +45,7 @@ class ChatOptions(TextOptions, frozen=True):
 
 
 class _ChatBody(msgspec.Struct, frozen=True, gc=False):
-    """What a replay needs of a request."""
+    """The fields of a request body that a replay reads."""
 
     model: str | None = None
     messages: list[dict[str, Any]] | None = None
