@@ -201,7 +201,7 @@ def test_unknown_hits_count_as_what_is_known_of_them() -> None:
     assert costs[0] == costs[1]
 
 
-# The example of docs/reference/warmset.md: two workers, one nearly full, the other as good as full.
+# Two workers, one nearly full, the other as good as full.
 EXAMPLE = {
     "worker_id": [0, 1],
     "holds_trunk": True,
