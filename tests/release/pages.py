@@ -60,7 +60,7 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "git clone REPOSITORY warmroute && cd warmroute && python3 -m venv .venv && "
         ".venv/bin/pip install .": _CHECKOUT,
         "make demo": _CI,
-        "make test": _CI,
+        "make run": _CI,
     },
     "docs/quickstart.md": {
         "git clone REPOSITORY warmroute && cd warmroute": _CHECKOUT,
