@@ -178,6 +178,7 @@ _BAD_ITEM: Mapping[str, str] = MappingProxyType(
         "password, and given once",
         "discovery": "the namespace is left out: it has small letters, digits and dashes",
         "names.aliases": "an alias is left out: one is NAME=MODEL, and given once",
+        "model_limits": "it is left out: it must be at most 1125899906842624",
     }
 )
 
@@ -517,18 +518,26 @@ def _parameters(
 
 
 def _concurrency(draft: _Draft, given: _Given) -> None:
+    """The requests that all workers together have at a time, and those that wait for that.
+
+    Their cap is the router's, so a share of it for each worker would be another limit: it would
+    keep requests from the worker that has their prefix while the others are idle.
+    """
     flag = "--max-concurrent-requests"
     number = _number(given.last(flag))
-    urls = {*given.all("--worker-urls"), *given.all("--decode")}
-    if number is None:
+    if flag in given.values and number is None:
         draft.notes.append((flag, "its value is no number"))
-    elif number <= 0:
+    elif number is not None and number < 1:
         draft.notes.append((flag, "nothing to set: without it there is no such limit here"))
-    elif urls:
-        each = max(-(-int(number) // len(urls)), 1)
-        draft.put("limits.worker_requests", each, flag, "each worker's share; others wait")
-    else:
-        draft.put("limits.inflight_requests", int(number), flag, "waiting ones included")
+    elif number is not None:
+        draft.items("model_limits", [(f"*:max_requests={int(number)}", flag)])
+    for name in ("--queue-size", "--queue-timeout-secs"):
+        if name not in given.values:
+            continue
+        if number is None or number < 1:
+            draft.notes.append((name, f"it has an effect only with {flag}"))
+        else:
+            draft.put(given.rows[name].key, given.last(name), name)
 
 
 def _aliases(draft: _Draft, given: _Given) -> None:

@@ -327,9 +327,9 @@ _POLICY = (
 )
 
 _LIMITS = (
-    _to("gsv", "--max-concurrent-requests=", "limits.worker_requests", "concurrency"),
-    _to("gsv", "--queue-size=", "limits.hold_requests"),
-    _to("gsv", "--queue-timeout-secs=", "limits.hold_s"),
+    _to("gsv", "--max-concurrent-requests=", "model_limits", "concurrency"),
+    _to("gsv", "--queue-size=", "limits.hold_requests", "concurrency"),
+    _to("gsv", "--queue-timeout-secs=", "limits.hold_s", "concurrency"),
     *_none(
         "gsv",
         "give keys a requests_per_s in api_keys_file (docs/reference/keys.md)",

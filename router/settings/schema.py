@@ -693,7 +693,7 @@ class Config(_Section, frozen=True):
         Meta(
             description=(
                 "MODEL:max_requests=N,max_queued_tokens=N: most of a model's requests "
-                "at its workers at once; further ones wait"
+                "at its workers at once; further ones wait; * stands for each other model"
             )
         ),
     ] = ()

@@ -90,6 +90,9 @@ class Drain(Generic[K]):
         return pool.computed_tokens / pool.busy_s
 
 
+ANY_MODEL = "*"  # in the limits: each model that has none of its own
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLimit:
     """The limits of a model: unfinished requests and queued prompt tokens at all workers together.
@@ -136,7 +139,7 @@ class ModelLimits:
     def reached(self, pending: Pending) -> str:
         """Return a text that names the model's limit that blocks a request, or "" if none does."""
         model = pending.arrival.model
-        limit = self.limits.get(model) if self.limits else None
+        limit = self.limits.get(model) or self.limits.get(ANY_MODEL)
         if limit is None or pending.counted is not None:
             return ""
         requests, tokens = self._requests[model], self._drain.queued_of(model)

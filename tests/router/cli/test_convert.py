@@ -144,6 +144,13 @@ def test_the_stack_is_told_from_the_router_of_the_same_name_by_its_flags(tmp_pat
     }
 
 
+@pytest.mark.parametrize("cap", ["", "--max-concurrent-requests -1"])
+def test_a_queue_without_a_cap_has_no_effect_there_and_no_line_here(cap: str, tmp_path: Path):
+    command = f"vllm-router {URLS} --queue-size 5 --queue-timeout-secs 9 {cap}"
+    assert "limits" not in converted(command, tmp_path)
+    assert "only with --max-concurrent-requests" in convert(command).summary()
+
+
 def test_rules_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
     made = converted(
         f"smg launch {URLS} --policy prefix_hash --prefix-token-count 128 "
@@ -151,7 +158,8 @@ def test_rules_keep_their_parameters_and_limits_their_sum(tmp_path: Path):
         tmp_path,
     )
     assert made["policy"] == "prefix_hash?prefix_tokens=128"
-    assert made["limits"] == {"worker_requests": 128, "hold_requests": 50}
+    assert made["model_limits"] == ["*:max_requests=255"]
+    assert made["limits"] == {"hold_requests": 50}
     done = convert(f"smg launch {URLS} --spill-abs-threshold 32")
     assert "policy: cache_aware?balance_abs=32" in done.summary()
     assert converted(f"smg {URLS} --policy power_of_two", tmp_path)["policy"] == "smg_expected_wait"

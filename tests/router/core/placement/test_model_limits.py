@@ -155,7 +155,7 @@ class LimitedWorld(RandomWorld):
         super().step()
         counted = Counter(self.open[number].model for number in self.at)
         for model in MODELS:
-            limit = self.limits.get(model, ModelLimit())
+            limit = self.limits.get(model) or self.limits.get("*", ModelLimit())
             assert counted[model] == self.core.model_limits.requests(model)
             assert counted[model] <= limit.max_requests
             queued = self.core.admission.drain.queued_of(model)
@@ -163,7 +163,7 @@ class LimitedWorld(RandomWorld):
 
 
 @given(
-    st.dictionaries(st.sampled_from(MODELS), LIMITS),
+    st.dictionaries(st.sampled_from([*MODELS, "*"]), LIMITS),
     st.sampled_from(["round_robin", "hybrid", "warmset?gate=0.01"]),
     st.integers(0, 10_000),
 )
