@@ -41,6 +41,7 @@ ASK = to_run("docs/quickstart.md")[-1]
 # The pages that each test reads.
 READ = {
     "start": ["README.md", "docs/quickstart.md"],
+    "peers": ["docs/coming-from.md"],
     "pool": [
         "docs/operations.md",
         "docs/engines.md",
@@ -156,6 +157,14 @@ def removed(on: Host, url: str) -> None:
     """See to it that no worker is at a URL."""
     number = present(on, url)
     on.run(f"curl -X DELETE 'http://127.0.0.1:8081/workers/{number}?force=true'")
+
+
+def test_coming_from_another_router(stranger: Host) -> None:
+    """Each command line is converted; the last file is checked and served."""
+    with Page("docs/coming-from.md", stranger) as page:
+        page.does(5)
+        does(stranger, page.next())
+    stranger.stop_all()
 
 
 def test_the_commands_of_an_operator(stranger: Host) -> None:
