@@ -31,10 +31,12 @@ def prompt_tokens(
     vocabulary: int = DEFAULT_VOCABULARY,
     seed: int = 0,
 ) -> npt.NDArray[np.int32]:
-    """The prompt as int32 token ids, shape [input_tokens], each in FIRST_TOKEN_ID..vocabulary-1.
+    """Return the prompt of a request as token ids: int32[input_tokens], each
+    FIRST_TOKEN_ID..vocabulary-1.
 
-    The last block is cut to `input_tokens`. Where the ids cover full blocks only, the tail is
-    private to the request with this `serial`. Raises ValueError for a vocabulary without room.
+    The last block is cut to `input_tokens`. If `ids` name fewer blocks than the prompt has, the
+    rest of the prompt is private to the request with this `serial`. Raises ValueError if the
+    vocabulary is too small for a token.
     """
     if vocabulary <= FIRST_TOKEN_ID:
         raise ValueError(f"vocabulary {vocabulary}: must be above {FIRST_TOKEN_ID}")
@@ -92,7 +94,7 @@ class StreamMeter:
         self._carry = b""  # the start of a line that the next read will finish
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Takes the next bytes of the body, read at `now_s`."""
+        """Count the tokens in the next bytes of the body, which were read at `now_s`."""
         joined = self._carry + data
         fresh = joined.count(b"data: ")
         self._carry = joined[-5:]  # one byte short of the mark, so none is counted twice
@@ -107,7 +109,9 @@ class StreamMeter:
         self.last_s = now_s
 
     def finish(self) -> tuple[int, int | None, str | None]:
-        """(output tokens, cached tokens or None, error or None), to be asked at the end."""
+        """Return output tokens, cached tokens or None, and an error or None. Call this method after
+        the last byte.
+        """
         lines = [line for line in self._tail.split(b"\n") if line.startswith(b"data: ")]
         if not lines or not lines[-1].startswith(DONE):
             return self.events, None, "the stream ended before `data: [DONE]`"
@@ -133,7 +137,9 @@ ERROR_BYTES = 300  # of an answer that is not 200, for the report
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The endpoint under load and how to ask it. Lifetime: measurement."""
+    """The endpoint under load, and the settings of the requests that it gets. Lifetime:
+    measurement.
+    """
 
     url: str  # base address, as http://127.0.0.1:8080
     model: str
@@ -147,11 +153,11 @@ class Target:
     others: tuple[str, ...] = ()  # further base addresses of the same: requests go to all in turn
 
     def url_of(self, serial: int) -> str:
-        """Where a request goes, by its number."""
+        """Return the base address that the request with this number is sent to."""
         return (self.url, *self.others)[serial % (1 + len(self.others))]
 
     def body(self, job: Job, serial: int) -> bytes:
-        """The JSON body of `job`: a streamed completion of a token-id prompt."""
+        """Return the JSON body of `job`: a streamed completion of a prompt of token ids."""
         tokens = prompt_tokens(
             job.ids, job.prompt_tokens, serial, self.block_tokens, self.vocabulary, self.seed
         )
@@ -168,7 +174,7 @@ class Target:
         )
 
     def headers(self, job: Job) -> dict[str, str]:
-        """Headers of `job`."""
+        """Return the HTTP headers of the request of `job`."""
         headers = {"content-type": "application/json"}
         if job.session is not None:
             headers["x-session-id"] = job.session
@@ -177,7 +183,7 @@ class Target:
         return headers
 
     def open_session(self) -> aiohttp.ClientSession:
-        """A client session with this target's limits; the caller closes it."""
+        """Return an HTTP client session with this target's limits; the caller closes it."""
         return aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(limit=self.max_in_flight, keepalive_timeout=10),
             timeout=aiohttp.ClientTimeout(
@@ -190,7 +196,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Sender:
-    """Sends requests on one session and clock. Lifetime: measurement."""
+    """Sends requests through one HTTP session, timed by one clock. Lifetime: measurement."""
 
     target: Target
     session: aiohttp.ClientSession
@@ -198,9 +204,10 @@ class Sender:
     started_s: float  # on `clock`: zero of the outcomes' times
 
     async def send(self, job: Job, serial: int, body: bytes, due_s: float) -> Outcome:
-        """Sends `body`, reads the whole answer; `due_s` is on the sender's clock.
+        """Send `body`, read the whole answer, and return the outcome. `due_s` is on the sender's
+        clock.
 
-        Never raises for what the other side does: that becomes the outcome's verdict and error.
+        A fault of the other side raises nothing: it becomes the outcome's verdict and error.
         """
         sent_s = self.clock()
         meter = StreamMeter()
@@ -255,7 +262,7 @@ def _mean_gap_ms(meter: StreamMeter, tokens: int) -> float | None:
 
 
 async def first_model(url: str) -> str:
-    """The first model that an endpoint lists; raises `ScrapeError`."""
+    """Return the first model that an endpoint lists. Raises `ScrapeError`."""
     timeout = aiohttp.ClientTimeout(total=10)
     where = f"{url}/v1/models"
     try:

@@ -1,4 +1,4 @@
-"""Live runs in the terminal: progress, a line a run, tables."""
+"""Shows live runs in the terminal: progress bars, one line for each run, and tables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from simulator.report.page import Claim
 
 
 class LoadBoard(Board):
-    """How far live runs and the requests of this one are. Lifetime: process."""
+    """Shows how many live runs, and how many requests of the current run, are done. Lifetime:
+    process.
+    """
 
     def __init__(self, console: Console, runs: int) -> None:
         super().__init__(console)
@@ -24,13 +26,15 @@ class LoadBoard(Board):
         self._requests: int | None = None
 
     def start_run(self, label: str, requests: int | None) -> None:
-        """Begins to count anew; None: nobody knows how many requests they will be."""
+        """Start to count the requests of a new run. `requests` is None if their number is not
+        known.
+        """
         self.end(self._run)
         self._run, self._requests, self._sent, self._failed = label, requests, 0, 0
         self.start(label)
 
     def note(self, outcome: Outcome) -> None:
-        """Counts one request; the error of the first that is lost is shown at once."""
+        """Count one request. The error of the first lost request is printed at once."""
         self._sent += 1
         if outcome.verdict is LiveVerdict.FAILED:
             self._failed += 1
@@ -40,14 +44,14 @@ class LoadBoard(Board):
         self.count(self._run, self._sent, self._requests, lost)
 
     def end_run(self, line: str) -> None:
-        """Counts one run and leaves a line about it."""
+        """Count one run, and print a line about it."""
         self.console.print(line)
         self._ended += 1
         self.count("runs", self._ended, self._runs)
 
 
 def run_line(row: ResultRow) -> str:
-    """One run in one line."""
+    """Return a line with the results of one run."""
     return (
         f"{row.workload} / {row.policy}: {row.completed} of {row.requests} completed, "
         f"TTFT mean {whole(row.ttft_ms.mean)}, p99 {whole(row.ttft_ms.p99)} ms, "
@@ -57,7 +61,7 @@ def run_line(row: ResultRow) -> str:
 
 
 def print_rows(console: Console, rows: Sequence[ResultRow]) -> None:
-    """A table a workload, as wide as the terminal."""
+    """Print one table for each workload, as wide as the terminal."""
     for name in dict.fromkeys(row.workload for row in rows):
         own = {row.policy: row for row in rows if row.workload == name}
         counts = sorted(row.requests for row in own.values())  # a closed loop's may differ
@@ -67,7 +71,7 @@ def print_rows(console: Console, rows: Sequence[ResultRow]) -> None:
 
 
 def claim_lines(claims: Sequence[Claim]) -> list[str]:
-    """The claims, each marked."""
+    """Return a line for each claim, marked as shown or not shown."""
     return [
         f"[green]shown[/]      {claim.text}" if claim.holds else f"[red]not shown[/]  {claim.text}"
         for claim in claims

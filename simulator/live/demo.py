@@ -83,31 +83,33 @@ class Act:
     closed_loop: bool = False
 
     def setup(self, policy: str) -> Setup:
-        """The replay of one policy."""
+        """Return the setup of a replay with one policy."""
         pool = (WorkerGroup(self.workers, PROFILE, self.kv_tokens),)
         return Setup(self.spec, policy, pool, BLOCK_SIZE, seed=SEED, closed_loop=self.closed_loop)
 
 
 @dataclass(slots=True)
 class DemoRuns:
-    """All runs so far and what there is to say of them. Lifetime: process."""
+    """The results of all runs so far, and the demo's notes on them. Lifetime: process."""
 
     runs: list[RunResult] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what this machine was too busy for
 
     @property
     def rows(self) -> list[ResultRow]:
-        """Of each run."""
+        """The row of results of each run."""
         return [run.row for run in self.runs]
 
     @property
     def sound(self) -> bool:
-        """No request lost and every load counter back to zero."""
+        """True if no request was lost and every load counter is back at zero."""
         return all(run.row.failed == 0 and not run.leftovers for run in self.runs)
 
 
 def acts(trace: Path | None = None) -> tuple[Act, ...]:
-    """A popular prompt, conversations, and agents in tight memory."""
+    """Return the demo's workloads: a popular prompt, conversations, and agents whose memory is
+    tight.
+    """
     return (
         Act(
             "shared_prompt",
@@ -138,12 +140,11 @@ def acts(trace: Path | None = None) -> tuple[Act, ...]:
 async def run_demo(
     out: Path, console: Console, quick: bool = False, trace: Path | None = None
 ) -> DemoRuns:
-    """Runs both parts, writes report.json and report.html below `out`, prints the table.
+    """Run the demo, write report.json and report.html below `out`, and print the table.
 
-    `quick`: as much as a busy machine does. `trace`: conversations; None: the sample that ships.
-
-    Raises `TraceError` for an unreadable trace, `StartError` or `ScrapeError` when a program
-    fails; all programs have ended then.
+    `quick`: run only what a busy machine has time for. `trace`: a file of conversations; None: the
+    sample in the package. Raises `TraceError` for an unreadable trace, `StartError` or
+    `ScrapeError` if a program fails; all programs have ended then.
     """
     started_s = perf_counter()
     parts, demo = acts(trace), DemoRuns()
@@ -170,7 +171,9 @@ async def run_demo(
 
 
 def split_front(spec: WorkloadSpec) -> Section:
-    """What workers that prefill and workers that decode would give for the conversations."""
+    """Return a section on pools that separate prefill workers from decode workers, for the
+    conversations.
+    """
     shape, stream = Shape.of(PROFILE), open_jobs(spec)
     mix = measure(stream.jobs, stream.block_tokens, SPLIT_CACHES, shape.kv_tokens).mix
     shapes = Shapes((shape,), (shape,), (shape,))
@@ -193,7 +196,7 @@ def split_front(spec: WorkloadSpec) -> Section:
 async def _virtual(
     parts: Sequence[Act], demo: DemoRuns, board: LoadBoard, started_s: float
 ) -> float:
-    """Replays each part; the share of a core that this got."""
+    """Replay each workload, and return the share of a core that this process got meanwhile."""
     cpu_s, wall_s = process_time(), perf_counter()
     for part in parts:
         for policy in part.policies:
@@ -208,7 +211,7 @@ async def _virtual(
 
 
 async def _live(out: Path, workers: int, requests: int, demo: DemoRuns, board: LoadBoard) -> None:
-    """The popular prompt on programs of their own, started afresh for each policy."""
+    """Run the popular prompt on real programs, which are started anew for each policy."""
     spec = WorkloadSpec(POPULAR.format(requests=requests))
     workload = opened(spec, LIVE, f"{requests} requests for one popular prompt", SEED)
     for policy in LIVE_POLICIES:
@@ -233,7 +236,7 @@ def _say(demo: DemoRuns, board: LoadBoard, text: str) -> None:
 
 
 def as_run(result: ReplayResult, part: Act) -> RunResult:
-    """A replay in the form that a live run has."""
+    """Return the result of a replay in the form of a live run's result."""
     names = tuple(f"worker {number}" for number in range(len(result.workers)))
     outcomes = tuple(_outcomes(result.table, names, part.closed_loop))
     # Without steps counted none was late: there is no clock on the wall to be late for.
@@ -277,7 +280,7 @@ def _outcomes(table: RequestTable, names: Sequence[str], sessions: bool) -> list
 
 
 def claims(results: Sequence[ResultRow]) -> list[Claim]:
-    """What `results` show, each with its bar, in the order of the story."""
+    """Return the claims that `results` support or refute, in the order of the demo's page."""
     rows = {(row.workload, row.policy): row for row in results}
     found = []
     for judge in (_hot, _cured, _mean, _conversation, _agents, _hot_live, _cured_live):
@@ -364,9 +367,10 @@ def _agents(rows: Rows) -> Claim:
 
 
 def _price(kept: ResultRow, full: ResultRow) -> str:
-    """The TTFT figure that grew most from `full` to `kept`, of all requests and of first turns.
+    """Return a sentence on the TTFT figure that grew most from `full` to `kept`.
 
-    The figure is chosen by the requests as a whole: the largest factor of mean, p50, p90, p99.
+    The sentence has that figure for all requests and for first turns. The figure is the one of
+    mean, p50, p90 and p99 that grew by the largest factor over all requests.
     """
     grown = {
         name: (getattr(kept.ttft_ms, name) or 0.0) / (getattr(full.ttft_ms, name) or inf)

@@ -1,4 +1,4 @@
-"""The load generator sends a workload open loop at its own times, or closed loop."""
+"""The load generator: it sends a workload open loop at recorded times, or closed loop."""
 
 from __future__ import annotations
 
@@ -20,15 +20,18 @@ MAX_REQUESTS = 1_000_000
 
 
 class WorkloadError(ValueError):
-    """A workload that cannot be: says which size is wrong and what is allowed."""
+    """Raised for an invalid workload; the message says which size is wrong and which sizes are
+    allowed.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Requests in order of arrival. Lifetime: process (one measurement may use it many times).
+    """The requests of a measurement in order of arrival. Lifetime: process; several measurements
+    may use it.
 
-    A closed loop (`ends_s` given): a session's turn follows the answer before it and the pause
-    between, and none is begun at `ends_s` seconds or later.
+    If `ends_s` is given, the workload is a closed loop: each turn of a session is sent after the
+    previous answer and the recorded pause, and no turn is sent at `ends_s` seconds or later.
     """
 
     name: str
@@ -54,9 +57,9 @@ class Workload:
 def opened(
     spec: WorkloadSpec, name: str, origin: str, seed: int = 0, ends_s: float | None = None
 ) -> Workload:
-    """The requests of a trace or generator, held in memory; with `ends_s`, a closed loop.
+    """Return the requests of a trace or generator, held in memory; with `ends_s`, a closed loop.
 
-    Raises `TraceError` for a source that cannot be used, `WorkloadError` for one of too many
+    Raises `TraceError` for a source that cannot be read, `WorkloadError` for a source of too many
     requests.
     """
     stream = open_jobs(spec, seed)
@@ -74,15 +77,16 @@ async def run_load(
     speed: float = 1.0,
     concurrency: int | None = None,
 ) -> None:
-    """Sends the jobs of `workload` and calls `on_outcome` once for each, in order of ending.
+    """Send the jobs of `workload`, and call `on_outcome` once for each in the order in which they
+    end.
 
-    Open loop (neither `concurrency` nor `workload.ends_s`): a job leaves at its time divided by
-    `speed` whatever became of the earlier ones; where the generator or its bound of
-    `target.max_in_flight` makes it late, times still count from when it was due, and the outcome
-    says how late it left. Closed loop of sessions (`workload.ends_s`): see `_sessions`. Closed
-    loop of requests: `concurrency` of them are under way until none is left, and the jobs' times
-    are ignored.
-    Cancelling closes every connection; outcomes given so far stand.
+    Open loop (neither `concurrency` nor `workload.ends_s`): a job is sent at its time divided by
+    `speed`, whatever happened to earlier jobs. If the generator, or its limit
+    `target.max_in_flight`, sends a job late, its times still count from the planned time, and the
+    outcome says how late it was. Closed loop of sessions (`workload.ends_s`): see `_sessions`.
+    Closed loop of requests: `concurrency` requests are under way until none is left, and the times
+    of the jobs are ignored. Cancelling this function closes every connection; earlier outcomes stay
+    valid.
     """
     if speed <= 0:
         raise ValueError(f"speed {speed:g}: must be above 0")
@@ -123,11 +127,12 @@ async def _open_loop(
 async def _sessions(
     workload: Workload, sender: Sender, on_outcome: OnOutcome, speed: float, ends_s: float
 ) -> None:
-    """A session begins at its first job's time; each further turn waits for the answer before it.
+    """Send the turns of each session one after the other, as a closed loop.
 
-    It comes `think_ns` after that answer's last byte, or after its refusal; where no pause was
-    recorded, as long after as the two recorded arrivals lie apart. What would come at `ends_s` or
-    later is not sent: the turns of a session that got slow answers are fewer then.
+    A session begins at the time of its first job. A later turn comes `think_ns` after the last byte
+    of the previous answer, or after its refusal; if no pause was recorded, the time between the two
+    recorded arrivals takes its place. A turn that would come at `ends_s` or later is not sent, so a
+    session with slow answers has fewer turns.
     """
     slots = asyncio.Semaphore(sender.target.max_in_flight)
     ends_at_s = sender.started_s + ends_s / speed
@@ -161,7 +166,9 @@ def _pause_ns(before: Job, job: Job) -> int:
 
 
 async def _sleep_until(due_s: float, clock: Callable[[], float]) -> None:
-    """Lets others run once at least, and never returns before `due_s`, as coarse timers do."""
+    """Sleep until `due_s`, at least for one turn of the event loop. It never returns early, as
+    coarse timers do.
+    """
     early_s = max(0.0, due_s - clock())
     while early_s >= 0:
         await asyncio.sleep(early_s)

@@ -1,4 +1,4 @@
-"""What became of each request as the client saw it, and one row of results over all of them."""
+"""The outcome of each request as its client saw it, and the results of a run in one row."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class LiveVerdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row per request. Times are wall clock. Lifetime: measurement."""
+    """The outcome of one request; times are of the wall clock. Lifetime: measurement."""
 
     serial: int
     scheduled_s: float  # when it was due, seconds from the start of the run
@@ -44,12 +44,12 @@ class Outcome:
 
     @property
     def late_ms(self) -> float:
-        """How late the generator itself sent it."""
+        """Milliseconds by which the load generator sent the request too late."""
         return max(0.0, (self.sent_s - self.scheduled_s) * 1000)
 
 
 class TimeSpread(msgspec.Struct, frozen=True):
-    """Mean and quantiles of a time, ms; null where nothing was measured."""
+    """Mean and quantiles of a time in ms; null if nothing was measured."""
 
     mean: float | None
     p50: float | None
@@ -63,7 +63,7 @@ GOOD_GAP_MS = 50.0
 
 
 class ResultRow(msgspec.Struct, frozen=True):
-    """One policy on one workload, as it stands in report.json."""
+    """The results of one policy on one workload, as report.json has them."""
 
     policy: str
     workload: str
@@ -92,7 +92,7 @@ class ResultRow(msgspec.Struct, frozen=True):
 
 
 def spread(values: Sequence[float]) -> TimeSpread:
-    """Mean and quantiles (linear interpolation) of `values`."""
+    """Return mean and quantiles (linear interpolation) of `values`."""
     if not values:
         return NO_SPREAD
     p50, p90, p99 = np.percentile(values, [50, 90, 99])
@@ -108,10 +108,11 @@ def summarize(
     after: Sequence[WorkerCounters] = (),
     speed: float = 1.0,
 ) -> ResultRow:
-    """The results row of one run.
+    """Return the row of results of one run.
 
-    `workers`: names as in the outcomes, those that got nothing included; `before`, `after`: their
-    counters around the run, same order (both may be empty for endpoints that give none).
+    `workers`: the names of all workers, as the outcomes have them, with those that got no request.
+    `before`, `after`: their counters before and after the run, in the same order; both are empty
+    for endpoints without counters.
     """
     done = [o for o in outcomes if o.verdict is LiveVerdict.COMPLETED]
     verdicts = Counter(o.verdict for o in outcomes)
@@ -161,13 +162,15 @@ def _good(outcome: Outcome, speed: float) -> bool:
 
 
 def hot_share(row: ResultRow) -> float:
-    """Share of requests that the busiest worker got."""
+    """Return the share of all requests that the busiest worker got."""
     counts = row.requests_per_worker
     return max(counts, default=0) / max(1, sum(counts))
 
 
 def as_report(rows: Sequence[ResultRow], **about: Any) -> bytes:
-    """report.json: the rows under `results`, whatever else is said `about` them beside."""
+    """Return the contents of report.json: the rows under `results`, and the keys of `about` beside
+    them.
+    """
     encoded = msgspec.json.encode({"results": list(rows), **about})
     return msgspec.json.format(encoded, indent=1)
 

@@ -1,4 +1,4 @@
-"""Live runs as a page: what they show, pictures and figures per workload, how it was measured."""
+"""The HTML page of live runs: claims, plots and figures of each workload, and the method."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def render_page(
     clock: Clock = "model time",
     more: Sequence[Section] = (),
 ) -> str:
-    """The whole page; `more` stands after the runs."""
+    """Return the whole HTML page; the sections of `more` follow the runs."""
     sections, measured = [], dict[Figure, None]()
     for name in dict.fromkeys(run.row.workload for run in runs):
         section, figures = _workload(name, [run for run in runs if run.row.workload == name])
@@ -74,7 +74,7 @@ def _workload(name: str, runs: Sequence[RunResult]) -> tuple[Section, list[Figur
 
 
 def _key(run: RunResult) -> tuple[str, Key | None]:
-    """How to read the pictures of each worker, as far as there are any."""
+    """Return the legend of the plots that have a line for each worker, if there are any."""
     if not run.workers:
         return NAMELESS, None
     sampled = bool(len(run.samples.time_ns))
@@ -115,7 +115,9 @@ def _told(row: ResultRow) -> str:
 
 
 def worker_counts(run: RunResult) -> tuple[np.typing.NDArray[np.int64], Floats]:
-    """Requests [workers, stretches] by arrival, and the stretches' edges in model seconds."""
+    """Return the number of requests by worker and time of arrival, int[workers, bins], and the
+    edges of the bins in model seconds.
+    """
     sent = [(o.scheduled_s * run.row.speed, o.worker) for o in run.outcomes if o.worker is not None]
     edges = np.linspace(0.0, max([1.0, *(at_s for at_s, _ in sent)]), SHARE_BINS + 1)
     counts = [
@@ -147,16 +149,19 @@ def _quantiles(values: Floats) -> Floats:
 
 
 def _waits(run: RunResult) -> tuple[Floats, Floats]:
-    """Arrivals in model seconds and times to first token in ms, of requests that got one."""
+    """Return arrivals in model seconds and times to first token in ms, for requests that got a
+    first token.
+    """
     told = [(o.scheduled_s, o.ttft_ms) for o in run.outcomes if o.ttft_ms is not None]
     at_s, wait_ms = np.array(told, np.float64).reshape(-1, 2).T * run.row.speed
     return at_s, wait_ms
 
 
 def waits_over_time(run: RunResult, until_s: float) -> tuple[Floats, Floats]:
-    """Middles of `WAIT_BINS` bins of arrivals, and the mean TTFT of each, in model seconds.
+    """Return the middles of `WAIT_BINS` bins of arrivals in model seconds, and the mean TTFT of
+    each bin.
 
-    NaN where nothing that was answered came.
+    The mean of a bin without an answered request is NaN.
     """
     at_s, wait_ms = _waits(run)
     edges = np.linspace(0.0, until_s, WAIT_BINS + 1)
@@ -167,7 +172,7 @@ def waits_over_time(run: RunResult, until_s: float) -> tuple[Floats, Floats]:
 
 
 def _over_time(runs: Sequence[RunResult]) -> Iterable[Picture]:
-    """Waits and hits over time, of workloads that know sessions and their turns."""
+    """Return the plots of waits and hits over time, for workloads that have sessions with turns."""
     if all(outcome.turn is None for run in runs for outcome in run.outcomes):
         return
     # A closed loop's last arrival depends on the answers; all share the time of the longest.

@@ -21,11 +21,13 @@ TAIL_LINES = 15
 
 
 class StartError(RuntimeError):
-    """A program did not start or died: says which one and shows the end of its log."""
+    """Raised if a program did not start or died; the message has the end of its log."""
 
 
 class Process(Protocol):
-    """What is asked of a running program, as `asyncio.subprocess.Process` answers it."""
+    """The interface to a running program that this package uses, a part of
+    `asyncio.subprocess.Process`.
+    """
 
     @property
     def pid(self) -> int: ...
@@ -44,7 +46,7 @@ class Process(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A running program and what it said when it was ready. Lifetime: process."""
+    """A running program, and the facts in its ready line. Lifetime: process."""
 
     name: str
     process: Process
@@ -53,16 +55,17 @@ class Program:
     facts: Mapping[str, str]  # the ready line's key=value pairs
 
     def check(self) -> None:
-        """Raises `StartError` if it has ended."""
+        """Raise `StartError` if the program has ended."""
         if self.process.returncode is not None:
             raise _died(self.name, self.process.returncode, self.log)
 
 
 class Programs:
-    """Programs started together and ended together. Lifetime: the `async with` block.
+    """Programs that are started together and ended together. Lifetime: the `async with` block.
 
-    Each runs in a session of its own, so that Ctrl-C reaches this process alone and the order of
-    ending is ours: leaving the block asks all to end (SIGTERM), waits, then kills.
+    Each program has a session of its own, so that Ctrl-C reaches this process alone, and this class
+    decides the order in which programs end. At the end of the block it sends SIGTERM to all of
+    them, waits, then kills those that are left.
     """
 
     def __init__(self, log_dir: Path, start_s: float = 60.0, grace_s: float = 5.0) -> None:
@@ -91,9 +94,9 @@ class Programs:
             raise
 
     async def start(self, name: str, module: str, arguments: Sequence[str]) -> Program:
-        """Starts `python -m module arguments` and waits for its line `ready URL key=value ...`.
+        """Start `python -m module arguments` and wait for its line `ready URL key=value ...`.
 
-        Raises `StartError` when it ends or says nothing within `start_s`.
+        Raises `StartError` if the program ends, or prints no such line within `start_s` seconds.
         """
         log = self.log_dir / f"{name}.log"
         with log.open("wb") as sink:
@@ -133,9 +136,10 @@ class Programs:
 
 
 async def launch(module: str, arguments: Sequence[str], sink: IO[bytes]) -> Process:
-    """Starts `python -m module arguments` in a session of its own; what it says goes to `sink`.
+    """Start `python -m module arguments` in a session of its own; its output is written to `sink`.
 
-    The one place where programs begin, which tests exchange for a cheaper one (`tests/forks`).
+    All programs start here, so that tests can replace this function by a cheaper one
+    (`tests/forks`).
     """
     return await asyncio.create_subprocess_exec(
         sys.executable,
@@ -152,7 +156,9 @@ async def launch(module: str, arguments: Sequence[str], sink: IO[bytes]) -> Proc
 
 
 def environment() -> dict[str, str]:
-    """A program's: ours, the checkout importable, numeric libraries kept to one thread each."""
+    """Return the environment of a program: ours, with the checkout on the path, and one thread for
+    each numeric library.
+    """
     paths = [str(CHECKOUT), os.environ.get("PYTHONPATH", "")]
     return {
         **os.environ,
@@ -164,7 +170,9 @@ def environment() -> dict[str, str]:
 
 
 def check_port(port: int, option: str) -> None:
-    """Raises `StartError` when nobody could listen on loopback's `port`, which `option` chose."""
+    """Raise `StartError` if nobody can listen on loopback at `port`, which the user gave with
+    `option`.
+    """
     with socket.socket() as probe:
         # As servers do, so that a port whose last connections linger counts as free.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -178,7 +186,9 @@ def check_port(port: int, option: str) -> None:
 
 
 def parse_ready(line: str) -> tuple[str, dict[str, str]]:
-    """(URL, key=value pairs) of a ready line; raises `StartError` for another line."""
+    """Return the URL and the key=value pairs of a ready line. Raises `StartError` for any other
+    line.
+    """
     match = re.match(r"ready (https?://\S+)((?: \S+=\S*)*)", line)
     if match is None:
         raise StartError(f"not a ready line: {line!r}")
@@ -187,7 +197,7 @@ def parse_ready(line: str) -> tuple[str, dict[str, str]]:
 
 
 def log_tail(log: Path) -> str:
-    """The last lines of a log, for a person."""
+    """Return the last lines of a log, to be shown to a person."""
     lines = _lines(log)[-TAIL_LINES:]
     return "\n".join([f"--- {log} ---", *lines, "---"])
 

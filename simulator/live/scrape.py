@@ -85,7 +85,9 @@ def metric_totals(text: str) -> dict[str, float]:
 
 
 def worker_counters(totals: dict[str, float]) -> WorkerCounters:
-    """The counters this project reads, by vLLM's names and the timed worker's own."""
+    """Return the counters that this project reads, by vLLM's metric names and those of our timed
+    worker.
+    """
     return WorkerCounters(
         hit_tokens=totals.get("vllm:prefix_cache_hits_total", 0.0),
         query_tokens=totals.get("vllm:prefix_cache_queries_total", 0.0),
@@ -98,7 +100,7 @@ def worker_counters(totals: dict[str, float]) -> WorkerCounters:
 
 
 async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
-    """What `url`/metrics says; raises `ScrapeError`."""
+    """Return the text of `url`/metrics. Raises `ScrapeError`."""
     try:
         async with session.get(f"{url}/metrics") as reply:
             body = await reply.content.read(BODY_BYTES)
@@ -110,7 +112,7 @@ async def fetch_text(session: aiohttp.ClientSession, url: str) -> str:
 
 
 async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    """`metric_totals` of `url`/metrics; raises `ScrapeError`."""
+    """Return the `metric_totals` of `url`/metrics. Raises `ScrapeError`."""
     text = await fetch_text(session, url)
     try:
         return metric_totals(text)
@@ -121,7 +123,7 @@ async def fetch_totals(session: aiohttp.ClientSession, url: str) -> dict[str, fl
 async def fetch_workers(
     session: aiohttp.ClientSession, urls: Sequence[str]
 ) -> tuple[WorkerCounters, ...]:
-    """Counters of the workers at `urls`, in that order; raises `ScrapeError`."""
+    """Return the counters of the workers at `urls`, in that order. Raises `ScrapeError`."""
     pages = await asyncio.gather(*(fetch_totals(session, url) for url in urls))
     return tuple(worker_counters(page) for page in pages)
 
@@ -129,7 +131,7 @@ async def fetch_workers(
 async def sample_forever(
     session: aiohttp.ClientSession, urls: Sequence[str], interval_s: float, into: list[Sample]
 ) -> None:
-    """Adds a sample to `into` every `interval_s` until cancelled; raises `ScrapeError`."""
+    """Append a sample to `into` every `interval_s` until cancelled. Raises `ScrapeError`."""
     clock = asyncio.get_running_loop().time
     started_s = clock()
     while True:

@@ -1,4 +1,4 @@
-"""Routers and their workers as separate programs on loopback, and one workload run on them."""
+"""Starts routers and their workers as programs on loopback, and runs one workload on them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LOAD_COUNTERS = ("inflight_requests", "queued_prefill_tokens", "context_tokens")
 
 @dataclass(frozen=True, slots=True)
 class StackSettings:
-    """What is started. Lifetime: run."""
+    """The settings of the programs of one run. Lifetime: run."""
 
     policy: str
     workers: int = 8
@@ -60,7 +60,7 @@ class ProgramStack:
 
     @property
     def router(self) -> Program:
-        """The first one, of several."""
+        """The first router."""
         return self.routers[0]
 
     @property
@@ -70,23 +70,25 @@ class ProgramStack:
 
     @property
     def admin(self) -> str:
-        """Base address of the first router's admin port."""
+        """Base address of the admin port of the first router."""
         return self.router.facts["admin"]
 
     @property
     def admins(self) -> list[str]:
-        """Base addresses of all routers' admin ports."""
+        """Base addresses of the admin ports of all routers."""
         return [router.facts["admin"] for router in self.routers]
 
     def check(self) -> None:
-        """Raises `StartError` if one of the programs has ended."""
+        """Raise `StartError` if one of the programs has ended."""
         for program in (*self.routers, *self.workers):
             program.check()
 
 
 @asynccontextmanager
 async def running_stack(settings: StackSettings, log_dir: Path) -> AsyncIterator[ProgramStack]:
-    """Starts the workers, then the routers in front of them; ends all on the way out."""
+    """Start the workers, then the routers in front of them; end all programs when the context is
+    left.
+    """
     async with Programs(log_dir) as programs:
         workers = await _start_workers(programs, settings)
         first = await programs.start("router", "router", _router_arguments(settings, workers, 0))
@@ -136,8 +138,10 @@ async def _start_workers(programs: Programs, settings: StackSettings) -> tuple[P
 
 
 async def wait_until_routable(stack: ProgramStack, session: aiohttp.ClientSession) -> None:
-    """Returns when each router uses every worker and hears its events, and those that share know
-    all of each other; else `ScrapeError`.
+    """Wait until each router uses every worker and receives its events, and routers that share
+    state are in sync.
+
+    Raises `ScrapeError` if that takes longer than SETTLE_S seconds.
     """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     while missing := await _not_routable(stack, session):
@@ -147,7 +151,9 @@ async def wait_until_routable(stack: ProgramStack, session: aiohttp.ClientSessio
 
 
 async def _not_routable(stack: ProgramStack, session: aiohttp.ClientSession) -> str:
-    """What is missing still, with the address that says so; empty: nothing is."""
+    """Return the state that is not ready yet, with the address that reported it; "" if all are
+    ready.
+    """
     for admin in stack.admins:
         rows = await router_workers(admin, session)
         if not all(row["state"] == "ready" and row["events"] for row in rows):
@@ -160,7 +166,7 @@ async def _not_routable(stack: ProgramStack, session: aiohttp.ClientSession) -> 
 
 
 async def router_workers(admin: str, session: aiohttp.ClientSession) -> list[dict[str, Any]]:
-    """A router's own rows of its workers; raises `ScrapeError`."""
+    """Return the rows of a router's `/workers` page. Raises `ScrapeError`."""
     try:
         async with session.get(f"{admin}/workers") as reply:
             body = await reply.json()
@@ -171,9 +177,10 @@ async def router_workers(admin: str, session: aiohttp.ClientSession) -> list[dic
 
 
 async def worker_names(stack: ProgramStack, session: aiohttp.ClientSession) -> dict[str, str]:
-    """What the routers call each worker -> `worker 0`, `worker 1`, in the order of `urls`.
+    """Return a name for each id that the routers give to a worker: `worker 0`, `worker 1`, by
+    `urls`.
 
-    All of them were given the same list, and so number it alike.
+    All routers were given the same list of workers, so their ids are the same.
     """
     rows = await router_workers(stack.admin, session)
     by_url = {row["url"].rstrip("/"): str(row["id"]) for row in rows}
@@ -181,9 +188,11 @@ async def worker_names(stack: ProgramStack, session: aiohttp.ClientSession) -> d
 
 
 async def leftovers(stack: ProgramStack, session: aiohttp.ClientSession) -> list[str]:
-    """Load counters that are not back to zero `SETTLE_S` after a run, one line each; [] is right.
+    """Return a line for each load counter that is not zero `SETTLE_S` seconds after a run; [] is
+    right.
 
-    Asks each router's ledger, its gauge of requests in flight, and every worker's queue.
+    The counters are each router's ledger, its gauge of requests in flight, and every worker's
+    queue.
     """
     deadline_s = asyncio.get_running_loop().time() + SETTLE_S
     while found := await _not_zero(stack, session):
@@ -220,7 +229,7 @@ MIN_SAMPLE_S = 0.5  # wall clock: asking eight workers more often costs the core
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What one run gave. Lifetime: process."""
+    """The results of one run. Lifetime: process."""
 
     row: ResultRow
     outcomes: tuple[Outcome, ...]  # `worker` is one of `workers`
@@ -231,7 +240,7 @@ class RunResult:
 
 @asynccontextmanager
 async def _own_ports(stack: ProgramStack) -> AsyncIterator[Sequence[str]]:
-    """Where the routers serve clients by themselves."""
+    """Yield the base addresses at which the routers serve clients themselves."""
     yield [router.url for router in stack.routers]
 
 
@@ -242,11 +251,11 @@ async def run_scenario(
     on_outcome: OnOutcome,
     served: Callable[[ProgramStack], AbstractAsyncContextManager[Sequence[str]]] = _own_ports,
 ) -> RunResult:
-    """Runs `workload` (arrivals in model time) against a fresh stack of `settings`.
+    """Run `workload`, whose arrivals are in model time, on programs started for it with `settings`.
 
-    `served`: gives the base addresses that requests go to in turn, where another data plane stands
-    before the routers. Raises `StartError` when a program does not start or dies, `ScrapeError`
-    when one does not answer. Everything started has ended when this returns or raises.
+    `served` yields the base addresses to which requests go in turn, if another data plane stands
+    before the routers. Raises `StartError` if a program does not start or dies, `ScrapeError` if
+    one does not answer. All started programs have ended when this function returns or raises.
     """
     outcomes: list[Outcome] = []
     samples: list[Sample] = []

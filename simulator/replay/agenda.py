@@ -1,4 +1,6 @@
-"""What happens next: a heap of (time, rank, serial), in integer nanoseconds."""
+"""The agenda of a replay: a heap of future actions by time, rank and serial, in integer
+nanoseconds.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,13 @@ _RANK_SHIFT = 48  # serials below: more than any replay schedules
 
 
 class Rank:
-    """Who goes first at one instant: what ends before what begins.
+    """The order of actions at one instant: ends come before beginnings.
 
-    Steps end and their news travels; the router takes it in, answers first, as a reply and the
-    events of the same step leave the engine in this order; then the pool changes, time is told,
-    and new work comes in, so that a decision knows all that was to be known at its instant.
-    Plain numbers: looking up an enumeration's members would cost as much as the heap.
+    First, steps of workers end. Then the router receives their answers, then their KV events, in
+    the order in which an engine sends them. Then workers join and leave, ticks are told to the
+    core, and new requests arrive last, so that a decision knows everything that happened at its
+    instant. The ranks are plain numbers, because looking up the members of an enumeration would
+    cost as much as the heap.
     """
 
     STEP = 0  # something visible ended in a worker
@@ -31,10 +34,11 @@ class Rank:
 
 
 class Agenda:
-    """Virtual time. Lifetime: replay.
+    """The virtual clock and the actions that are planned. Lifetime: replay.
 
-    Within a time and a rank things happen in the order they were planned. Ends of steps go by
-    the worker's number instead: how often a worker is woken in between is its own business.
+    Actions of the same time and rank happen in the order in which they were planned. Ends of steps
+    are ordered by the worker's number instead, because a worker may be woken any number of times in
+    between.
     """
 
     def __init__(self) -> None:
@@ -44,16 +48,16 @@ class Agenda:
         self._serial = 0
 
     def at(self, time_ns: int, rank: int, do: Callable[[int, Any], None], what: Any) -> None:
-        """Plan `do(time_ns, what)`. `time_ns` is not before now."""
+        """Plan the call `do(time_ns, what)`. `time_ns` must not be before now."""
         self._serial += 1
         heappush(self._heap, (time_ns, rank << _RANK_SHIFT | self._serial, do, what))
 
     def wake(self, time_ns: int, number: int, do: Callable[[int, Any], None], what: Any) -> None:
-        """Plan the end of a step of worker `number`; the same one may be planned twice."""
+        """Plan the end of a step of worker `number`. The same end may be planned twice."""
         heappush(self._heap, (time_ns, number, do, what))
 
     def run(self) -> None:
-        """Let everything happen, until `over` is set or nothing is planned."""
+        """Run the planned actions in order, until `over` is set or none is left."""
         heap = self._heap
         while heap and not self.over:
             time_ns, _, do, what = heappop(heap)

@@ -1,4 +1,4 @@
-"""When requests come, which session they name, and a request under way."""
+"""The arrivals of requests in a replay, and the session ids that the requests name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class NamedSessions:
 
 
 class SessionCourse:
-    """One session on its way through a closed loop. Lifetime: replay."""
+    """The state of one session in a closed loop. Lifetime: replay."""
 
     __slots__ = ("awaited", "held", "opener", "opens", "over", "turns")
 
@@ -66,7 +66,7 @@ class SessionCourse:
 
 
 class TimedTurn:
-    """A job, when it comes, and which turn of which session it is. Lifetime: request."""
+    """A job, its time of arrival, and its turn in its session. Lifetime: request."""
 
     __slots__ = ("at_ns", "course", "job", "number")
 
@@ -78,19 +78,23 @@ class TimedTurn:
 
 
 class Arrivals(Protocol):
-    """Where requests come from."""
+    """The source of a replay's requests."""
 
     total: int | None  # requests that will come; None: not known beforehand
 
     def pull(self) -> TimedTurn | None:
-        """The next one whose time was known beforehand, in order of time; None: no more."""
+        """Return the next turn whose time was known beforehand, in order of time; None if there is
+        no more.
+        """
 
     def after(self, turn: TimedTurn, now_ns: int) -> Sequence[TimedTurn]:
-        """Those that the end of `turn` at `now_ns` sets free, each at or after now."""
+        """Return the turns that can be sent because `turn` ended at `now_ns`; each is sent then or
+        later.
+        """
 
 
 class OpenLoopArrivals:
-    """Every request at its own time, whatever becomes of the others. Lifetime: replay."""
+    """Sends every request at its recorded time, whatever others do. Lifetime: replay."""
 
     total: int | None = None  # its source may know
 
@@ -106,17 +110,18 @@ class OpenLoopArrivals:
 
 
 class ClosedLoop:
-    """A session begins at its first turn's time; each further turn waits for the answer.
+    """Sends each turn of a session after the answer to its previous turn. Lifetime: replay.
 
-    It comes `think_ns` after the answer before it reached the client, or was refused to it; where
-    no pause was recorded, as long after as the two turns' recorded arrivals lie apart.
+    A session begins at the time of its first turn. A later turn comes `think_ns` after the previous
+    answer reached the client, or was refused; if no pause was recorded, the time between the two
+    recorded arrivals takes its place. A sub-agent begins, with the same pause, after the last turn
+    of its parent that was recorded before the sub-agent's start. A side request begins after that
+    turn of the main agent, which is the session that has the group's name. If that session or turn
+    is missing, the request comes at its recorded time.
 
-    A sub-agent begins likewise after its parent's last turn before its own recorded start, a side
-    request after that turn of the main agent, the session that is named as the group. Where that
-    session or turn is not among the jobs it begins at its own time. A turn whose job `waits_for`
-    sub-agents of its session comes when the last of them has ended, or at its own time if that is
-    later; sessions that are missing, or do not begin before that turn, hold up nothing.
-    Holds all jobs. Lifetime: replay.
+    A turn whose job `waits_for` sub-agents of its session comes when the last of them has ended, or
+    at its recorded time if that is later. Sub-agents that are missing, or that do not begin before
+    that turn, are not waited for. All jobs are held in memory.
     """
 
     def __init__(self, jobs: Iterator[Job]) -> None:
@@ -171,7 +176,7 @@ class ClosedLoop:
         return freed
 
     def _awaited(self, course: SessionCourse, number: int) -> set[SessionCourse]:
-        """The sessions for which the turn with this number has to wait."""
+        """Return the sessions that the turn with this number has to wait for."""
         named = (self._courses.get(name) for name in course.turns[number].waits_for)
         return {
             one
@@ -185,14 +190,18 @@ class ClosedLoop:
 
 
 def _timed(course: SessionCourse, number: int, before: Job, now_ns: int) -> TimedTurn:
-    """A turn of `course`, when the one `before` it, or before its start, ended just now."""
+    """Return a turn of `course` with its time; the turn `before` it, or before its start, ended
+    just now.
+    """
     job = course.turns[number]
     pause_ns = job.at_ns - before.at_ns if job.think_ns is None else job.think_ns
     return TimedTurn(now_ns + max(pause_ns, 0), job, course, number)
 
 
 def _released_by(course: SessionCourse, now_ns: int) -> list[TimedTurn]:
-    """The turn of its opener that waited for `course` alone, which ended just now."""
+    """Return the turn of the parent that waited only for `course`, which ended just now; None if
+    there is none.
+    """
     if course.opener is None or (held := course.opener[0].held) is None:
         return []
     opener = course.opener[0]
@@ -205,7 +214,7 @@ def _released_by(course: SessionCourse, now_ns: int) -> list[TimedTurn]:
 
 
 class Live:
-    """Lifetime: request."""
+    """A request that is under way in a replay. Lifetime: request."""
 
     __slots__ = ("begun", "chain", "leg", "station", "turn")
 

@@ -1,4 +1,4 @@
-"""The timeline of faults, read from a file and done to the workers."""
+"""Reads a timeline of faults from a file, and applies it to the simulated workers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_HANG_S = 86_400.0  # beyond it, a process that hangs is a process that died
 
 
 class Fault(msgspec.Struct, frozen=True):
-    """One item. `worker` is the group of a worker that joins."""
+    """One fault of the timeline. For a worker that joins, `worker` is its group."""
 
     at_ns: int
     do: str
@@ -41,9 +41,10 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 def read_faults(path: str, workers: int, groups: int) -> tuple[Fault, ...]:
-    """The timeline in `path`, in order of time (of the file where times are equal).
+    """Return the faults in the file `path` in order of time; faults of equal time keep the file's
+    order.
 
-    Raises ReplayError with the item and the key at fault, and what is allowed there.
+    Raises ReplayError with the item and key at fault, and the values that are allowed there.
     """
     try:
         items = read_yaml(Path(path))
@@ -53,7 +54,7 @@ def read_faults(path: str, workers: int, groups: int) -> tuple[Fault, ...]:
 
 
 def parse_faults(items: Any, path: str, workers: int, groups: int) -> tuple[Fault, ...]:
-    """As `read_faults`, of what the file holds. `path` is for messages."""
+    """Return the faults in the data of a file, as `read_faults` does; `path` is for messages."""
     if items is None:
         return ()
     if not isinstance(items, list):
@@ -74,7 +75,7 @@ def parse_faults(items: Any, path: str, workers: int, groups: int) -> tuple[Faul
 
 
 class _Item:
-    """One item of the list and where it stands."""
+    """One item of the file's list, and its place in the file."""
 
     def __init__(self, item: Any, where: str) -> None:
         if not isinstance(item, dict):
@@ -83,7 +84,9 @@ class _Item:
         self.where = where
 
     def kind(self) -> str:
-        """Its `do`, and no key that does not belong to it."""
+        """Return the item's `do`. Raises ReplayError if the item has a key that does not belong to
+        it.
+        """
         kind = self.item.get("do")
         if not isinstance(kind, str) or kind not in KINDS:
             raise ReplayError(f"{self.where}.do: {kind!r}; expected one of: {', '.join(KINDS)}")
@@ -96,7 +99,7 @@ class _Item:
         return kind
 
     def number(self, key: str, low: float, high: float, default: float | None = None) -> float:
-        """A finite number, `low <= number <= high`."""
+        """Return the value of a key: a finite number between `low` and `high`."""
         value = self.item.get(key, default)
         good = isinstance(value, int | float) and not isinstance(value, bool)
         if not good or not low <= value <= high:  # type: ignore[operator]
@@ -105,7 +108,7 @@ class _Item:
         return float(value)  # type: ignore[arg-type]
 
     def index(self, key: str, default: int | None = None) -> int:
-        """A whole number, 0 or more."""
+        """Return the value of a key: a whole number, 0 or more."""
         value = self.item.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             got = "missing" if value is None else repr(value)
@@ -130,7 +133,10 @@ def _ns(seconds: float) -> int:
 
 
 class Failing:
-    """Lifetime: replay. `build(group, worker_id)` makes a worker that joins."""
+    """Applies a timeline of faults to a replay. Lifetime: replay.
+
+    `build(group, worker_id)` makes a worker that joins.
+    """
 
     def __init__(
         self,
@@ -192,7 +198,9 @@ class Failing:
         self._health.serves(now_ns, station)
 
     def _kill(self, now_ns: int, station: Station) -> None:
-        """Everything under way breaks off; what was given before still reaches the router."""
+        """Kill a worker: its requests break off, but tokens that it sent before still reach the
+        router.
+        """
         relay, local_ns = self._relay, station.local_ns(now_ns)
         relay.serving.gather(now_ns, station)
         rows, tokens = station.engine.progress(local_ns)
@@ -236,7 +244,9 @@ class Failing:
         self._agenda.at(now_ns + fault.for_ns, Rank.FAULT, self._wake_up, (station, now_ns))
 
     def _wake_up(self, now_ns: int, what: tuple[Station, int]) -> None:
-        """Its clock goes on where it stood; it finds what arrived and who has left meanwhile."""
+        """Let a hung worker go on. Its clock continues where it stopped; requests that arrived
+        meanwhile enter, and those of clients that left are dropped.
+        """
         station, since_ns = what
         if station.hung_since_ns != since_ns:
             return  # it died meanwhile

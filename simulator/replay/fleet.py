@@ -1,4 +1,4 @@
-"""Virtual workers made of groups, and what can be said against a set-up before anything runs."""
+"""Builds the simulated workers from groups, and checks a setup before anything runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,9 @@ _MAX_GBPS = 1e6
 
 
 def check_setup(setup: Setup) -> None:
-    """Raise ReplayError for figures out of range: the field, its value, what is allowed."""
+    """Raise ReplayError if a number in the setup is out of range; the message has the field, its
+    value, and the allowed values.
+    """
     if not setup.groups:
         raise ReplayError("groups: no workers; give at least one group")
     for number, group in enumerate(setup.groups):
@@ -72,7 +74,9 @@ def check_setup(setup: Setup) -> None:
 
 
 def _check_host(number: int, group: WorkerGroup) -> None:
-    """A host tier holds something, and its link moves something whose size is known."""
+    """Raise ReplayError if a host tier has no memory, or its link has no rate or the KV no known
+    size.
+    """
     tokens, gbps = group.host_kv_tokens or 0, group.host_load_gbps
     where = f"groups[{number}]"
     if tokens < 0:
@@ -97,7 +101,9 @@ def _check_groups(number: int, group: WorkerGroup) -> None:
 
 
 def _check_roles(setup: Setup) -> None:
-    """Every request needs somebody who may decode it, and links that move something."""
+    """Raise ReplayError unless some worker can decode each request, and the links between roles
+    have a rate.
+    """
     roles = {group.role for group in setup.groups if group.count}
     if roles == {"prefill"}:
         raise ReplayError(
@@ -146,7 +152,7 @@ def _check_world(world: World) -> None:
 
 
 def some_fit(jobs: Iterator[Job], stations: list[Station]) -> Iterator[Job]:
-    """The same jobs. Raises ReplayError when none of the first thousand can run anywhere."""
+    """Return the same jobs. Raises ReplayError if no worker can run one of the first thousand."""
     first = list(islice(jobs, _LOOKED_AT))
     sequence_tokens = max(station.sequence_tokens for station in stations)
     if first and all(job.prompt_tokens >= sequence_tokens for job in first):
@@ -164,7 +170,10 @@ LIMITS = ("max_num_tokens", "max_batch_size", "max_model_tokens", "prefix_wait_t
 
 
 class FleetBuilder:
-    """Makes stations, numbered from 0. Lifetime: replay. `lossy`: event batches may get lost."""
+    """Builds the simulated workers and numbers them from 0. Lifetime: replay.
+
+    `lossy`: batches of KV events may get lost.
+    """
 
     def __init__(self, setup: Setup, block_size: int, lossy: bool) -> None:
         self._setup = setup
@@ -173,7 +182,7 @@ class FleetBuilder:
         self._has_roles = any(group.role != "both" for group in setup.groups)
 
     def build(self, group_number: int, worker_id: int) -> Station:
-        """A worker of a group. Raises ReplayError for one that cannot be."""
+        """Return a new worker of a group. Raises ReplayError if its settings are invalid."""
         group = self._setup.groups[group_number]
         try:
             return self._build(group, worker_id)
@@ -242,18 +251,24 @@ class FleetBuilder:
         )
 
     def _room(self, blocks: int, groups: GroupBlocks) -> int:
-        """Tokens of the longest sequence, its windows and states beside it."""
+        """Return the number of tokens of the longest sequence that fits beside its windows and
+        states.
+        """
         return (blocks - groups.working_blocks) * self._block_size
 
 
 def _load_token_s(group: WorkerGroup, hardware: Profile) -> float:
-    """Seconds to load one token's KV from host memory, all GPUs of a worker at once."""
+    """Return the seconds to load the KV of one token from host memory, with all GPUs of a worker in
+    parallel.
+    """
     gbps = group.host_load_gbps or HOST_LOAD_GBPS
     return hardware.kv_bytes_per_token * 8 / (gbps * 1e9 * gpus_of(group.profile))
 
 
 def _limits(group: WorkerGroup) -> SchedulerSettings:
-    """The scheduler's limits; those not given are its defaults, and fit each other."""
+    """Return the scheduler's limits. A limit that is not given has the scheduler's default, adapted
+    to the others.
+    """
     given = {name: getattr(group, name) for name in LIMITS if getattr(group, name) is not None}
     batch = given.get("max_batch_size", 0)
     given.setdefault("max_num_tokens", max(SchedulerSettings().max_num_tokens, batch))

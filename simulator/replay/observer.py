@@ -1,4 +1,4 @@
-"""What watches a replay without changing it, and samples of the pool over time."""
+"""Observers, which watch a replay without changing it, and samples of the pool over time."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from simulator.traces.job import Job
 
 
 class Observer(Protocol):
-    """Told as things happen. Rows are of the book; stations are in the order of their ids.
+    """Is called as a replay proceeds.
 
-    One whose attribute `reads_details` is true gets `Decision.details` with each dispatch.
+    Rows are rows of the book; stations are in the order of their ids. If the attribute
+    `reads_details` is true, each dispatch comes with `Decision.details`.
     """
 
     def on_start(self, book: Book) -> None:
-        """The table that is about to fill: read a row's columns when it ends."""
+        """The replay begins with this table. Read the columns of a row when its request ends."""
 
     def on_dispatch(
         self, row: int, job: Job, chain: Hashes, decision: Decision, workers: Sequence[Station]
     ) -> None:
-        """A request goes to `workers[book.worker[row]]`. `chain`: full blocks of its prompt,
-        then those of its answer where known. Called again when it is sent anew."""
+        """A request was sent to `workers[book.worker[row]]`.
+
+        `chain`: the full blocks of its prompt, then those of its answer if they are known. The
+        method is called again if the request is sent to another worker.
+        """
 
     def on_sample(self, now_ns: int, workers: Sequence[Station]) -> None:
-        """A row of `Samples` was taken. Rows taken before may be thinned out later."""
+        """A row was added to `Samples`. Earlier rows may be thinned out later."""
 
     def on_end(self, row: int) -> None:
-        """The request ended; its columns are final, `book.code_of(row)` says why it was
-        turned away."""
+        """A request ended and its columns are final. `book.code_of(row)` is the error code if it
+        was rejected.
+        """
 
 
 ROWS_MAX = 400
@@ -44,8 +49,10 @@ _COLUMNS = 6  # of one worker: busy_ns, running, waiting, used_blocks, query_tok
 
 
 class Sampler:
-    """A row every second at first; when the rows are full, every other one goes and the interval
-    doubles. Lifetime: replay."""
+    """Takes samples of the pool, one a second at first. Lifetime: replay.
+
+    When the rows are full, every other row is dropped and the interval is doubled.
+    """
 
     def __init__(
         self, agenda: Agenda, stations: Sequence[Station], observers: Sequence[Observer]
@@ -57,11 +64,11 @@ class Sampler:
         self._rows: list[tuple[int, np.ndarray]] = []
 
     def start(self) -> None:
-        """Plan the first row."""
+        """Plan the first sample."""
         self._agenda.at(self._interval_ns, Rank.SAMPLE, self._sample, None)
 
     def finish(self, now_ns: int) -> Samples:
-        """All rows, with a last one for the end."""
+        """Return all samples; the last one is taken at the end of the replay."""
         if not self._rows or self._rows[-1][0] < now_ns:
             self._take(now_ns)
         workers = len(self._stations)

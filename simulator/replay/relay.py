@@ -1,4 +1,4 @@
-"""A request's way: arrival, decision, worker, answer, end; what the router's relay does live."""
+"""Carries each simulated request from its arrival to its end, as the live router's relay does."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _RETRY_AFTER_S = 1.0  # that our engine's 503 says (engine.server.errors)
 
 
 class Serving:
-    """All workers' engines. Lifetime: replay. News takes `network_ns` to the router:
+    """The engines of all workers. Lifetime: replay.
 
-    `on_answer` tokens, `on_refused` (row, code) the worker's 400, `on_broken` (row, why, output
-    tokens given) a connection that ended or a 503. `on_changes` is told of caches at once.
+    An engine's output reaches the router after `network_ns`: `on_answer` gets tokens, `on_refused`
+    (row, code) a 400 of the worker, `on_broken` (row, reason, output tokens so far) a broken
+    connection or a 503. `on_changes` gets changes of caches at once.
     """
 
     on_answer: Callable[[int, Answer], None]
@@ -47,7 +48,7 @@ class Serving:
         self._network_ns = network_ns
 
     def send(self, now_ns: int, station: Station, row: int) -> None:
-        """A request leaves for its worker."""
+        """Send a request to its worker."""
         self._agenda.at(now_ns + self._network_ns, Rank.SEND, self._reach, (station, row))
 
     def _reach(self, now_ns: int, what: tuple[Station, int]) -> None:
@@ -63,7 +64,7 @@ class Serving:
             self.enter(now_ns, station, row)
 
     def enter(self, now_ns: int, station: Station, row: int) -> None:
-        """The worker takes a request into its queue, or refuses it."""
+        """Put a request into the worker's queue, or refuse it."""
         live = self._live[row]
         job, transfers = live.turn.job, self.transfers
         of_legs: tuple[bool, ...] = ()  # its prompt's KV: comes from elsewhere, is kept for others
@@ -89,11 +90,11 @@ class Serving:
             self._reply(now_ns, self.on_refused, (row, refusal))
 
     def broken(self, now_ns: int, row: int, reason: str, output_tokens: int = 0) -> None:
-        """A worker failed a request just now; it had given so many tokens."""
+        """Report that a worker failed a request just now, after this number of output tokens."""
         self._reply(now_ns, self.on_broken, (row, reason, output_tokens))
 
     def look_again(self, station: Station) -> None:
-        """Plan to look at a worker when something of it can next be seen."""
+        """Plan a call for the next time at which a worker's state changes visibly."""
         next_ns = station.engine.next_ns()
         if next_ns < 0:
             station.wake_ns = -1
@@ -111,7 +112,7 @@ class Serving:
             self.look_again(station)
 
     def gather(self, now_ns: int, station: Station) -> None:
-        """Send off what a worker has given since last time."""
+        """Send to the router what a worker has produced since the last call."""
         first, hit_tokens, finished, changes = station.engine.advance(station.local_ns(now_ns))
         if self.transfers is not None:
             self._move(now_ns, station, self.transfers, finished)
@@ -123,7 +124,9 @@ class Serving:
     def _move(
         self, now_ns: int, station: Station, transfers: Transfers, finished: list[int]
     ) -> None:
-        """What ended its prefill here is kept for others; what others have is read."""
+        """Keep the KV of prefills that ended at this worker for decode workers, and read KV that it
+        waits for.
+        """
         for row in finished:
             live = self._live.get(row)
             if live is not None and live.station is station and live.leg == "prefill":
@@ -141,9 +144,10 @@ _TOLD_EVERY = 256  # ends of requests between two calls of `on_ended`
 
 
 class Relay:
-    """Tells the core what the shells would, and carries out what it asks. Lifetime: replay.
+    """Gives facts to the decision core, as the live router does, and carries out its actions.
+    Lifetime: replay.
 
-    `on_resync(now_ns, station, from_seq)` is told of missed events.
+    `on_resync(now_ns, station, from_seq)` is called when the core misses events.
     """
 
     def __init__(
@@ -190,7 +194,7 @@ class Relay:
         self._plan(self._arrivals.pull(), self._arrive_next)
 
     def joined(self, station: Station) -> None:
-        """A worker joined."""
+        """Tell the core that a worker joined."""
         self._growing.appendleft(station)
 
     def _plan(self, turn: TimedTurn | None, arrive: Callable[[int, TimedTurn], None]) -> None:
@@ -199,7 +203,9 @@ class Relay:
             self._agenda.at(max(turn.at_ns, self._agenda.now_ns), Rank.ARRIVAL, arrive, turn)
 
     def _arrive_next(self, now_ns: int, turn: TimedTurn) -> None:
-        """One whose time was known beforehand: only one of these is on the agenda."""
+        """Plan the next arrival whose time is known beforehand; the agenda has only one of these at
+        a time.
+        """
         self._plan(self._arrivals.pull(), self._arrive_next)
         self._arrive(now_ns, turn)
 
@@ -228,8 +234,11 @@ class Relay:
         self.carry_out(now_ns, self.core.tell(arrival))
 
     def _tell_progress(self, now_ns: int) -> None:
-        """Answers of each worker grow for the router at most every `progress_ns`, and not after
-        a decision that could have known: nobody else looks, so nobody else is told."""
+        """Tell the core how many tokens a worker's answers have.
+
+        That happens at most every `progress_ns`, and only before a decision that could use it,
+        because nothing else reads the progress.
+        """
         growing, due_ns = self._growing, now_ns - self._progress_ns
         for _ in range(len(growing)):
             if growing[0].progress_ns > due_ns:
@@ -250,7 +259,7 @@ class Relay:
     # --- what the core asks for -------------------------------------------------------------
 
     def carry_out(self, now_ns: int, actions: list[Action]) -> None:
-        """Do what the core asks."""
+        """Carry out the actions that the core returned."""
         for action in actions:
             if isinstance(action, Dispatch):
                 self._dispatch(now_ns, action)
@@ -285,7 +294,7 @@ class Relay:
         self.serving.send(now_ns + round(action.after_s * 1e9), station, row)
 
     def _ask(self, now_ns: int, action: Probe) -> None:
-        """Whether a worker is well: one that hangs is not when the time for its answer is over."""
+        """Probe a worker. A worker that hangs fails the probe when its time is over."""
         station = self.stations[action.worker_id]
         within_s = _PROBE_S if action.within_s is None else action.within_s
         after_ns = round(within_s * 1e9) if station.hung else 0
@@ -328,12 +337,14 @@ class Relay:
                 self.carry_out(now_ns, actions)
 
     def _answers(self, row: int, station: Station) -> bool:
-        """Whether the request still waits for this worker: it may have been given up on it."""
+        """Return whether the request still waits for this worker; the router may have given up on
+        the worker.
+        """
         live = self._live.get(row)
         return live is not None and live.station is station
 
     def _refused(self, now_ns: int, what: tuple[int, str]) -> None:
-        """The worker's 400 goes to the client like any other reply, but is no first token."""
+        """Pass a worker's 400 to the client like any other answer; it is no first token."""
         row, code = what
         actions = self.core.tell(Finish(now_ns / 1e9, row, refused=True))
         self.book.turned_away(row, code)
@@ -341,7 +352,9 @@ class Relay:
         self.carry_out(now_ns, actions)
 
     def give_up(self, now_ns: int, what: tuple[int, str, int]) -> None:
-        """The router learns that a dispatch came to nothing: (row, why, tokens its client got)."""
+        """Tell the core that a dispatch failed, with the row, the reason, and the tokens that the
+        client got.
+        """
         row, reason, output_tokens = what
         live = self._live[row]
         live.station = None
@@ -357,17 +370,17 @@ class Relay:
         self.carry_out(now_ns, actions)
 
     def silent_rows(self, station: Station) -> list[int]:
-        """Requests sent to a worker whose clients have seen nothing yet, oldest first."""
+        """Return the requests at a worker whose clients have received nothing yet, oldest first."""
         return [r for r, live in self._live.items() if live.station is station and not live.begun]
 
     def idle(self, station: Station) -> bool:
-        """Whether no request is under way there."""
+        """Return whether a worker has no request."""
         return all(live.station is not station for live in self._live.values())
 
     # --- ends -------------------------------------------------------------------------------
 
     def _end(self, now_ns: int, row: int, verdict: Verdict) -> None:
-        """Exactly one for every request: conservation is checked in every run."""
+        """End a request. Each request ends exactly once; every replay checks that."""
         live = self._live.pop(row)
         assert self.book.verdict[row] == NEVER, f"request {row} ended twice"
         self.book.verdict[row] = verdict
@@ -385,7 +398,7 @@ class Relay:
             self._agenda.over = True
 
     def check(self) -> None:
-        """Raise AssertionError unless every request had its end and nothing is left charged."""
+        """Raise AssertionError unless every request has ended and the ledger is empty."""
         assert not self._live, f"{len(self._live)} requests never ended"
         assert self.ended == len(self.book), "requests got lost"
         left = self.core.inflight_requests

@@ -1,7 +1,8 @@
-"""Several routers in front of one pool: each request comes through one of them, all hear the pool.
+"""Several routers in front of one pool.
 
-What they tell each other (`router.replicas`) arrives late, or, where they do not share, never. For
-whoever replays they stand for one decision core.
+Each request comes through one router; all routers receive the pool's events. Messages between the
+routers (`router.replicas`) arrive late, or never if they do not share state. To the rest of the
+replay they look like one decision core.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ OF_A_REQUEST = (
 
 
 class Replicas:
-    """Lifetime: replay. `lag_ns` passes until what one core says is heard by all others."""
+    """The decision cores of several routers. Lifetime: replay.
+
+    A message of one core reaches all others after `lag_ns`.
+    """
 
     def __init__(self, cores: list[RouterCore], agenda: Agenda, lag_ns: int, seed: int) -> None:
         self._cores = cores
@@ -36,7 +40,7 @@ class Replicas:
         self.carry_out: CarryOut = lambda now_ns, actions: None
 
     def share(self) -> None:
-        """Let them tell each other, from now on."""
+        """Let the routers share state from now on."""
         for number, core in enumerate(self._cores):
             tell = partial(self._peer_told, number)
             sharing = Sharing(f"r{number}@0", core, tell)
@@ -46,7 +50,9 @@ class Replicas:
             self._speak(0, number)
 
     def tell(self, fact: facts.Fact) -> list[Action]:
-        """A request's facts go to the router that has it; those of workers and time to all."""
+        """Give a fact about a request to the router that has the request, and facts about workers
+        and time to all routers.
+        """
         if not isinstance(fact, OF_A_REQUEST):
             return [action for n in range(len(self._cores)) for action in self._told(n, fact)]
         if isinstance(fact, facts.Arrival):  # clients, or what balances them, take any router
@@ -83,15 +89,15 @@ class Replicas:
 
     @property
     def inflight_requests(self) -> int:
-        """Accepted and unfinished, of all of them."""
+        """Number of accepted, unfinished requests of all routers."""
         return sum(core.inflight_requests for core in self._cores)
 
     @property
     def retries(self) -> int:
-        """Retries of all of them."""
+        """Number of retries of all routers."""
         return sum(core.counters.retries for core in self._cores)
 
     @property
     def holds(self) -> int:
-        """Holds of all of them."""
+        """Number of held requests of all routers."""
         return sum(core.counters.holds for core in self._cores)

@@ -1,4 +1,4 @@
-"""What one replay gave: a table of requests, samples over time, counters."""
+"""The result of one replay: a table of requests, samples over time, and counters."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class RequestTable:
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The pool over time, `[samples]` or `[samples, workers]`."""
+    """The state of the pool over time, in arrays of shape [samples] or [samples, workers]."""
 
     time_ns: I64
     busy_share: npt.NDArray[np.float64]  # since the sample before
@@ -70,7 +70,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class WorkerTotals:
-    """One worker, from start to end."""
+    """Totals of one worker over the whole replay."""
 
     name: str
     requests: int  # dispatched to it
@@ -86,7 +86,7 @@ class WorkerTotals:
 
 @dataclass(frozen=True, slots=True)
 class HotPrefix:
-    """A prefix that many requests share, and how many workers held it over time."""
+    """A prefix that many requests share, and the number of workers that held it over time."""
 
     blocks: int  # its length
     requests: int  # that began with it
@@ -95,7 +95,7 @@ class HotPrefix:
 
 @dataclass(frozen=True, slots=True)
 class ReplayResult:
-    """Lifetime: process."""
+    """The result of one replay. Lifetime: process."""
 
     setup: Setup
     policy: str  # resolved name
@@ -138,10 +138,11 @@ _ZERO = ("prompt_tokens", "output_tokens", "prompt_blocks", "expected_hit_tokens
 
 
 class Book:
-    """Columns as in `RequestTable`, and by which code a request was turned away.
+    """The columns of `RequestTable` while a replay runs, and the error codes of rejected requests.
+    Lifetime: replay.
 
-    Rows at and beyond `len(book)` are spare. Unset: 0 for counts, `NEVER` for times, worker, hits,
-    verdict, session and group. Lifetime: replay.
+    Rows from `len(book)` on are spare. Values that are not set are 0 for counts, and `NEVER` for
+    times, worker, hits, verdict, session and group.
     """
 
     def __init__(self) -> None:
@@ -181,7 +182,7 @@ class Book:
         session: str | None = None,
         group: str | None = None,
     ) -> int:
-        """A request arrived: its row."""
+        """Add a request that arrived, and return its row."""
         row = self._rows
         if row == len(self.verdict):
             for column, rows in self._spare:
@@ -202,23 +203,23 @@ class Book:
         return len(self._groups)
 
     def turned_away(self, row: int, code: str) -> None:
-        """Note the code of the answer."""
+        """Note the error code with which a request was rejected."""
         if code not in self.codes:
             self.codes.append(code)
         self.code[row] = self.codes.index(code)
 
     def code_of(self, row: int) -> str:
-        """Why it was turned away; empty when it was not."""
+        """Return the error code with which a request was rejected; "" if it was not."""
         code = self.code[row]
         return "" if code == NEVER else self.codes[code]
 
     def rejections(self) -> dict[str, int]:
-        """Requests turned away, by code, sorted."""
+        """Return the number of rejected requests by error code, sorted."""
         counts = np.bincount(self._column("code") + 1, minlength=len(self.codes) + 1)[1:]
         return {code: int(counts[self.codes.index(code)]) for code in sorted(self.codes)}
 
     def table(self) -> RequestTable:
-        """The rows so far, copied."""
+        """Return a copy of the rows so far."""
         return RequestTable(**{name: self._column(name).copy() for name in _TYPES})
 
     def _column(self, name: str) -> npt.NDArray[Any]:

@@ -1,4 +1,4 @@
-"""One replay, from set-up to result: builds the pool, lets time run, counts what came out."""
+"""Runs one replay: builds the pool, advances virtual time, and returns the result."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _THREAD_USE = (
 
 
 class ReplayProgress(NamedTuple):
-    """How far a replay is."""
+    """The progress of a replay."""
 
     ended: int  # requests
     total: int | None  # where the source knows it, or a closed loop, which holds all
@@ -57,12 +57,12 @@ def replay(
     clock: Callable[[], float] = time.perf_counter,
     call_clock: Callable[[], float] = time.perf_counter,
 ) -> ReplayResult:
-    """Replay a workload: the real core, policy and scheduler on virtual time.
+    """Replay a workload with the real decision core, policy and scheduler on virtual time.
 
-    `stream` replaces `setup.workload` where the jobs are at hand already; it is used up.
-    `on_progress` is told every few hundred requests. The result depends on `setup` (and
-    `stream`) alone, but for `wall_s`, which is `clock`'s, and a note where calls of the policy
-    are slower, by `call_clock`, than a router bears. Raises ReplayError for a set-up that
+    `stream` replaces `setup.workload` if the caller has the jobs already; it is used up.
+    `on_progress` is called every few hundred requests. The result depends only on `setup` (and
+    `stream`), except for `wall_s`, which `clock` measures, and for a warning if calls of the policy
+    take longer, by `call_clock`, than a live router accepts. Raises ReplayError for a setup that
     cannot run, TraceError for a source that cannot be read.
     """
     began_s = clock()
@@ -76,7 +76,7 @@ def replay(
 
 
 class _Run:
-    """The parts of one replay, wired. Lifetime: replay."""
+    """The parts of one replay and their connections. Lifetime: replay."""
 
     def __init__(
         self,
@@ -160,11 +160,11 @@ class _Run:
         self._failing = Failing(agenda, relay, self._health, fleet.build)
 
     def _lossy(self) -> bool:
-        """Whether anybody may ever ask for batches again."""
+        """True if event batches may be requested again."""
         return self._setup.world.event_loss > 0 or bool(self._faults)
 
     def go(self) -> None:
-        """From the first arrival to the last end."""
+        """Run the replay from the first arrival to the last end."""
         for station in self._stations:
             fact = WorkerChange(0.0, station.worker_id, "ready", station.facts)
             self._relay.carry_out(0, self._core.tell(fact))
@@ -178,7 +178,9 @@ class _Run:
         self._check()
 
     def _check(self) -> None:
-        """Raise AssertionError when a request is left anywhere: that would be a defect of ours."""
+        """Raise AssertionError if a request is left anywhere, which would be a defect of the
+        simulator.
+        """
         self._relay.check()
         for station in self._stations:
             if station.alive and not station.hung:  # one that hangs has not noticed who left
@@ -196,7 +198,7 @@ class _Run:
         self._on_progress(ReplayProgress(self._relay.ended, total, stream.fraction_read(), now_ns))
 
     def result(self, wall_s: float) -> ReplayResult:
-        """What came out."""
+        """Return the result of the replay."""
         relay, core = self._relay, self._core
         now_ns = relay.last_end_ns
         table = relay.book.table()
@@ -240,7 +242,9 @@ class _Run:
 
 
 def _slow(policy: str, calls_s: array[float], most_s: float) -> list[str]:
-    """A warning, where a router would count one call of the policy in a hundred as a fault."""
+    """Return a warning if a live router would count at least one in a hundred calls of the policy
+    as too slow.
+    """
     p99_s = float(np.percentile(calls_s, 99)) if calls_s else 0.0
     if p99_s <= most_s:
         return []
@@ -252,7 +256,7 @@ def _slow(policy: str, calls_s: array[float], most_s: float) -> list[str]:
 
 
 def _moved(totals: TransferTotals, requests: int) -> str:
-    """What was prefilled by one worker and decoded by another."""
+    """Return the totals of requests that one worker prefilled and another decoded."""
     mean_ms = totals.moved_ns / max(totals.moved, 1) / 1e6
     return (
         f"prefilled for another worker: {totals.prefilled} of {requests} requests; KV moved: "

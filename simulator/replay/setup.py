@@ -1,4 +1,4 @@
-"""What one replay is asked to do: plain data, so that it can be hashed, stored and sent away."""
+"""The setup of one replay as plain data, which can be hashed, stored and sent away."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from simulator.traces.spec import WorkloadSpec
 
 
 class ReplayError(ValueError):
-    """A set-up that cannot be replayed. The text says what, where, and what to do."""
+    """Raised for a setup that cannot be replayed; the message says what is wrong, where, and what
+    to do.
+    """
 
 
 HOST_LOAD_GBPS = 200.0  # what PCIe 4.0 x16 carries, less its overhead: 25 GB/s
 
 
 class WorkerGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Workers that are alike. None: as the profile, or the scheduler's default."""
+    """A group of equal workers. None means the value of the profile, or the scheduler's default."""
 
     count: int
     profile: str
@@ -47,7 +49,7 @@ ClientIds = Literal["agents", "group", "key", "none"]
 
 
 class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How late and how lossy news travels. Times in milliseconds."""
+    """How late signals reach the router, in milliseconds, and which share of them is lost."""
 
     network_ms: float = 0.5  # one way, router to worker and back
     events: bool = True  # workers publish KV events
@@ -77,7 +79,9 @@ class World(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Settings of the decision core (`router.core.contract.settings`). None: its own default."""
+    """Settings of the decision core (`router.core.contract.settings`). None means the core's
+    default.
+    """
 
     hold_s: float | None = None  # longest wait at the router; then the request is turned away
     hold_requests: int | None = None  # held at a time
@@ -92,7 +96,7 @@ class RouterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Goodput(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A request is good when it is within both limits."""
+    """The limits of a good answer; a request is good if it keeps both."""
 
     ttft_ms: float = 2000.0
     tpot_ms: float = 50.0

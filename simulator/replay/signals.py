@@ -1,4 +1,6 @@
-"""What the router learns of its workers besides answers: KV events, probes, load reports."""
+"""The signals that the router gets from its workers besides answers: KV events, probes, load
+reports.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Source = Literal["live", "replay", "snapshot"]
 
 
 class Feed:
-    """All workers' event streams. Lifetime: replay."""
+    """The KV event streams of all workers. Lifetime: replay."""
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Feed:
     # --- what was missed --------------------------------------------------------------------
 
     def subscribe(self, now_ns: int, station: Station) -> None:
-        """The router begins to follow the worker's stream: it asks for all there is."""
+        """Let the router follow the worker's event stream; it asks for all past events first."""
         station.stream += 1
         station.syncing = False
         station.wanted_seq = -1
@@ -79,13 +81,17 @@ class Feed:
             self._ask(now_ns, station, 0)
 
     def start(self, station: Station) -> None:
-        """As `subscribe`, of an engine that has published nothing yet: answered at once."""
+        """Let the router follow an engine that has published nothing yet; the request for past
+        events is answered at once.
+        """
         if station.facts.has_events:
             self._core.tell(KvEvents(0.0, station.worker_id, -1, (), "snapshot"))
             self._core.tell(ReplayEnd(0.0, station.worker_id, True))
 
     def _ask(self, now_ns: int, station: Station, from_seq: int) -> None:
-        """One request at a time; one more waits, and any further one is said by it."""
+        """Ask the worker for missed batches. One request is under way at a time and one more waits,
+        which covers any further one.
+        """
         if station.syncing:
             if station.wanted_seq < 0:
                 station.wanted_seq = from_seq
@@ -96,7 +102,9 @@ class Feed:
         self._agenda.at(now_ns + self._resync_ns, Rank.EVENTS, self._sync, what)
 
     def _sync(self, now_ns: int, what: tuple[Station, int, int]) -> None:
-        """The worker answered: its whole cache for a late joiner, else what it kept."""
+        """Deliver a worker's answer: its whole cache to a router that joined late, else the batches
+        that it kept.
+        """
         station, stream, from_seq = what
         if station.stream != stream:
             return
@@ -137,7 +145,10 @@ _SCRAPES_PER_S_MAX = 200  # of the whole fleet
 
 
 class Health:
-    """Lifetime: replay. Times in ns; `report_ns` 0: no load reports."""
+    """The probes and load reports of all workers. Lifetime: replay.
+
+    Times are in ns; `report_ns` 0 means no load reports.
+    """
 
     def __init__(
         self,
@@ -218,36 +229,42 @@ class Health:
     # --- down and back ----------------------------------------------------------------------
 
     def joined(self, now_ns: int, station: Station) -> None:
-        """A new worker is recognized, and followed from now on."""
+        """Tell the core that a new worker was recognized, and probe it from now on."""
         self._ready(now_ns, station)
         if self._report_ns:
             self._agenda.at(now_ns + self._interval_ns, Rank.REPORT, self._scrape, station)
 
     def drain(self, now_ns: int, station: Station) -> None:
-        """Somebody asked for it: it finishes what it has, and is removed once idle."""
+        """Drain a worker, as an operator would: it finishes its requests and is removed once it is
+        idle.
+        """
         station.draining = True
         self._leaving.append(station)
         if station.followed:
             self._tell(now_ns, station, "draining")
 
     def died(self, now_ns: int, station: Station) -> None:
-        """The process ended; nobody has noticed yet."""
+        """A worker's process ended; the router has not noticed yet."""
         probe_ns = self._next_probe_ns(now_ns, station)
         self._agenda.at(probe_ns, Rank.HEALTH, self._probe_dead, station)
 
     def hung(self, now_ns: int, station: Station) -> None:
-        """The process stopped; two probes in a row must time out before it counts as down."""
+        """A worker's process stopped. It counts as down when two probes in a row have timed out."""
         second_ns = self._next_probe_ns(now_ns, station) + _PROBE_NS + self._health_ns
         what = (station, station.hung_since_ns)
         self._agenda.at(second_ns + _PROBE_NS, Rank.HEALTH, self._probe_hung, what)
 
     def serves(self, now_ns: int, station: Station) -> None:
-        """The process answers again: recognized anew at the next try, where it was down."""
+        """A worker's process answers again. If it was down, the router recognizes it anew at the
+        next probe.
+        """
         probe_ns = self._next_probe_ns(now_ns, station)
         self._agenda.at(probe_ns, Rank.HEALTH, self._recognize, station)
 
     def _next_probe_ns(self, now_ns: int, station: Station) -> int:
-        """The first probe at or after now; workers are probed one after the other."""
+        """Return the time of a worker's first probe at or after now; workers are probed one after
+        the other.
+        """
         offset_ns = station.worker_id * self._health_ns // len(self._stations)
         return now_ns + (offset_ns - now_ns) % self._health_ns
 

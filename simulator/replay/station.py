@@ -1,4 +1,4 @@
-"""A virtual worker in its surroundings: a process that may die or hang, a stream of KV events."""
+"""A simulated worker: a process that may die or hang, with a stream of KV events."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _FIRST_GROUP = 5  # stored and removed of the first group of windows or states, 
 
 
 class Station:
-    """Lifetime: replay.
+    """A simulated worker. Lifetime: replay.
 
-    Its engine's clock stands still while the process hangs: `offset_ns` is how much it lags.
+    The engine's clock stops while the process hangs; `offset_ns` is how much it lags behind.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Station:
 
     @property
     def hung(self) -> bool:
-        """Alive, and taking no step."""
+        """True if the process is alive but takes no step."""
         return self.hung_since_ns >= 0
 
     def local_ns(self, now_ns: int) -> int:
-        """Its engine's time."""
+        """Return the time on the engine's clock."""
         return (self.hung_since_ns if self.hung_since_ns >= 0 else now_ns) - self.offset_ns
 
     def batch(self, changes: Sequence[tuple[int, int | None, Hashes]]) -> tuple[KvEvent, ...]:
-        """Cache changes as the facts that an event batch brings."""
+        """Return changes of the cache as the facts of one batch of KV events."""
         size = self.facts.block_size
         if self._windows:
             return tuple([self._of_groups(*change) for change in changes])
@@ -101,7 +101,7 @@ class Station:
         )
 
     def _of_groups(self, kind: int, parent: int | None, hashes: Hashes) -> KvEvent:
-        """A change of a hybrid model's cache."""
+        """Return a change of a hybrid model's cache as facts."""
         size = self.facts.block_size
         if kind < _FIRST_GROUP:
             event = _event(kind, parent, hashes, size)
@@ -115,7 +115,7 @@ class Station:
         return Stored(hashes, None, (), size, group=number + 1, window=window)
 
     def snapshot(self, now_ns: int) -> tuple[KvEvent, ...]:
-        """The visible contents as facts, parents first."""
+        """Return the visible contents of the cache as facts; parents come before their children."""
         local_ns, size = self.local_ns(now_ns), self.facts.block_size
         contents = self.engine.snapshot(local_ns)
         if self._windows:

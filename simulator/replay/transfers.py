@@ -1,7 +1,7 @@
-"""KV on its way from workers that prefill to workers that decode: held under leases, over links.
+"""Transfers of KV from prefill workers to decode workers, with leases and limited links.
 
-A worker's link is shared evenly by the transfers on it, once for what it sends and once for what it
-receives; a transfer goes as fast as the slower of its two ends lets it.
+The transfers of a worker share its link evenly, once for what it sends and once for what it
+receives. A transfer is as fast as the slower of its two ends.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Export:
 
 @dataclass(slots=True, eq=False)
 class _Move:
-    """A read under way. Lifetime: transfer."""
+    """A transfer that is under way. Lifetime: transfer."""
 
     export: Export
     target: Station
@@ -40,7 +40,7 @@ class _Move:
 
 @dataclass(slots=True)
 class TransferTotals:
-    """Lifetime: replay."""
+    """Totals of all transfers. Lifetime: replay."""
 
     prefilled: int = 0  # requests whose KV was kept for another worker
     moved: int = 0  # reads that ended well
@@ -51,7 +51,10 @@ class TransferTotals:
 
 
 class Transfers:
-    """Lifetime: replay. `look_again` is told of workers whose course has changed."""
+    """All kept KV and all transfers. Lifetime: replay.
+
+    `look_again` is called with workers whose next visible change may have another time now.
+    """
 
     def __init__(
         self, agenda: Agenda, look_again: Callable[[Station], None], setup_ns: int, lease_ns: int
@@ -70,7 +73,7 @@ class Transfers:
     # --- leases -----------------------------------------------------------------------------
 
     def keep(self, now_ns: int, station: Station, row: int) -> None:
-        """The prefill of a request ended: its KV waits for whoever decodes it."""
+        """Keep the KV of a request whose prefill ended, until a decode worker reads it."""
         before = self._exports.get(row)
         if before is not None and before.station is station:
             self._held.discard(before)  # the engine gave it back when it kept this one
@@ -80,7 +83,7 @@ class Transfers:
         self._lease(now_ns + self._lease_ns, export)
 
     def wanted(self, row: int) -> bool:
-        """Whether the request's KV is kept; from now on the lease is kept alive by its reader."""
+        """Return whether the request's KV is kept. From now on its reader keeps the lease alive."""
         export = self._exports.get(row)
         if export is None:
             self.totals.recomputed += 1
@@ -89,7 +92,7 @@ class Transfers:
         return True
 
     def unwanted(self, now_ns: int, row: int) -> None:
-        """Whoever was to read it has failed, or refused the request."""
+        """Release the KV of a request whose decode worker failed or refused it."""
         export = self._exports.get(row)
         if export is not None and export.wanted:
             export.wanted = False
@@ -117,7 +120,9 @@ class Transfers:
     # --- reads ------------------------------------------------------------------------------
 
     def read(self, now_ns: int, target: Station, row: int, tokens: int) -> None:
-        """Whoever decodes has room for the request: so many tokens' KV is to come."""
+        """Begin to transfer the KV of this many tokens to a decode worker that has room for the
+        request.
+        """
         export = self._exports.get(row)
         if export is None:  # its worker died meanwhile
             self._end_read(now_ns, target, row, arrived=False)
@@ -144,7 +149,7 @@ class Transfers:
             counts[station.worker_id] = counts.get(station.worker_id, 0) + more
 
     def _share(self, now_ns: int, stations: Iterable[Station]) -> None:
-        """The transfers of these workers go on at the rates that their links now have for them."""
+        """Compute the rates of all transfers of these workers anew from their links."""
         changed = tuple(stations)
         for move in self._moves.values():
             if move.since_ns < 0 or not (move.export.station in changed or move.target in changed):
@@ -192,7 +197,7 @@ class Transfers:
     # --- faults -----------------------------------------------------------------------------
 
     def died(self, now_ns: int, station: Station) -> None:
-        """A worker's memory is gone: what it held, what it sent, and what it received."""
+        """Drop the KV that a dead worker held, sent or received."""
         for export in [one for one in self._held if one.station is station]:
             self._forget(export)
         for row, move in list(self._moves.items()):
@@ -204,5 +209,5 @@ class Transfers:
                 self._end_read(now_ns, move.target, row, arrived=False)
 
     def held_at(self, station: Station) -> int:
-        """Prompts whose KV a worker holds for others."""
+        """Return the number of prompts whose KV a worker keeps for others."""
         return sum(one.station is station for one in self._held)
