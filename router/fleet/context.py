@@ -97,8 +97,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=1,
             le=1_000,
             description=(
-                "failed probes in a row: after so many errors a worker is down, after "
-                "so much silence its requests move"
+                "failed probes in a row: if a worker answers that many with errors, it is down; if "
+                "it leaves that many unanswered, its requests move to other workers"
             ),
         ),
     ] = 2
@@ -108,8 +108,8 @@ class HealthSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
             ge=0.0,
             le=1.0,
             description=(
-                "if a larger share of a model's workers is silent, nothing moves, for "
-                "the network is the likelier cause; 1: never"
+                "if a larger share of a model's workers answers no probes, no request moves: the "
+                "network is the likelier cause; 1: requests always move"
             ),
         ),
     ] = 0.5

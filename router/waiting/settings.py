@@ -55,8 +55,8 @@ class WaitingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
             ge=1,
             le=1_000_000,
             description=(
-                "waiting requests that are let go in the first second when workers are "
-                "ready; each second after it lets go as many more"
+                "waiting requests that each ready worker gets in the first second; in each later "
+                "second it gets this many more than in the one before"
             ),
         ),
     ] = 16

@@ -57,7 +57,7 @@ class Ejection(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
             ge=1,
             le=1_000,
             description=(
-                "broken answers that eject a worker although most of its answers are good"
+                "answers that break off before a worker is ejected; whole answers lower the count"
             ),
         ),
     ] = 8
