@@ -59,6 +59,7 @@ HIT_RATE_MIN = 0.80
 TAIL_GAIN_MIN = 4.0  # kv_prefix's TTFT p99 over hybrid's
 MEAN_LOSS_MAX = 0.15  # hybrid's mean TTFT over round robin's, at most this much above
 WARM_MEAN_MAX = 0.75  # warmset's mean TTFT over hybrid's
+MARKS = "In brackets: what each line must show at least, or at most."
 PRICED = ("mean", "p50", "p90", "p99")  # figures of the TTFT that a price is looked for in
 NOTE = (
     "On virtual time the router's decision core and the workers' scheduler and caches run as they "
@@ -405,10 +406,12 @@ def _report(
         )
     )
     notes = [*demo.notes, *told, f"{NOTE} Measured on {machine}, in {took_s:.0f} s."]
-    (out / "report.html").write_text(render_page(demo.runs, [], shown, notes, more=[front]))
+    page = render_page(demo.runs, [], shown, notes, more=[front], marks=MARKS)
+    (out / "report.html").write_text(page)
     print_rows(console, demo.rows)
     for line in claim_lines(shown):
         console.print(line)
+    console.print(MARKS, style="dim")
     console.print(f"report: {out / 'report.html'} and {out / 'report.json'}")
     if not DRAWS:
         console.print(f"the page has no pictures: {MISSING}", markup=False)

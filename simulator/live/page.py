@@ -10,10 +10,11 @@ import numpy as np
 from simulator.live.outcome import ResultRow, hot_share
 from simulator.live.stack import RunResult
 from simulator.report.figures import Figure, live_table, percent, seconds
-from simulator.report.page import Card, Claim, Key, Page, Picture, Section
+from simulator.report.page import Card, Claim, Key, Opening, Page, Picture, Section
 from simulator.report.plots import (
     WORKER_COLOURS,
     Line,
+    bars_plot,
     busy_scale,
     curve_plot,
     line_plot,
@@ -36,6 +37,7 @@ NAMELESS = (
 # Timed workers run on their model's time, anything else on that of the clock on the wall.
 Clock = Literal["model time", "wall time"]
 OURS = ("hybrid", "warmset")  # rows that stand out
+HOT, CURE = "kv_prefix", "hybrid"  # of the picture that the page opens with
 SHARE_BINS = 24
 WAIT_BINS = 20
 WINDOWS = 40  # stretches of time of a hit rate
@@ -49,6 +51,7 @@ def render_page(
     title: str = "The hot spot, its cure, and caches that last",
     clock: Clock = "model time",
     more: Sequence[Section] = (),
+    marks: str = "",
 ) -> str:
     """Return the whole HTML page; the sections of `more` follow the runs."""
     sections, measured = [], dict[Figure, None]()
@@ -61,7 +64,35 @@ def render_page(
     sections.append(
         Section("What the columns mean", f"Times in milliseconds of {clock}.", terms=terms)
     )
-    return Page(title, story, claims, sections, notes).html()
+    return Page(title, story, claims, sections, notes, hot_spot(runs), marks).html()
+
+
+def hot_spot(runs: Sequence[RunResult]) -> Opening | None:
+    """Requests of each worker under `HOT` and under `CURE`, of the first workload that has both."""
+    found = {(run.row.workload, run.row.policy): run.row for run in runs if run.workers}
+    pairs = ((found[name, HOT], found.get((name, CURE))) for name, policy in found if policy == HOT)
+    hot, cured = next(((hot, cured) for hot, cured in pairs if cured), (None, None))
+    if hot is None or cured is None:
+        return None
+    top = max(*hot.requests_per_worker, *cured.requests_per_worker)
+    cards = []
+    for row, rule in (
+        (hot, "Goes where the cache is warmest."),
+        (cured, "Weighs load against cache."),
+    ):
+        svg = bars_plot(row.requests_per_worker, top, row.policy, "requests sent to it")
+        counts = ", ".join(map(str, row.requests_per_worker))
+        picture = Picture(svg, f"Requests sent to each worker, {row.policy}: {counts}")
+        cards.append(Card(row.policy, rule, [picture]))
+    sent = sorted({min(cured.requests_per_worker), max(cured.requests_per_worker)})
+    caption = (
+        f"{hot.requests:,} requests for one popular prompt: {hot.policy} sends "
+        f"{hot_share(hot):.0%} of them to one of {len(hot.workers)} workers, and the slowest 1 % "
+        f"wait {seconds(hot.ttft_ms.p99)} for their first token; {cured.policy} sends "
+        f"{' to '.join(map(str, sent))} to each worker, and the slowest 1 % wait "
+        f"{seconds(cured.ttft_ms.p99)}."
+    )
+    return Opening(cards, caption)
 
 
 def _workload(name: str, runs: Sequence[RunResult]) -> tuple[Section, list[Figure]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +14,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from simulator import DATA
+from simulator.report.plots import for_page
 
 MARK = "*"  # of the best cells, beside the colour, for terminals and eyes without
 GAP = 1  # the divider between two cells in a terminal
@@ -49,6 +50,14 @@ class Card:
     title: str
     text: str
     pictures: Sequence[Picture]
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """The picture that a page opens with: cards in a row, a sentence below. Lifetime: report."""
+
+    cards: Sequence[Card]
+    caption: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +141,8 @@ class Page:
     claims: Sequence[Claim]
     sections: Sequence[Section]
     notes: Sequence[str]  # how it was done
+    opening: Opening | None = None
+    marks: str = ""  # what a sign or a figure in brackets of the claims means
 
     def html(self) -> str:
         """The file's text; the same page gives the same."""
@@ -141,9 +152,12 @@ class Page:
 @cache
 def _template() -> jinja2.Template:
     environment = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined)
-    encode: Callable[[str], str] = lambda svg: base64.b64encode(svg.encode()).decode()  # noqa: E731
-    environment.filters["base64"] = encode
+    environment.filters["base64"] = _encoded
     return environment.from_string((DATA / "report.html").read_text())
+
+
+def _encoded(svg: str) -> str:
+    return base64.b64encode(for_page(svg).encode()).decode()
 
 
 def _parts(

@@ -2,12 +2,14 @@
 
 Colours are those of Okabe and Ito (2008), which stay apart for colour-blind readers; lines differ
 in dash as well. Pictures are small: a page lays them side by side or one below the other.
+They have no background; `for_page` gives them a dark page's ink as well.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
 from importlib.util import find_spec
@@ -48,8 +50,9 @@ DASHES = ("solid", (0, (5, 2)), (0, (1, 1.2)), (0, (6, 2, 1, 2)))
 LINE_COLOURS = tuple(colour for colour in WORKER_COLOURS if colour != "#F0E442")
 TIME_COLOURS = ("#CC79A7", "#E69F00", "#0072B2")
 TOKEN_COLOURS = ("#009E73", "#E69F00", "#D55E00")
-BUSY_MAP = "YlGnBu"
-INK, RULE, WARNING = "#2b2f36", "#c9ced6", "#D55E00"
+BUSY = "#2a86c8"  # of `worker_map` at its top; below that the page shows through
+INK, RULE, WARNING, PAPER = "#2b2f36", "#c9ced6", "#D55E00", "#ffffff"
+DARK = {INK: "#d5dae2", RULE: "#454d59", PAPER: "#1e242c"}  # in their place on a dark page
 NARROW_IN, WIDE_IN = 3.1, 4.6
 LINE_IN = 0.2  # of a legend
 GRID_COLUMNS = 240  # stretches of time in a map of workers
@@ -59,6 +62,7 @@ MAX_LABELS = 8
 LABEL_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "h")
 FAINT = 0.35
+FAINTEST = 0.08  # opacity of a cell at 0
 RC: Any = {
     "svg.fonttype": "path",
     "svg.hashsalt": "warmroute",
@@ -182,10 +186,25 @@ def share_plot(counts: npt.NDArray[np.int64], edges: Floats) -> str:
     for row, share in enumerate(shares):
         axes.bar(
             edges[:-1], share, np.diff(edges), bottom, align="edge", linewidth=0.25,
-            edgecolor="white", color=WORKER_COLOURS[row % len(WORKER_COLOURS)],
+            edgecolor=PAPER, color=WORKER_COLOURS[row % len(WORKER_COLOURS)],
         )  # fmt: skip
         bottom += share
     axes.set(xlim=(0, edges[-1]), ylim=(0, 100), ylabel="% of requests", xlabel="arrival, s")
+    return _as_svg(canvas)
+
+
+@drawn
+def bars_plot(values: Sequence[int], top: int, policy: str, ylabel: str) -> str:
+    """A bar for each worker with its value above, in a policy's colour, on a scale to `top`."""
+    from matplotlib.ticker import MaxNLocator
+
+    canvas, axes = _canvas(WIDE_IN, 2.4, left_in=0.62)
+    axes.bar(range(len(values)), values, 0.72, color=styles([policy])[policy][0])
+    for place, value in enumerate(values):
+        axes.annotate(f"{value:,}", (place, value), (0, 2), textcoords="offset points", ha="center")
+    axes.set(xlabel="worker", ylabel=ylabel, ylim=(0, 1.08 * top))
+    axes.set_xticks(range(0, len(values), _worker_step(len(values))))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     return _as_svg(canvas)
 
 
@@ -194,18 +213,16 @@ def worker_map(samples: Samples, values: Any, top: float, until_s: float, log: b
     """`values` [samples, workers] as one line of cells a worker, coloured from 0 to `top`."""
     grid = on_grid(samples.time_ns, values, GRID_COLUMNS)
     workers = grid.shape[0]
-    height = 1.5 if workers <= 16 else min(3.2, 1.2 + workers / 80)
+    height = 1.75 if workers <= 16 else min(3.2, 1.2 + workers / 80)
     canvas, axes = _canvas(NARROW_IN, height)
     if grid.size:
         shown = np.log1p(grid) / math.log1p(top) if log else grid / top
         axes.imshow(
-            _enlarged(shown), cmap=BUSY_MAP, vmin=0.0, vmax=1.0, aspect="auto",
-            interpolation="none",
+            _shades(_enlarged(shown)), aspect="auto", interpolation="none",
             extent=(0, float(samples.time_ns[-1]) / 1e9, workers - 0.5, -0.5),
         )  # fmt: skip
     axes.set(xlim=(0, until_s), ylim=(max(workers, 1) - 0.5, -0.5), xlabel="time, s")
-    step = next(n for n in LABEL_STEPS if workers <= MAX_LABELS * n or n == LABEL_STEPS[-1])
-    axes.set(ylabel="worker", yticks=range(0, max(workers, 1), step))
+    axes.set(ylabel="worker", yticks=range(0, max(workers, 1), _worker_step(workers)))
     return _as_svg(canvas)
 
 
@@ -267,7 +284,7 @@ def front_plot(
         _log_axis(axes, "y", [y for own in groups.values() for _, y, _ in own if y > 0])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     if percent:
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{100 * value:g}%")
     axes.grid(True, which="major", color=RULE, linewidth=0.5)
     _legend(canvas, columns=2)
     return _as_svg(canvas)
@@ -347,14 +364,19 @@ def log_labels(steps: Sequence[float]) -> list[float]:
     return [step for step in steps if math.log10(step).is_integer()]
 
 
-def busy_scale(stops: int = 6) -> list[str]:
-    """Colours of `worker_map` from 0 to its top, as #rrggbb, for a page's legend."""
-    if not DRAWS:
-        return [RULE] * stops
-    import matplotlib as mpl
+def busy_scale() -> tuple[str, str]:
+    """Colours of `worker_map` at 0 and at its top, as #rrggbbaa, for a page's legend."""
+    return f"{BUSY}{round(255 * FAINTEST):02x}", f"{BUSY}ff"
 
-    colours = mpl.colormaps[BUSY_MAP](np.linspace(0.0, 1.0, stops))
-    return [mpl.colors.to_hex(colour) for colour in colours]
+
+def for_page(svg: str) -> str:
+    """The picture with ink for a dark page in it, which a browser takes where it shows one."""
+    names = {colour: f"var(--c{number})" for number, colour in enumerate(DARK)}
+    light = ";".join(f"--c{number}:{colour}" for number, colour in enumerate(DARK))
+    dark = ";".join(f"--c{number}:{colour}" for number, colour in enumerate(DARK.values()))
+    modes = f":root{{{light}}}@media(prefers-color-scheme:dark){{:root{{{dark}}}}}"
+    drawn = re.sub("|".join(DARK), lambda found: names[found[0]], svg)
+    return drawn.replace("</style>", f"{modes}</style>", 1)
 
 
 def _log_axis(axes: Axes, which: Literal["x", "y"], values: Sequence[float]) -> None:
@@ -376,6 +398,21 @@ def _enlarged(grid: Floats) -> Floats:
     """Cells repeated until there are pixels enough to be widened without a blur."""
     down, across = (max(1, math.ceil(SMOOTH_PX / side)) for side in grid.shape)
     return grid.repeat(down, axis=0).repeat(across, axis=1)
+
+
+def _worker_step(workers: int) -> int:
+    """Every so many workers one has its number on an axis."""
+    return next(n for n in LABEL_STEPS if workers <= MAX_LABELS * n or n == LABEL_STEPS[-1])
+
+
+def _shades(grid: Floats) -> Floats:
+    """Red, green, blue and opacity of cells from 0 to 1."""
+    from matplotlib.colors import to_rgb
+
+    shades = np.empty((*grid.shape, 4))
+    shades[..., :3] = to_rgb(BUSY)
+    shades[..., 3] = FAINTEST + (1 - FAINTEST) * np.clip(grid, 0.0, 1.0)
+    return shades
 
 
 def _canvas(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUM = shutil.which("chromium")
-DESK, PHONE = 1280, 500  # pixels across
+DESK, PHONE = 1280, 420  # pixels across
 FLAGS = [
     "--headless",
     "--no-sandbox",

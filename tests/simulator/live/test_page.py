@@ -41,7 +41,8 @@ def test_the_page_holds_every_row_and_stands_alone() -> None:
     ]
     assert shown == [list(row) for table in tables for row in table.rows]
     assert len(shown) == len(rows)
-    assert len(seen.images) == 2 * len(runs) + 4 + 2  # of each run, act, and of turns over time
+    # Of the hot spot and its cure, of each run, of each act, and of turns over time.
+    assert len(seen.images) == 2 + 2 * len(runs) + 4 + 2
     assert all(image["alt"] and (image["src"] or "").startswith("data:") for image in seen.images)
     assert seen.links == []
     assert not re.search(r"url\(|src=\"http|@import", page)
@@ -156,7 +157,7 @@ def test_pictures_of_nothing_are_still_pictures() -> None:
     )
     for svg in pictures:
         assert "<svg" in svg
-    assert all(re.fullmatch(r"#[0-9a-f]{6}", colour) for colour in busy_scale())
+    assert all(re.fullmatch(r"#[0-9a-f]{8}", colour) for colour in busy_scale())
 
 
 def test_the_console_shows_every_run_and_every_loss() -> None:
