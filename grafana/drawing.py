@@ -9,7 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, Literal
+
+from grafana.limits import LEAST, Limit, firing
 
 Kind = Literal["timeseries", "stat", "state-timeline", "heatmap", "table"]
 ROUTER = 'instance="$router"'
@@ -21,6 +24,7 @@ class Panel:
 
     `names`: what a label in the legend can be, where each value has a colour of its own.
     `alert`: the alert whose runbook entry says what to do about what is seen here.
+    `limits`: the values that colour it; `says`: what 1 and 0 mean, in words.
     """
 
     title: str
@@ -33,6 +37,8 @@ class Panel:
     stacked: bool = False
     maximum: float | None = None
     alert: str = ""
+    limits: tuple[Limit, ...] = ()
+    says: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,19 +52,66 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Dashboard:
-    """One file. `variables` come after the data source's."""
+    """One file: an open row that says whether all is well, and folded ones with the details.
+
+    `variables` come after the data source's.
+    """
 
     name: str
     description: str
     variables: tuple[dict[str, Any], ...]
-    rows: tuple[Row, ...]
+    well: Row
+    details: tuple[Row, ...]
 
 
 def stat(
-    title: str, description: str, unit: str, queries: tuple[tuple[str, str], ...], alert: str = ""
+    title: str,
+    description: str,
+    unit: str,
+    query: str,
+    *limits: Limit,
+    alert: str = "",
+    says: tuple[str, str] | None = None,
 ) -> Panel:
-    """One number as of now; six of them fill a row."""
-    return Panel(title, description, unit, queries, 4, "stat", alert=alert)
+    """One number as of now; six of them fill a row.
+
+    `alert`: of its first limit, unless told.
+    """
+    alert = alert or next((one.alert for one in limits), "")
+    queries = ((query, title.lower()),)
+    return Panel(
+        title, description, unit, queries, 4, "stat", alert=alert, limits=limits, says=says
+    )
+
+
+# Its value exists where the rules are loaded, for without them nothing fires, and all would look
+# well.
+_RULES_RUN = "0 * sum(job:warmroute_good_answers:rate5m)"
+
+
+def firing_alerts(matchers: str = 'alertname=~"Warmroute.*"') -> tuple[Panel, Panel]:
+    """How many alerts fire, of each severity."""
+    return (
+        stat(
+            "Critical alerts",
+            "Alerts that fire now and want somebody at once. No rules: Prometheus has not loaded "
+            "the rules of this repository.",
+            "short",
+            f"count({_firing(matchers, 'critical')}) or {_RULES_RUN}",
+            firing("critical"),
+        ),
+        stat(
+            "Warnings",
+            "Alerts that fire now and can wait for the morning.",
+            "short",
+            f"count({_firing(matchers, 'warning')}) or {_RULES_RUN}",
+            firing("warning"),
+        ),
+    )
+
+
+def _firing(matchers: str, severity: str) -> str:
+    return f'ALERTS{{{matchers}, alertstate="firing", severity="{severity}"}}'
 
 
 def selected(metric: str, matchers: str = "", of: str = ROUTER) -> str:
@@ -205,9 +258,15 @@ COLUMNS = 24
 HEIGHTS = {"stat": 4, "timeseries": 8, "state-timeline": 8, "heatmap": 8, "table": 8}
 
 
-def drawn(dashboard: Dashboard) -> dict[str, Any]:
-    """The dashboard as Grafana imports it."""
+def uid_of(name: str) -> str:
+    """The end of a dashboard's URL, which links name."""
+    return f"warmroute-{name}"
+
+
+def drawn(dashboard: Dashboard, all_names: tuple[str, ...]) -> dict[str, Any]:
+    """The dashboard as Grafana imports it, with links to all in their order."""
     return {
+        "uid": uid_of(dashboard.name),
         "title": f"warmroute {dashboard.name}",
         "description": dashboard.description,
         "tags": ["warmroute"],
@@ -218,14 +277,14 @@ def drawn(dashboard: Dashboard) -> dict[str, Any]:
         "refresh": "10s",
         "time": {"from": "now-30m", "to": "now"},
         "timezone": "browser",
-        "annotations": {"list": [_firing()]},
-        "links": [_others()],
+        "annotations": {"list": [_marks()]},
+        "links": [_link(name) for name in all_names],
         "templating": {"list": [DATA_SOURCE, *dashboard.variables, RUNBOOK]},
-        "panels": list(_placed(dashboard.rows)),
+        "panels": list(_placed(dashboard)),
     }
 
 
-def _firing() -> dict[str, Any]:
+def _marks() -> dict[str, Any]:
     """Marks where one of our alerts fired."""
     return {
         "name": "Alerts",
@@ -239,40 +298,50 @@ def _firing() -> dict[str, Any]:
     }
 
 
-def _others() -> dict[str, Any]:
-    """All of our dashboards, opened at the same time with the same choices."""
+def _link(name: str) -> dict[str, Any]:
+    """A dashboard, opened at the same time with the same choices."""
     return {
-        "title": "warmroute",
-        "type": "dashboards",
-        "tags": ["warmroute"],
-        "asDropdown": False,
+        "title": name,
+        "type": "link",
+        "icon": "dashboard",
+        "url": f"/d/{uid_of(name)}",
         "includeVars": True,
         "keepTime": True,
         "targetBlank": False,
     }
 
 
-def _placed(rows: tuple[Row, ...]) -> Iterator[dict[str, Any]]:
-    """Rows and panels, numbered, laid out from left to right and from top to bottom."""
-    number = 0
-    y = 0
-    for row in rows:
-        number += 1
-        place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
-        heading = {"type": "row", "title": row.title, "collapsed": False, "panels": []}
-        yield {"id": number, **heading, "gridPos": place}
+def _placed(dashboard: Dashboard) -> Iterator[dict[str, Any]]:
+    """Rows and panels, numbered, from top to bottom; a folded row has its panels inside."""
+    numbers = count(1)
+    yield _heading(dashboard.well, next(numbers), 0)
+    y = 1
+    for panel in _laid(dashboard.well, y, numbers):
+        yield panel
+        y = max(y, panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    for row in dashboard.details:
+        heading = _heading(row, next(numbers), y)
+        yield heading | {"collapsed": True, "panels": list(_laid(row, y + 1, numbers))}
         y += 1
-        x = height = 0
-        for panel in row.panels:
-            width = panel.width or row.width
-            if x + width > COLUMNS:
-                x, y, height = 0, y + height, 0
-            number += 1
-            height = max(height, HEIGHTS[panel.kind])
-            place = {"x": x, "y": y, "w": width, "h": HEIGHTS[panel.kind]}
-            yield {"id": number, **_panel(panel), "gridPos": place}
-            x += width
-        y += height
+
+
+def _heading(row: Row, number: int, y: int) -> dict[str, Any]:
+    place = {"x": 0, "y": y, "w": COLUMNS, "h": 1}
+    shown = {"type": "row", "title": row.title, "collapsed": False, "panels": []}
+    return {"id": number, **shown, "gridPos": place}
+
+
+def _laid(row: Row, y: int, numbers: Iterator[int]) -> Iterator[dict[str, Any]]:
+    """The row's panels, from left to right and from top to bottom."""
+    x = height = 0
+    for panel in row.panels:
+        width = panel.width or row.width
+        if x + width > COLUMNS:
+            x, y, height = 0, y + height, 0
+        height = max(height, HEIGHTS[panel.kind])
+        place = {"x": x, "y": y, "w": width, "h": HEIGHTS[panel.kind]}
+        yield {"id": next(numbers), **_panel(panel), "gridPos": place}
+        x += width
 
 
 def _panel(panel: Panel) -> dict[str, Any]:
@@ -280,6 +349,11 @@ def _panel(panel: Panel) -> dict[str, Any]:
     if panel.maximum is not None:
         defaults["max"] = panel.maximum
     defaults |= _LOOKS[panel.kind](panel)
+    if panel.limits:
+        defaults["thresholds"] = {"mode": "absolute", "steps": _steps(panel.limits)}
+    if panel.says:
+        said = {"1": {"text": panel.says[0]}, "0": {"text": panel.says[1]}}
+        defaults["mappings"] = [{"type": "value", "options": said}]
     link = {
         "title": f"What to do: {panel.alert}",
         "url": f"${{runbook}}#{panel.alert.lower()}",
@@ -292,6 +366,7 @@ def _panel(panel: Panel) -> dict[str, Any]:
         "datasource": SOURCE,
         "links": [link] if panel.alert else [],
         "targets": [_target(panel, *target) for target in enumerate(panel.queries)],
+        "transformations": _TIMELESS if panel.kind == "table" else [],
         "fieldConfig": {"defaults": defaults, "overrides": _colors(panel)},
         "options": _options(panel),
     }
@@ -307,30 +382,48 @@ def _target(panel: Panel, number: int, query: tuple[str, str]) -> dict[str, Any]
     return target | {"legendFormat": legend}
 
 
+_BY_LIMIT = {"mode": "thresholds"}
+
+
+def _steps(limits: tuple[Limit, ...]) -> list[dict[str, Any]]:
+    """Grafana's thresholds: a colour from each value on, the first from below all of them."""
+    (side,) = {limit.side for limit in limits}
+    ascending = sorted(limits, key=lambda limit: limit.value)
+    colors = [RED if limit.severity == "critical" else ORANGE for limit in ascending]
+    colors = [GREEN, *colors] if side == "above" else [*colors, GREEN]
+    values = [None, *(limit.value for limit in ascending)]
+    return [{"color": c, "value": v} for c, v in zip(colors, values, strict=True)]
+
+
 def _stat(panel: Panel) -> dict[str, Any]:
-    return {"color": {"mode": "fixed", "fixedColor": BLUE}}
+    looks: dict[str, Any] = {"noValue": "no rules" if "ALERTS" in panel.queries[0][0] else "-"}
+    return looks | {"color": _BY_LIMIT if panel.limits else {"mode": "fixed", "fixedColor": BLUE}}
 
 
 def _timeseries(panel: Panel) -> dict[str, Any]:
     custom: dict[str, Any] = {"lineWidth": 2, "fillOpacity": 0, "showPoints": "never"}
     if panel.stacked:
         custom |= {"fillOpacity": 60, "lineWidth": 1, "stacking": {"mode": "normal", "group": "A"}}
+    if _any_is_trouble(panel):  # a line at the limit would lie on the axis
+        return {"color": _BY_LIMIT, "custom": custom | {"gradientMode": "scheme"}}
+    if panel.limits:
+        custom |= {"thresholdsStyle": {"mode": "dashed"}}
     return {"color": {"mode": "palette-classic"}, "custom": custom}
 
 
+def _any_is_trouble(panel: Panel) -> bool:
+    return any(limit.value == LEAST for limit in panel.limits)
+
+
 def _state_timeline(panel: Panel) -> dict[str, Any]:
-    known = {"text": "known", "color": GREEN}
-    unknown = {"text": "unknown", "color": ORANGE}
-    return {
-        "color": {"mode": "fixed", "fixedColor": GREY},
-        "mappings": [{"type": "value", "options": {"1": known, "0": unknown}}],
-    }
+    return {"color": _BY_LIMIT, "custom": {"lineWidth": 0, "fillOpacity": 80}}
 
 
 def _plain(panel: Panel) -> dict[str, Any]:
     return {}
 
 
+_TIMELESS = [{"id": "organize", "options": {"excludeByName": {"Time": True}}}]
 _LOOKS = {
     "stat": _stat,
     "timeseries": _timeseries,
@@ -343,7 +436,8 @@ _LOOKS = {
 def _options(panel: Panel) -> dict[str, Any]:
     if panel.kind == "stat":
         last = {"calcs": ["lastNotNull"], "fields": "", "values": False}
-        return {"reduceOptions": last, "colorMode": "value", "graphMode": "area"}
+        painted = "background" if panel.limits else "value"
+        return {"reduceOptions": last, "colorMode": painted, "graphMode": "area"}
     if panel.kind == "table":
         return {"showHeader": True, "cellHeight": "sm"}
     tooltip = {"mode": "multi", "sort": "desc"}
@@ -365,7 +459,7 @@ def _options(panel: Panel) -> dict[str, Any]:
 def _colors(panel: Panel) -> list[dict[str, Any]]:
     """Colours of its series: by a worker's last digit, else by the names it can show."""
     legends = tuple(legend for _, legend in panel.queries)
-    if panel.kind != "timeseries":
+    if panel.kind != "timeseries" or _any_is_trouble(panel):
         return []
     if legends == ("worker {{worker}}",):
         return [_override(f"/^worker \\d*{n}$/", color) for n, color in enumerate(BY_DIGIT)]

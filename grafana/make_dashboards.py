@@ -12,13 +12,13 @@ from typing import Any
 
 from grafana import drawing as variables
 from grafana.drawing import Dashboard, drawn
-from grafana.panels_engine import BATCH, CACHE, ENGINES, SPEED, TRANSFERS, WAITING
-from grafana.panels_fleet import GLANCE as FLEET
+from grafana.panels_engine import BATCH, CACHE, SPEED, TRANSFERS, WAITING
+from grafana.panels_engine import WELL as WELL_ENGINES
 from grafana.panels_fleet import LOAD, SOURCES, SPREAD, STATE, TOLD
+from grafana.panels_fleet import WELL as WELL_FLEET
 from grafana.panels_kv import KV, REPLICAS, TOKENS
 from grafana.panels_router import (
     DECISIONS,
-    GLANCE,
     IMBALANCE,
     LATENCY,
     LEGS,
@@ -26,11 +26,11 @@ from grafana.panels_router import (
     PICKER,
     SESSIONS,
 )
+from grafana.panels_router import WELL as WELL_ROUTER
 from grafana.panels_slo import (
     BLAME,
     BUDGET,
     DOOR,
-    GOODPUT,
     LATENCIES,
     NAMES,
     QUEUE,
@@ -38,17 +38,27 @@ from grafana.panels_slo import (
     TENANTS,
     WORKERS,
 )
+from grafana.panels_slo import WELL as WELL_CLIENTS
 
 # The chart carries them, for it must have no link out of its folder; those beside this lead there.
 FOLDER = Path(__file__).parents[1] / "docs" / "deploy" / "helm" / "warmroute" / "dashboards"
 LINE = 160  # characters of a line in the file
+# In the order of their links: the first one is where to look first.
 DASHBOARDS = (
+    Dashboard(
+        "slo",
+        "What clients get, against targets of your choice, and whose fault the rest is.",
+        (variables.SOME_ROUTERS, variables.TTFT, variables.TPOT, variables.OBJECTIVE),
+        WELL_CLIENTS,
+        (LATENCIES, BLAME, BUDGET),
+    ),
     Dashboard(
         "router",
         "One router: where requests go, why, how fast, and what is wrong.",
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
+        WELL_ROUTER,
         (
-            *(GLANCE, DECISIONS, IMBALANCE, LATENCY, QUEUE, MODELS, DOOR, TENANTS, SESSIONS),
+            *(DECISIONS, IMBALANCE, LATENCY, QUEUE, MODELS, DOOR, TENANTS, SESSIONS),
             *(WORKERS, STREAMS, NAMES, LEGS, PICKER, KV, TOKENS, REPLICAS),
         ),
     ),
@@ -56,19 +66,15 @@ DASHBOARDS = (
         "fleet",
         "The workers of one router: state, load, caches; few of them or a thousand.",
         (variables.ONE_ROUTER, variables.WORKER, variables.TOP),
-        (FLEET, STATE, SPREAD, LOAD, TOLD, SOURCES),
+        WELL_FLEET,
+        (STATE, SPREAD, LOAD, TOLD, SOURCES),
     ),
     Dashboard(
         "engine",
-        "Engines by their own account: steps, batches, caches, and why requests wait.",
+        "Engines by their own account: batches, caches, and how fast they answer.",
         (variables.ENGINES, variables.TOP),
-        (ENGINES, BATCH, WAITING, CACHE, TRANSFERS, SPEED),
-    ),
-    Dashboard(
-        "slo",
-        "What clients get, against targets of your choice, and whose fault the rest is.",
-        (variables.SOME_ROUTERS, variables.TTFT, variables.TPOT, variables.OBJECTIVE),
-        (GOODPUT, LATENCIES, BLAME, BUDGET),
+        WELL_ENGINES,
+        (BATCH, WAITING, CACHE, TRANSFERS, SPEED),
     ),
 )
 
@@ -92,7 +98,7 @@ def pretty(value: Any, indent: str = "") -> str:
 
 def written(dashboard: Dashboard) -> str:
     """What its file says."""
-    return pretty(drawn(dashboard)) + "\n"
+    return pretty(drawn(dashboard, tuple(each.name for each in DASHBOARDS))) + "\n"
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, quantiles, rate, selected, stat, top
+from grafana.drawing import Panel, Row, firing_alerts, quantiles, rate, selected, stat, top
+from grafana.limits import limit
 
 ENGINE = 'instance=~"$engine"'
 REASONS = (
@@ -35,46 +36,54 @@ def _requests(kind: str) -> str:
     return f"sum({_of('warmroute_engine_requests', _KIND.format(kind))})"
 
 
-ENGINES = Row(
-    "At a glance",
+WELL = Row(
+    "Is it well?",
     (
+        *firing_alerts('alertname=~"WarmrouteEngine.*"'),
         stat(
             "Engines",
             "Engines that are chosen above and answer Prometheus.",
             "short",
-            ((f"count({_of('vllm:num_requests_running')})", "engines"),),
-            alert="WarmrouteEngineDown",
+            f"count({_of('vllm:num_requests_running')})",
         ),
         stat(
-            "Step time",
-            "Mean time of a step.",
-            "s",
-            ((_ratio("warmroute_engine_busy_seconds_total", _STEPS), "mean"),),
+            "Engines answer",
+            "Whether each engine that is chosen above answers Prometheus.",
+            "short",
+            f'min(up{{job="engine", {ENGINE}}})',
+            limit("WarmrouteEngineDown", "== "),
+            says=("all", "not all"),
         ),
         stat(
             "KV in use",
             "Share of KV blocks held by requests, the mean of all engines.",
             "percentunit",
-            ((f"avg({_of('vllm:kv_cache_usage_perc')})", "mean"),),
+            f"avg({_of('vllm:kv_cache_usage_perc')})",
         ),
         stat(
             "Tokens given",
             "Tokens of answers per second.",
             "suffix: tok/s",
-            ((_rate("vllm:generation_tokens_total"), "tokens"),),
+            _rate("vllm:generation_tokens_total"),
         ),
         stat(
             "Hit ratio",
             "Share of prompt tokens that were found in the prefix cache.",
             "percentunit",
-            ((_HITS, "hits"),),
+            _HITS,
+        ),
+        stat(
+            "Step time",
+            "Mean time of a step.",
+            "s",
+            _ratio("warmroute_engine_busy_seconds_total", _STEPS),
         ),
         stat(
             "Late steps",
             "Share of steps that took longer than modelled. Above 2 % the machine is too busy for "
             "a timed worker's speed.",
             "percentunit",
-            ((_ratio("warmroute_engine_overrun_steps_total", _STEPS), "late"),),
+            _ratio("warmroute_engine_overrun_steps_total", _STEPS),
         ),
     ),
 )
@@ -161,6 +170,7 @@ WAITING = Row(
             "short",
             top(_of("vllm:num_requests_waiting"), "{{instance}}"),
             alert="WarmrouteEngineNotBatching",
+            limits=(limit("WarmrouteEngineNotBatching", "[5m]) > "),),
         ),
         Panel(
             "Refused, cut, preempted",

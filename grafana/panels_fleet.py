@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, bands, per_worker, rate, selected, stat, top
-from grafana.panels_router import QUEUE_S, READY, REPLIES_BY_WORKER
+from grafana.drawing import (
+    Panel,
+    Row,
+    bands,
+    firing_alerts,
+    per_worker,
+    rate,
+    selected,
+    stat,
+    top,
+)
+from grafana.limits import limit, missing
+from grafana.panels_router import BUSIEST_NOW, QUEUE_S, READY, REPLIES_BY_WORKER
 
 STATES = ("down", "silent", "ejected", "trial", "busy", "ready", "joining", "draining")
 _STATE = selected("warmroute_worker_state")
@@ -20,47 +31,90 @@ _WHO = (
 )
 _ALL_ENGINES = 'job=~".+"'
 
-GLANCE = Row(
-    "At a glance",
+_SHARE_OF_OTHERS = (
+    f"sum(avg_over_time({selected('warmroute_worker_foreign_requests')}[10m])) / "
+    f"(sum(avg_over_time({selected('warmroute_worker_foreign_requests')}[10m])) "
+    f"+ sum(avg_over_time({selected('warmroute_worker_requests')}[10m])))"
+)
+
+
+def _in_state(states: str) -> str:
+    matcher = f'state=~"{states}"'
+    return f"sum({selected('warmroute_worker_state', matcher)}) or vector(0)"
+
+
+WELL = Row(
+    "Is it well?",
     (
+        *firing_alerts('alertname=~"Warmroute.*", instance=~"$router|"'),
         stat(
             "Workers ready",
             "Workers that are given new requests.",
             "short",
-            ((f"{READY} or vector(0)", "ready"),),
-            alert="WarmrouteNoWorker",
+            f"{READY} or vector(0)",
+            missing("WarmrouteNoWorker"),
         ),
         stat(
-            "Workers known",
-            "All that the router follows, those that are down or still joining included.",
+            "Workers down",
+            "Workers that do not answer the router's health probes.",
             "short",
-            ((f"count({_STATE})", "known"),),
+            _in_state("down"),
+            limit("WarmrouteWorkerDown", "> "),
+        ),
+        stat(
+            "Workers ejected",
+            "Workers that are left out for a while, or on trial, for they keep failing.",
+            "short",
+            _in_state("ejected|trial"),
+            limit("WarmrouteWorkerEjected", "> "),
+        ),
+        stat(
+            "Panic",
+            "Most workers of a model leave health probes unanswered, so its new requests wait.",
+            "short",
+            f"max({selected('warmroute_panic')})",
+            limit("WarmroutePanic", "> "),
+            says=("panic", "none"),
         ),
         stat(
             "Requests in flight",
             "Sent to workers by this router and not finished.",
             "short",
-            ((f"sum({_REQUESTS})", "requests"),),
+            f"sum({_REQUESTS})",
         ),
         stat(
             "Longest prefill queue",
             "Seconds of prompts that the fullest worker has yet to compute.",
             "s",
-            ((f"max({QUEUE_S})", "longest"),),
+            f"max({QUEUE_S})",
             alert="WarmrouteHotSpot",
+        ),
+        stat(
+            "Busiest / mean",
+            "Requests of the busiest worker over the mean of all ready ones, over five minutes.",
+            "short",
+            BUSIEST_NOW,
+            limit("WarmrouteHotSpot", "count, "),
         ),
         stat(
             "KV in use",
             "Share of the KV memory of all workers that requests hold, as reported and sent since.",
             "percentunit",
-            ((f"avg({_KV})", "mean"),),
+            f"avg({_KV})",
         ),
         stat(
             "KV state unknown",
             "Workers whose caches are not known for certain: their hits are a lower bound.",
             "short",
-            ((_UNKNOWN, "unknown"),),
+            _UNKNOWN,
             alert="WarmrouteKvUnknown",
+        ),
+        stat(
+            "Others' share",
+            "Share of the requests at the workers that this router did not send, over ten minutes.",
+            "percentunit",
+            _SHARE_OF_OTHERS,
+            limit("WarmrouteOthersTraffic", ") > "),
         ),
     ),
 )
@@ -283,8 +337,10 @@ SOURCES = Row(
             "although it did; its workers are kept.",
             "short",
             ((selected("warmroute_discovery_up"), "{{source}}"),),
-            maximum=1.0,
+            kind="state-timeline",
             alert="WarmrouteDiscoveryDown",
+            limits=(limit("WarmrouteDiscoveryDown", "== "),),
+            says=("read", "not read"),
         ),
         Panel(
             "Comings and goings",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from grafana.drawing import Panel, Row, per_worker, rate, selected
+from grafana.limits import limit
 
 FLOW = ("batches", "stored_blocks", "removed_blocks")
 SYNC = (
@@ -37,6 +38,8 @@ KV = Row(
             ((f"bottomk($top, {_KNOWN})", "worker {{worker}}"),),
             kind="state-timeline",
             alert="WarmrouteKvUnknown",
+            limits=(limit("WarmrouteKvUnknown", "== "),),
+            says=("known", "unknown"),
         ),
         Panel(
             "How exact expected hits are",
@@ -89,6 +92,8 @@ KV = Row(
             "the router's clock. Negative: the clocks differ.",
             "s",
             per_worker("warmroute_worker_event_lag_seconds"),
+            alert="WarmrouteKvEventsOld",
+            limits=(limit("WarmrouteKvEventsOld", "> "),),
         ),
         Panel(
             "Event flow",
@@ -132,6 +137,8 @@ KV = Row(
             "suffix: blocks/s",
             ((rate("warmroute_index_evicted_blocks_total"), "evicted"),),
             5,
+            alert="WarmrouteIndexTooSmall",
+            limits=(limit("WarmrouteIndexTooSmall", "> "),),
         ),
         Panel(
             "Mirrors proved wrong",
@@ -163,7 +170,10 @@ TOKENS = Row(
             "than the router, so they are placed by text.",
             "short",
             ((selected("warmroute_tokenizer_exact"), "{{model}}"),),
-            maximum=1.0,
+            kind="state-timeline",
+            alert="WarmrouteTokenizerDiffers",
+            limits=(limit("WarmrouteTokenizerDiffers", "== "),),
+            says=("exact", "as text"),
         ),
         Panel(
             "Prompts whose tokens differ",
@@ -210,8 +220,10 @@ REPLICAS = Row(
             "1: it is up. 0: this router goes on with what it knew of the others.",
             "short",
             ((selected("warmroute_replicas_link_up"), "link"),),
-            maximum=1.0,
+            kind="state-timeline",
             alert="WarmrouteReplicaStale",
+            limits=(limit("WarmrouteReplicaStale", "== "),),
+            says=("up", "down"),
         ),
         Panel(
             "Stale for, and silence of peers",
@@ -246,8 +258,10 @@ REPLICAS = Row(
             "was asked for.",
             "short",
             ((selected("warmroute_replicas_peer_in_sync"), "peer {{peer}}"),),
-            maximum=1.0,
+            kind="state-timeline",
             alert="WarmrouteReplicaOutOfStep",
+            limits=(limit("WarmrouteReplicaOutOfStep", "== "),),
+            says=("in step", "behind"),
         ),
         Panel(
             "Keys in which others differ",
@@ -255,6 +269,7 @@ REPLICAS = Row(
             "short",
             ((selected("warmroute_replicas_disagreements"), "peer {{peer}}"),),
             alert="WarmrouteReplicasDiffer",
+            limits=(limit("WarmrouteReplicasDiffer", "> "),),
         ),
         Panel(
             "Messages",

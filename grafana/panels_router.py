@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, per_worker, quantiles, rate, selected, share, stat
+from grafana.drawing import (
+    ROUTER,
+    Panel,
+    Row,
+    firing_alerts,
+    per_worker,
+    quantiles,
+    rate,
+    selected,
+    share,
+    stat,
+)
+from grafana.limits import limit, missing
 
 EXPECTED_RATIO = share("warmroute_expected_hit_tokens_total", "warmroute_prompt_tokens_total")
 REPORTED_RATIO = share(
@@ -14,46 +26,91 @@ READY = f"sum({selected('warmroute_worker_state', _IS_READY)})"
 # Divided by the workers that are ready, not by those that answered: a worker that was never
 # chosen has no series, and the worst hot spot would look perfectly even.
 BUSIEST_TO_MEAN = f"max({REPLIES_BY_WORKER}) / (sum({REPLIES_BY_WORKER}) / {READY})"
+# What the alert on hot spots compares. Idle: 0 / 0, which is nothing.
+BUSIEST_NOW = (
+    f"sum(instance:warmroute_worker_requests:max5m{{{ROUTER}}}) "
+    f"/ sum(instance:warmroute_worker_requests:mean5m{{{ROUTER}}})"
+)
 
-GLANCE = Row(
-    "At a glance",
+REFUSED = (
+    f"sum(instance:warmroute_shed_requests:rate5m{{{ROUTER}}}) / "
+    f"(sum(instance:warmroute_good_answers:rate5m{{{ROUTER}}}) "
+    f"+ sum(instance:warmroute_bad_answers:rate5m{{{ROUTER}}}))"
+)
+
+WELL = Row(
+    "Is it well?",
     (
-        stat(
-            "Dispatches",
-            "Requests sent to workers per second, second tries included.",
-            "reqps",
-            ((rate("warmroute_decisions_total"), "dispatches"),),
-        ),
+        *firing_alerts('alertname=~"Warmroute.*", instance=~"$router|"'),
         stat(
             "Workers ready",
             "Workers that are given new requests. 0: clients get 503.",
             "short",
-            ((f"{READY} or vector(0)", "ready"),),
+            f"{READY} or vector(0)",
+            missing("WarmrouteNoWorker"),
         ),
         stat(
-            "Hit ratio",
-            "Share of prompt tokens that workers found in their caches, by their own count.",
+            "Refused",
+            "Share of requests that nothing could take, over five minutes.",
             "percentunit",
-            ((REPORTED_RATIO, "reported"),),
+            REFUSED,
+            limit("WarmrouteSaturated", "rate5m > "),
         ),
         stat(
-            "Busiest / mean",
-            "Answers of the busiest worker over the mean of all ready ones. 1 is even; the number "
-            "of workers means that one does everything: a hot spot.",
-            "short",
-            ((BUSIEST_TO_MEAN, "busiest / mean"),),
+            "Longest wait",
+            "How long the first of the requests held at the router has waited.",
+            "s",
+            selected("warmroute_held_oldest_seconds"),
+            limit("WarmrouteSaturated", "[2m]) > "),
+        ),
+        stat(
+            "Errors of its own",
+            "Requests per second that failed by a defect of the router or of its policy.",
+            "reqps",
+            f"sum(instance:warmroute_own_errors:rate5m{{{ROUTER}}})",
+            limit("WarmrouteOurErrors", "> "),
         ),
         stat(
             "First token, p99",
             "99 of 100 streamed answers began sooner than this after the request arrived.",
             "s",
-            (quantiles("warmroute_time_to_first_token_seconds")[2],),
+            quantiles("warmroute_time_to_first_token_seconds")[2][0],
         ),
         stat(
             "In flight",
             "Requests accepted and not finished, those held at the router included.",
             "short",
-            ((selected("warmroute_inflight_requests"), "in flight"),),
+            selected("warmroute_inflight_requests"),
+        ),
+        stat(
+            "Hit ratio",
+            "Share of prompt tokens that workers found in their caches, by their own count.",
+            "percentunit",
+            REPORTED_RATIO,
+        ),
+        stat(
+            "Hits missed",
+            "Expected hit ratio less the reported one, over a quarter of an hour.",
+            "percentunit",
+            f"sum(instance:warmroute_expected_hits:ratio15m{{{ROUTER}}}) "
+            f"- sum(instance:warmroute_reported_hits:ratio15m{{{ROUTER}}})",
+            limit("WarmrouteHitsBelowExpected", "> "),
+        ),
+        stat(
+            "Busiest / mean",
+            "Requests of the busiest worker over the mean of all ready ones, over five minutes. 1 "
+            "is even; the number of workers means that one does everything: a hot spot.",
+            "short",
+            BUSIEST_NOW,
+            limit("WarmrouteHotSpot", "count, "),
+        ),
+        stat(
+            "Policy",
+            "Suspended: the policy keeps failing, and its fallback decides.",
+            "short",
+            selected("warmroute_policy_suspended"),
+            limit("WarmroutePolicySuspended", "== "),
+            says=("suspended", "decides"),
         ),
     ),
 )
@@ -119,6 +176,7 @@ IMBALANCE = Row(
                 (f"max({_REQUESTS}) / avg({_REQUESTS})", "in flight"),
             ),
             alert="WarmrouteHotSpot",
+            limits=(limit("WarmrouteHotSpot", "count, "),),
         ),
         Panel(
             "Prefill queued: fullest worker and mean",

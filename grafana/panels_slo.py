@@ -6,7 +6,8 @@ that. Answers that were too slow are good here, and shown by themselves: the tar
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, quantiles, rate, selected, stat, top
+from grafana.drawing import Panel, Row, firing_alerts, quantiles, rate, selected, stat, top
+from grafana.limits import limit
 
 ROUTERS = 'instance=~"$router"'
 # Codes of refusals by who would have to change something.
@@ -66,14 +67,60 @@ def _bad_grown() -> str:
 _GOOD_GROWN = _grown("warmroute_request_seconds_count")
 _BUDGET_LEFT = f"1 - {_bad_grown()} / ({_bad_grown()} + {_GOOD_GROWN}) / (1 - $objective)"
 
-GOODPUT = Row(
-    "At a glance",
+
+def _recorded(name: str) -> str:
+    return f"sum(instance:warmroute_{name}:rate5m{{{ROUTERS}}})"
+
+
+WELL = Row(
+    "Is it well?",
     (
+        *firing_alerts(),
+        stat(
+            "Routers",
+            "Whether each router that is chosen above answers Prometheus.",
+            "short",
+            f'min(up{{job="warmroute", {ROUTERS}}})',
+            limit("WarmrouteRouterDown", "== "),
+            says=("all answer", "not all answer"),
+        ),
+        stat(
+            "Burn rate now",
+            "Errors of the last five minutes against what the objective allows. 14.4 uses up a "
+            "month's budget in two days.",
+            "short",
+            f"{_recorded('bad_answers')} / ({_recorded('bad_answers')} "
+            f"+ {_recorded('good_answers')}) / (1 - $objective)",
+            limit("WarmrouteBudgetBurn", "> ", "warning"),
+            limit("WarmrouteBudgetBurn", "> ", "critical"),
+        ),
+        stat(
+            "Refused",
+            "Share of requests that nothing could take, over five minutes.",
+            "percentunit",
+            f"{_recorded('shed_requests')} / "
+            f"({_recorded('bad_answers')} + {_recorded('good_answers')})",
+            limit("WarmrouteSaturated", "rate5m > "),
+        ),
+        stat(
+            "Longest wait",
+            "How long the first of the requests held at a router has waited.",
+            "s",
+            f"max({selected('warmroute_held_oldest_seconds', of=ROUTERS)})",
+            limit("WarmrouteSaturated", "[2m]) > "),
+        ),
+        stat(
+            "Errors of our own",
+            "Requests per second that failed by a defect of a router or of its policy.",
+            "reqps",
+            _recorded("own_errors"),
+            limit("WarmrouteOurErrors", "> "),
+        ),
         stat(
             "Good answers",
             "Answers in whole per second, slow ones included.",
             "reqps",
-            ((_GOOD, "good"),),
+            _GOOD,
             alert="WarmrouteCollapse",
         ),
         stat(
@@ -81,34 +128,42 @@ GOODPUT = Row(
             "Share of requests answered in whole, of all but those that failed by the client's "
             "own fault.",
             "percentunit",
-            ((f"{_GOOD} / ({_GOOD} + {_BAD})", "answered"),),
+            f"{_GOOD} / ({_GOOD} + {_BAD})",
             alert="WarmrouteBudgetBurn",
         ),
         stat(
             "First token in time",
             "Share of streamed answers whose first token came within the target above.",
             "percentunit",
-            ((_TTFT, "in time"),),
+            _TTFT,
         ),
         stat(
             "Tokens in time",
             "Share of streamed answers whose mean gap between tokens was within the target above.",
             "percentunit",
-            ((_TPOT, "in time"),),
-        ),
-        stat(
-            "Goodput, at least",
-            "Streamed answers per second that met both targets: all that missed one are taken to "
-            "have missed one only.",
-            "reqps",
-            ((f"{_GOODPUT} * {_STREAMED}", "goodput"),),
+            _TPOT,
         ),
         stat(
             "Budget left",
             "Of the errors that the objective allows in the time shown. Below 0: it is missed.",
             "percentunit",
-            ((_BUDGET_LEFT, "left"),),
+            _BUDGET_LEFT,
             alert="WarmrouteBudgetBurn",
+        ),
+        Panel(
+            "What fires",
+            "The alerts of this repository's rules that fire now, and of how many workers. The "
+            "runbook, docs/operations.md, has an entry for each.",
+            "short",
+            (
+                (
+                    "count by (severity, alertname, instance) "
+                    '(ALERTS{alertname=~"Warmroute.*", alertstate="firing"})',
+                    "{{alertname}}",
+                ),
+            ),
+            24,
+            kind="table",
         ),
     ),
 )
@@ -136,11 +191,19 @@ LATENCIES = Row(
             maximum=1.0,
         ),
         Panel(
+            "Goodput, at least",
+            "Streamed answers per second that met both targets: all that missed one are taken to "
+            "have missed one only.",
+            "reqps",
+            ((f"{_GOODPUT} * {_STREAMED}", "goodput"),),
+            8,
+        ),
+        Panel(
             "First tokens by time",
             "How many streamed answers began after which time, per second.",
             "s",
             ((_rate("warmroute_time_to_first_token_seconds_bucket", by="le"), "{{le}}"),),
-            12,
+            8,
             "heatmap",
         ),
         Panel(
@@ -148,7 +211,7 @@ LATENCIES = Row(
             "How many streamed answers had which mean gap, per second.",
             "s",
             ((_rate("warmroute_inter_token_seconds_bucket", by="le"), "{{le}}"),),
-            12,
+            8,
             "heatmap",
         ),
     ),
@@ -216,6 +279,10 @@ BUDGET = Row(
             "short",
             ((_burn("5m"), "5 minutes"), (_burn("1h"), "1 hour"), (_burn("6h"), "6 hours")),
             alert="WarmrouteBudgetBurn",
+            limits=(
+                limit("WarmrouteBudgetBurn", "> ", "warning"),
+                limit("WarmrouteBudgetBurn", "> ", "critical"),
+            ),
         ),
         Panel(
             "Budget left over time",
@@ -369,6 +436,8 @@ TENANTS = Row(
                 (selected("warmroute_predicted_wait_seconds"), "predicted"),
             ),
             names=("oldest", "predicted"),
+            alert="WarmrouteSaturated",
+            limits=(limit("WarmrouteSaturated", "[2m]) > "),),
         ),
         Panel(
             "Prompt tokens to be computed",

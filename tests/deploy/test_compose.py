@@ -117,6 +117,8 @@ def test_grafana_finds_prometheus_all_dashboards_and_the_runbook() -> None:
     folder = provider["options"]["path"]
     files = sorted(path.name for path in (DEPLOY.parents[1] / "grafana").glob("*.json"))
     assert sorted(Path(t).name for t in mounted if t.startswith(folder)) == files
+    home = SERVICES["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"]
+    assert home == f"{folder}/slo.json"
     for file in files:
         variables = json.loads((DEPLOY.parents[1] / "grafana" / file).read_text())["templating"]
         (runbook,) = [v["query"] for v in variables["list"] if v["name"] == "runbook"]

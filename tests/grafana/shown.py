@@ -57,14 +57,25 @@ NO_DATA = {
     "warmroute_engine_refused_total": "by reason, and no engine refuses anything",
     "warmroute_engine_graph_steps_total": "by use, and there are no CUDA graphs on CPUs",
     "warmroute_engine_kv_readers_refused_total": "by reason, and nobody is sent away",
+    "count by (severity, alertname, instance) (ALERTS{": "nothing fires in a healthy stack",
+}
+
+# Alerts whose limit colours no panel.
+NOT_COLOURED = {
+    "WarmrouteNoFirstWorker": "a model that nobody asks for may have no worker",
+    "WarmrouteCollapse": "it compares with the hour before",
+    "WarmrouteOutOfFiles": "it is one of the reasons in a panel",
+    "WarmrouteKvEventsUseless": "it compares two counters of a worker",
+    "WarmrouteKvStateNotSaved": _OFF,
+    "WarmrouteLateKvReads": "it is one of the faults in a panel",
 }
 
 FILES = {each.name: json.loads(file_of(each).read_text(encoding="utf-8")) for each in DASHBOARDS}
 PANELS = {
     (name, panel["title"]): panel
     for name, file in FILES.items()
-    for panel in file["panels"]
-    if panel["type"] != "row"
+    for shown in file["panels"]
+    for panel in (shown["panels"] if shown["type"] == "row" else [shown])
 }
 
 

@@ -7,14 +7,27 @@ import json
 import re
 
 import pytest
+import yaml
 
-from grafana.drawing import COOL, WARM, colors_of
+from grafana.drawing import COOL, ORANGE, RED, WARM, Dashboard, Panel, colors_of
+from grafana.limits import LEAST, RULES
 from grafana.make_dashboards import DASHBOARDS, file_of, pretty, written
 from router.metrics.requests import _GAP_SECONDS, _SECONDS
-from tests.grafana.shown import FILES, PANELS, targets
+from tests.grafana.shown import FILES, NOT_COLOURED, PANELS, targets
+
+ALERTS = [
+    rule
+    for group in yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
+    for rule in group["rules"]
+]
 
 UNITS = {"short", "percentunit", "s", "reqps", "bytes", "Bps"}
 every_dashboard = pytest.mark.parametrize("name", FILES)
+
+
+def every_panel(dashboard: Dashboard) -> list[Panel]:
+    """Its panels, folded ones included."""
+    return [panel for row in (dashboard.well, *dashboard.details) for panel in row.panels]
 
 
 def test_the_files_are_what_the_script_writes() -> None:
@@ -51,34 +64,54 @@ def test_a_dashboard_is_in_order(name) -> None:
     file = FILES[name]
     assert file["schemaVersion"] >= 39
     assert file["title"] == f"warmroute {name}"
-    numbers = [panel["id"] for panel in file["panels"]]
+    everything = [one for panel in file["panels"] for one in (panel, *panel.get("panels", ()))]
+    numbers = [panel["id"] for panel in everything]
     assert len(set(numbers)) == len(numbers)
-    titles = [panel["title"] for panel in file["panels"] if panel["type"] != "row"]
+    titles = [panel["title"] for panel in everything if panel["type"] != "row"]
     assert sorted(titles) == sorted(set(titles))
-    (link,) = file["links"]
-    assert link["tags"] == file["tags"], "the dashboards find each other by their tag"
+    assert [link["title"] for link in file["links"]] == ["slo", "router", "fleet", "engine"]
+    for link in file["links"]:
+        assert link["url"] == f"/d/{FILES[link['title']]['uid']}"
+
+
+@every_dashboard
+def test_a_dashboard_opens_with_whether_all_is_well_and_folds_the_rest(name) -> None:
+    first, *others = FILES[name]["panels"]
+    assert (first["type"], first["title"], first["collapsed"]) == ("row", "Is it well?", False)
+    folded = [panel for panel in others if panel["type"] == "row"]
+    assert folded == others[-len(folded) :]
+    assert all(row["collapsed"] and row["panels"] for row in folded)
+    critical, warnings = others[:2]
+    assert (critical["title"], warnings["title"]) == ("Critical alerts", "Warnings")
+    height = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in others[: -len(folded)])
+    assert height <= 20, "it must fit on one screen"
 
 
 @every_dashboard
 def test_no_panel_lies_on_another_or_beyond_the_edge(name) -> None:
-    places = [panel["gridPos"] for panel in FILES[name]["panels"]]
-    assert all(place["x"] + place["w"] <= 24 for place in places)
-    for a, b in itertools.combinations(places, 2):
-        beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert beside or above, (a, b)
+    shown = FILES[name]["panels"]
+    rows = [row for row in shown if row["type"] == "row" and row["panels"]]
+    for panels in (shown, *(row["panels"] for row in rows)):
+        places = [panel["gridPos"] for panel in panels]
+        assert all(place["x"] + place["w"] <= 24 for place in places)
+        for a, b in itertools.combinations(places, 2):
+            beside = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+            above = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+            assert beside or above, (a, b)
+    for row in rows:  # Grafana moves the rows below by what is inside
+        assert min(panel["gridPos"]["y"] for panel in row["panels"]) == row["gridPos"]["y"] + 1
 
 
 @every_dashboard
 def test_choices_are_the_readers(name) -> None:
     """No identifier of somebody's Grafana is baked in, and all that is asked for can be chosen."""
     file = FILES[name]
-    text = json.dumps(file)
-    assert set(re.findall(r'"uid": "([^"]*)"', text)) == {"${datasource}"}
-    assert "uid" not in file
+    uids = re.findall(r'"uid": "([^"]*)"', json.dumps(file))
+    assert set(uids) == {"${datasource}", f"warmroute-{name}"}
+    assert file["uid"] == f"warmroute-{name}"
     variables = {variable["name"]: variable for variable in file["templating"]["list"]}
     assert variables["datasource"]["type"] == "datasource"
-    used = {found for panel in file["panels"] for found in re.findall(r"\$\{?(\w+)", str(panel))}
+    used = set(re.findall(r"\$\{?(\w+)", str(file["panels"])))
     assert used - {"__rate_interval", "__range"} <= set(variables)
     assert set(variables) - used <= {"worker", "top"}, "a choice that changes nothing"
 
@@ -89,6 +122,49 @@ def test_only_a_few_of_a_thousand_workers_are_drawn() -> None:
         for target in panel["targets"]:
             if re.search(r"\{\{(worker|instance)\}\}", target["legendFormat"]):
                 assert re.match(r"(top|bottom)k\(\$top, ", target["expr"]), (dashboard, title)
+
+
+def test_colours_change_at_the_limits_of_the_alerts() -> None:
+    for dashboard in DASHBOARDS:
+        for panel in every_panel(dashboard):
+            drawn = PANELS[dashboard.name, panel.title]["fieldConfig"]["defaults"]
+            steps = drawn["thresholds"]["steps"] if panel.limits else []
+            changes = {
+                step["value"]: (before["color"], step["color"])
+                for before, step in itertools.pairwise(steps)
+            }
+            assert sorted(changes) == sorted(limit.value for limit in panel.limits)
+            for limit in panel.limits:
+                bad = RED if limit.severity == "critical" else ORANGE
+                assert changes[limit.value][limit.side == "above"] == bad, panel.title
+                if limit.alert:
+                    assert limit.value in limits_of(limit.alert, limit.severity), panel.title
+                else:
+                    assert "ALERTS{" in panel.queries[0][0]
+
+
+def limits_of(alert: str, severity: str) -> set[float]:
+    """The numbers that the rule of an alert compares with, as a panel shows them."""
+    (rule,) = [
+        rule["expr"]
+        for rule in ALERTS
+        if (rule["alert"], rule["labels"]["severity"]) == (alert, severity)
+    ]
+    above = {float(number) for number in re.findall(r"(?:[<>]|== |,)\s*([0-9.]+)", rule)}
+    nothing = {1.0} if " unless " in rule or "== 0" in rule else set()
+    return above - {0} | ({LEAST} if "> 0" in rule else set()) | nothing
+
+
+def test_every_limit_colours_a_panel_or_is_listed_with_a_reason() -> None:
+    panels = [panel for dashboard in DASHBOARDS for panel in every_panel(dashboard)]
+    coloured = {limit.alert for panel in panels for limit in panel.limits}
+    assert {rule["alert"] for rule in ALERTS} - coloured == set(NOT_COLOURED)
+
+
+def test_a_panel_that_says_what_0_means_is_green_or_not_by_it() -> None:
+    said = [panel for dashboard in DASHBOARDS for panel in every_panel(dashboard) if panel.says]
+    assert len(said) > 8
+    assert all(panel.limits for panel in said)
 
 
 def test_targets_are_bounds_of_the_buckets() -> None:

@@ -89,7 +89,7 @@ def asked(names=FILES) -> set[str]:
         name
         for dashboard, _, expr in QUERIES
         if dashboard in names
-        for name in re.findall(r"\b(?:warmroute_\w+|vllm:\w+)", expr)
+        for name in re.findall(r"(?<![\w:])(?:warmroute_\w+|vllm:\w+)", expr)
     }
 
 
