@@ -227,8 +227,11 @@ WORKER = labels(
     'label_values(warmroute_worker_state{instance="$router"}, worker)',
     several=True,
 )
+_TOLD = (
+    "vllm:num_requests_running|sglang:num_running_reqs|trtllm_num_requests_running|nv_.*_success"
+)
 ENGINES = labels(
-    "engine", "Engines", "label_values(vllm:num_requests_running, instance)", several=True
+    "engine", "Engines", f'label_values({{__name__=~"{_TOLD}"}}, instance)', several=True
 )
 TOP = choice("top", "Highest", ("5", "10", "20", "50"), "10")
 # Bounds of the router's buckets, as `le` says them: between two of them nothing is known.

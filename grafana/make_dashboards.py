@@ -12,7 +12,7 @@ from typing import Any
 
 from grafana import drawing as variables
 from grafana.drawing import Dashboard, drawn
-from grafana.panels_engine import BATCH, CACHE, SPEED, TRANSFERS, WAITING
+from grafana.panels_engine import BLOCKS, CACHE, REQUESTS, SPEED, STEPS, TRANSFERS, WAITING
 from grafana.panels_engine import WELL as WELL_ENGINES
 from grafana.panels_fleet import LOAD, SOURCES, SPREAD, STATE, TOLD
 from grafana.panels_fleet import WELL as WELL_FLEET
@@ -74,7 +74,7 @@ DASHBOARDS = (
         "Engines by their own account: batches, caches, and how fast they answer.",
         (variables.ENGINES, variables.TOP),
         WELL_ENGINES,
-        (BATCH, WAITING, CACHE, TRANSFERS, SPEED),
+        (REQUESTS, CACHE, SPEED, STEPS, WAITING, BLOCKS, TRANSFERS),
     ),
 )
 

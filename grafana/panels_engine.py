@@ -1,11 +1,13 @@
-"""Engines by their own account: vLLM's names where it has one, ours where it has none."""
+"""Engines by their own account: rows for all kinds of engines, and rows for ours alone."""
 
 from __future__ import annotations
 
-from grafana.drawing import Panel, Row, firing_alerts, quantiles, rate, selected, stat, top
+from grafana import engine_metrics as metrics
+from grafana.drawing import Panel, Row, firing_alerts, rate, selected, stat, top
 from grafana.limits import limit
 
 ENGINE = 'instance=~"$engine"'
+OURS = "warmroute-engine only: "
 REASONS = (
     *("kv_blocks", "token_budget", "max_batch_size", "priority", "prefix_in_flight"),
     *("reserve_policy", "tenant_share", "queue_delay", "kv_transfer"),
@@ -25,10 +27,18 @@ def _ratio(part: str, whole: str, by: str = "") -> str:
     return f"{_rate(part, by)} / {_rate(whole, by)}"
 
 
+def _sum(names: metrics.Names, by: str = "") -> str:
+    grouping = f" by ({by}) " if by else ""
+    return f"sum{grouping}({metrics.gauges(names, ENGINE)})"
+
+
+def _rates(names: metrics.Names, by: str = "") -> str:
+    return metrics.rates(names, ENGINE, by)
+
+
 _STEPS = "warmroute_engine_steps_total"
 _TOKENS = "warmroute_engine_step_tokens_total"
 _BUDGET = f"avg({_of('warmroute_engine_step_budget_tokens')})"
-_HITS = _ratio("vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total")
 _KIND = 'kind="{}"'
 
 
@@ -41,12 +51,6 @@ WELL = Row(
     (
         *firing_alerts('alertname=~"WarmrouteEngine.*"'),
         stat(
-            "Engines",
-            "Engines that are chosen above and answer Prometheus.",
-            "short",
-            f"count({_of('vllm:num_requests_running')})",
-        ),
-        stat(
             "Engines answer",
             "Whether each engine that is chosen above answers Prometheus.",
             "short",
@@ -55,41 +59,187 @@ WELL = Row(
             says=("all", "not all"),
         ),
         stat(
-            "KV in use",
-            "Share of KV blocks held by requests, the mean of all engines.",
-            "percentunit",
-            f"avg({_of('vllm:kv_cache_usage_perc')})",
+            "Engines",
+            "Engines that are chosen above and tell of their requests.",
+            "short",
+            f"count({_sum(metrics.RUNNING, 'instance')})",
         ),
         stat(
-            "Tokens given",
-            "Tokens of answers per second.",
-            "suffix: tok/s",
-            _rate("vllm:generation_tokens_total"),
+            "In the batch",
+            "Requests that engines compute now.",
+            "short",
+            _sum(metrics.RUNNING),
+        ),
+        stat(
+            "Longest queue",
+            "Requests that the engine with most of them has not begun to compute.",
+            "short",
+            f"max({_sum(metrics.WAITING, 'instance')})",
+            limit("WarmrouteEngineNotBatching", "[5m]) > "),
+        ),
+        stat(
+            "KV in use",
+            "Share of KV memory held by requests, the mean of all engines.",
+            "percentunit",
+            f"avg({metrics.gauges(metrics.KV_USAGE, ENGINE)})",
         ),
         stat(
             "Hit ratio",
             "Share of prompt tokens that were found in the prefix cache.",
             "percentunit",
-            _HITS,
+            metrics.ratio(metrics.HIT_TOKENS, metrics.LOOKED_UP_TOKENS, ENGINE),
         ),
         stat(
-            "Step time",
-            "Mean time of a step.",
+            "Tokens given",
+            "Tokens of answers per second.",
+            "suffix: tok/s",
+            _rates(metrics.ANSWER_TOKENS),
+        ),
+        stat(
+            "First token, p99",
+            "Of the slowest engine, from a request's arrival there to its first token.",
             "s",
-            _ratio("warmroute_engine_busy_seconds_total", _STEPS),
+            metrics.worst_quantiles(metrics.FIRST_TOKEN, ENGINE)[2][0],
         ),
         stat(
-            "Late steps",
-            "Share of steps that took longer than modelled. Above 2 % the machine is too busy for "
-            "a timed worker's speed.",
-            "percentunit",
-            _ratio("warmroute_engine_overrun_steps_total", _STEPS),
+            "Between tokens, p99",
+            "Of the slowest engine, time between tokens of an answer.",
+            "s",
+            metrics.worst_quantiles(metrics.BETWEEN_TOKENS, ENGINE)[2][0],
+        ),
+        stat(
+            "Preempted",
+            "Requests put out of the batch for lack of KV memory, per second.",
+            "suffix: per s",
+            # SGLang's counter begins with its first one.
+            f"{_rates(metrics.PREEMPTED)} or 0 * sum({_of('sglang:num_retracted_reqs')})",
         ),
     ),
 )
 
-BATCH = Row(
-    "Steps and batches",
+REQUESTS = Row(
+    "Requests",
+    (
+        Panel(
+            "In the batch and waiting",
+            "Requests of all engines: computed now, and not begun yet.",
+            "short",
+            ((_sum(metrics.RUNNING), "in the batch"), (_sum(metrics.WAITING), "waiting")),
+            alert="WarmrouteEngineNotBatching",
+        ),
+        Panel(
+            "Longest queues",
+            "Requests not begun yet, the engines with most of them.",
+            "short",
+            top(_sum(metrics.WAITING, "instance"), "{{instance}}"),
+            alert="WarmrouteEngineNotBatching",
+            limits=(limit("WarmrouteEngineNotBatching", "[5m]) > "),),
+        ),
+        Panel(
+            "Largest batches",
+            "Requests that are computed now, the engines with most of them.",
+            "short",
+            top(_sum(metrics.RUNNING, "instance"), "{{instance}}"),
+        ),
+        Panel(
+            "Answers",
+            "Answered requests per second, the engines with most of them.",
+            "reqps",
+            top(_rates(metrics.ANSWERS, "instance"), "{{instance}}"),
+        ),
+        Panel(
+            "Tokens",
+            "Tokens of prompts and of answers, cached ones included.",
+            "suffix: tok/s",
+            ((_rates(metrics.PROMPT_TOKENS), "prompt"), (_rates(metrics.ANSWER_TOKENS), "answer")),
+        ),
+        Panel(
+            "Refused, failed, preempted",
+            "Refused: requests turned away by the engine. Failed: ended by an error, or aborted. "
+            "Preempted: put out of the batch for room. An engine may tell of one only after it "
+            "has happened.",
+            "suffix: per s",
+            (
+                (_rates(metrics.REFUSED), "refused"),
+                (_rates(metrics.FAILED), "failed"),
+                (_rates(metrics.PREEMPTED), "preempted"),
+            ),
+        ),
+    ),
+)
+
+CACHE = Row(
+    "KV cache",
+    (
+        Panel(
+            "KV usage",
+            "Share of an engine's KV memory held by requests, the fullest engines.",
+            "percentunit",
+            top(f"max by (instance) ({metrics.gauges(metrics.KV_USAGE, ENGINE)})", "{{instance}}"),
+            maximum=1.0,
+        ),
+        Panel(
+            "Prefix hits, the worst engines",
+            "Share of prompt tokens that an engine found in its cache.",
+            "percentunit",
+            (
+                (
+                    "bottomk($top, "
+                    + metrics.ratio(
+                        metrics.HIT_TOKENS, metrics.LOOKED_UP_TOKENS, ENGINE, "instance"
+                    )
+                    + ")",
+                    "{{instance}}",
+                ),
+            ),
+            maximum=1.0,
+        ),
+        Panel(
+            "Prompt tokens and those found",
+            "Prompt tokens that engines looked up in their prefix caches, and those they found.",
+            "suffix: tok/s",
+            (
+                (_rates(metrics.LOOKED_UP_TOKENS), "looked up"),
+                (_rates(metrics.HIT_TOKENS), "found"),
+            ),
+        ),
+    ),
+)
+
+SPEED = Row(
+    "How fast they answer",
+    (
+        Panel(
+            "Time to first token",
+            "From a request's arrival at the engine to its first token, at the slowest engine.",
+            "s",
+            metrics.worst_quantiles(metrics.FIRST_TOKEN, ENGINE),
+        ),
+        Panel(
+            "Between tokens",
+            "Time between tokens of an answer, at the slowest engine. Of TensorRT-LLM: the mean of "
+            "each answer.",
+            "s",
+            metrics.worst_quantiles(metrics.BETWEEN_TOKENS, ENGINE),
+        ),
+        Panel(
+            "Whole request",
+            "From a request's arrival at the engine to its last token, at the slowest engine.",
+            "s",
+            metrics.worst_quantiles(metrics.WHOLE, ENGINE),
+        ),
+        Panel(
+            "Time to first token by engine, p99",
+            "99 of 100 answers of the engine began sooner, the slowest engines.",
+            "s",
+            top(metrics.quantile_of_each(0.99, metrics.FIRST_TOKEN, ENGINE), "{{instance}}"),
+        ),
+    ),
+    width=6,
+)
+
+STEPS = Row(
+    f"{OURS}steps and batches",
     (
         Panel(
             "Step time, the slowest engines",
@@ -151,7 +301,7 @@ BATCH = Row(
 )
 
 WAITING = Row(
-    "Who waits and why",
+    f"{OURS}who waits and why",
     (
         Panel(
             "Waiting requests by reason",
@@ -165,38 +315,23 @@ WAITING = Row(
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
-            "Longest queues",
-            "Requests not admitted yet, the engines with most of them.",
-            "short",
-            top(_of("vllm:num_requests_waiting"), "{{instance}}"),
-            alert="WarmrouteEngineNotBatching",
-            limits=(limit("WarmrouteEngineNotBatching", "[5m]) > "),),
-        ),
-        Panel(
-            "Refused, cut, preempted",
+            "Refused, cut",
             "refused: requests turned away, by reason. slow: streams cut because they were not "
-            "read. no HTTP: what could not be read. preempted: put out of the batch for room.",
+            "read. no HTTP: what could not be read.",
             "suffix: per s",
             (
                 (_rate("warmroute_engine_refused_total", "reason"), "refused: {{reason}}"),
                 (_rate("warmroute_engine_slow_clients_total"), "slow"),
                 (_rate("warmroute_engine_unread_requests_total"), "no HTTP"),
-                (_rate("vllm:num_preemptions_total"), "preempted"),
             ),
         ),
     ),
+    width=12,
 )
 
-CACHE = Row(
-    "KV cache",
+BLOCKS = Row(
+    f"{OURS}blocks and shared prefixes",
     (
-        Panel(
-            "KV usage",
-            "Share of an engine's KV blocks held by requests, the fullest engines.",
-            "percentunit",
-            top(_of("vllm:kv_cache_usage_perc"), "{{instance}}"),
-            maximum=1.0,
-        ),
         Panel(
             "Blocks kept",
             "Of all engines: in the prefix cache, and kept by pins.",
@@ -215,24 +350,6 @@ CACHE = Row(
             ((_rate("warmroute_engine_evicted_blocks_total"), "evicted"),),
         ),
         Panel(
-            "Prefix hits, the worst engines",
-            "Share of prompt tokens that an engine found in its cache.",
-            "percentunit",
-            (
-                (
-                    "bottomk($top, "
-                    + _ratio(
-                        "vllm:prefix_cache_hits_total",
-                        "vllm:prefix_cache_queries_total",
-                        "instance",
-                    )
-                    + ")",
-                    "{{instance}}",
-                ),
-            ),
-            maximum=1.0,
-        ),
-        Panel(
             "Prefixes that decodes share",
             "Runs of tokens whose KV several requests of a step read once. 0 without the kernels.",
             "suffix: per s",
@@ -245,10 +362,11 @@ CACHE = Row(
             ((_rate("warmroute_engine_kv_bytes_saved_total"), "saved"),),
         ),
     ),
+    width=6,
 )
 
 TRANSFERS = Row(
-    "KV of other workers, KV for them",
+    "warmroute-engine and vLLM with NIXL: KV between workers",
     (
         Panel(
             "KV moved",
@@ -282,39 +400,4 @@ TRANSFERS = Row(
             ),
         ),
     ),
-)
-
-SPEED = Row(
-    "What its clients get",
-    (
-        Panel(
-            "Time to first token",
-            "From a request's arrival at the engine to its first token.",
-            "s",
-            quantiles("vllm:time_to_first_token_seconds", ENGINE),
-        ),
-        Panel(
-            "Between tokens",
-            "Time between tokens of an answer.",
-            "s",
-            quantiles("vllm:inter_token_latency_seconds", ENGINE),
-        ),
-        Panel(
-            "Whole request",
-            "From a request's arrival at the engine to its last token.",
-            "s",
-            quantiles("vllm:e2e_request_latency_seconds", ENGINE),
-        ),
-        Panel(
-            "Tokens and ends",
-            "Tokens of prompts and of answers, per second, and requests by how they ended.",
-            "suffix: per s",
-            (
-                (_rate("vllm:prompt_tokens_total"), "prompt"),
-                (_rate("vllm:generation_tokens_total"), "answer"),
-                (_rate("vllm:request_success_total", "finished_reason"), "{{finished_reason}}"),
-            ),
-        ),
-    ),
-    width=6,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from grafana import engine_metrics as metrics
 from grafana.drawing import (
     Panel,
     Row,
@@ -283,14 +284,14 @@ TOLD = Row(
             "Requests of all engines: running in batches, and not admitted yet.",
             "short",
             (
-                (f"sum(vllm:num_requests_running{{{_ALL_ENGINES}}})", "in the batch"),
-                (f"sum(vllm:num_requests_waiting{{{_ALL_ENGINES}}})", "waiting"),
+                (f"sum({metrics.gauges(metrics.RUNNING, _ALL_ENGINES)})", "in the batch"),
+                (f"sum({metrics.gauges(metrics.WAITING, _ALL_ENGINES)})", "waiting"),
             ),
             alert="WarmrouteEngineNotBatching",
         ),
         Panel(
-            "Why requests wait in engines",
-            "Request-steps spent waiting per second, by reason; engines of ours.",
+            "Why requests wait in warmroute-engine",
+            "Request-steps spent waiting per second, by reason. Other engines do not tell it.",
             "suffix: per s",
             (
                 (
@@ -305,7 +306,7 @@ TOLD = Row(
             "Share of KV blocks held by requests: the fullest engine, the mean, the emptiest.",
             "percentunit",
             tuple(
-                (f"{what}(vllm:kv_cache_usage_perc{{{_ALL_ENGINES}}})", name)
+                (f"{what}({metrics.gauges(metrics.KV_USAGE, _ALL_ENGINES)})", name)
                 for what, name in (("max", "fullest"), ("avg", "mean"), ("min", "emptiest"))
             ),
             maximum=1.0,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 from grafana.make_dashboards import DASHBOARDS, file_of
@@ -57,6 +59,7 @@ NO_DATA = {
     "warmroute_engine_refused_total": "by reason, and no engine refuses anything",
     "warmroute_engine_graph_steps_total": "by use, and there are no CUDA graphs on CPUs",
     "warmroute_engine_kv_readers_refused_total": "by reason, and nobody is sent away",
+    'finished_reason="error"': "by reason, and no request ends by an error",
     "count by (severity, alertname, instance) (ALERTS{": "nothing fires in a healthy stack",
 }
 
@@ -70,6 +73,7 @@ NOT_COLOURED = {
     "WarmrouteLateKvReads": "it is one of the faults in a panel",
 }
 
+PAGES = Path(__file__).with_name("pages")  # of metrics, as engines tell them
 FILES = {each.name: json.loads(file_of(each).read_text(encoding="utf-8")) for each in DASHBOARDS}
 PANELS = {
     (name, panel["title"]): panel
@@ -77,6 +81,14 @@ PANELS = {
     for shown in file["panels"]
     for panel in (shown["panels"] if shown["type"] == "row" else [shown])
 }
+
+
+def resolved(expr: str, router: str, engine: str = ".*") -> str:
+    """What Grafana sends for a panel's query with the choices that a dashboard begins with."""
+    chosen = {"router": router, "engine": engine, "worker": ".*", "top": "10"}
+    chosen |= {"ttft": "1.0", "tpot": "0.05", "objective": "0.99"}
+    chosen |= {"__rate_interval": "5s", "__range": "10s"}
+    return re.sub(r"\$(\w+)", lambda found: chosen[found[1]], expr)
 
 
 def targets(panel: dict[str, Any]) -> list[str]:

@@ -27,6 +27,7 @@ from tests.grafana.shown import (
     NOT_SHOWN,
     NOT_SHOWN_OF_ENGINES,
     PANELS,
+    resolved,
     targets,
 )
 from tests.live.redis_server import RedisServer
@@ -125,14 +126,6 @@ async def test_promtool_finds_nothing_to_complain_of_in_the_metrics(stack) -> No
     lines = [line for line in text.splitlines(keepends=True) if "_created" not in line]
     checked = run([promtool(), "check", "metrics"], "".join(lines))
     assert checked.returncode == 0, checked.stdout + checked.stderr
-
-
-def resolved(expr: str, router: str) -> str:
-    """What Grafana sends for a panel's query with the choices that a dashboard begins with."""
-    chosen = {"router": router, "engine": ".*", "worker": ".*", "top": "10"}
-    chosen |= {"ttft": "1.0", "tpot": "0.05", "objective": "0.99"}
-    chosen |= {"__rate_interval": "5s", "__range": "10s"}
-    return re.sub(r"\$(\w+)", lambda found: chosen[found[1]], expr)
 
 
 async def test_a_real_prometheus_answers_every_panel_and_rule(stack, tmp_path) -> None:

@@ -1,0 +1,74 @@
+"""Real engines tell the metrics that panels ask of them, and the recorded pages are like theirs."""
+
+from __future__ import annotations
+
+import re
+
+import aiohttp
+import pytest
+
+from tests.engines.pool import Pool
+from tests.engines.triton_server import TritonServer
+from tests.engines.vllm_server import MODEL
+from tests.grafana.shown import PAGES, PANELS, targets
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+# What these servers have no cause to tell.
+UNTOLD = {
+    "vllm:nixl_num_kv_expired_reqs_total": "no KV goes between them",
+    "vllm:nixl_num_failed_transfers_total": "no KV goes between them",
+    "sglang:num_aborted_requests_total": "from the first one on",
+    "sglang:num_retracted_requests_total": "from the first one on",
+}
+SINCE = {"vllm:admission_rejections_total": (0, 32)}
+
+
+def asked(prefix: str) -> set[str]:
+    """Names of an engine's metrics in all panels."""
+    exprs = " ".join(expr for panel in PANELS.values() for expr in targets(panel))
+    return set(re.findall(rf"\b{prefix}\w+", exprs))
+
+
+def named(page: str) -> set[str]:
+    """Names of all samples."""
+    return {
+        line.partition("{")[0].partition(" ")[0]
+        for line in page.splitlines()
+        if line and not line.startswith("#")
+    }
+
+
+async def page_of(url: str) -> str:
+    async with aiohttp.request("GET", url) as reply:
+        assert reply.status == 200
+        return await reply.text()
+
+
+async def holds(pool: Pool, prefix: str, recorded: str) -> None:
+    """The first server tells all that panels ask for, and so does the recorded page."""
+    body = {"model": MODEL, "prompt": [5] * 40, "max_tokens": 4, "stream": True}
+    status, _ = await pool.servers[0].post("/v1/completions", body)
+    assert status == 200
+    wanted = {name for name in asked(prefix) if name not in UNTOLD}
+    release = pool.environment.release
+    wanted -= {name for name, since in SINCE.items() if release[: len(since)] < since}
+    assert len(wanted) > 10
+    assert wanted - named(await page_of(f"{pool.servers[0].url}/metrics")) == set()
+    assert asked(prefix) - set(UNTOLD) - named((PAGES / recorded).read_text()) == set()
+
+
+async def test_vllm_tells_what_panels_ask_for(vllm: Pool) -> None:
+    await holds(vllm, "vllm:", "vllm.txt")
+
+
+async def test_sglang_tells_what_panels_ask_for(sglang: Pool) -> None:
+    await holds(sglang, "sglang:", "sglang.txt")
+
+
+async def test_triton_tells_what_panels_ask_for(triton: Pool) -> None:
+    server = triton.servers[0]
+    assert isinstance(server, TritonServer)
+    told = named(await page_of(server.metrics_url))
+    assert asked("nv_") - told == set()
+    assert asked("nv_") - named((PAGES / "triton.txt").read_text()) == set()
