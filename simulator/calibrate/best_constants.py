@@ -49,10 +49,11 @@ TINY = 1e-300  # instead of 0, where it would divide
 
 @dataclass(frozen=True, slots=True)
 class MeasuredColumns:
-    """Measurements as columns: one row for each, and one for each step in `new_tokens`.
+    """Measurements as columns, with one row for each measurement, and one for each step in
+    `new_tokens`.
 
-    `weights_read` has the share of the weights that each step reads, 1 for a dense model. `linear`
-    has what each constant is multiplied by, except `weights_s` and `linear_s`.
+    `weights_read` is the share of the weights that each step reads, 1 for a dense model. `linear`
+    has the factor of each constant except `weights_s` and `linear_s`.
     """
 
     seconds: Floats
@@ -63,7 +64,9 @@ class MeasuredColumns:
 
 
 class Exponent(NamedTuple):
-    """p of the soft maximum, and x ^ p and x ^ (1 / p), made of operations that round alike."""
+    """The exponent p of the soft maximum. It computes x ^ p and x ^ (1 / p) by operations that
+    round alike on all processors.
+    """
 
     p: float
     power: Callable[[Floats], Floats]
@@ -83,7 +86,7 @@ EXPONENTS = (
 
 
 class Best(NamedTuple):
-    """Seconds of each constant by name, the exponent with them, and the error that they leave."""
+    """The seconds of each constant by name, the exponent, and the error that remains."""
 
     constants: dict[str, float]
     exponent: Exponent
@@ -92,7 +95,7 @@ class Best(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Valley:
-    """The lowest error at one balance, and how it changes towards linear work."""
+    """The lowest error at one balance, and its slope towards linear work."""
 
     balance: float
     error: float
@@ -101,10 +104,10 @@ class _Valley:
 
 
 def best_constants(measured: MeasuredColumns) -> Best:
-    """Seconds of each constant, none below 0, that together have the least error.
+    """Return the seconds of each constant, none below 0, that have the least error together.
 
-    The error is the mean of a squared relative error that grows linearly beyond `OUTLIER_SHARE`
-    (pseudo-Huber loss: Charbonnier et al., 1994), with the price of the constants.
+    The error is the mean squared relative error, which grows linearly beyond `OUTLIER_SHARE`
+    (pseudo-Huber loss: Charbonnier et al., 1994), plus a price of the constants.
     """
     found = [_best(measured, exponent) for exponent in EXPONENTS]
     least = min(one.error for one in found)
@@ -113,7 +116,7 @@ def best_constants(measured: MeasuredColumns) -> Best:
 
 
 def _best(measured: MeasuredColumns, exponent: Exponent) -> Best:
-    """The best at this exponent."""
+    """Return the best constants at this exponent."""
     line = _Balance(measured, exponent)
     tried = [line.lowest(balance) for balance in line.balances()]
     between = pairwise(tried[1:-1])
@@ -125,7 +128,7 @@ def _best(measured: MeasuredColumns, exponent: Exponent) -> Best:
 
 
 def relative_errors(measured: MeasuredColumns, best: Best) -> Floats:
-    """(model - measured) / measured of each measurement; a constant that is not named is 0."""
+    """Return (model - measured) / measured of each measurement; a constant that is not named is 0."""
     constants, exponent = best.constants, best.exponent
     left = constants.get(WEIGHTS, 0.0) * measured.weights_read
     right = constants.get(LINEAR, 0.0) * measured.new_tokens
@@ -139,10 +142,10 @@ def relative_errors(measured: MeasuredColumns, best: Best) -> Floats:
 
 
 class _Balance:
-    """The balances of `weights_s` and `linear_s`, and the least error at each.
+    """The balances between `weights_s` and `linear_s`, and the least error at each.
 
-    Constants are counted in units: one unit alone takes the measured times, in the square mean.
-    A balance is the logarithm of linear work against weights, both in their units.
+    Constants are counted in units; one unit alone takes the measured times, in the mean square. A
+    balance is the logarithm of linear work over weights, both in their units.
     """
 
     def __init__(self, measured: MeasuredColumns, exponent: Exponent) -> None:
@@ -162,7 +165,7 @@ class _Balance:
         return self._measured.new_tokens
 
     def balances(self) -> list[float]:
-        """Weights alone first, linear work alone last, and between them where they matter."""
+        """Return the balances to try, from weights alone to linear work alone."""
         tokens = self._tokens[self._tokens > 0.0]
         if not len(tokens):
             return [-inf]
@@ -174,7 +177,7 @@ class _Balance:
         return [-inf, *np.linspace(low, high, steps + 1).tolist(), inf]
 
     def lowest(self, balance: float) -> _Valley:
-        """The least error at this balance."""
+        """Return the least error at this balance."""
         weights, linear = exp(min(-balance, 0.0)), exp(min(balance, 0.0))
         norm = hypot(weights, linear)
         weights, linear = weights / norm, linear / norm
@@ -186,9 +189,10 @@ class _Balance:
         return _Valley(balance, _error(wrong, self._point), slope, self._seconds(weights, linear))
 
     def bottom(self, low: _Valley, high: _Valley) -> _Valley:
-        """Where the slope is 0 between these two, the first of them sloping down.
+        """Return the balance between these two at which the slope is 0; the slope at the first one
+        is negative.
 
-        Regula falsi by the Illinois rule (Dowell and Jarratt, 1971).
+        It is found by regula falsi with the Illinois rule (Dowell and Jarratt, 1971).
         """
         ends = {False: [low.balance, low.slope], True: [high.balance, high.slope]}
         before, found = high, low
@@ -204,7 +208,7 @@ class _Balance:
         return found
 
     def _corner(self, weights: float, linear: float) -> tuple[Floats, Floats]:
-        """The soft maximum of these units, and its derivative by the balance, as shares."""
+        """Return the soft maximum of these units and its derivative by the balance, as shares."""
         left = weights * self._weights_unit * self._measured.weights_read
         right = linear * self._linear_unit * self._tokens
         high = np.maximum(np.maximum(left, right), TINY)
@@ -217,7 +221,9 @@ class _Balance:
         return self._of_steps(high * norm), self._of_steps(high * turned)
 
     def _of_steps(self, of_step: Floats) -> Floats:
-        """Summed over the steps of each measurement, as a share of its time."""
+        """Return values of steps, summed over the steps of each measurement, as a share of its
+        time.
+        """
         return self._share(np.add.reduceat(of_step, self._measured.first_steps))
 
     def _share(self, column: Floats) -> Floats:
@@ -235,10 +241,10 @@ class _Balance:
 
 
 def _least_error(shares: Floats, start: Floats) -> Floats:
-    """The point without negative coordinates where `point @ shares` is nearest to 1.
+    """Return the point without negative coordinates at which `point @ shares` is nearest to 1.
 
-    Newton's method: the quadratic function that fits the error here is made least among these
-    points, and the way there is halved until the error falls.
+    Newton's method: each step goes to the minimum of a quadratic model among these points, and is
+    halved until the error falls.
     """
     point = start
     wrong = point @ shares - 1.0
@@ -264,7 +270,9 @@ def _least_error(shares: Floats, start: Floats) -> Floats:
 
 
 def _least_quadratic(curvature: Floats, pull: Floats) -> Floats:
-    """The point x without negative coordinates where x * curvature * x / 2 - pull * x is least."""
+    """Return the point x without negative coordinates at which x * curvature * x / 2 - pull * x is
+    least.
+    """
     from scipy.optimize import nnls  # of the extra `sim`; other commands do without
 
     point: Floats = np.asarray(np.linalg.solve(curvature, pull), dtype=np.float64)
@@ -275,13 +283,13 @@ def _least_quadratic(curvature: Floats, pull: Floats) -> Floats:
 
 
 def _error(wrong: Floats, point: Floats) -> float:
-    """Half of what the fit makes least: the loss of relative errors, and the price of `point`."""
+    """Return half of the objective: the loss of the relative errors, and the price of `point`."""
     loss = _mean_product(wrong, wrong / (1.0 + _steepness(wrong)))
     return loss + 0.5 * PRICE * float(point @ point)
 
 
 def _steepness(wrong: Floats) -> Floats:
-    """1 for a small relative error; grows with those beyond `OUTLIER_SHARE`."""
+    """Return 1 for small relative errors, and more for those beyond `OUTLIER_SHARE`."""
     share = wrong / OUTLIER_SHARE
     steepness: Floats = np.sqrt(1.0 + share * share)
     return steepness

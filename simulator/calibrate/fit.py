@@ -31,11 +31,13 @@ COLUMNS = (
 
 
 class ObservationError(ValueError):
-    """Measurements that cannot be used: says the file, the line, the field and what is expected."""
+    """Raised for unusable measurements; the message has the file, line and field, and what is
+    expected.
+    """
 
 
 class ComputedLoad(NamedTuple):
-    """What one step computes; an `engine.step_time.StepLoad`."""
+    """The work of one step; an `engine.step_time.StepLoad`."""
 
     prefill_tokens: int = 0
     prefill_seqs: int = 0
@@ -45,14 +47,16 @@ class ComputedLoad(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """prefill, decode or mixed: what its error is shown under."""
+        """The kind of step under which its error is reported: prefill, decode or mixed."""
         if not self.decode_seqs:
             return "prefill"
         return "mixed" if self.prefill_tokens else "decode"
 
 
 class Observation(NamedTuple):
-    """`seconds` for all of `loads`, and for `round_trips` between a client and the engine."""
+    """The measured seconds of all steps in `loads` and of `round_trips` between a client and the
+    engine.
+    """
 
     loads: tuple[ComputedLoad, ...]
     seconds: float
@@ -60,12 +64,12 @@ class Observation(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The kind of its first step."""
+        """The kind of the first step."""
         return self.loads[0].kind
 
 
 def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[ComputedLoad, ...]:
-    """The steps of one prompt that is prefilled alone, in chunks of at most `chunk_tokens`."""
+    """Return the steps of one prompt that is prefilled alone, in chunks of at most `chunk_tokens`."""
     loads = []
     for start in range(0, prompt_tokens, chunk_tokens):
         tokens = min(chunk_tokens, prompt_tokens - start)
@@ -74,7 +78,8 @@ def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[ComputedLoad, 
 
 
 def read_step_log(path: Path) -> list[Observation]:
-    """The steps in a CSV file with the columns `COLUMNS`, in any order, others ignored.
+    """Return the steps in a CSV file with the columns `COLUMNS`, in any order; other columns are
+    ignored.
 
     Raises `ObservationError` for a file that cannot be read and for the first wrong line.
     """
@@ -140,7 +145,7 @@ class KindError:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What came out. `round_trip_s` is 0 where the observations have no round trips."""
+    """The result of a fit. `round_trip_s` is 0 if the observations have no round trips."""
 
     step_time: StepTime
     round_trip_s: float
@@ -149,13 +154,12 @@ class Fit:
 
 
 def fit(observations: Sequence[Observation], like: StepTime | None = None) -> Fit:
-    """Least squares of relative errors, robust against outliers, all constants at least 0.
+    """Fit all constants, each at least 0, by least squares of relative errors, robust against
+    outliers.
 
-    `like`: a mixture of experts of the same form, whose share of experts by token, and of routed
-    experts among all weights, is taken; without it the model is dense.
-
-    Raises `ObservationError` when there are fewer observations than constants to find, or one took
-    no time.
+    `like`: a mixture-of-experts model of the same form; its share of experts for a token, and of
+    routed experts among all weights, is used. Without it the model is dense. Raises
+    `ObservationError` if there are fewer observations than constants, or if one took no time.
     """
     names, undetermined = _determined(observations)
     if len(observations) < len(names):
@@ -188,12 +192,12 @@ def _step_time(best: Best, like: StepTime | None) -> StepTime:
 
 
 def _experts_of_weights(like: StepTime) -> float:
-    """The share of the time to read all weights that reading routed experts takes."""
+    """Return the share of routed experts in the time to read all weights."""
     return like.experts_s / (like.weights_s + like.experts_s)
 
 
 def _determined(observations: Sequence[Observation]) -> tuple[list[str], tuple[str, ...]]:
-    """The constants that the observations bear on, and those they say nothing of."""
+    """Return the constants that the observations determine, and those that they do not."""
     loads = [load for observation in observations for load in observation.loads]
     bears = {
         "linear_s": any(load.prefill_tokens + load.decode_seqs for load in loads),
@@ -212,7 +216,7 @@ def _determined(observations: Sequence[Observation]) -> tuple[list[str], tuple[s
 def _columns(
     observations: Sequence[Observation], names: Sequence[str], like: StepTime | None
 ) -> MeasuredColumns:
-    """The observations with what these constants are multiplied by."""
+    """Return the observations as columns, with the factors of these constants."""
     lengths = [len(observation.loads) for observation in observations]
     first_steps = np.cumsum([0, *lengths[:-1]])
     loads = [load for observation in observations for load in observation.loads]
@@ -262,7 +266,7 @@ UNITS = {  # constant -> (factor, unit, what it is)
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """A profile and how well it explains what was measured."""
+    """A fitted profile, and its errors against the measurements."""
 
     profile: Profile
     fit: Fit
@@ -275,11 +279,10 @@ def calibrate(
     origin: str,
     like: StepTime | None = None,
 ) -> Calibration:
-    """A profile called `name` for an engine of `kv_tokens`; `origin` says what was measured.
+    """Return a profile called `name` for an engine with `kv_tokens`; `origin` describes the
+    measurement.
 
-    `like`: as of `fit`.
-
-    Raises `ObservationError` when there is too little to fit.
+    `like`: as for `fit`. Raises `ObservationError` if there is too little to fit.
     """
     found = fit(observations, like)
     total = found.errors[-1]
@@ -291,7 +294,7 @@ def calibrate(
 
 
 def constants_table(calibration: Calibration) -> Table:
-    """The constants, for people."""
+    """Return a table of the constants for people."""
     table = Table("constant", "value", "unit", "what", title=calibration.profile.name)
     for name, (factor, unit, what) in UNITS.items():
         value = f"{getattr(calibration.profile.step_time, name) * factor:.4g}"
@@ -311,7 +314,7 @@ def constants_table(calibration: Calibration) -> Table:
 
 
 def errors_table(calibration: Calibration) -> Table:
-    """How far the model is from the measurements, by kind of step."""
+    """Return a table of the model's errors against the measurements, by kind of step."""
     table = Table("steps", "measured", "median error", "p90", "worst", title="model - measured")
     for row in calibration.fit.errors:
         shares = (f"{value:.1%}" for value in (row.median, row.p90, row.worst))

@@ -1,4 +1,6 @@
-"""Measures a live engine through its OpenAI port: lone prefills of many lengths, steady decodes."""
+"""Measures a live engine through its OpenAI port: single prefills of many lengths, and steady
+decodes.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class Course:
-    """What to measure. Batch and context of the decodes must vary apart from each other."""
+    """The measurements to make. Batch and context of the decodes must vary independently."""
 
     prefill_tokens: tuple[int, ...] = (128, 512, 1024, 2048, 4096, 8192, 12288, 16384)
     prefill_repeats: int = 3
@@ -49,10 +51,11 @@ async def probe(
     on_done: Callable[[int, int], None] = lambda done, of: None,
     course: Course = Course(),
 ) -> list[Observation]:
-    """What the endpoint took for the prefills and decodes of `course`, as far as it takes them.
+    """Return the times of the prefills and decodes of `course` at the endpoint, as far as it
+    accepts them.
 
-    Prompts are random tokens that no cache holds. `on_done` hears how many of all measurements
-    are done. Raises `ObservationError` when the endpoint does not answer as it should.
+    Prompts are random tokens that no cache holds. `on_done` gets the number of finished
+    measurements. Raises `ObservationError` if the endpoint does not answer as it should.
     """
     longest = endpoint.max_prompt_tokens
     prefills = [n for n in course.prefill_tokens if n <= longest] * course.prefill_repeats
@@ -71,7 +74,7 @@ async def probe(
 
 
 class _Prober:
-    """One client session. Lifetime: measurement."""
+    """Measures through one HTTP session. Lifetime: measurement."""
 
     def __init__(self, endpoint: Endpoint, random: Random) -> None:
         self._endpoint = endpoint
@@ -88,14 +91,14 @@ class _Prober:
         await self._session.close()
 
     async def prefill(self, tokens: int) -> Observation:
-        """The time to the first token of one lone prompt."""
+        """Return the time to the first token of one prompt that is sent alone."""
         started_s = _now_s()
         (times_s,) = await self.streams([tokens], 1)
         seconds = (times_s[0] - started_s) * self._endpoint.speed
         return Observation(prefill_loads(tokens, self._endpoint.chunk_tokens), seconds, 1)
 
     async def decode(self, streams: int, tokens: int, output_tokens: int) -> Observation:
-        """The gap between tokens while all `streams` decode and nobody prefills."""
+        """Return the time between tokens while all `streams` decode and nothing is prefilled."""
         times_s = await self.streams([tokens] * streams, output_tokens)
         first_s = max(times[0] for times in times_s)
         last_s = min(times[-1] for times in times_s)
@@ -112,7 +115,7 @@ class _Prober:
         return Observation((load,), median(gaps_s) * self._endpoint.speed)
 
     async def streams(self, prompts: Sequence[int], output_tokens: int) -> list[list[float]]:
-        """Send prompts of these lengths at once; for each, when its tokens came."""
+        """Send prompts of these lengths at once; return the times of the tokens of each."""
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._stream(n, output_tokens)) for n in prompts]

@@ -1,4 +1,4 @@
-"""The same requests live and simulated, and what differs."""
+"""Runs the same requests live and simulated, and compares the results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ Unit = Literal["points", "%", ""]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """A figure of both worlds. `difference`: simulated against live, in `unit`."""
+    """A figure from the live run and from the replay. `difference`: simulated against live, in
+    `unit`.
+    """
 
     name: str
     live: float | None
@@ -39,17 +41,17 @@ class Metric(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Within its limit, where it has one."""
+        """True if the difference is within its limit, or there is no limit."""
         if self.limit is None:
             return True
         return self.difference is not None and abs(self.difference) <= self.limit
 
 
 class Placements(msgspec.Struct, frozen=True):
-    """Where the requests went and what they found there, request by request.
+    """How far both runs agree on the worker and the cached tokens of each request.
 
-    Workers are alike, so the names of one world are first matched to the other's such that most
-    requests agree. Shares are of requests completed in both worlds.
+    Workers are alike, so the names of one run are first matched to those of the other so that most
+    requests agree. Shares are of the requests that both runs completed.
     """
 
     requests: int
@@ -67,7 +69,9 @@ class Placements(msgspec.Struct, frozen=True):
 def metric(
     name: str, live: float | None, simulated: float | None, unit: Unit, limit: float | None = None
 ) -> Metric:
-    """The difference of two figures: points of a share, per cent of the live one, or neither."""
+    """Return the difference of two figures: in points for shares, in per cent of the live figure,
+    or in neither.
+    """
     difference = None
     if live is not None and simulated is not None:
         if unit == "points":
@@ -83,9 +87,9 @@ def metric(
 def placements(
     outcomes: Sequence[Outcome], table: RequestTable, workers: Sequence[str]
 ) -> Placements:
-    """Compares request `serial` of `outcomes` with row `serial` of `table`.
+    """Compare request `serial` of `outcomes` with row `serial` of `table`.
 
-    `workers`: names of the live workers as in the outcomes, as many as the replay has.
+    `workers`: the names of the live workers as the outcomes have them, as many as the replay has.
     """
     both = [
         outcome
@@ -117,9 +121,10 @@ def placements(
 
 
 def matched(simulated: I64, live: I64, workers: int) -> I64:
-    """The live worker that stands for each of `simulated`, such that most requests agree.
+    """Return the live worker that corresponds to each of `simulated`, so that most requests agree.
 
-    The assignment problem over how often each pair met (Kuhn, 1955), solved by SciPy.
+    This is the assignment problem over the number of common requests of each pair (Kuhn, 1955),
+    solved by SciPy.
     """
     from scipy.optimize import linear_sum_assignment  # of the extra `sim`, as in `fit`
 
@@ -137,7 +142,7 @@ def _share(rows: npt.NDArray[np.bool_]) -> float:
 def _transport_ms(
     both: Sequence[Outcome], table: RequestTable, rows: I64, alike: npt.NDArray[np.bool_]
 ) -> float | None:
-    """What a request costs live beyond the model: HTTP, hashing, a busy machine."""
+    """Return the live time of a request beyond the model: HTTP, hashing, a busy machine."""
     extra = [
         outcome.ttft_ms - (table.first_token_ns[row] - table.arrival_ns[row]) / NS_PER_MS
         for outcome, row, chosen in zip(both, rows, alike, strict=True)
@@ -155,7 +160,7 @@ World = Literal["live", "simulated"]
 
 
 class Validation(msgspec.Struct, frozen=True):
-    """One policy in both worlds."""
+    """The comparison of one policy's live run with its replay."""
 
     policy: str
     metrics: tuple[Metric, ...]
@@ -166,7 +171,7 @@ class Validation(msgspec.Struct, frozen=True):
 
     @property
     def passed(self) -> bool:
-        """Every metric that has a limit is within it."""
+        """True if every metric that has a limit is within it."""
         return all(one.passed for one in self.metrics)
 
 
@@ -179,10 +184,10 @@ async def validate(
     on_start: Callable[[str], None],
     on_outcome: OnOutcome,
 ) -> list[Validation]:
-    """Runs `workload`, which `spec` describes, live and simulated for each of `policies`.
+    """Run `workload`, which `spec` describes, live and simulated with each of `policies`.
 
-    `on_start` hears of each policy before its live run, `on_outcome` of each live request. Raises
-    what `run_scenario` and `replay` raise.
+    `on_start` is called with each policy before its live run, `on_outcome` with each live outcome.
+    Raises what `run_scenario` and `replay` raise.
     """
     found = []
     for policy in policies:
@@ -194,16 +199,16 @@ async def validate(
 
 
 def same_ranking(found: Sequence[Validation]) -> bool:
-    """Whether no two policies stand one way by mean TTFT live and the other way simulated.
+    """Return whether the order of the policies by mean TTFT is the same live and simulated.
 
-    Policies closer than `LEVEL_SHARE` are level in that world and contradict nothing.
+    Policies that differ by less than `LEVEL_SHARE` in one run count as equal there.
     """
     pairs = combinations(found, 2)
     return not any(_ahead(a, b, "live") * _ahead(a, b, "simulated") < 0 for a, b in pairs)
 
 
 def _ahead(one: Validation, other: Validation, world: World) -> int:
-    """1 where `one` has the lower mean TTFT, -1 where `other` has, 0 where they are level."""
+    """Return 1 if `one` has the lower mean TTFT, -1 if `other` has, 0 if they are equal."""
     mine, theirs = (_mean_ttft(v, world) for v in (one, other))
     if mine == theirs or abs(mine - theirs) <= LEVEL_SHARE / 100 * min(mine, theirs):
         return 0
@@ -211,7 +216,7 @@ def _ahead(one: Validation, other: Validation, world: World) -> int:
 
 
 def _mean_ttft(validation: Validation, world: World) -> float:
-    """Infinite where nothing was completed."""
+    """Return the mean TTFT; infinite if no request was completed."""
     metric = next(one for one in validation.metrics if one.name == MEAN_TTFT)
     value: float | None = getattr(metric, world)
     return math.inf if value is None else value
@@ -227,7 +232,9 @@ def _setup(spec: WorkloadSpec, stack: StackSettings) -> Setup:
 
 
 def compared(policy: str, live: RunResult, simulated: ReplayResult) -> Validation:
-    """One run in both worlds: row `serial` of `simulated` is the same request as in `live`."""
+    """Return the comparison of a live run with its replay; row `serial` is the same request in
+    both.
+    """
     return Validation(
         policy,
         _metrics(live.row, summarize(simulated)),
@@ -259,7 +266,7 @@ LATE_MS = 50.0  # and where the requests themselves left so late
 
 
 def validation_table(found: Validation) -> Table:
-    """The metrics of one policy in both worlds."""
+    """Return the table of one policy's metrics, live and simulated."""
     table = Table("figure", "live", "simulated", "difference", "allowed", "", title=found.policy)
     for one in found.metrics:
         allowed = "" if one.limit is None else f"±{one.limit:g} {one.unit}"
@@ -269,7 +276,7 @@ def validation_table(found: Validation) -> Table:
 
 
 def explained(found: Validation) -> list[str]:
-    """Sentences on what differs between the worlds, request by request."""
+    """Return sentences on the differences between live run and replay, request by request."""
     by = found.placements
     if not by.requests:
         return ["no request was completed in both worlds"]
@@ -294,7 +301,7 @@ def explained(found: Validation) -> list[str]:
 
 
 def summary(found: Sequence[Validation]) -> str:
-    """One line on all policies."""
+    """Return one line on all policies."""
     order = "the same" if same_ranking(found) else "ANOTHER"
     beyond = [one.policy for one in found if not one.passed]
     limits = f"beyond a limit: {', '.join(beyond)}" if beyond else "all within their limits"

@@ -1,8 +1,10 @@
-"""How long a batch takes, by its size: read from measurements, fitted to a line, with its error.
+"""The time that a batch takes by its size: read from measurements and fitted to a line, with its
+error.
 
-An execution of b requests takes s(b) = a + c b: `a` is paid once, so that batches pay, and `c` for
-each request. Formulas: least squares weighted by how often a size was seen; the error of s(b) from
-the residuals. Nothing is said of batches beyond twice the largest one that was seen.
+A batch of b requests takes s(b) = a + c b seconds: `a` is paid once for the batch, which is why
+batches pay, and `c` for each request. The line is a least-squares fit, weighted by how often each
+size was seen; the error of s(b) comes from the residuals. Sizes beyond twice the largest measured
+batch are not estimated.
 """
 
 from __future__ import annotations
@@ -31,11 +33,11 @@ KNEE_SHARE = 0.9  # of the highest throughput
 
 
 class MeasurementError(ValueError):
-    """Times that no plan can be made from. The text says which, why, and what to do."""
+    """Raised for measurements that allow no plan; the message says which, why, and what to do."""
 
 
 class BatchSize(msgspec.Struct, frozen=True):
-    """Batches of one size: how many were seen, and the mean seconds of one. Lifetime: process."""
+    """The number of batches of one size, and the mean seconds of one batch. Lifetime: process."""
 
     batch: Annotated[int, msgspec.Meta(ge=1, le=MAX_BATCH)]
     count: Annotated[int, msgspec.Meta(ge=1, le=1 << 53)]
@@ -43,7 +45,9 @@ class BatchSize(msgspec.Struct, frozen=True):
 
 
 class MeasuredBatches(msgspec.Struct, frozen=True):
-    """A file of measurements. Lifetime: process. `max_batch_size` 0: the model takes no batches."""
+    """A file of measurements. Lifetime: process. `max_batch_size` 0 means that the model takes no
+    batches.
+    """
 
     model: str
     max_batch_size: Annotated[int, msgspec.Meta(ge=0, le=MAX_BATCH)]
@@ -52,7 +56,9 @@ class MeasuredBatches(msgspec.Struct, frozen=True):
 
 
 def read_measured(path: Path) -> MeasuredBatches:
-    """Reads one file. Raises MeasurementError for one that cannot be read or has nonsense."""
+    """Return the measurements in a file. Raises MeasurementError if it cannot be read or is
+    invalid.
+    """
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE_BYTES + 1)
@@ -73,7 +79,7 @@ def read_measured(path: Path) -> MeasuredBatches:
 
 @dataclass(frozen=True, eq=False)
 class Batches:
-    """s(b) of one model, measured beside so many instances. Lifetime: process."""
+    """The times s(b) of one model, measured with a given number of instances. Lifetime: process."""
 
     model: str
     instances: int  # that ran while it was measured
@@ -87,20 +93,22 @@ class Batches:
 
     @property
     def is_bent(self) -> bool:
-        """The line misses a measured size by so much that sizes are joined instead."""
+        """True if the line misses a measured size by so much that measured sizes are joined
+        instead.
+        """
         return self.residual is not None and self.residual > BENT
 
     @cached_property
     def seconds(self) -> list[float]:
-        """s(b) for b = 0 to `largest`; s(0) is 0."""
+        """Seconds s(b) of a batch of b requests, for b = 0 to `largest`; s(0) is 0."""
         return self._seconds(0.0)
 
     def within(self, sign: int) -> list[float]:
-        """s(b) at one end of its 95 % interval: 1 the slow, -1 the fast."""
+        """Return s(b) at one end of its 95 % interval: 1 for the slow end, -1 for the fast one."""
         return self._seconds(float(sign))
 
     def error_s(self, batch: int) -> float | None:
-        """Half of the 95 % interval of s(batch); None: too few sizes to tell."""
+        """Return half of the 95 % interval of s(batch); None if too few sizes were measured."""
         if self.covariance is None:
             return None
         at = np.array([1.0, batch])
@@ -120,26 +128,26 @@ class Batches:
         return [0.0, *low.tolist()]
 
     def rate_per_s(self, batch: int) -> float:
-        """Requests per second of an instance whose batches are all of this size."""
+        """Return the requests per second of an instance whose batches all have this size."""
         return batch / self.seconds[batch]
 
     @property
     def most_per_s(self) -> float:
-        """Requests per second of an instance whose batches are full."""
+        """Requests per second of an instance whose batches are all full."""
         return self.rate_per_s(self.largest)
 
 
 def given(base_s: float, per_request_s: float, max_batch: int) -> Batches:
-    """A line that somebody knows."""
+    """Return the times of a model whose line the user gave."""
     if not base_s + per_request_s > 0:
         raise MeasurementError("--base-s and --per-request-s are both 0: a request takes time")
     return Batches("given", 1, base_s, per_request_s, max_batch)
 
 
 def fit(measured: MeasuredBatches, max_batch: int | None = None) -> Batches:
-    """The line through a measurement; `max_batch` takes the place of the model's own largest.
+    """Return the line through a measurement. `max_batch` replaces the model's own largest batch.
 
-    Raises MeasurementError where the sizes seen allow none.
+    Raises MeasurementError if the measured sizes allow no line.
     """
     sizes = _merged(measured.sizes)
     asked = max_batch or max(1, measured.max_batch_size)
@@ -171,7 +179,7 @@ def fit(measured: MeasuredBatches, max_batch: int | None = None) -> Batches:
 
 
 def _merged(sizes: Sequence[BatchSize]) -> tuple[BatchSize, ...]:
-    """One entry for each size."""
+    """Return the measurements with one entry for each batch size."""
     found: dict[int, BatchSize] = {}
     for one in sizes:
         known = found.get(one.batch)
@@ -190,7 +198,7 @@ def _design(sizes: Sequence[BatchSize]) -> tuple[Floats, Floats]:
 
 
 def _line(sizes: Sequence[BatchSize]) -> tuple[float, float]:
-    """a and c of 0 or more: times that fall with the batch, or a hidden cost below 0, are noise."""
+    """Return a and c of the fitted line, each 0 or more; a negative value is noise."""
     x, weights = _design(sizes)
     y = np.array([one.seconds for one in sizes])
     base_s, per_request_s = np.linalg.solve((x.T * weights) @ x, (x.T * weights) @ y)
@@ -203,15 +211,20 @@ def _line(sizes: Sequence[BatchSize]) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Knee:
-    """Requests in flight at one instance beyond which only waiting grows. Lifetime: process."""
+    """The requests in flight at one instance beyond which only the waiting time grows. Lifetime:
+    process.
+    """
 
     requests: int
     rule: str  # which of the three was least
 
 
 def knee(batches: Batches, bound_s: float = math.inf) -> Knee:
-    """The least of: X_max x s(1) (Little at both asymptotes), the smallest k that gives
-    KNEE_SHARE of X_max, and the largest k whose execution keeps the latency bound."""
+    """Return the knee: the least of three numbers of requests in flight.
+
+    They are X_max x s(1) (Little's law at both asymptotes), the smallest k that gives KNEE_SHARE of
+    X_max, and the largest k whose execution keeps the latency bound.
+    """
     rates = [batches.rate_per_s(k) for k in range(1, batches.largest + 1)]
     most = max(rates)
     found = [

@@ -38,13 +38,13 @@ DELAY_GAIN = 0.05  # of the latency that a delay must save to be worth setting
 
 @dataclass(frozen=True, slots=True)
 class ArrivingLoad:
-    """Requests that arrive. Lifetime: process."""
+    """A stream of arriving requests. Lifetime: process."""
 
     rate_per_s: float
     variability: float = 1.0  # variance / mean^2 of the time between two: 0 even, 1 Poisson
 
     def arrivals(self, seed: int = 1, requests: int = REQUESTS) -> list[float]:
-        """Times of so many arrivals: gaps of a gamma distribution."""
+        """Return the times of this many arrivals, whose gaps have a gamma distribution."""
         mean_s = 1.0 / self.rate_per_s
         if self.variability < 1e-6:
             return [number * mean_s for number in range(requests)]
@@ -56,9 +56,10 @@ class ArrivingLoad:
 
 
 def load_of(jobs: Iterable[Job]) -> ArrivingLoad:
-    """The peak of a log: the 99th percentile of its minutes' rates, and how uneven a minute is.
+    """Return the peak load of a log: the 99th percentile of its rates by minute, and the
+    variability within a minute.
 
-    Raises ValueError for a log of less than two requests, or all at once.
+    Raises ValueError if the log has less than two requests, or all at the same time.
     """
     at_s = np.array([job.at_ns for job in jobs], dtype=np.float64) / 1e9
     if len(at_s) < 2 or at_s[-1] <= at_s[0]:
@@ -81,7 +82,9 @@ def load_of(jobs: Iterable[Job]) -> ArrivingLoad:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What so many instances give. Lifetime: process. Overloaded ones have no end to waiting."""
+    """The results with one number of instances. Lifetime: process. Waits are infinite if they are
+    overloaded.
+    """
 
     instances: int
     capacity_share: float  # of the requests that full batches would take; 1 and more: overloaded
@@ -96,14 +99,14 @@ class Row:
 
     @property
     def overloaded(self) -> bool:
-        """More comes than full batches take."""
+        """True if more requests arrive than full batches can serve."""
         return self.capacity_share >= 1.0
 
 
 def run(
     arrivals_s: Sequence[float], seconds: Sequence[float], instances: int, delay_s: float = 0.0
 ) -> tuple[Floats, Floats, list[int]]:
-    """Batches in the order in which they start: their starts, their ends, their sizes.
+    """Return the starts, ends and sizes of batches, in the order in which they start.
 
     `seconds` is s(b) by b; its length sets the largest batch. `arrivals_s` ascend.
     """
@@ -137,7 +140,7 @@ def row(
     delay_s: float = 0.0,
     seed: int = 1,
 ) -> Row:
-    """Simulates one number of instances."""
+    """Simulate one number of instances, and return its results."""
     most_per_s = instances * (len(seconds) - 1) / seconds[-1]
     share = load.rate_per_s / most_per_s
     if share >= 1.0:
@@ -164,7 +167,7 @@ def row(
 
 @dataclass(frozen=True, slots=True)
 class ServiceTarget:
-    """What a request may take, and what is kept in reserve. Lifetime: process."""
+    """The latency limits of a request, and the capacity to keep in reserve. Lifetime: process."""
 
     mean_s: float = math.inf
     p50_s: float = math.inf
@@ -173,13 +176,13 @@ class ServiceTarget:
 
     @property
     def tightest(self) -> tuple[str, float]:
-        """The bound that says most of a single execution: its figure's name, and the bound."""
+        """The limit that bounds a single execution most: its name and value."""
         bounds = {"p99": self.p99_s, "p50": self.p50_s, "mean": self.mean_s}
         name = min(bounds, key=lambda one: bounds[one])
         return name, bounds[name]
 
     def misses(self, row: Row) -> str | None:
-        """By which figure a row misses it; None: it keeps it."""
+        """Return the limit that a row misses, with value and bound; None if it keeps all limits."""
         if row.overloaded:
             return "overloaded"
         for name in ("mean", "p50", "p99"):
@@ -191,7 +194,7 @@ class ServiceTarget:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What instances take of devices, in GiB. Lifetime: process."""
+    """The memory of devices and the memory that instances need, in GiB. Lifetime: process."""
 
     device: float
     instance: float  # its weights, without a batch
@@ -199,14 +202,16 @@ class Memory:
     devices: int = 1
 
     def most(self, largest: int, headroom: float) -> int:
-        """Instances that all devices hold, the headroom left free."""
+        """Return the number of instances that fit on all devices if `headroom` of the memory stays
+        free.
+        """
         each = self.instance + largest * self.request
         return self.devices * math.floor(self.device * (1.0 - headroom) / each + 1e-9)
 
 
 @dataclass(frozen=True, slots=True)
 class InstancePlan:
-    """The answer. Lifetime: process."""
+    """The number of instances that a load needs, and the rows behind it. Lifetime: process."""
 
     rows: tuple[Row, ...]  # at the load itself
     needed: int | None  # the least that keeps the target at the load with headroom
@@ -223,10 +228,11 @@ class InstancePlan:
 
 
 class Planner:
-    """Simulates as many numbers of instances as an answer needs. Lifetime: process.
+    """Simulates as many numbers of instances as a plan needs. Lifetime: process.
 
-    `measured`: one model, measured beside different numbers of instances; each number is planned
-    with the measurement of the largest number that is not above it, or the smallest there is.
+    `measured`: one model, measured with several numbers of instances. A number of instances is
+    planned with the measurement of the largest number that does not exceed it, or else of the
+    smallest number.
     """
 
     def __init__(
@@ -241,12 +247,12 @@ class Planner:
         self._reserved = replace(load, rate_per_s=load.rate_per_s / (1.0 - target.headroom))
 
     def batches(self, instances: int) -> Batches:
-        """What executions beside so many instances take."""
+        """Return the measured times to plan this number of instances with."""
         below = [one for one in self.measured if one.instances <= instances]
         return below[-1] if below else self.measured[0]
 
     def plan(self) -> InstancePlan:
-        """The answer, and what it rests on."""
+        """Return the plan, with the rows that it was computed from."""
         needed = self._least(self._reserved)
         plain = self._least(self.load)
         with_failure = None
@@ -270,7 +276,9 @@ class Planner:
         )  # fmt: skip
 
     def _in_flight(self, instances: int) -> int:
-        """The least requests in flight at each that give the rate with headroom."""
+        """Return the least number of requests in flight at each instance that gives the rate with
+        headroom.
+        """
         batches = self.batches(instances)
         each_per_s = self._reserved.rate_per_s / instances
         rates = (batches.rate_per_s(k) for k in range(1, batches.largest + 1))
@@ -278,7 +286,7 @@ class Planner:
         return next(enough, batches.largest)
 
     def row_reserved(self, instances: int) -> Row:
-        """What so many give at the load with headroom."""
+        """Return the results of this number of instances at the load with headroom."""
         return self._row(self._reserved, instances)
 
     def _row(self, load: ArrivingLoad, instances: int, delay_s: float = 0.0, sign: int = 0) -> Row:
@@ -287,7 +295,9 @@ class Planner:
         return row(load, seconds, instances, delay_s)
 
     def _least(self, load: ArrivingLoad, sign: int = 0) -> int | None:
-        """The least number that keeps the target; None: no number that is allowed does."""
+        """Return the least number of instances that keeps the target; None if no allowed number
+        does.
+        """
         for instances in range(1, self.most + 1):
             found = self._row(load, instances, sign=sign)
             if self.target.misses(found) is None:
@@ -301,7 +311,9 @@ class Planner:
         return fast, slow
 
     def _delay(self, instances: int) -> tuple[float, Row | None]:
-        """A queue delay that saves latency by fuller batches, if there is one."""
+        """Return a queue delay that lowers latency through fuller batches, and its row; (0, None)
+        if there is none.
+        """
         name, _ = self.target.tightest
         plain = self.row_reserved(instances)
         alone_s = self.batches(instances).seconds[1]
@@ -312,7 +324,7 @@ class Planner:
         return best.delay_s, best
 
     def _notes(self, needed: int | None) -> Iterator[str]:
-        """What the answer's figures do not say by themselves."""
+        """Yield notes on the limits of the plan."""
         used = self.batches(needed or 1)
         if used.asked:
             yield (

@@ -1,5 +1,4 @@
-"""How many workers of which role: whole numbers for so many GPUs, the front of all targets, and
-what replays make of them."""
+"""The best numbers of workers of each role for a number of GPUs, and replays that try them."""
 
 from __future__ import annotations
 
@@ -39,7 +38,7 @@ _APART = 1.005  # points of a front
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Workers of one role. Lifetime: process."""
+    """The workers of one role. Lifetime: process."""
 
     role: str  # prefill, decode, both
     shape: Shape
@@ -48,13 +47,13 @@ class Part:
 
     @property
     def gpus(self) -> float:
-        """Of all of them."""
+        """GPUs of all these workers."""
         return self.workers * self.shape.gpus
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerPool:
-    """Workers, and what they take together. Lifetime: process."""
+    """A pool of workers, and the rate of requests that it can serve. Lifetime: process."""
 
     parts: tuple[Part, ...]
     requests_per_s: float
@@ -64,24 +63,24 @@ class WorkerPool:
 
     @property
     def gpus(self) -> float:
-        """Of all workers."""
+        """GPUs of all workers of the pool."""
         return sum(part.gpus for part in self.parts)
 
     @property
     def per_gpu(self) -> float:
-        """Requests per second and GPU."""
+        """Requests per second for each GPU."""
         return self.requests_per_s / self.gpus
 
     def workers(self, role: str) -> float:
-        """Workers of one role."""
+        """Return the number of workers with this role."""
         return sum(part.workers for part in self.parts if part.role == role)
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """What each role may be made of; without one for `both` there is nothing to compare with.
+    """The kinds of workers that each role may consist of. Lifetime: process.
 
-    Lifetime: process.
+    Without a shape for `both`, there is no pool to compare with.
     """
 
     prefill: tuple[Shape, ...]
@@ -90,9 +89,9 @@ class Shapes:
 
 
 def ratio(mix: Mix, p: Shape, d: Shape, targets: WaitTargets, link: Link) -> WorkerPool | None:
-    """Both roles as many as match: n_P : n_D = R_D : R_P, a worker that decodes counted as one.
+    """Return a pool whose roles match: n_P : n_D = R_D : R_P, with one decode worker.
 
-    None where the targets cannot be kept.
+    Return None if no pool can keep the targets.
     """
     decoding = decode(d, mix, targets, link)
     if not decoding.requests_per_s:
@@ -111,10 +110,11 @@ def ratio(mix: Mix, p: Shape, d: Shape, targets: WaitTargets, link: Link) -> Wor
 def split(
     mix: Mix, p: Shape, d: Shape, targets: WaitTargets, link: Link, gpus: int
 ) -> WorkerPool | None:
-    """The whole numbers that take most of the mix on `gpus` GPUs: max of min(n_P R_P, n_D R_D).
+    """Return the pool of prefill and decode workers that serves most of the mix on `gpus` GPUs.
 
-    What R_P is depends on n_P: several workers behind one queue may be loaded more for the same
-    TTFT. None where the targets cannot be kept, or there are too few GPUs for both.
+    It maximizes min(n_P R_P, n_D R_D) over whole numbers. R_P depends on n_P, because several
+    workers behind one queue can carry more load each for the same TTFT. Return None if no pool can
+    keep the targets, or there are too few GPUs for both roles.
     """
     decoding = decode(d, mix, targets, link)
     most = (gpus - d.gpus) // p.gpus
@@ -147,7 +147,9 @@ def split(
 
 
 def alone(mix: Mix, both: Shape, targets: WaitTargets, gpus: int | None) -> WorkerPool | None:
-    """Workers that do all of a request on `gpus` GPUs; one worker where no number is given."""
+    """Return the pool of workers that do whole requests on `gpus` GPUs; None for `gpus` means one
+    worker.
+    """
     each = aggregated(both, mix, targets)
     workers = 1 if gpus is None else gpus // both.gpus
     if not each.requests_per_s or not workers:
@@ -163,7 +165,7 @@ def alone(mix: Mix, both: Shape, targets: WaitTargets, gpus: int | None) -> Work
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The best pools of three kinds; None where the targets cannot be kept. Lifetime: process."""
+    """The best pool of each kind; None if it cannot keep the targets. Lifetime: process."""
 
     split: WorkerPool | None
     alone: WorkerPool | None
@@ -171,13 +173,15 @@ class Match:
 
     @property
     def best(self) -> WorkerPool | None:
-        """The one that takes most per GPU that it was given."""
+        """The pool that serves most requests for each GPU that it was given."""
         found = [pool for pool in (self.alone, self.split, self.mixed) if pool is not None]
         return max(found, key=lambda pool: round(pool.requests_per_s, 9), default=None)
 
 
 def match(mix: Mix, shapes: Shapes, targets: WaitTargets, link: Link, gpus: int | None) -> Match:
-    """The best of all shapes on `gpus` GPUs; without a number, per GPU and in any ratio."""
+    """Return the best pools of all shapes on `gpus` GPUs; None for `gpus` means any ratio, compared
+    by GPU.
+    """
     pairs = [(p, d) for p in shapes.prefill for d in shapes.decode]
     if gpus is None:
         ratios = (ratio(mix, p, d, targets, link) for p, d in pairs)
@@ -199,9 +203,10 @@ def _mixed(
     link: Link,
     gpus: int,
 ) -> WorkerPool | None:
-    """Workers of both kinds at once, of the shapes that are best by themselves.
+    """Return the best pool that has workers of separate roles as well as workers that do both.
 
-    Never better than the better of both but for what whole numbers leave over.
+    The shapes are those that are best alone. Such a pool is better than both others only by what
+    whole numbers leave over.
     """
     if halves is None or whole is None:
         return None
@@ -232,7 +237,7 @@ def _per_gpu(pools: Iterable[WorkerPool | None]) -> WorkerPool | None:
 
 @dataclass(frozen=True, slots=True)
 class FrontPoint:
-    """A pool that no other one beats in both. Lifetime: process."""
+    """A pool that no other pool beats in throughput and speed. Lifetime: process."""
 
     kind: str  # split, aggregated
     targets: WaitTargets
@@ -242,7 +247,9 @@ class FrontPoint:
 
 
 def speeds(shapes: Shapes, points: int) -> list[float]:
-    """Times per token from the shortest possible step of any worker on, evenly in their ratio."""
+    """Return times per output token, spaced by an equal factor, from the shortest possible step of
+    any worker on.
+    """
     floor_s = min(
         float(step_s(one.step_time, 1.0, 1.0, 0.0, 0.0)) for one in (*shapes.decode, *shapes.both)
     )
@@ -257,9 +264,10 @@ def pareto(
     link: Link,
     gpus: int | None,
 ) -> tuple[list[FrontPoint], list[FrontPoint]]:
-    """The fronts (split, aggregated) of throughput per GPU against speed, by speed.
+    """Return the fronts (split, aggregated) of throughput for each GPU against speed, ordered by
+    speed.
 
-    Each of `tpots_s` stands in for `targets.tpot_s`.
+    Each of `tpots_s` takes the place of `targets.tpot_s` in turn.
     """
     found: dict[str, list[FrontPoint]] = {"split": [], "aggregated": []}
     for tpot_s in tpots_s:
@@ -274,7 +282,9 @@ def pareto(
 
 
 def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
-    """Those that no other is as good as in both, slowest first; next to equal ones once."""
+    """Return the points that no other point equals in both figures, slowest first; near-equal
+    points count once.
+    """
     kept: list[FrontPoint] = []
     for point in sorted(points, key=lambda point: (-point.per_user, -point.per_gpu)):
         if not kept or point.per_gpu > kept[-1].per_gpu * _APART:
@@ -283,7 +293,7 @@ def _front(points: Iterable[FrontPoint]) -> list[FrontPoint]:
 
 
 def gain(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> Iterator[str]:
-    """By what factor the split front lies above the other, at equal speed."""
+    """Yield a line on the factor by which the split front is above the other one at equal speed."""
     if not split or not alike:
         return
     speeds = [one.per_user for one in alike]
@@ -303,7 +313,7 @@ def gain(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> Iterator[s
 
 
 def drawn(split: Sequence[FrontPoint], alike: Sequence[FrontPoint]) -> str:
-    """Both fronts as a picture (SVG)."""
+    """Return a plot of both fronts (SVG)."""
     lines = {
         name: ([one.per_user for one in own], [one.per_gpu for one in own])
         for name, own in ((SPLIT, split), (ALIKE, alike))
@@ -322,7 +332,7 @@ _POLICY = "hybrid"
 
 @dataclass(frozen=True, slots=True)
 class PoolTrial:
-    """What a replay gave. Lifetime: process."""
+    """The results of one replay of a pool. Lifetime: process."""
 
     prefill_workers: int  # 0: all workers do both
     other_workers: int
@@ -345,7 +355,9 @@ def trial(
     disaggregation: DisaggregationMode = "auto",
     seed: int = 0,
 ) -> PoolTrial:
-    """Replay `workload` on workers of (role, profile, number). Raises ReplayError, TraceError."""
+    """Replay `workload` on workers given as (role, profile, number). Raises ReplayError or
+    TraceError.
+    """
     groups = tuple(
         WorkerGroup(count, name, kv_tokens, role=role) for role, name, count in parts if count
     )
@@ -381,8 +393,11 @@ def trial(
 
 
 def climb(start: int, most: int, try_number: Callable[[int], PoolTrial]) -> list[PoolTrial]:
-    """Trials of numbers that prefill, from `start` to either side for as long as more requests
-    are good, or equally many and sooner; by number."""
+    """Return trials of numbers of prefill workers, ordered by number.
+
+    The search begins at `start` and goes to either side as long as more requests are good, or
+    equally many with a shorter TTFT.
+    """
     found: dict[int, PoolTrial] = {}
 
     def value(number: int) -> tuple[float, float]:

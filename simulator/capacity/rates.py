@@ -39,12 +39,12 @@ _HALVINGS = 60
 
 
 class MixError(ValueError):
-    """Requests that nothing can be computed of. The text says why."""
+    """Raised for a workload whose rates cannot be computed; the message says why."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mix:
-    """The requests of a workload, one entry each. Lifetime: process. Raises MixError."""
+    """The requests of a workload, one entry for each. Lifetime: process. Raises MixError."""
 
     prompt_tokens: Floats
     uncached_tokens: Floats  # of the prompt, computed by whoever prefills it; at least 1
@@ -61,32 +61,32 @@ class Mix:
 
     @classmethod
     def of(cls, prompt_tokens: float, uncached_tokens: float, output_tokens: float) -> Mix:
-        """Requests that are all alike."""
+        """Return a mix of requests that are all alike."""
         return cls(*(np.array([float(n)]) for n in (prompt_tokens, uncached_tokens, output_tokens)))
 
     @cached_property
     def output(self) -> float:
-        """Mean tokens of an answer."""
+        """Mean number of tokens of an answer."""
         return float(np.mean(self.output_tokens))
 
     @cached_property
     def steps(self) -> float:
-        """Mean decode steps of an answer; its first token is the prefill's."""
+        """Mean number of decode steps of an answer; the prefill makes the first token."""
         return self.output - 1.0
 
     @cached_property
     def uncached(self) -> float:
-        """Mean prompt tokens to compute."""
+        """Mean number of prompt tokens that must be computed."""
         return float(np.mean(self.uncached_tokens))
 
     @cached_property
     def pairs(self) -> float:
-        """Mean query-key pairs of a prefill's attention."""
+        """Mean number of query-key pairs of a prefill's attention."""
         return float(np.mean(attention_pairs(self.prompt_tokens, self.uncached_tokens)))
 
     @cached_property
     def context(self) -> float:
-        """Mean KV tokens that a decode step of one request reads."""
+        """Mean number of KV tokens that a decode step of one request reads."""
         if not self.steps:
             return float(np.mean(self.prompt_tokens))
         weights = self.output_tokens - 1.0
@@ -95,20 +95,20 @@ class Mix:
 
     @cached_property
     def moved(self) -> float:
-        """Mean prompt tokens whose KV goes from one worker to another."""
+        """Mean number of prompt tokens whose KV is moved from one worker to another."""
         return float(
             np.mean(self.prompt_tokens if self.moved_tokens is None else self.moved_tokens)
         )
 
 
 def attention_pairs(prompt_tokens: Floats, uncached_tokens: Floats) -> Floats:
-    """Query-key pairs, where the last `uncached_tokens` of a prompt are computed."""
+    """Return the query-key pairs of computing the last `uncached_tokens` of a prompt."""
     return uncached_tokens * (prompt_tokens - uncached_tokens / 2.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What a workload is. Lifetime: process."""
+    """The measured mix and rate of a workload. Lifetime: process."""
 
     mix: Mix
     requests: int
@@ -168,8 +168,11 @@ def measure(
 
 
 def _logged_share(logged: Floats, prompt: Floats) -> tuple[Floats, float]:
-    """Each prompt's cached share by the log, the mean of the known where it does not say; and of
-    how many it says."""
+    """Return the cached share of each prompt by the log, and the share of prompts that the log has
+    it for.
+
+    A prompt without a logged share gets the mean of the others.
+    """
     says = logged >= 0
     shares = np.clip(logged / prompt, 0.0, 1.0)
     if not says.any():
@@ -180,7 +183,7 @@ def _logged_share(logged: Floats, prompt: Floats) -> tuple[Floats, float]:
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A worker: a model on some GPUs. Lifetime: process."""
+    """A kind of worker: one model on a number of GPUs. Lifetime: process."""
 
     name: str
     gpus: int
@@ -192,7 +195,7 @@ class Shape:
 
     @classmethod
     def of(cls, name: str, kv_tokens: int | None = None) -> Shape:
-        """The worker that a profile describes. Raises ValueError for an unknown profile."""
+        """Return the worker that a profile describes. Raises ValueError for an unknown profile."""
         found = profile(name)
         return cls(
             name,
@@ -206,10 +209,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """How KV goes between workers. Lifetime: process.
+    """The network between workers that KV is moved over. Lifetime: process. Raises ValueError.
 
-    `gbps` (gigabits per second) is of each GPU's own connection, sending and receiving alike; a
-    worker's KV lies evenly on its GPUs. `setup_s` is of each transfer. Raises ValueError.
+    `gbps` is the rate of each GPU's own connection, in gigabits per second, for sending and
+    receiving alike; a worker's KV is spread evenly over its GPUs. `setup_s` is added to each
+    transfer.
     """
 
     gbps: float = 200.0
@@ -223,19 +227,19 @@ class Link:
             )
 
     def transfer_s(self, kv_bytes: float, gpus: int) -> float:
-        """Seconds of one transfer that has the links of so many GPUs for itself."""
+        """Return the seconds of a transfer that has the connections of this many GPUs alone."""
         return self.setup_s + kv_bytes * 8 / (self.gbps * 1e9 * gpus)
 
     def rate(self, kv_bytes: float, gpus: int) -> float:
-        """Transfers of so many bytes per second that a worker's connections take."""
+        """Return how many transfers of this size a worker's connections carry per second."""
         return LINK_SHARE * self.gbps * 1e9 * gpus / 8 / kv_bytes if kv_bytes else math.inf
 
 
 @dataclass(frozen=True, slots=True)
 class WaitTargets:
-    """What a request may wait for. Lifetime: process. Raises ValueError.
+    """The latency limits of a request. Lifetime: process. Raises ValueError.
 
-    `tpot_s` is the mean time between tokens; with `every_step`, that of each step.
+    `tpot_s` limits the mean time between tokens; with `every_step`, it limits each step.
     """
 
     tpot_s: float
@@ -249,7 +253,7 @@ class WaitTargets:
 
 @dataclass(frozen=True, slots=True)
 class Rate:
-    """What one worker takes. Lifetime: process."""
+    """The rate of requests that one worker can serve, and what limits it. Lifetime: process."""
 
     requests_per_s: float
     limited_by: str  # prefill, decode step, KV memory, batch, link, TTFT, or floor: not even one
@@ -263,7 +267,7 @@ NONE = Rate(0.0, "floor")
 
 
 def step_s(step_time: StepTime, tokens: Any, seqs: Any, pairs: Any, context: Any) -> Any:
-    """Seconds of steps: `StepTime.seconds` over arrays."""
+    """Return the seconds of steps: `StepTime.seconds` over arrays."""
     p, tokens = step_time.softmax_p, np.asarray(tokens, np.float64)
     untouched = (1.0 - step_time.expert_share) ** tokens
     read_s = step_time.weights_s + step_time.experts_s * (1.0 - untouched)
@@ -283,7 +287,7 @@ def _soft_max(left: Floats, right: Floats, p: float) -> Floats:
 
 
 def prefill_s(step_time: StepTime, mix: Mix) -> Floats:
-    """S(u, L): seconds to prefill each request alone, in chunks of 8192 tokens."""
+    """Return S(u, L): the seconds to prefill each request alone, in chunks of 8192 tokens."""
     whole, rest = np.divmod(mix.uncached_tokens, float(CHUNK_TOKENS))
     total_s = step_time.pair_s * attention_pairs(mix.prompt_tokens, mix.uncached_tokens)
     total_s = total_s + whole * step_s(step_time, CHUNK_TOKENS, 1, 0.0, 0.0)
@@ -292,7 +296,9 @@ def prefill_s(step_time: StepTime, mix: Mix) -> Floats:
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """What a queue of prefills is computed from. Lifetime: process."""
+    """The mean and spread of prefill times, which determine the queue before prefill. Lifetime:
+    process.
+    """
 
     mean_s: float
     spread: float  # E[S^2] / E[S]^2: by which factor uneven prompts make the queue longer
@@ -300,23 +306,23 @@ class Service:
 
 @lru_cache(maxsize=256)
 def service(step_time: StepTime, mix: Mix) -> Service:
-    """The prefills of `mix`, one by one."""
+    """Return the mean and spread of the prefill times of `mix`."""
     each_s = prefill_s(step_time, mix)
     mean_s = float(np.mean(each_s))
     return Service(mean_s, float(np.mean(each_s**2)) / mean_s**2)
 
 
 def wait_s(of: Service, load: Any, workers: Any = 1) -> Any:
-    """Mean wait before service, Poisson arrivals at `workers` with one queue (Sakasegawa, 1977).
+    """Return the mean wait of Poisson arrivals at `workers` with one queue (Sakasegawa, 1977).
 
-    Of one worker it is M/G/1: load * m2 / (2 (1 - load)), m2 = E[S^2] / E[S].
+    For one worker this is M/G/1: load * m2 / (2 (1 - load)), m2 = E[S^2] / E[S].
     """
     crowd = np.asarray(load, np.float64) ** (np.sqrt(2.0 * (np.asarray(workers) + 1.0)) - 1.0)
     return of.mean_s * of.spread / 2.0 * crowd / (workers * (1.0 - load))
 
 
 def load_within(of: Service, most_s: float, workers: Any = 1, highest: float = HIGHEST_LOAD) -> Any:
-    """The highest load at which the mean wait is `most_s` at most, up to `highest`; of arrays."""
+    """Return the highest load, up to `highest`, whose mean wait is at most `most_s`; for arrays."""
     low = np.zeros(np.shape(workers))
     if most_s <= 0:
         return low
@@ -341,10 +347,10 @@ def prefill(
     load: float | None = None,
     decode_step_s: float = 0.0,
 ) -> Rate:
-    """R_P = load / E[S]: what each of `workers` takes that prefill for others.
+    """Return R_P = load / E[S]: the rate of each of `workers` that prefill for others.
 
-    Without a `load`, it is the highest that keeps the mean TTFT: wait + S + second call + transfer
-    + the first step of the worker that decodes.
+    Without a `load`, the load is the highest that keeps the mean TTFT: wait + S + second call +
+    transfer + the first step of the decode worker.
     """
     of = service(shape.step_time, mix)
     moved_bytes = mix.moved * shape.kv_bytes_per_token
@@ -361,7 +367,7 @@ def prefill(
 
 
 def decode(shape: Shape, mix: Mix, targets: WaitTargets, link: Link) -> Rate:
-    """R_D = B / ((o - 1) t(B)) with the largest batch B whose step keeps the target."""
+    """Return R_D = B / ((o - 1) t(B)), with the largest batch B whose step keeps the target."""
     if not mix.steps:
         return Rate(link.rate(mix.moved * shape.kv_bytes_per_token, shape.gpus), "link")
     by_kv = KV_SHARE * shape.kv_tokens / mix.context

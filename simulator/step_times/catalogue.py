@@ -30,7 +30,7 @@ _MEMORY_GB = {  # of a GPU, data sheets
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """What the memory of a GPU has to hold of a model, and how many experts a token visits."""
+    """The memory that a model needs on a GPU, and the number of experts that a token visits."""
 
     weights_gb: float  # of all GPUs of an instance
     kv_bytes_per_token: int
@@ -53,7 +53,7 @@ _DEEPSEEK = Model(688.6, 35_136, 8 / 256, kv_is_copied=True)
 
 @dataclass(frozen=True, slots=True)
 class TabledProfile:
-    """A profile, and the table it is fitted to."""
+    """A built-in profile, and the kernel table that it is fitted to."""
 
     name: str
     model: Model
@@ -166,7 +166,9 @@ BY_NAME = {row.name: row for row in ENTRIES}
 
 
 def kv_tokens(row: TabledProfile) -> int:
-    """Tokens of KV that an instance holds in the memory that weights and activations leave."""
+    """Return the KV tokens that an instance can hold in the memory that weights and activations
+    leave.
+    """
     model, gpus = row.model, row.instance.gpus
     memory = _MEMORY_GB[row.instance.gpu] * 1e9 * MEMORY_SHARE
     room = memory - model.weights_gb * 1e9 / gpus - WORKSPACE_BYTES
@@ -174,14 +176,14 @@ def kv_tokens(row: TabledProfile) -> int:
 
 
 def fitted(row: TabledProfile, seed: int = 0) -> tuple[Profile, KernelFit]:
-    """`row`'s profile by the tables as they are. Raises TableError."""
+    """Return the profile of `row`, fitted to the installed tables. Raises TableError."""
     tables = Tables(row.instance)
     found = fit_kernels(tuple(tables.rows()), row.model.expert_share, seed, CPU)
     return profile_of(row, found, tables.source()), found
 
 
 def profile_of(row: TabledProfile, found: KernelFit, source: str) -> Profile:
-    """The profile of a fit to the tables that `source` names."""
+    """Return the profile of a fit to the tables that `source` names."""
     pairs = zip(found.rows, abs(found.errors).tolist(), strict=True)
     off = sorted(error for row, error in pairs if row.kind != "mixed")
     outside = sum(error > TOLERANCE for error in off)

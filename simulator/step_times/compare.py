@@ -1,7 +1,7 @@
-"""Profiles beside tables of measured kernels: relative errors by kind of step.
+"""Compares profiles with tables of measured kernels: relative errors by kind of step.
 
-A table is asked for afresh (`tables.Tables`), or read from a CSV file of `COLUMNS`, which
-`write_rows` writes and anybody with a GPU can make.
+A table is either queried (`tables.Tables`) or read from a CSV file with the columns `COLUMNS`,
+which `write_rows` writes and anybody with a GPU can make.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class KindDifference:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A profile beside a table. `errors` are model / table - 1, in the order of `rows`."""
+    """A profile compared with a table. `errors` are model / table - 1, in the order of `rows`."""
 
     name: str
     source: str
@@ -51,7 +51,7 @@ class Comparison:
 
     @property
     def kinds(self) -> tuple[KindDifference, ...]:
-        """By kind of step; kinds without a row are left out."""
+        """Return the errors by kind of step; kinds without a row are left out."""
         found = []
         for kind in KINDS:
             off = np.array(
@@ -64,9 +64,9 @@ class Comparison:
 
     @property
     def outside(self) -> tuple[tuple[TableRow, float], ...]:
-        """Rows beyond `TOLERANCE` with their errors, mixed steps left out; the worst first.
+        """Return the rows beyond `TOLERANCE` with their errors, largest first, without mixed steps.
 
-        Tables have no mixed steps: a rule adds them up of prefill and decode.
+        Tables have no mixed steps: a rule adds them up from prefill and decode.
         """
         rows = zip(self.rows, self.errors, strict=True)
         beyond = [pair for pair in rows if pair[0].kind != "mixed" and abs(pair[1]) > TOLERANCE]
@@ -74,14 +74,14 @@ class Comparison:
 
 
 def compare(profile: Profile, source: str, rows: Sequence[TableRow]) -> Comparison:
-    """The kernels' part of `profile` beside the rows of a table."""
+    """Compare the kernels' part of `profile` with the rows of a table."""
     off = errors(profile.step_time, rows)
     chunk_s = profile.step_time.kernels.prefill_s(8192)
     return Comparison(profile.name, source, tuple(rows), tuple(off.tolist()), chunk_s)
 
 
 def write_rows(tables: Mapping[str, Iterable[TableRow]], path: Path) -> None:
-    """Writes the rows of each profile's table as CSV; raises OSError."""
+    """Write the rows of each profile's table as CSV. Raises OSError."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(COLUMNS)
@@ -91,7 +91,8 @@ def write_rows(tables: Mapping[str, Iterable[TableRow]], path: Path) -> None:
 
 
 def read_rows(path: Path) -> dict[str, list[TableRow]]:
-    """The rows of each profile in a CSV file with `COLUMNS`, in any order, others ignored.
+    """Return the rows of each profile in a CSV file with `COLUMNS`, in any order; other columns are
+    ignored.
 
     Raises TableError for a file that cannot be read and for the first wrong line.
     """
@@ -145,7 +146,7 @@ Floats = npt.NDArray[np.float64]
 
 
 def points(comparisons: Sequence[Comparison]) -> dict[str, tuple[Floats, Floats]]:
-    """For a plot: seconds by the table, and model / table - 1, of all rows of each kind."""
+    """Return, for a plot, the table's seconds and model / table - 1 of all rows of each kind."""
     found: dict[str, tuple[Floats, Floats]] = {}
     for kind in KINDS:
         pairs = [

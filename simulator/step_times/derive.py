@@ -84,14 +84,14 @@ def derived(shape: ModelShape, on: Deployment, name: str) -> Derived:
 
 
 def kind_of(shape: ModelShape) -> ModelKind:
-    """The kind of model, by which errors are known."""
+    """Return the kind of model by which the expected error is known."""
     if isinstance(shape.attention, Latent):
         return "latent"
     return "experts" if shape.expert_layers else "dense"
 
 
 def weight_bytes(shape: ModelShape) -> float:
-    """Of all weights as they are stored."""
+    """Return the bytes of all weights as they are stored."""
     tables = shape.embedding_weights * (1 if shape.tied else 2)
     return (
         BF16.bytes * tables
@@ -102,7 +102,7 @@ def weight_bytes(shape: ModelShape) -> float:
 
 
 def step_time(shape: ModelShape, on: Deployment) -> StepTime:
-    """The constants alone."""
+    """Return the derived constants."""
     shares = on.gpu.shares
     read_s = 1.0 / (on.gpus * on.gpu.bytes_s * shares.weights)  # of one byte of weights
     small_s = shares.layer_s * shape.mixing_layers
@@ -121,7 +121,7 @@ def step_time(shape: ModelShape, on: Deployment) -> StepTime:
 
 
 def _shared_bytes(shape: ModelShape) -> float:
-    """Of all weights that every step reads."""
+    """Return the bytes of the weights that every step reads."""
     return (
         BF16.bytes * shape.embedding_weights
         + shape.stored.attention.bytes * shape.attention_weights
@@ -130,7 +130,9 @@ def _shared_bytes(shape: ModelShape) -> float:
 
 
 def _linear_s(shape: ModelShape, on: Deployment) -> float:
-    """Of one token: matrix products, small kernels, all-reduces, attention that is bounded."""
+    """Return the seconds of one token: matrix products, small kernels, all-reduces, bounded
+    attention.
+    """
     gpu, stored = on.gpu, shape.stored
     active = shape.expert_weights * shape.expert_share
     busiest = BUSIEST if on.whole_experts and on.gpus > 1 else 1.0
@@ -147,7 +149,9 @@ def _linear_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _small_kernels_s(shape: ModelShape, on: Deployment) -> float:
-    """Norms, which every GPU computes whole, and activations: they move bytes."""
+    """Return the seconds of norms, which every GPU computes whole, and of activations: both move
+    bytes.
+    """
     norms = _NORM_PASSES * shape.hidden * (shape.mixing_layers + shape.mlp_layers)
     widths = shape.dense_layers * shape.dense_width + shape.expert_layers * shape.shared_width
     moved = norms + shape.mlp_matrices * widths / on.gpus
@@ -155,17 +159,17 @@ def _small_kernels_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _all_reduces(shape: ModelShape) -> int:
-    """Of one step: one after each part of a layer.
+    """Return the number of all-reduces in a step: one after each part of a layer.
 
     Models with latent attention and experts have two more in a layer of experts, as the tables
-    count them: vectors are sent to experts and brought back besides.
+    count them: vectors are sent to experts and brought back.
     """
     more = 2 * shape.expert_layers if isinstance(shape.attention, Latent) else 0
     return shape.mixing_layers + shape.mlp_layers + more
 
 
 def _pair_s(shape: ModelShape, on: Deployment) -> float:
-    """Of one query on one key, in the layers that see all keys."""
+    """Return the seconds of one query on one key, in the layers that see all keys."""
     attention = shape.attention
     if isinstance(attention, Latent) and attention.index_keys:
         # The indexer is whole on each GPU.
@@ -175,7 +179,7 @@ def _pair_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _bounded_pairs_s(shape: ModelShape, on: Deployment) -> float:
-    """Of one query, on keys in a window or keys that an indexer picked."""
+    """Return the seconds of one query on the keys in a window, or on keys that an indexer picked."""
     total = shape.window_layers * shape.window * _pair_of(shape.window_attention, on)
     if isinstance(shape.attention, Latent):
         total += shape.full_layers * shape.attention.index_keys * _pair_of(shape.attention, on)
@@ -183,7 +187,7 @@ def _bounded_pairs_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _pair_of(attention: Heads | Latent, on: Deployment) -> float:
-    """Seconds of one query on one key in one layer, of prefill."""
+    """Return the seconds of one query on one key in one layer of a prefill."""
     shares = on.gpu.shares
     if isinstance(attention, Latent):
         share = shares.latent_attention
@@ -193,12 +197,14 @@ def _pair_of(attention: Heads | Latent, on: Deployment) -> float:
 
 
 def _kv_parts(attention: Heads | Latent, on: Deployment) -> int:
-    """Into how many parts the GPUs split a token's KV; a latent vector is on each of them."""
+    """Return the number of parts into which the GPUs split a token's KV; each GPU has a latent
+    vector whole.
+    """
     return min(on.gpus, attention.kv)
 
 
 def _read_s(values: float, attention: Heads | Latent, on: Deployment) -> float:
-    """Seconds in which decodes read that many numbers of KV, of all GPUs together."""
+    """Return the seconds in which decodes read this many numbers of KV, with all GPUs together."""
     shares = on.gpu.shares
     if isinstance(attention, Latent):
         share = shares.kv_latent
@@ -209,7 +215,7 @@ def _read_s(values: float, attention: Heads | Latent, on: Deployment) -> float:
 
 
 def _growing_read_s(shape: ModelShape, on: Deployment) -> float:
-    """Seconds of a decode for one more token of context."""
+    """Return the seconds that a decode needs for one more token of context."""
     attention = shape.attention
     values = attention.kv_values
     if isinstance(attention, Latent) and attention.index_keys:
@@ -218,7 +224,9 @@ def _growing_read_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _bounded_read_s(shape: ModelShape, on: Deployment) -> float:
-    """Seconds in which a decode reads keys in windows, or keys that an indexer picked."""
+    """Return the seconds in which a decode reads the keys in windows, or keys that an indexer
+    picked.
+    """
     windowed = shape.window_layers * shape.window * shape.window_attention.kv_values
     total = _read_s(windowed, shape.window_attention, on)
     if isinstance(shape.attention, Latent):
@@ -228,7 +236,9 @@ def _bounded_read_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _kv_bytes(shape: ModelShape, on: Deployment) -> float:
-    """Of one token of a request of `TYPICAL_CONTEXT` tokens, over all GPUs, each part once."""
+    """Return the KV bytes of one token in a request of `TYPICAL_CONTEXT` tokens, over all GPUs,
+    each part once.
+    """
     seen = min(1.0, shape.window / TYPICAL_CONTEXT)
     values = shape.full_layers * shape.attention.kv_values
     windowed = shape.window_layers * shape.window_attention.kv_values * seen
@@ -236,18 +246,18 @@ def _kv_bytes(shape: ModelShape, on: Deployment) -> float:
 
 
 def _room(shape: ModelShape, on: Deployment) -> float:
-    """Bytes for KV on one GPU, below 0 where the weights alone are too large."""
+    """Return the bytes for KV on one GPU; below 0 if the weights alone are too large."""
     return MEMORY_SHARE * on.gpu.memory_bytes - weight_bytes(shape) / on.gpus - WORKSPACE_BYTES
 
 
 def _tokens(shape: ModelShape, on: Deployment) -> int:
-    """Of which KV has room; on GPUs that hold a token's KV several times, only once counted."""
+    """Return the number of tokens whose KV fits; KV that several GPUs hold counts once."""
     per_gpu = max(1.0, _kv_bytes(shape, on) / _kv_parts(shape.attention, on))
     return max(0, int(_room(shape, on) / per_gpu))
 
 
 def _degrees(shape: ModelShape, on: Deployment) -> list[int]:
-    """Numbers of GPUs over which its heads, and experts where they are whole, can be split."""
+    """Return the numbers of GPUs over which the heads, and whole experts, can be split."""
     return [
         gpus
         for gpus in range(1, MOST_GPUS + 1)
@@ -281,7 +291,7 @@ def _too_small(shape: ModelShape, on: Deployment) -> str:
 
 
 def _error(shape: ModelShape, on: Deployment) -> str:
-    """What to expect of it, in words."""
+    """Return the expected error in words."""
     kind = kind_of(shape)
     if isinstance(shape.attention, Latent) and shape.attention.index_keys:
         return "sparse attention differs by engine: measured steps take 1.5 to 3 times as long"
@@ -297,7 +307,7 @@ def _error(shape: ModelShape, on: Deployment) -> str:
 
 
 def _assumed(shape: ModelShape, on: Deployment) -> list[str]:
-    """What is taken for granted of this deployment."""
+    """Return the assumptions about this deployment."""
     found = [
         f"KV may have {MEMORY_SHARE:.0%} of memory, less weights and {WORKSPACE_BYTES / 1e9:.0f} GB"
     ]
@@ -335,12 +345,14 @@ def _arithmetics(shape: ModelShape) -> list[tuple[str, Arithmetic]]:
 
 
 def _lacking(shape: ModelShape, on: Deployment) -> list[str]:
-    """Arithmetics of the weights that the GPU lacks."""
+    """Return the number formats of the weights that the GPU cannot multiply."""
     return sorted({one for _, one in _arithmetics(shape) if on.gpu.used(one) != one})
 
 
 def _used_shares(shape: ModelShape, on: Deployment) -> set[str]:
-    """Shares that this deployment's constants depend on, besides those of every one."""
+    """Return the shares that this deployment's constants depend on, besides those that all
+    deployments use.
+    """
     found = {f"{part} {on.gpu.used(one)}" for part, one in _arithmetics(shape)}
     if isinstance(shape.attention, Latent):
         return found | {"kv_latent", "latent_attention"}

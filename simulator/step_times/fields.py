@@ -1,4 +1,4 @@
-"""Reads fields of a config.json with bounds: each error names the file, the field, what to do."""
+"""Reads fields of a config.json with bounds; each error has the file, the field, and what to do."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_TEXT = 200  # of a value that an error quotes
 
 
 class ConfigError(ValueError):
-    """A config.json that no profile can be made of; says which field, and what to do."""
+    """Raised for a config.json that allows no profile; the message has the field, and what to do."""
 
 
 class Fields:
@@ -24,19 +24,19 @@ class Fields:
         self._prefix = prefix
 
     def where(self, name: str) -> str:
-        """The place of a field, as errors name it."""
+        """Return the place of a field, as errors name it."""
         return f"{self._path}: {self._prefix}{name}"
 
     def names(self) -> Iterable[str]:
-        """The fields that there are."""
+        """The names of the fields that exist."""
         return self._values.keys()
 
     def has(self, name: str) -> bool:
-        """Whether the field is there, and not null."""
+        """Return whether the field exists and is not null."""
         return self._values.get(name) is not None
 
     def section(self, name: str) -> Fields | None:
-        """An object within; None where there is none."""
+        """Return a nested object; None if there is none."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -45,7 +45,7 @@ class Fields:
         return Fields(self._path, value, f"{self._prefix}{name}.")
 
     def whole(self, *names: str, most: int, least: int = 1) -> int | None:
-        """A whole number by the first of `names` that is there; None where none is."""
+        """Return the whole number of the first of `names` that exists; None if none does."""
         for name in names:
             value = self._values.get(name)
             if value is None:
@@ -61,7 +61,7 @@ class Fields:
         return None
 
     def needed(self, *names: str, most: int) -> int:
-        """A whole number that must be there."""
+        """Return a whole number that must exist."""
         found = self.whole(*names, most=most)
         if found is None:
             raise ConfigError(
@@ -71,14 +71,14 @@ class Fields:
         return found
 
     def flag(self, name: str) -> bool | None:
-        """True or false; None where neither is there."""
+        """Return a boolean; None if there is none."""
         value = self._values.get(name)
         if value is not None and not isinstance(value, bool):
             raise ConfigError(f"{self.where(name)}: {_shown(value)}, where true or false is meant")
         return value
 
     def text(self, name: str) -> str | None:
-        """A short text without control characters; None where there is none."""
+        """Return a short text without control characters; None if there is none."""
         value = self._values.get(name)
         if value is None:
             return None
@@ -89,17 +89,17 @@ class Fields:
         return value
 
     def text_or_none(self, name: str) -> str | None:
-        """Any text; None where there is none, or something else."""
+        """Return any text; None if the field is missing or no text."""
         value = self._values.get(name)
         return value if isinstance(value, str) else None
 
     def texts(self, name: str) -> list[str]:
-        """All texts of a list; nothing where there is no list."""
+        """Return all texts of a list; an empty list if there is none."""
         value = self._values.get(name)
         return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
 
     def wholes(self, name: str, most: int) -> list[int]:
-        """All numbers of a list, from 0 to `most`; nothing where there is none."""
+        """Return all whole numbers of a list, each 0 to `most`; an empty list if there is none."""
         value = self._values.get(name)
         if value is None:
             return []
@@ -114,12 +114,12 @@ class Fields:
         return value
 
     def is_list(self, name: str) -> bool:
-        """Whether the field holds a list."""
+        """Return whether the field holds a list."""
         return isinstance(self._values.get(name), list)
 
 
 def read_fields(path: Path) -> Fields:
-    """The object in a config.json; a folder's is found in it. Raises ConfigError."""
+    """Return the object in a config.json, or in the config.json of a folder. Raises ConfigError."""
     try:
         path = path / "config.json" if path.is_dir() else path
         with path.open("rb") as file:

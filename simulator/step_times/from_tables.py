@@ -1,4 +1,4 @@
-"""A derived profile whose kernels are fitted to an engine's tables, where they know the model."""
+"""Fits a derived profile to an engine's kernel tables, if they know the model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _TABLES = {  # of a GPU, as `aiconfigurator-core` names it
 def from_tables(
     derived: Profile, config: Path, on: Deployment, gpu: str, engine: str, seed: int = 0
 ) -> tuple[Profile, Comparison]:
-    """`derived` with step times that are fitted to the tables of `engine` on `gpu`, and their
-    errors.
+    """Return `derived` with step times that are fitted to the tables of `engine` on `gpu`, and
+    their errors.
 
-    `config`: the model's config.json, or its folder; formats of weights and KV are as it says.
-    Raises TableError where the tables do not know the architecture, and ModuleNotFoundError
-    without them.
+    `config`: the model's config.json or its folder, which also says the formats of weights and KV.
+    Raises TableError if the tables do not know the architecture, and ModuleNotFoundError without
+    the tables.
     """
     with TemporaryDirectory() as folder:
         copyfile(config / "config.json" if config.is_dir() else config, Path(folder, "config.json"))

@@ -23,7 +23,7 @@ ModelKind = Literal["dense", "experts", "latent"]  # of a model: latent attentio
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What kernels reach on one kind of GPU: shares of the data sheet, and seconds."""
+    """The shares of a data sheet that the kernels of one kind of GPU reach, and times in seconds."""
 
     gemm: Mapping[Arithmetic, float]  # of the FLOPs, in large matrix products
     experts: Mapping[Arithmetic, float]  # in products grouped by expert
@@ -56,21 +56,25 @@ class Gpu:
     errors: Mapping[ModelKind, tuple[int, int]]  # median and 90th percentile, %
 
     def all_reduce_bytes_s(self, gpus: int) -> float:
-        """Of an all-reduce of that many GPUs; of the largest that was measured for more."""
+        """Return the rate of an all-reduce over this many GPUs; for more GPUs than were measured,
+        the last rate.
+        """
         sizes = [size for size in self.all_reduce if size >= gpus]
         return self.all_reduce[min(sizes, default=max(self.all_reduce))]
 
     def used(self, arithmetic: Arithmetic) -> Arithmetic:
-        """In which arithmetic it multiplies: BF16 where its tensor cores lack the one asked for."""
+        """Return the number format in which the GPU multiplies: BF16 if its tensor cores lack the
+        wanted one.
+        """
         return arithmetic if arithmetic in self.flops else "bf16"
 
     def gemm_flops_s(self, arithmetic: Arithmetic) -> float:
-        """What large matrix products reach."""
+        """Return the FLOP/s that large matrix products reach."""
         used = self.used(arithmetic)
         return self.flops[used] * self.shares.gemm[used]
 
     def expert_flops_s(self, arithmetic: Arithmetic) -> float:
-        """What products grouped by expert reach."""
+        """Return the FLOP/s that products grouped by expert reach."""
         used = self.used(arithmetic)
         return self.flops[used] * self.shares.experts[used]
 

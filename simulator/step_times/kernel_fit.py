@@ -29,7 +29,7 @@ _SCALE = 10.0  # of errors before they are raised: 10 % counts 1
 
 @dataclass(frozen=True, slots=True)
 class KernelFit:
-    """A step time, and its relative errors: model / table - 1 by row, in the order of `rows`."""
+    """A fitted step time, and its relative errors model / table - 1 in the order of `rows`."""
 
     step_time: StepTime
     rows: tuple[TableRow, ...]
@@ -37,17 +37,18 @@ class KernelFit:
 
     @property
     def errors(self) -> npt.NDArray[np.float64]:
-        """Of all rows."""
+        """The errors of all rows."""
         return errors(self.step_time, self.rows)
 
 
 def fit_kernels(
     rows: Sequence[TableRow], expert_share: float = 0.0, seed: int = 0, cpu: StepTime | None = None
 ) -> KernelFit:
-    """The step time whose kernels are nearest to two thirds of `rows`; CPU time is that of `cpu`.
+    """Return the step time whose kernels are nearest to two thirds of `rows`; `cpu` gives the CPU
+    time.
 
-    `expert_share`: of the routed experts, that one token visits; 0 for a dense model. Mixed steps
-    are compared and never fitted: they are made of the others.
+    `expert_share`: the share of routed experts that one token visits; 0 for a dense model. Mixed
+    steps are compared but not fitted, because they are sums of the others.
     """
     order = [place for place, row in enumerate(rows) if row.kind != "mixed"]
     random.Random(seed).shuffle(order)
@@ -69,7 +70,9 @@ def fit_kernels(
 
 
 def errors(step_time: StepTime, rows: Sequence[TableRow]) -> npt.NDArray[np.float64]:
-    """float64[rows]: kernels' seconds by `step_time` / seconds by the table, less 1."""
+    """Return float64[rows]: the kernels' seconds by `step_time` over the seconds of the table,
+    minus 1.
+    """
     columns = np.array(
         [(r.prefill_tokens + r.decodes, r.pairs, r.decodes * r.context_tokens) for r in rows]
     ).T
@@ -84,7 +87,7 @@ def _names(expert_share: float) -> tuple[str, ...]:
 
 
 def _descend(rows: Sequence[TableRow], expert_share: float, start: float) -> StepTime:
-    """The lowest error that is down the hill from a guess."""
+    """Return the local minimum of the error that is downhill from a guess."""
     from scipy.optimize import least_squares  # of the extra `sim`
 
     names = _names(expert_share)

@@ -9,7 +9,7 @@ from simulator.step_times.storage import Stored
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Attention with keys and values of its own per KV head."""
+    """Attention whose KV heads have keys and values of their own."""
 
     query: int
     kv: int
@@ -25,18 +25,20 @@ class Heads:
 
     @property
     def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache of one layer."""
+        """Numbers that one token stores in the KV cache of one layer."""
         return self.kv * (self.key_width + self.value_width)
 
     @property
     def pair_flops(self) -> int:
-        """Of one query on one key, in prefill and decode alike."""
+        """FLOPs of one query on one key, in prefill and decode alike."""
         return 2 * self.query * (self.key_width + self.value_width)
 
 
 @dataclass(frozen=True, slots=True)
 class Latent:
-    """Multi-head latent attention (DeepSeek-V2): keys and values are made of one short vector."""
+    """Multi-head latent attention (DeepSeek-V2), which computes keys and values from one short
+    vector.
+    """
 
     query: int
     query_rank: int  # 0: queries are projected at once
@@ -49,7 +51,7 @@ class Latent:
     index_keys: int = 0  # that it picks at most
 
     def weights(self, hidden: int) -> int:
-        """Weights of one layer's projections, those of its indexer too."""
+        """Weights of one layer's projections and of its indexer."""
         queries = self.query * (self.nope_width + self.rope_width)
         first = hidden if self.query_rank == 0 else self.query_rank
         total = first * queries + hidden * self.query_rank
@@ -62,30 +64,31 @@ class Latent:
 
     @property
     def kv(self) -> int:
-        """Heads over which KV can be split."""
+        """Number of heads over which KV can be split."""
         return 1
 
     @property
     def latent_values(self) -> int:
-        """Numbers of one token's vector in one layer."""
+        """Numbers in one token's vector in one layer."""
         return self.kv_rank + self.rope_width
 
     @property
     def kv_values(self) -> int:
-        """Numbers that one token leaves in the KV cache of one layer, for the indexer too."""
+        """Numbers that one token stores in the KV cache of one layer, with those of the indexer."""
         return self.latent_values + self.index_width
 
     @property
     def pair_flops(self) -> int:
-        """Of one query on one key in prefill, which makes keys and values first."""
+        """FLOPs of one query on one key in prefill, which computes keys and values first."""
         return 2 * self.query * (self.nope_width + self.rope_width + self.value_width)
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What of a model decides how long its steps take. Layers are counted by kind.
+    """The properties of a model that determine the times of its steps.
 
-    A layer of `state_layers` (linear attention, Mamba) keeps a state of fixed size, no KV.
+    Layers are counted by kind. A layer of `state_layers` (linear attention, Mamba) keeps a state of
+    fixed size and no KV.
     """
 
     architecture: str
@@ -113,22 +116,22 @@ class ModelShape:
 
     @property
     def attention_layers(self) -> int:
-        """Layers with a KV cache."""
+        """Number of layers with a KV cache."""
         return self.full_layers + self.window_layers
 
     @property
     def mixing_layers(self) -> int:
-        """Layers in which tokens see each other."""
+        """Number of layers in which tokens see each other."""
         return self.attention_layers + self.state_layers
 
     @property
     def mlp_layers(self) -> int:
-        """Layers of a feed-forward network, of either kind."""
+        """Number of feed-forward layers of both kinds."""
         return self.dense_layers + self.expert_layers
 
     @property
     def attention_weights(self) -> int:
-        """Of all layers in which tokens see each other."""
+        """Weights of all layers in which tokens see each other."""
         return (
             self.full_layers * self.attention.weights(self.hidden)
             + self.window_layers * self.window_attention.weights(self.hidden)
@@ -137,7 +140,7 @@ class ModelShape:
 
     @property
     def dense_weights(self) -> int:
-        """Of all dense layers, shared experts and routers."""
+        """Weights of all dense layers, shared experts and routers."""
         shared = self.expert_layers * self.mlp_matrices * self.hidden * self.shared_width
         routers = self.expert_layers * self.hidden * self.experts
         dense = self.dense_layers * self.mlp_matrices * self.hidden * self.dense_width
@@ -145,27 +148,27 @@ class ModelShape:
 
     @property
     def expert_weights(self) -> int:
-        """Of all routed experts."""
+        """Weights of all routed experts."""
         one = self.mlp_matrices * self.hidden * self.expert_width
         return self.expert_layers * self.experts * one
 
     @property
     def embedding_weights(self) -> int:
-        """Of the embeddings, and as many of the last product."""
+        """Weights of the embeddings; the output projection has as many."""
         return self.vocabulary * self.hidden
 
     @property
     def parameters(self) -> int:
-        """All weights, but for norms and biases."""
+        """All weights except norms and biases."""
         tables = self.embedding_weights * (1 if self.tied else 2)
         return tables + self.attention_weights + self.dense_weights + self.expert_weights
 
     @property
     def expert_share(self) -> float:
-        """Of the routed experts that one token visits."""
+        """Share of the routed experts that one token visits."""
         return self.experts_per_token / self.experts if self.experts else 0.0
 
     @property
     def active_parameters(self) -> float:
-        """Weights that one token meets."""
+        """Weights that are used for one token."""
         return self.parameters - self.expert_weights * (1.0 - self.expert_share)

@@ -49,9 +49,9 @@ _PERIOD = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 
 
 
 def read_shape(path: Path) -> ModelShape:
-    """The shape that the config.json at `path`, or in the folder `path`, describes.
+    """Return the shape in the config.json at `path`, or in the folder `path`.
 
-    Raises ConfigError, which says the file, the field and what to do.
+    Raises ConfigError, which has the file, the field and what to do.
     """
     return _Reader(path).shape()
 
@@ -80,7 +80,7 @@ class _Reader:
         self._hidden = self._fields.needed("hidden_size", most=MOST_WIDTH)
 
     def shape(self) -> ModelShape:
-        """All that the config says, in one."""
+        """Return the shape that the whole config describes."""
         full, window = self._attention()
         mixers = self._mixers()
         if not mixers.total():
@@ -145,7 +145,7 @@ class _Reader:
             )
 
     def _attention(self) -> tuple[Heads | Latent, Heads | Latent]:
-        """Of layers that see all, and of layers with a window."""
+        """Return the attention of layers that see all tokens, and of layers with a window."""
         fields = self._fields
         query = fields.needed("num_attention_heads", most=MOST_HEADS)
         if fields.has("kv_lora_rank"):
@@ -215,7 +215,9 @@ class _Reader:
         )
 
     def _mixers(self) -> Counter[str]:
-        """Layers by how their tokens see each other: full, window or state."""
+        """Return the number of layers by the way in which their tokens see each other: full, window
+        or state.
+        """
         fields = self._fields
         if fields.is_list("layer_types"):
             return self._of_types(fields.texts("layer_types"), "layer_types")
@@ -254,7 +256,7 @@ class _Reader:
         )
 
     def _windows(self) -> Counter[str]:
-        """Of an architecture that says its windows by a rule."""
+        """Return the layers with a window, for an architecture that gives them by a rule."""
         fields, layers = self._fields, self._layers
         period = fields.whole("sliding_window_pattern", "_sliding_window_pattern", most=MOST_LAYERS)
         period = period or _PERIOD.get(self._type)
@@ -284,7 +286,7 @@ class _Reader:
         return self._fields.needed("sliding_window", "attention_chunk_size", most=MOST_TOKENS)
 
     def _mlps(self) -> tuple[int, int]:
-        """Dense layers, and layers of routed experts."""
+        """Return the number of dense layers, and of layers with routed experts."""
         fields, layers = self._fields, self._layers
         pattern = fields.text_or_none("hybrid_override_pattern")
         if pattern is not None:
@@ -320,7 +322,9 @@ class _Reader:
         return self._fields.whole(*names, most=MOST_EXPERTS, least=0)
 
     def _experts(self) -> tuple[int, int, int, int]:
-        """Experts of a token, experts of a layer, the width of one, and of all shared ones."""
+        """Return experts of a token, experts of a layer, the width of one, and the width of all
+        shared ones.
+        """
         fields = self._fields
         count = self._expert_count() or 0
         names = ("num_experts_per_tok", "experts_per_token", "top_k_experts", "moe_topk")

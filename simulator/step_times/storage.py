@@ -1,6 +1,6 @@
-"""How weights are stored: bytes of one, and which tensor cores multiply them.
+"""The storage format of weights: bytes of a weight, and the tensor cores that multiply it.
 
-A config.json says it in `quantization_config`, in the words of whoever quantized the model.
+A config.json has it in `quantization_config`, in the terms of the tool that quantized the model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ INT8_WEIGHTS = Storage("int8, weights only", 1.0, "bf16")
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The formats of a model's parts. Embeddings and the last product stay in BF16 throughout."""
+    """The formats of a model's parts. Embeddings and the output projection are always BF16."""
 
     attention: Storage = BF16
     dense: Storage = BF16
@@ -57,7 +57,7 @@ _NEITHER = ("norm", "bias", "indexer", "rotary", "router")
 
 
 def read_stored(fields: Fields, layers: int) -> tuple[Stored, bool, list[str]]:
-    """The formats, whether KV is kept in FP8, and what was assumed, of `quantization_config`."""
+    """Return the formats in `quantization_config`, whether KV is kept in FP8, and what was assumed."""
     storage, assumed = _format(fields)
     spared = [
         name
@@ -82,7 +82,7 @@ def read_stored(fields: Fields, layers: int) -> tuple[Stored, bool, list[str]]:
 
 
 def _spares(spared: list[str], marks: tuple[str, ...], layers: int) -> bool:
-    """Whether half of the layers or more keep what `marks` name as it was."""
+    """Return whether at least half of the layers leave the parts that `marks` name unquantized."""
     named = [name for name in spared if any(mark in name.replace("\\", "") for mark in marks)]
     numbers = {found[1] for name in named if (found := re.search(r"layers\.(\d+)", name))}
     everywhere = any(re.search(r"layers\.\d", name) is None for name in named)
@@ -133,7 +133,7 @@ def _integers(found: Fields, bits: int | None) -> Storage:
 
 
 def _of_groups(found: Fields) -> tuple[Storage, list[str]]:
-    """compressed-tensors: the first group of layers that has weights."""
+    """Return the format of compressed-tensors: that of the first group of layers that has weights."""
     groups = found.section("config_groups")
     for name in groups.names() if groups is not None else ():
         group = groups.section(name) if groups is not None else None

@@ -32,11 +32,11 @@ KINDS: tuple[Kind, ...] = ("prefill", "cached", "decode", "mixed")
 
 
 class TableError(ValueError):
-    """The tables have nothing for a question. The text says what was asked and what they said."""
+    """Raised if the tables have no answer; the message has the question and the tables' reply."""
 
 
 class TableRow(NamedTuple):
-    """A step, and the seconds that its kernels take by a table."""
+    """A step, and the seconds of its kernels by a table."""
 
     prefill_tokens: int  # of one prompt; 0: none
     cached_tokens: int  # of that prompt, before them
@@ -46,26 +46,26 @@ class TableRow(NamedTuple):
 
     @property
     def kind(self) -> Kind:
-        """The part of the comparison that this row belongs to."""
+        """The kind of step by which this row is compared."""
         if self.decodes:
             return "mixed" if self.prefill_tokens else "decode"
         return "cached" if self.cached_tokens else "prefill"
 
     @property
     def pairs(self) -> float:
-        """Query-key pairs of the prefill's attention, as `StepLoad.attention_pairs`."""
+        """Query-key pairs of the prefill's attention, as `StepLoad.attention_pairs` counts them."""
         return self.prefill_tokens * (self.cached_tokens + self.prefill_tokens / 2)
 
     @property
     def what(self) -> str:
-        """The step in words."""
+        """A description of the step in words."""
         prefill = f"prefill {self.prefill_tokens:,}" if self.prefill_tokens else ""
         behind = f" after {self.cached_tokens:,}" if self.cached_tokens else ""
         decode = f"{self.decodes} decodes at {self.context_tokens:,}" if self.decodes else ""
         return f"{prefill}{behind}{' + ' if prefill and decode else ''}{decode}"
 
     def kernels_s(self, step_time: StepTime) -> float:
-        """Seconds of this step's kernels by `step_time`."""
+        """Return the seconds of this step's kernels by `step_time`."""
         read = self.decodes * self.context_tokens
         kernels = step_time.kernels
         return (
@@ -76,10 +76,11 @@ class TableRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Instance:
-    """What a table is asked for: a model on the GPUs of one engine.
+    """A model on the GPUs of one engine, as the tables are queried for it.
 
-    `model`: as the package names it, or a folder with a `config.json`. `gpu`: as the package names
-    it. `settings`: further arguments of its `EngineHandle.compile`, as `gemm_quant_mode`.
+    `model`: a name that the package knows, or a folder with a `config.json`. `gpu`: a name that the
+    package knows. `settings`: further arguments of its `EngineHandle.compile`, as
+    `gemm_quant_mode`.
     """
 
     model: str
@@ -91,7 +92,7 @@ class Instance:
 
     @property
     def what(self) -> str:
-        """The instance in words."""
+        """A description of the instance in words."""
         of = f"{self.gpus} x {self.gpu}" if self.gpus > 1 else self.gpu
         model = "config.json" if os.path.isdir(self.model) else self.model
         return f"{model} on {of}, {self.engine}"
@@ -124,7 +125,9 @@ class Tables:
             raise TableError(f"{instance.what}: {_first_line(error)}") from error
 
     def rows(self) -> Iterator[TableRow]:
-        """The steps that profiles are compared by. Raises TableError for one without a figure."""
+        """Return the steps that profiles are compared by. Raises TableError for a step without a
+        time.
+        """
         handle = self._handle
         prefills = [(tokens, 0) for tokens in PREFILL_TOKENS]
         prefills += [(tokens, cached) for cached in CACHED_TOKENS for tokens in CHUNK_TOKENS]
