@@ -128,7 +128,9 @@ def _best(measured: MeasuredColumns, exponent: Exponent) -> Best:
 
 
 def relative_errors(measured: MeasuredColumns, best: Best) -> Floats:
-    """Return (model - measured) / measured of each measurement; a constant that is not named is 0."""
+    """Return (model - measured) / measured of each measurement; a constant that is not
+    named is 0.
+    """
     constants, exponent = best.constants, best.exponent
     left = constants.get(WEIGHTS, 0.0) * measured.weights_read
     right = constants.get(LINEAR, 0.0) * measured.new_tokens

@@ -69,7 +69,9 @@ class Observation(NamedTuple):
 
 
 def prefill_loads(prompt_tokens: int, chunk_tokens: int) -> tuple[ComputedLoad, ...]:
-    """Return the steps of one prompt that is prefilled alone, in chunks of at most `chunk_tokens`."""
+    """Return the steps of one prompt that is prefilled alone, in chunks of at most
+    `chunk_tokens`.
+    """
     loads = []
     for start in range(0, prompt_tokens, chunk_tokens):
         tokens = min(chunk_tokens, prompt_tokens - start)

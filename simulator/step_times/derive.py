@@ -179,7 +179,9 @@ def _pair_s(shape: ModelShape, on: Deployment) -> float:
 
 
 def _bounded_pairs_s(shape: ModelShape, on: Deployment) -> float:
-    """Return the seconds of one query on the keys in a window, or on keys that an indexer picked."""
+    """Return the seconds of one query on the keys in a window, or on keys that an indexer
+    picked.
+    """
     total = shape.window_layers * shape.window * _pair_of(shape.window_attention, on)
     if isinstance(shape.attention, Latent):
         total += shape.full_layers * shape.attention.index_keys * _pair_of(shape.attention, on)

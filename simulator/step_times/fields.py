@@ -12,7 +12,9 @@ _MAX_TEXT = 200  # of a value that an error quotes
 
 
 class ConfigError(ValueError):
-    """Raised for a config.json that allows no profile; the message has the field, and what to do."""
+    """Raised for a config.json that allows no profile; the message has the field, and
+    what to do.
+    """
 
 
 class Fields:

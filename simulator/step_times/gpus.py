@@ -23,7 +23,9 @@ ModelKind = Literal["dense", "experts", "latent"]  # of a model: latent attentio
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shares of a data sheet that the kernels of one kind of GPU reach, and times in seconds."""
+    """The shares of a data sheet that the kernels of one kind of GPU reach, and times in
+    seconds.
+    """
 
     gemm: Mapping[Arithmetic, float]  # of the FLOPs, in large matrix products
     experts: Mapping[Arithmetic, float]  # in products grouped by expert

@@ -57,7 +57,9 @@ _NEITHER = ("norm", "bias", "indexer", "rotary", "router")
 
 
 def read_stored(fields: Fields, layers: int) -> tuple[Stored, bool, list[str]]:
-    """Return the formats in `quantization_config`, whether KV is kept in FP8, and what was assumed."""
+    """Return the formats in `quantization_config`, whether KV is kept in FP8, and what
+    was assumed.
+    """
     storage, assumed = _format(fields)
     spared = [
         name
@@ -133,7 +135,9 @@ def _integers(found: Fields, bits: int | None) -> Storage:
 
 
 def _of_groups(found: Fields) -> tuple[Storage, list[str]]:
-    """Return the format of compressed-tensors: that of the first group of layers that has weights."""
+    """Return the format of compressed-tensors: that of the first group of layers that has
+    weights.
+    """
     groups = found.section("config_groups")
     for name in groups.names() if groups is not None else ():
         group = groups.section(name) if groups is not None else None
