@@ -1,4 +1,6 @@
-"""Kubernetes as a source: EndpointSlices of a service, or an InferencePool with what is its own."""
+"""Kubernetes as a source of workers: the EndpointSlices of a service, or the pods of an
+InferencePool.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ _OBJECTIVES_SEEN = 4_096  # of a namespace: the API cannot choose those of a poo
 
 
 class Conditions(msgspec.Struct):
-    """None: unknown."""
+    """The conditions of an endpoint; None means unknown."""
 
     ready: bool | None = None
     serving: bool | None = None
@@ -44,14 +46,14 @@ class Conditions(msgspec.Struct):
 
 
 class Endpoint(msgspec.Struct):
-    """One or several addresses that mean the same."""
+    """An endpoint of a slice: one or several addresses of the same server."""
 
     addresses: tuple[str, ...] = ()
     conditions: Conditions = msgspec.field(default_factory=Conditions)
 
 
 class Port(msgspec.Struct):
-    """A port of all endpoints of a slice."""
+    """A port that all endpoints of a slice have."""
 
     port: int | None = None
     name: str | None = None
@@ -59,7 +61,7 @@ class Port(msgspec.Struct):
 
 
 class Slice(msgspec.Struct, rename="camel"):
-    """An EndpointSlice; other fields are passed over."""
+    """An EndpointSlice; other fields are ignored."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     address_type: str = "IPv4"
@@ -68,33 +70,33 @@ class Slice(msgspec.Struct, rename="camel"):
 
 
 class Condition(msgspec.Struct):
-    """One of a pod's; `Ready` counts."""
+    """One condition of a pod; the router reads `Ready`."""
 
     type: str = ""
     status: str = ""
 
 
 class PodStatus(msgspec.Struct):
-    """How a pod is, and where."""
+    """The state and address of a pod."""
 
     pod_ip: str | None = msgspec.field(default=None, name="podIP")
     conditions: tuple[Condition, ...] | None = None
 
 
 class Pod(msgspec.Struct):
-    """A pod; other fields are passed over."""
+    """A pod; other fields are ignored."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     status: PodStatus = msgspec.field(default_factory=PodStatus)
 
     @property
     def stopping(self) -> bool:
-        """Somebody deleted it: it has its grace period left."""
+        """True if the pod was deleted and is in its grace period."""
         return self.metadata.deletion_timestamp is not None
 
     @property
     def ready(self) -> bool:
-        """By its condition."""
+        """True if the pod's condition `Ready` is true."""
         return any(c.type == "Ready" and c.status == "True" for c in self.status.conditions or ())
 
 
@@ -111,21 +113,21 @@ class TargetPort(msgspec.Struct):
 
 
 class PoolFields(msgspec.Struct, rename="camel"):
-    """What is read of an InferencePool's `spec`."""
+    """The fields of an InferencePool's `spec` that the router reads."""
 
     selector: Selector = msgspec.field(default_factory=Selector)
     target_ports: tuple[TargetPort, ...] = ()
 
 
 class InferencePool(msgspec.Struct):
-    """An InferencePool of inference.networking.k8s.io/v1; other fields are passed over."""
+    """An InferencePool of inference.networking.k8s.io/v1; other fields are ignored."""
 
     metadata: Meta = msgspec.field(default_factory=Meta)
     spec: PoolFields = msgspec.field(default_factory=PoolFields)
 
 
 class PoolReference(msgspec.Struct):
-    """Which pool an objective is for; the API fills in group and kind where they are not given."""
+    """The pool that an objective is for; the API fills in group and kind if they are missing."""
 
     name: str = ""
     group: str = GROUP
@@ -133,7 +135,7 @@ class PoolReference(msgspec.Struct):
 
 
 class ObjectiveFields(msgspec.Struct, rename="camel"):
-    """What is read of an InferenceObjective's `spec`."""
+    """The fields of an InferenceObjective's `spec` that the router reads."""
 
     pool_ref: PoolReference = msgspec.field(default_factory=PoolReference)
     priority: int | None = None
@@ -147,18 +149,18 @@ class InferenceObjective(msgspec.Struct):
 
 
 class KubernetesSource:
-    """The endpoints of a service. Lifetime: as long as it is named."""
+    """The endpoints of a service. Lifetime: as long as the configuration names the source."""
 
     def __init__(
         self, spec: KubernetesSpec, connect: Connect | None = None, draw: Draw = random.random
     ) -> None:
-        """`connect`: to another API server than the one that the environment names."""
+        """`connect`: connects to another API server than the one that the environment names."""
         self._spec = spec
         self._connect = connect
         self._draw = draw
 
     async def reports(self) -> AsyncIterator[Report]:
-        """One after each list and each event that changes something."""
+        """Yield a report after each list, and after each event that changes something."""
         followed = FollowedCollections(self._connect, self._draw)
         slices = followed.begin(slices_of(self._spec))
         told: Report | None = None
@@ -178,7 +180,7 @@ class KubernetesSource:
 
 
 def slices_of(spec: KubernetesSpec) -> Resource[Slice]:
-    """The EndpointSlices of a service."""
+    """Return the resource of a service's EndpointSlices."""
     return Resource(
         Slice,
         f"/apis/discovery.k8s.io/v1/namespaces/{spec.namespace}/endpointslices",
@@ -189,7 +191,7 @@ def slices_of(spec: KubernetesSpec) -> Resource[Slice]:
 
 
 def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
-    """Those that are ready, and those that stop."""
+    """Return a report of the endpoints that are ready, and of those that stop."""
     found = _Found()
     for name, one in sorted(slices.items()):
         place = f"slice {name[:100]!r}"
@@ -219,7 +221,7 @@ def workers_of(slices: Mapping[str, Slice], spec: KubernetesSpec) -> Report:
 
 @dataclass(slots=True)
 class _Found:
-    """Workers by their URL, of which the best standing counts."""
+    """Workers by their URL; a URL that several endpoints have gets the best of their states."""
 
     by_url: dict[str, ReportedWorker] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
@@ -234,7 +236,7 @@ class _Found:
 
 
 def _port_of(one: Slice, name: str | None) -> int:
-    """Raises WatchError."""
+    """Return the port of a slice that has this name. Raises WatchError."""
     if one.address_type not in ("IPv4", "IPv6"):
         raise WatchError(f"addresses of type {one.address_type[:40]!r}; known: IPv4, IPv6")
     ports = [p for p in one.ports or () if p.port is not None and p.protocol in (None, "TCP")]
@@ -263,14 +265,16 @@ _VALUE = re.compile(r"([A-Za-z0-9]([-\w.]{0,61}[A-Za-z0-9])?)?")
 
 @dataclass(frozen=True, slots=True)
 class PoolTerms:
-    """What an InferencePool says of its pods."""
+    """The selector and ports that an InferencePool gives for its pods."""
 
     selector: str  # as the API takes it
     ports: tuple[int, ...]  # 1 to 8
 
 
 def terms_of(pool: InferencePool) -> PoolTerms:
-    """Raises WatchError for a pool that the API should not have taken."""
+    """Return the terms of a pool. Raises WatchError for a pool that the API should have
+    rejected.
+    """
     labels = pool.spec.selector.match_labels or {}
     fit = all(_KEY.fullmatch(k) and _VALUE.fullmatch(v) for k, v in labels.items())
     if not fit or not 1 <= len(labels) <= _LABELS_MAX:
@@ -284,9 +288,8 @@ def terms_of(pool: InferencePool) -> PoolTerms:
 
 
 class InferencePoolSource:
-    """The pods of an InferencePool, of which each target port is a worker, and its objectives.
-
-    Lifetime: as long as it is named.
+    """The pods of an InferencePool and its objectives; each target port of a pod is a worker.
+    Lifetime: as long as the configuration names the source.
     """
 
     def __init__(
@@ -296,9 +299,8 @@ class InferencePoolSource:
         draw: Draw = random.random,
         objectives: bool = False,
     ) -> None:
-        """`connect`: to another API server than the one that the environment names.
-
-        `objectives`: whether they are asked for, which needs a right of its own.
+        """`connect`: connects to another API server than the one that the environment names.
+        `objectives`: whether to read objectives, which needs a permission of its own.
         """
         self._spec = spec
         self._wants_objectives = objectives
@@ -309,7 +311,7 @@ class InferencePoolSource:
         self._known: dict[str, ReportedWorker] = {}  # by URL, those not ready among them
 
     async def reports(self) -> AsyncIterator[Report]:
-        """One whenever the workers, the objectives or the trouble are others than before."""
+        """Yield a report whenever the workers, the objectives or the trouble change."""
         followed = FollowedCollections(self._connect, self._draw)
         pools = followed.begin(pools_of(self._spec))
         wanted = self._wants_objectives
@@ -333,7 +335,7 @@ class InferencePoolSource:
             await followed.end()
 
     def _look_at(self, pools: Collection[InferencePool]) -> bool:
-        """Take over the pool's terms; whether other pods are to be followed."""
+        """Take over the pool's terms; return whether the pods to follow have changed."""
         if pools.objects is None or not pools.current:
             return False
         before, self._trouble = self._terms, ""
@@ -350,9 +352,10 @@ class InferencePoolSource:
         return then != (self._terms and self._terms.selector)
 
     def _said(self, pools: Collection[InferencePool], pods: Collection[Pod] | None) -> list[Report]:
-        """What there is to tell now; a worker whose pod or pool was deleted is told to stop first.
+        """Return the reports that are due now. A worker whose pod or pool was deleted is reported
+        as stopping first.
 
-        So it is no surprise when it is missing: an outage may look like that, a deletion does not.
+        So the fleet can tell a deletion from an outage, in which workers are simply missing.
         """
         trouble = pools.trouble or self._trouble
         if self._terms is None:
@@ -376,7 +379,7 @@ class InferencePoolSource:
 
 
 def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
-    """The pool itself."""
+    """Return the resource of the pool itself."""
     return Resource(
         InferencePool,
         f"/apis/{GROUP}/v1/namespaces/{spec.namespace}/inferencepools",
@@ -387,13 +390,15 @@ def pools_of(spec: InferencePoolSpec) -> Resource[InferencePool]:
 
 
 def pods_of(spec: InferencePoolSpec, terms: PoolTerms) -> Resource[Pod]:
-    """Its pods."""
+    """Return the resource of the pool's pods."""
     path = f"/api/v1/namespaces/{spec.namespace}/pods"
     return Resource(Pod, path, "pods", MAX_PODS, {"labelSelector": terms.selector})
 
 
 def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
-    """Those of all pools of its namespace; many clusters have no such kind."""
+    """Return the resource of all objectives in the pool's namespace; many clusters do not have this
+    kind.
+    """
     return Resource(
         InferenceObjective,
         f"/apis/{OBJECTIVES_GROUP}/v1alpha2/namespaces/{spec.namespace}/inferenceobjectives",
@@ -406,7 +411,7 @@ def objectives_of(spec: InferencePoolSpec) -> Resource[InferenceObjective]:
 def with_objectives(
     report: Report, objectives: Collection[InferenceObjective], spec: InferencePoolSpec
 ) -> Report:
-    """The report with what was last said of the pool's objectives, and what is wrong with them."""
+    """Return the report with the latest objectives of the pool, and the trouble with them."""
     report = replace(report, trouble=report.trouble or objectives.trouble)
     if objectives.objects is None:
         return report
@@ -418,9 +423,10 @@ def with_objectives(
 def priorities_in(
     objectives: Mapping[str, InferenceObjective], spec: InferencePoolSpec
 ) -> tuple[dict[str, int], str]:
-    """By name, of the pool's objectives; and in one line those that are left out, and why.
+    """Return the priorities of the pool's objectives by name, and a line on those that are left
+    out, with reasons.
 
-    Theirs goes first that is higher, ours that is lower: the sign changes.
+    In Kubernetes a higher priority goes first, here a lower one: the sign is reversed.
     """
     found: dict[str, int] = {}
     left_out: list[str] = []
@@ -447,7 +453,9 @@ def priorities_in(
 def workers_in(
     pods: Mapping[str, Pod], terms: PoolTerms, spec: InferencePoolSpec
 ) -> tuple[Report, dict[str, ReportedWorker]]:
-    """The workers of those that are ready, and of those that stop; by URL those not ready."""
+    """Return a report of the workers whose pods are ready or stopping, and, by URL, those whose
+    pods are not ready.
+    """
     found = _Found()
     unready: dict[str, ReportedWorker] = {}
     for name, pod in sorted(pods.items()):
@@ -479,7 +487,9 @@ def _with_revision(worker: WorkerSpec, labels: Labels, key: str) -> WorkerSpec:
 
 
 def _active(pod: Pod, ports: tuple[int, ...]) -> frozenset[int]:
-    """Those of the pool's ports that the pod has by its annotation; all without one."""
+    """Return the pool's ports that the pod's annotation lists; all ports if it has no
+    annotation.
+    """
     notes = pod.metadata.annotations or Annotations()
     text = notes.older_ports if notes.ports is None else notes.ports
     if text is None:
@@ -507,10 +517,11 @@ _OF_POD = (  # that a pod may say of itself
 
 
 def _worker_of(pod: Pod, address: str, port: int, rank: int, spec: InferencePoolSpec) -> WorkerSpec:
-    """The worker at one port: by the source's options, its role's label, its own annotation.
+    """Return the worker at one port of a pod, by the source's options, the label of its role, and
+    its annotation.
 
-    `rank`: which of the pool's ports it is; its KV events are counted up by it, as data-parallel
-    ranks count theirs. Raises WorkerSpecError, WatchError.
+    `rank`: the position of the port among the pool's ports; it is added to the ports of KV events,
+    as data-parallel ranks do. Raises WorkerSpecError or WatchError.
     """
     labels = pod.metadata.labels or {}
     options = (pod.metadata.annotations or Annotations()).worker

@@ -1,8 +1,8 @@
-"""Objects of a Kubernetes API, listed once and then watched.
+"""Lists objects of a Kubernetes API once, and then watches them.
 
-A watch that breaks is taken up again at the version that it had come to; only a version that the
-server has forgotten (410), or an answer that makes no sense, leads to another list. While the API
-is away, what it said last stands.
+A broken watch continues at its latest version. The objects are listed again only if the server has
+forgotten that version (410) or sends an invalid answer. While the API is unreachable, its latest
+state stays valid.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ Labels = dict[str, str | None]
 
 
 class Annotations(msgspec.Struct):
-    """Those of a pod that say how it is reached; the older name of `ports` counts after it."""
+    """The annotations of a pod that say how to reach it; an older name of `ports` is used if the
+    newer is missing.
+    """
 
     worker: str | None = msgspec.field(default=None, name="warmroute.io/worker")
     ports: str | None = msgspec.field(default=None, name="llm-d.ai/active-ports")
@@ -37,14 +39,14 @@ class Annotations(msgspec.Struct):
     )
 
     def __post_init__(self) -> None:
-        """Keep no more than it takes to see that one is too long."""
+        """Cut each value just beyond its limit, so that too long values can still be detected."""
         self.worker = self.worker and self.worker[: MAX_SPEC_CHARACTERS + 1]
         self.ports = self.ports and self.ports[:_MAX_PORTS_CHARACTERS]
         self.older_ports = self.older_ports and self.older_ports[:_MAX_PORTS_CHARACTERS]
 
 
 class Meta(msgspec.Struct, rename="camel"):
-    """Which object, and when. All else of it is passed over, unread and unkept."""
+    """The metadata of an object that the router reads; the rest is ignored."""
 
     name: str = ""
     resource_version: str = ""
@@ -59,34 +61,34 @@ class Named(Protocol):
 
     @property
     def metadata(self) -> Meta:
-        """Which it is."""
+        """The metadata of the object."""
 
 
 Kind = TypeVar("Kind", bound=Named)
 
 
 class Listed(msgspec.Struct, Generic[Kind]):
-    """The answer to a list, or a page of it."""
+    """The answer to a list request, or one page of it."""
 
     metadata: Meta
     items: tuple[Kind, ...] | None = None
 
 
 class Event(msgspec.Struct):
-    """A line of a watch."""
+    """One line of a watch: an event."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR"]
     object: msgspec.Raw
 
 
 class Marked(msgspec.Struct):
-    """An object of which nothing but its name and version counts."""
+    """An object of which only the name and version are read."""
 
     metadata: Meta
 
 
 class Status(msgspec.Struct):
-    """What an ERROR carries."""
+    """The object of an ERROR event."""
 
     code: int = 0
     reason: str = ""
@@ -94,20 +96,22 @@ class Status(msgspec.Struct):
 
 
 class TooOldError(Exception):
-    """The version that was asked for is gone: list anew."""
+    """Raised if the API server no longer has the requested version; the objects must be listed
+    again.
+    """
 
 
 class WatchError(ValueError):
-    """What came is no answer of a Kubernetes API, or not one that can be used."""
+    """Raised for an answer that is not one of a Kubernetes API, or that cannot be used."""
 
 
 class NotInstalledError(WatchError):
-    """The API does not know the kind of what is asked for."""
+    """Raised if the API does not know the kind of the requested objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resource(Generic[Kind]):
-    """Which objects are listed and watched."""
+    """The objects to list and watch."""
 
     kind: type[Kind]
     path: str
@@ -117,7 +121,7 @@ class Resource(Generic[Kind]):
     optional: bool = False  # an API that does not know the kind is well
 
     def decode_list(self, data: bytes) -> Listed[Kind]:
-        """Raises WatchError."""
+        """Decode the answer to a list request. Raises WatchError."""
         try:
             listed = msgspec.json.decode(data, type=Listed[self.kind])  # type: ignore[name-defined]
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -127,10 +131,10 @@ class Resource(Generic[Kind]):
 
 
 class Objects(Generic[Kind]):
-    """All objects of a resource as of the latest event. Lifetime: from one list to the next."""
+    """All objects of a resource after the latest event. Lifetime: from one list to the next."""
 
     def __init__(self, resource: Resource[Kind], version: str, items: Iterable[Kind]) -> None:
-        """Raises WatchError where there are too many."""
+        """Raises WatchError if there are too many objects."""
         self.version = version
         self.by_name: dict[str, Kind] = {one.metadata.name: one for one in items}
         self._resource = resource
@@ -192,16 +196,18 @@ Draw = Callable[[], float]  # 0..1
 
 
 class Collection(Generic[Kind]):
-    """The objects of a resource, kept as the API tells. Lifetime: as long as somebody asks.
+    """The objects of a resource, kept up to date with the API. Lifetime: as long as it is followed.
 
-    `objects` None: never listed. `trouble`: what is wrong, empty when nothing is; `current`: they
-    are as the API last told, and it is there.
+    `objects` is None before the first list. `trouble` says what is wrong, and is empty if nothing
+    is. `current` is True if the API is reachable and the objects are its latest.
     """
 
     def __init__(
         self, resource: Resource[Kind], connect: Connect, changed: Callable[[], None], draw: Draw
     ) -> None:
-        """`changed` is called after each change of what is public here. `draw`: for pauses."""
+        """`changed` is called after each change of a public attribute. `draw`: random numbers for
+        pauses.
+        """
         self.objects: Objects[Kind] | None = None
         self.trouble = ""
         self.current = False
@@ -214,7 +220,9 @@ class Collection(Generic[Kind]):
         self._told_missing = False  # of an optional kind
 
     async def follow(self) -> NoReturn:
-        """Keep up until cancelled; what fails out there is `trouble`, and tried again."""
+        """Follow the API until cancelled. A failure sets `trouble`, and the request is
+        tried again.
+        """
         while True:
             try:
                 client = await self._connect()
@@ -261,8 +269,7 @@ class Collection(Generic[Kind]):
         self._pause_s = min(2.0 * self._pause_s, _AGAIN_S[1])
 
     async def _watch(self, client: Any, objects: Objects[Kind]) -> bool:
-        """From where the one before ended until this one does; whether it was of any use.
-
+        """Watch from the latest version until the watch ends; return whether it delivered anything.
         Raises TooOldError.
         """
         async with asyncio.timeout(_ANSWER_S):
@@ -292,7 +299,9 @@ class Collection(Generic[Kind]):
         return of_use
 
     async def _list(self, client: Any) -> Objects[Kind]:
-        """All pages. Raises WatchError; TooOldError where a page is asked for too late."""
+        """Return the objects of all pages. Raises WatchError, or TooOldError if a page was
+        requested too late.
+        """
         items: list[Kind] = []
         page = ""
         while True:
@@ -328,7 +337,9 @@ class Collection(Generic[Kind]):
         return reply
 
     def _check(self, status: int) -> None:
-        """Raises TooOldError, WatchError, OSError where the same may go well a little later."""
+        """Raise TooOldError or WatchError for a bad status, or OSError if the same request may
+        succeed a little later.
+        """
         name = self._resource.name
         if status == OLD:
             raise TooOldError("410")
@@ -343,7 +354,7 @@ class Collection(Generic[Kind]):
 
 
 async def _connect() -> Any:
-    """An ApiClient: in a cluster by its service account, else by kubeconfig."""
+    """Return an ApiClient, configured by the pod's service account, or else by kubeconfig."""
     # Half a second of reading modules, which must not stop the event loop.
     client = await asyncio.to_thread(import_module, "kubernetes_asyncio.client")
     config = await asyncio.to_thread(import_module, "kubernetes_asyncio.config")
@@ -355,7 +366,7 @@ async def _connect() -> Any:
 
 
 async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Lines without their ends. Raises WatchError for one too long."""
+    """Yield lines without their line ends. Raises WatchError for a line that is too long."""
     rest = bytearray()
     async for part in content.iter_any():
         rest += part
@@ -369,13 +380,13 @@ async def _lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
 
 
 def _reason(error: Exception) -> str:
-    """The library's errors have whole answers in them."""
+    """Return a short text of an error; the library's errors hold whole answers."""
     status = getattr(error, "status", None)
     return f"it answers {status}" if status else f"{type(error).__name__}: {str(error)[:200]}"
 
 
 class FollowedCollections:
-    """Collections that are followed side by side. Lifetime: one run of a source."""
+    """The collections that a source follows at the same time. Lifetime: one run of a source."""
 
     def __init__(self, connect: Connect | None, draw: Draw) -> None:
         self._connect = connect or _connect
@@ -384,7 +395,7 @@ class FollowedCollections:
         self._tasks: dict[Collection[Any], asyncio.Task[NoReturn]] = {}
 
     def begin(self, resource: Resource[Kind]) -> Collection[Kind]:
-        """Follow one more."""
+        """Follow one more resource."""
         one = Collection(resource, self._connect, self._news.set, self._draw)
         task = asyncio.create_task(one.follow(), name=f"watch {resource.path}")
         task.add_done_callback(lambda _: self._news.set())
@@ -392,7 +403,9 @@ class FollowedCollections:
         return one
 
     async def changed(self) -> None:
-        """Return once any of them has changed. Raises what a defect in one raised."""
+        """Wait until one of the collections has changed. Raises the error of a defect in one of
+        them.
+        """
         await self._news.wait()
         self._news.clear()
         for task in self._tasks.values():
@@ -400,7 +413,7 @@ class FollowedCollections:
                 task.result()
 
     async def end(self, *ones: Collection[Any]) -> None:
-        """Follow these no more; without any, all."""
+        """Stop following these collections; all of them if none is given."""
         tasks = [self._tasks.pop(one) for one in ones or tuple(self._tasks)]
         for task in tasks:
             task.cancel()

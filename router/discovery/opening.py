@@ -1,4 +1,4 @@
-"""The sources of workers, opened by their specs."""
+"""Opens the sources of workers that the configuration names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sources that are asked again and again: a file, and a name with several addresses."""
+"""Sources that the router polls: a file, and a DNS name with several addresses."""
 
 from __future__ import annotations
 
@@ -24,22 +24,23 @@ _Mark = tuple[int, int, int] | str  # what tells one content from another; text:
 
 
 class FileSource:
-    """`.json`, `.yaml` and `.yml` hold a list, or a mapping whose `workers` is one; any other file
-    a worker a line, with `#` before comments. Lifetime: as long as it is named.
+    """A file of workers. Lifetime: as long as the configuration names the source.
 
-    A file that cannot be used changes nothing: what it said before goes on. A change is read once
-    the file has stood still from one look to the next, since a half-written one may look whole.
+    A `.json`, `.yaml` or `.yml` file holds a list, or a mapping whose `workers` is a list; any
+    other file has one worker a line, with `#` before comments. If the file cannot be read, its
+    previous workers stay. A changed file is read once it has not changed between two looks, because
+    a half-written file may look whole.
     """
 
     def __init__(self, path: Path, look_s: float = LOOK_S, read: ReadFile | None = None) -> None:
-        """`read`: what makes workers of the file; it raises ValueError."""
+        """`read`: returns the workers in the file; it raises ValueError."""
         self._path = path
         self._look_s = look_s
         self._read = read or _workers_in
         self._good: tuple[ReportedWorker, ...] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
-        """At once, and after each change."""
+        """Yield a report at once, and after each change of the file."""
         standing = read = await asyncio.to_thread(_mark, self._path)
         yield await self._report()
         while True:
@@ -67,7 +68,7 @@ def _mark(path: Path) -> _Mark:
 
 
 def data_in(path: Path) -> bytes:
-    """The file, no more than `MAX_BYTES`. Raises ValueError."""
+    """Return the contents of a file of at most `MAX_BYTES`. Raises ValueError."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
@@ -79,7 +80,7 @@ def data_in(path: Path) -> bytes:
 
 
 def _workers_in(path: Path) -> tuple[ReportedWorker, ...]:
-    """Raises ValueError."""
+    """Return the workers in a file. Raises ValueError."""
     data = data_in(path)
     if not data.strip():
         raise ValueError("it is empty; write [] (or a comment) to name no worker")
@@ -101,7 +102,7 @@ _STRUCTURED = (".json", ".yaml", ".yml")
 
 
 def _items(suffix: str, data: bytes) -> list[tuple[str, Any]]:
-    """Each worker with its place, for people. Raises ValueError."""
+    """Return each worker in a file with its place, which is used in messages. Raises ValueError."""
     try:
         if suffix == ".json":
             whole = msgspec.json.decode(data)
@@ -124,7 +125,10 @@ ANSWER_S = 5.0  # after this the name does not resolve, for now
 
 
 class DnsSource:
-    """Lifetime: as long as it is named. One question at a time, however long the resolver takes."""
+    """The addresses of a DNS name. Lifetime: as long as the configuration names the source.
+
+    Only one query is under way at a time, however long the resolver takes.
+    """
 
     def __init__(self, spec: DnsSpec, answer_s: float = ANSWER_S) -> None:
         self._spec = spec
@@ -132,7 +136,7 @@ class DnsSource:
         self._asking: asyncio.Task[Report] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
-        """One for each answer."""
+        """Yield a report for each answer."""
         while True:
             yield await self._asked()
             await asyncio.sleep(self._spec.every_s)

@@ -32,10 +32,11 @@ _FORGOTTEN_S = 60.0  # a name without an entry for so long is taken off the list
 
 
 class RedisSource:
-    """Lifetime: as long as it is named.
+    """The workers that announce themselves in Redis. Lifetime: as long as the configuration names
+    the source.
 
-    Redis alone says whose lease is over: an entry that has expired is not there, and no clock of a
-    worker or a router is compared with another.
+    Redis alone decides when a lease ends: an expired entry is gone, and no clocks of workers and
+    routers are compared.
     """
 
     def __init__(
@@ -45,8 +46,8 @@ class RedisSource:
         look_s: float = LOOK_S,
         hosts_now: Callable[[], EventHosts] = lambda: NO_OTHERS,
     ) -> None:
-        """`url_now`: may be another one from one look to the next; `hosts_now`: besides its own,
-        that an entry may name for a worker's events, likewise.
+        """`url_now`: returns the URL of Redis, which may change between looks. `hosts_now`: returns
+        the hosts, besides the worker's own, that an entry may name for the worker's events.
         """
         self._url_now, self._hosts_now = url_now, hosts_now
         self._url = url_now()
@@ -55,7 +56,7 @@ class RedisSource:
         self._empty_since: dict[bytes, float] = {}
 
     async def reports(self) -> AsyncIterator[Report]:
-        """One for each look."""
+        """Yield a report for each look."""
         wire: Wire | None = None
         try:
             while True:
@@ -98,12 +99,16 @@ class RedisSource:
         return report
 
     def _reading(self, names: Sequence[bytes]) -> list[tuple[Any, ...]]:
-        """One byte more than an entry may have shows that it has too many."""
+        """Return the commands that read the entries, each with one byte more than an entry may
+        have, which reveals entries that are too long.
+        """
         prefix = entry_key(self._fleet, "").encode()
         return [("GETRANGE", prefix + name, 0, MAX_BYTES) for name in names]
 
     async def _forget(self, wire: Wire, entries: Mapping[bytes, Any]) -> None:
-        """Take names off the list whose entries have been gone for long; who may not, need not."""
+        """Remove names from the list whose entries expired long ago; a Redis user without that
+        permission skips it.
+        """
         now_s = asyncio.get_running_loop().time()
         empty = [name for name, entry in entries.items() if entry == b""]
         self._empty_since = {name: self._empty_since.get(name, now_s) for name in empty}
@@ -113,7 +118,9 @@ class RedisSource:
 
 
 def read(entries: Mapping[bytes, Any], hosts: EventHosts = NO_OTHERS) -> Report:
-    """Names with what Redis answers for their entries: bytes (none: expired), or an error."""
+    """Return a report of the entries: names with Redis's answers, which are bytes (None: expired)
+    or an error.
+    """
     seen: list[ReportedWorker] = []
     refused: list[str] = []
     for name, entry in entries.items():
@@ -127,7 +134,7 @@ def read(entries: Mapping[bytes, Any], hosts: EventHosts = NO_OTHERS) -> Report:
 
 
 def _seen(name: bytes, entry: Any, hosts: EventHosts) -> ReportedWorker:
-    """Raises WireError, WorkerSpecError."""
+    """Return the worker of an entry. Raises WireError or WorkerSpecError."""
     if isinstance(entry, ResponseError):
         raise WireError(f"the entry cannot be read: it {reason_of(entry)}")
     if not isinstance(entry, bytes):
@@ -144,7 +151,10 @@ def _seen(name: bytes, entry: Any, hosts: EventHosts) -> ReportedWorker:
 
 
 def _check_events(spec: WorkerSpec, hosts: EventHosts) -> None:
-    """An entry is the worker's own word, as its answers are. Raises WorkerSpecError."""
+    """Raise WorkerSpecError if an entry names another host for its events than it may.
+
+    An entry is written by the worker, so it is trusted no more than the worker's answers.
+    """
     own = {urlsplit(spec.url).hostname or ""}
     for name in ("events", "replay"):
         endpoint = getattr(spec, name)

@@ -25,17 +25,19 @@ _DNS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]{0,251}[A-Za-z0-9_.])?")
 
 
 class SourceSpecError(ValueError):
-    """A source cannot be used; the text says why, and what is allowed."""
+    """Raised for a source that cannot be used; the message says why, and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """What all workers of one source have in common."""
+    """The options that all workers of one source share."""
 
     spec: WorkerSpec
 
     def at(self, host: str, port: int, name: str | None = None) -> WorkerSpec:
-        """The worker at an address; `name`: what its certificate has. Raises WorkerSpecError."""
+        """Return the worker at an address. `name`: the name in its certificate. Raises
+        WorkerSpecError.
+        """
         scheme = self.spec.url.partition(":")[0]
         shown = f"[{host}]" if ":" in host else host
         named = name if scheme == "https" and not self.spec.insecure else None
@@ -43,7 +45,7 @@ class Template:
 
     @property
     def options(self) -> str:
-        """As they are written behind a source."""
+        """The options as they are written behind a source."""
         url, _, options = str(self.spec).partition(",")
         scheme = [] if url.startswith("http:") else ["scheme=https"]
         return ",".join(["", *scheme, *([options] if options else [])])
@@ -51,7 +53,7 @@ class Template:
 
 @dataclass(frozen=True, slots=True)
 class FileSpec:
-    """A file of workers, read anew whenever it changes."""
+    """A file of workers, which is read again whenever it changes."""
 
     path: str
 
@@ -61,7 +63,7 @@ class FileSpec:
 
 @dataclass(frozen=True, slots=True)
 class DnsSpec:
-    """A name with several addresses, each a worker."""
+    """A DNS name with several addresses, each of which is a worker."""
 
     name: str
     port: int  # 1..65535
@@ -82,7 +84,7 @@ class RedisSpec:
 
 @dataclass(frozen=True, slots=True)
 class KubernetesSpec:
-    """The endpoints of a service."""
+    """The endpoints of a Kubernetes service."""
 
     namespace: str
     service: str
@@ -98,7 +100,7 @@ class KubernetesSpec:
 
 @dataclass(frozen=True, slots=True)
 class InferencePoolSpec:
-    """The pods of an InferencePool, at each of its target ports."""
+    """The pods of an InferencePool; each target port of a pod is a worker."""
 
     namespace: str
     name: str
@@ -112,7 +114,9 @@ class InferencePoolSpec:
 
 @dataclass(frozen=True, slots=True)
 class TrtllmSpec:
-    """TensorRT-LLM's disaggregation YAML, and the store that it may have its workers join."""
+    """TensorRT-LLM's disaggregation YAML, and the store at which its workers may announce
+    themselves.
+    """
 
     path: str
     host: str = ""  # where the store listens; empty: loopback
@@ -130,7 +134,9 @@ SourceSpec = FileSpec | DnsSpec | RedisSpec | KubernetesSpec | InferencePoolSpec
 
 
 def parse_source(text: str) -> SourceSpec:
-    """A source; `str` of it is read back as the same. Raises SourceSpecError."""
+    """Return the source that a text describes; `str` of it gives an equal text. Raises
+    SourceSpecError.
+    """
     if len(text) > MAX_CHARACTERS:
         raise SourceSpecError(f"longer than {MAX_CHARACTERS} characters")
     kind, colon, where = text.partition(":")
@@ -247,7 +253,7 @@ _REFUSED_MAX = 100
 
 
 def bounded(seen: list[ReportedWorker], refused: list[str], trouble: str = "") -> Report:
-    """A report of no more than `MAX_SEEN` workers; what does not fit is named."""
+    """Return a report of at most `MAX_SEEN` workers; the report names the others as left out."""
     if len(seen) > MAX_SEEN:
         first = seen[MAX_SEEN].spec.name
         refused = [f"{len(seen) - MAX_SEEN} workers beyond {MAX_SEEN}, from {first}", *refused]

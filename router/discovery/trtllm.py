@@ -1,8 +1,9 @@
-"""TensorRT-LLM's disaggregation YAML as a source of workers, and the store that its workers join.
+"""TensorRT-LLM's disaggregation YAML as a source of workers, and the store at which workers
+announce themselves.
 
-The same file that `trtllm-serve disaggregated -c FILE` reads names context servers, which prefill,
-and generation servers, which decode. Where it has `disagg_cluster` with an http address instead,
-workers announce themselves: this router serves the store of keys that they expect there
+The file that `trtllm-serve disaggregated -c FILE` reads names context servers, which prefill, and
+generation servers, which decode. If it has `disagg_cluster` with an http address instead, workers
+announce themselves, and this router serves the key store that they expect there
 (`tensorrt_llm/serve/cluster_storage.py`, `disagg_auto_scaling.py`, 2026-08).
 """
 
@@ -67,7 +68,9 @@ _OF_SERVERS = ("num_instances", "urls", "router")
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Where workers announce themselves. Lifetime: until the file changes."""
+    """The address and name under which workers announce themselves. Lifetime: until the file
+    changes.
+    """
 
     name: str
     host: str
@@ -77,7 +80,7 @@ class Cluster:
 
 @dataclass(frozen=True, slots=True)
 class DisaggPool:
-    """What the YAML says. Lifetime: until the file changes."""
+    """The contents of the YAML file. Lifetime: until the file changes."""
 
     workers: tuple[WorkerSpec, ...] = ()
     cluster: Cluster | None = None
@@ -87,12 +90,14 @@ class DisaggPool:
 
 
 def group_of(spec: TrtllmSpec) -> str:
-    """The group of its workers: KV goes between those of one file."""
+    """Return the group of the file's workers: KV is moved only between workers of one file."""
     return f"trtllm {spec.path}"
 
 
 def read_pool(spec: TrtllmSpec) -> DisaggPool:
-    """Raises ValueError that names what is wrong; the key it holds is in no message."""
+    """Return the contents of the file. Raises ValueError, which says what is wrong and never has
+    the file's key.
+    """
     data = data_in(Path(spec.path))
     try:
         whole = yaml.safe_load(data)
@@ -213,13 +218,14 @@ _ROLES: tuple[Role, ...] = ("prefill", "decode")  # their numbers: context 0, ge
 
 
 class StoreFullError(Exception):
-    """A key, a value or their number is beyond what the store holds."""
+    """Raised if a key, a value or their number exceeds what the store holds."""
 
 
 class ClusterStore:
-    """Keys with values that expire, as TensorRT-LLM's orchestrator keeps them; pure.
+    """Keys with values that expire, as TensorRT-LLM's orchestrator keeps them. Lifetime: as long as
+    the configuration names the source.
 
-    Lifetime: as long as its source is named.
+    It does no I/O and reads no clock.
     """
 
     def __init__(self) -> None:
@@ -227,7 +233,9 @@ class ClusterStore:
         self._stopping: dict[str, tuple[str, float]] = {}  # deleted, not expired
 
     def set(self, key: str, value: str, ttl_s: float, overwrite: bool, now_s: float) -> bool:
-        """False: it is there and not to be overwritten. Raises StoreFullError."""
+        """Set a key. Return False if it exists and must not be overwritten. Raises
+        StoreFullError.
+        """
         self.expire_all(now_s)
         if key in self._items and not overwrite:
             return False
@@ -240,13 +248,13 @@ class ClusterStore:
         return True
 
     def get(self, key: str, now_s: float) -> str | None:
-        """The value; None: there is none."""
+        """Return the value of a key; None if there is none."""
         self.expire_all(now_s)
         item = self._items.get(key)
         return None if item is None else item[0]
 
     def delete(self, key: str, now_s: float) -> bool:
-        """Whether it was there."""
+        """Delete a key, and return whether it existed."""
         self.expire_all(now_s)
         item = self._items.pop(key, None)
         if item is None:
@@ -255,7 +263,7 @@ class ClusterStore:
         return True
 
     def expire(self, key: str, ttl_s: float, now_s: float) -> bool:
-        """Let it live `ttl_s` from now on; whether it was there."""
+        """Let a key expire `ttl_s` from now, and return whether it exists."""
         self.expire_all(now_s)
         item = self._items.get(key)
         if item is None:
@@ -264,35 +272,37 @@ class ClusterStore:
         return True
 
     def get_prefix(self, prefix: str, now_s: float) -> dict[str, str]:
-        """All keys that begin so, with their values."""
+        """Return all keys that begin with a prefix, with their values."""
         self.expire_all(now_s)
         return {key: value for key, (value, _) in self._items.items() if key.startswith(prefix)}
 
     def stopping(self, prefix: str, now_s: float) -> dict[str, str]:
-        """The same of keys that were deleted a moment ago."""
+        """Return the recently deleted keys that begin with a prefix, with their values."""
         self.expire_all(now_s)
         gone = self._stopping.items()
         return {key: value for key, (value, _) in gone if key.startswith(prefix)}
 
     def next_s(self) -> float:
-        """When the next one expires; infinity: none does."""
+        """Return the time at which the next key expires; infinity if none does."""
         items = (*self._items.values(), *self._stopping.values())
         return min((until_s for _, until_s in items), default=float("inf"))
 
     def expire_all(self, now_s: float) -> None:
-        """Forget those whose time is over."""
+        """Delete the keys whose time is over."""
         for items in (self._items, self._stopping):
             for key in [key for key, (_, until_s) in items.items() if until_s <= now_s]:
                 del items[key]
 
 
 def _until(ttl_s: float, now_s: float) -> float:
-    """As theirs: no time to live, or none above 0, is for ever."""
+    """Return when a key expires. As in TensorRT-LLM, a time to live of None, or not above 0, means
+    never.
+    """
     return now_s + min(ttl_s, _TTL_MAX_S) if ttl_s > 0 else float("inf")
 
 
 class _Announced(msgspec.Struct):
-    """What a worker says of itself."""
+    """The data that a worker writes about itself."""
 
     worker_id: str
     host: Annotated[str, Meta(min_length=1, max_length=253)]
@@ -310,7 +320,9 @@ def _prefix(cluster: str) -> str:
 def joined(
     store: ClusterStore, spec: TrtllmSpec, cluster: str, now_s: float
 ) -> tuple[list[ReportedWorker], list[str]]:
-    """Workers in the store, and what cannot be used, each with why."""
+    """Return the workers in the store, and a line for each entry that cannot be used, with the
+    reason.
+    """
     found: dict[str, ReportedWorker] = {}
     refused = []
     prefix = _prefix(cluster)
@@ -354,7 +366,9 @@ _ITEM = msgspec.json.Decoder(_Item)
 
 
 class StorePort:
-    """Answers workers that join by the store. Lifetime: as long as its source is named."""
+    """Serves the store to the workers that announce themselves. Lifetime: as long as the
+    configuration names the source.
+    """
 
     def __init__(
         self,
@@ -380,10 +394,12 @@ class StorePort:
         }
 
     def faulty(self, status: int) -> None:
-        """Refusals are its workers' business, not counted among clients'."""
+        """Do nothing: refusals of workers are not counted among those of clients."""
 
     async def answer(self, request: Request) -> Answer:
-        """The answer, errors included. Raises OSError where the worker left."""
+        """Return the answer to a request, errors included. Raises OSError if the worker
+        has left.
+        """
         return await answer_or_error(self._answer, request, self.faulty)
 
     async def _answer(self, request: Request) -> Answer:
@@ -449,7 +465,7 @@ class StorePort:
         )
 
     def _result(self, result: Any, changed: bool = False) -> Response:
-        """As theirs: 400 where there is nothing to tell."""
+        """Return the answer in TensorRT-LLM's form: 400 if there is no result."""
         if changed:
             self._changed()
         return json_response({"result": result}, 200 if result else 400)
@@ -459,7 +475,9 @@ _AGAIN_S = 1.0  # an address or a token that could not be had
 
 
 class TrtllmSource:
-    """Workers of the YAML and of its store. Lifetime: as long as it is named."""
+    """The workers of the YAML file and of its store. Lifetime: as long as the configuration names
+    the source.
+    """
 
     def __init__(self, spec: TrtllmSpec, clock: Callable[[], float] = time.monotonic) -> None:
         self._spec = spec
@@ -480,7 +498,7 @@ class TrtllmSource:
         self._at: tuple[str, int] | None = None
 
     async def reports(self) -> AsyncIterator[Report]:
-        """Whenever the file or the store changes."""
+        """Yield a report whenever the file or the store changes."""
         following = asyncio.create_task(self._follow())
         following.add_done_callback(lambda _: self._news.set())
         try:
@@ -512,7 +530,7 @@ class TrtllmSource:
             self._news.set()
 
     def _read(self, path: Path) -> tuple[ReportedWorker, ...]:
-        """In a thread, which takes turns with `_report` of whole values."""
+        """Read the file. This runs in a thread; it and `_report` exchange whole values only."""
         pool = read_pool(self._spec)
         for unused in set(pool.unused) - set(self._pool.unused):
             log.warning("%s: not used by this router: %s", self._spec, unused)
@@ -520,7 +538,9 @@ class TrtllmSource:
         return tuple(ReportedWorker(worker) for worker in pool.workers)
 
     async def _serve(self) -> None:
-        """Listen where the file and the source say; if that cannot be, `_trouble` says why."""
+        """Listen at the address that the file and the source give. If that fails, `_trouble` says
+        why.
+        """
         cluster, spec = self._pool.cluster, self._spec
         at = None if cluster is None else (spec.host or "127.0.0.1", spec.port or cluster.port)
         self._trouble = ""
@@ -564,7 +584,7 @@ class TrtllmSource:
 
 
 def _token(path: Path) -> str:
-    """The first line of the file. Raises ValueError."""
+    """Return the first line of the file. Raises ValueError."""
     lines = data_in(path).decode("ascii", "replace").splitlines()
     if not lines or not lines[0].strip():
         raise ValueError(f"token_file {path} has no token in its first line")

@@ -1,4 +1,4 @@
-"""The file of API keys: what each line says of a client and what its key allows."""
+"""The file of API keys: each line has a client's key, its tenant, and what the key allows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_KEY = "-"  # in a key's place: the terms of a tenant that trusted peers name
 
 @dataclass(frozen=True, slots=True)
 class KeyTerms:
-    """What a key allows; None: as much as anybody likes. Lifetime: until the file is read anew."""
+    """The limits of a key; None means no limit. Lifetime: until the file is read again."""
 
     tenant: str | None = None
     name: str = ""  # for people
@@ -37,20 +37,21 @@ class KeyTerms:
     salt: str | None = None  # of the caches that its requests may share
 
     def allows_model(self, model: str) -> bool:
-        """Whether its requests may ask for `model`."""
+        """Return whether requests with this key may ask for `model`."""
         return not self.models or any(fnmatchcase(model, glob) for glob in self.models)
 
     @property
     def unlimited(self) -> bool:
-        """Whether nothing of it is counted."""
+        """True if nothing of this key has to be counted."""
         return self.requests_per_s is None and self.tokens_per_s is None and self.inflight is None
 
 
 @dataclass(frozen=True, slots=True)
 class KeyLine:
-    """One line. `hashed` is SHA-256 of the key; None: it has none, trusted peers name the tenant.
+    """One line of the file. Lifetime: one reading of the file.
 
-    Lifetime: one reading of the file.
+    `hashed` is the SHA-256 of the key; None if the line has no key, because trusted peers name the
+    tenant.
     """
 
     hashed: bytes | None
@@ -59,14 +60,17 @@ class KeyLine:
 
 
 def hash_of(key: str) -> bytes:
-    """What is kept of a key. One round is enough for a key that is random, as ours are."""
+    """Return the hash of a key, which is all that the router keeps of it.
+
+    One round is enough for a random key, and ours are random.
+    """
     return sha256(key.encode("utf-8", "surrogateescape")).digest()
 
 
 def key_line(words: list[str]) -> KeyLine:
-    """A line's words, `KEY TENANT [option=value ...]`.
+    """Return the line whose words are `KEY TENANT [option=value ...]`.
 
-    Raises ValueError that never repeats a word which may be a key or a salt.
+    Raises ValueError whose text never repeats a word that may be a key or a salt.
     """
     if len(words) < 2:
         raise ValueError("expected a key and a tenant")
@@ -99,7 +103,9 @@ def key_line(words: list[str]) -> KeyLine:
 
 
 def _checked(tenant: str, options: dict[str, Any]) -> KeyTerms:
-    """Bursts that nobody gave are what comes in a second, and one request at least."""
+    """Return the terms of a line. A burst that is not given is the rate of one second, at least one
+    request.
+    """
     for kind, least in (("requests", 1.0), ("tokens", 1.0)):
         rate = options.get(f"{kind}_per_s")
         if rate is None and f"{kind}_burst" in options:
@@ -169,14 +175,15 @@ MAX_FILE_BYTES = 64 << 20
 
 
 class KeyFileError(ValueError):
-    """A line of the key file cannot be used; the text says which, never what it holds."""
+    """Raised for a bad line of the key file; the message has the line's number, never its text."""
 
 
 def read_keys(path: Path) -> tuple[KeyLine, ...]:
-    """Its lines `KEY TENANT [option=value ...]`; `#` begins a comment. Raises KeyFileError.
+    """Return the lines `KEY TENANT [option=value ...]` of the file; `#` begins a comment. Raises
+    KeyFileError.
 
-    KEY is the key itself, `sha256:` and the 64 hex digits of its SHA-256, or `-` for the terms of
-    a tenant that trusted peers name.
+    KEY is the key itself, or `sha256:` and the 64 hex digits of its SHA-256, or `-` for the terms
+    of a tenant that trusted peers name.
     """
     lines: list[KeyLine] = []
     seen: dict[bytes | str | None, int] = {}

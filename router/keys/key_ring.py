@@ -1,4 +1,4 @@
-"""All keys of a file: who presents one, and reading the file anew while running."""
+"""Looks up the keys of clients, and reads the key file again when it changes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WATCH_S = 2.0
 
 
 class Key:
-    """A key or a named tenant: its terms, and what it used. Lifetime: as long as it is there."""
+    """A key or a named tenant: its terms and its usage. Lifetime: as long as the file has it."""
 
     __slots__ = ("allowance", "terms")
 
@@ -31,14 +31,14 @@ class Key:
 
 
 class KeyRing:
-    """Lifetime: process.
+    """All keys of the key file. Lifetime: process.
 
-    Keys are kept and looked up as keyed digests of their hashes, so neither memory nor the time
-    of a look-up tells anything of them.
+    Keys are kept and looked up as keyed digests of their hashes, so neither memory nor the time of
+    a look-up reveals them.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float]) -> None:
-        """Raises KeyFileError."""
+        """Read the file. Raises KeyFileError."""
         self._path = path
         self._clock = clock
         self._secret = secrets.token_bytes(32)
@@ -53,21 +53,23 @@ class KeyRing:
         return len(self._keys)
 
     def of_key(self, key: str) -> Key | None:
-        """The key that a client presents; None: it is unknown."""
+        """Return the key that a client presents; None if it is unknown."""
         return self._keys.get(self._digest(hash_of(key)))
 
     def of_tenant(self, tenant: str) -> Key | None:
-        """What the file says of a tenant that a trusted peer names; None: nothing."""
+        """Return the terms of a tenant that a trusted peer names; None if the file does not have
+        it.
+        """
         return self._tenants.get(tenant)
 
     def reload(self) -> None:
-        """Read the file anew. Raises KeyFileError; nothing has changed then."""
+        """Read the file again. Raises KeyFileError, and keeps the old keys then."""
         stamp = self._stamped()
         self._take(read_keys(self._path))
         self._stamp = stamp
 
     async def watch(self) -> None:
-        """Read the file anew whenever it changed, for ever. One that is bad is told of once."""
+        """Read the file again whenever it changes, until cancelled. A bad file is logged once."""
         while True:
             await asyncio.sleep(_WATCH_S)
             stamp = self._stamped()
@@ -110,7 +112,7 @@ class KeyRing:
             )
 
     def _stamped(self) -> tuple[int, int, int] | None:
-        """Another one means that the file may have changed."""
+        """Return the file's stamp; if it differs from the last one, the file may have changed."""
         try:
             found = os.stat(self._path)
         except OSError:
@@ -121,7 +123,9 @@ class KeyRing:
         return hmac.digest(self._secret, hashed, "sha256")
 
     def _key(self, old: Key | None, terms: KeyTerms, now_s: float) -> Key:
-        """What a key used before stays used, and its requests in flight stay counted."""
+        """Return a key with new terms that keeps the usage and the requests in flight of the `old`
+        one.
+        """
         if terms.unlimited:
             return Key(terms, None)
         allowance = None if old is None else old.allowance
@@ -132,7 +136,7 @@ class KeyRing:
 
 
 def _shared_name(line: KeyLine) -> str:
-    """What all replicas call this key, and nobody can make it of."""
+    """Return the name that all replicas give this key; nobody can compute the key from it."""
     whose = (line.terms.tenant or "").encode() if line.hashed is None else line.hashed
     kind = b"tenant" if line.hashed is None else b"key"
     return blake2b(whose, digest_size=16, person=kind).hexdigest()

@@ -1,10 +1,8 @@
-"""What each API key may still use, here and at all replicas together.
+"""The quota that each API key has left, at this router and at all replicas together.
 
 Header names and the form of durations are those of OpenAI's API ("Rate limits", Headers, 2024),
-which its clients know.
-
-Totals and not differences, so that a message lost or told twice changes nothing: the next one
-makes it good.
+which its clients know. Replicas exchange totals and not differences, so a lost or repeated message
+does no harm: the next one corrects it.
 """
 
 from __future__ import annotations
@@ -19,10 +17,11 @@ _ROUNDING = 1e-9  # of the burst: what sums of floats may lack
 
 
 class Bucket:
-    """Lifetime: process. Time comes in with each question and never runs backwards.
+    """A token bucket. Lifetime: process. Each call passes the time, which never runs backwards.
 
-    It may be overdrawn: by what costs more than the whole burst and could else never pass, and by
-    what is known only afterwards. Whoever comes next waits until that is made good.
+    The bucket may be overdrawn by a cost that exceeds the whole burst, which could never pass
+    otherwise, and by a cost that is known only afterwards. The next caller waits until the debt is
+    paid off.
     """
 
     def __init__(self, rate_per_s: float, burst: float, now_s: float) -> None:
@@ -32,28 +31,30 @@ class Bucket:
         self._at_s = now_s
 
     def wait_s(self, now_s: float, cost: float) -> float:
-        """Seconds until something of `cost` may pass, if nothing else does before; 0: now."""
+        """Return the seconds until something of `cost` may pass if nothing else does before; 0
+        means now.
+        """
         self._fill(now_s)
         missing = min(cost, self.burst) - self._level
         return missing / self._rate_per_s if missing > self.burst * _ROUNDING else 0.0
 
     def take(self, now_s: float, cost: float) -> None:
-        """Let something pass; below 0 gives back."""
+        """Take `cost` from the bucket; a negative cost gives it back."""
         self._fill(now_s)
         self._level = min(self._level - cost, self.burst)
 
     def left(self, now_s: float) -> float:
-        """What may pass at once; 0 while it is overdrawn."""
+        """Return the cost that may pass at once; 0 while the bucket is overdrawn."""
         self._fill(now_s)
         return max(self._level, 0.0)
 
     def full_in_s(self, now_s: float) -> float:
-        """Seconds until it is as at the beginning."""
+        """Return the seconds until the bucket is full again."""
         self._fill(now_s)
         return (self.burst - self._level) / self._rate_per_s
 
     def change(self, now_s: float, rate_per_s: float, burst: float) -> None:
-        """Go on with another rate and burst; what was taken stays taken."""
+        """Set another rate and burst; what was taken stays taken."""
         self._fill(now_s)
         self._level += burst - self.burst
         self._rate_per_s, self.burst = rate_per_s, burst
@@ -71,14 +72,14 @@ _SMOOTHING = 0.2  # weight of the latest request's time
 
 @dataclass(frozen=True, slots=True)
 class Exhausted:
-    """Why a request may not pass, and how long until one would. Lifetime: request."""
+    """The reason why a request may not pass, and the time until one may. Lifetime: request."""
 
     what: str  # for the client
     retry_after_s: float
 
 
 class Allowance:
-    """Lifetime: process, as long as its key is in the file."""
+    """The buckets and counts of one key. Lifetime: as long as the file has the key."""
 
     def __init__(self, terms: KeyTerms, now_s: float) -> None:
         self._terms = terms
@@ -92,18 +93,20 @@ class Allowance:
 
     @property
     def inflight(self) -> int:
-        """Requests that were begun and not ended."""
+        """Number of requests that have begun and not ended."""
         return self._inflight
 
     def change(self, terms: KeyTerms, now_s: float) -> None:
-        """Go on by other terms; what was used stays used."""
+        """Set other terms; the usage so far still counts."""
         self._terms = terms
         requests, tokens = terms.requests_per_s, terms.tokens_per_s
         self._requests = _bucket(self._requests, requests, terms.requests_burst, now_s)
         self._tokens = _bucket(self._tokens, tokens, terms.tokens_burst, now_s)
 
     def begin(self, now_s: float) -> Exhausted | None:
-        """A request comes, of unknown size. Where it may pass, `end` must be called once."""
+        """Admit a request of unknown size, or return why not. After an admission, `end` must be
+        called once.
+        """
         most = self._terms.inflight
         inflight = self._inflight + self._inflight_elsewhere
         if most is not None and inflight >= most:
@@ -125,7 +128,7 @@ class Allowance:
         return None
 
     def spend(self, now_s: float, tokens: int) -> Exhausted | None:
-        """Its prompt turns out to have so many tokens; these are taken where they may pass."""
+        """Take the tokens of a request's prompt, or return why they may not be taken."""
         if self._tokens is None:
             return None
         if wait_s := self._tokens.wait_s(now_s, tokens):
@@ -136,15 +139,17 @@ class Allowance:
         return None
 
     def settle(self, now_s: float, tokens: int) -> None:
-        """It used so many tokens more than was taken before (less: below 0)."""
+        """Take tokens that a request used beyond those taken before; a negative number gives tokens
+        back.
+        """
         if self._tokens is not None:
             self._tokens.take(now_s, tokens)
             self.used_tokens += tokens
             self.on_use()
 
     def taken_elsewhere(self, now_s: float, requests: int, tokens: int, inflight: int) -> None:
-        """Another replica let pass so many requests, used so many tokens, and has so many
-        requests more (less: below 0) at the same time.
+        """Take what another replica admitted: requests, tokens, and the change of its requests in
+        flight.
         """
         if self._requests is not None:
             self._requests.take(now_s, requests)
@@ -153,14 +158,16 @@ class Allowance:
         self._inflight_elsewhere = max(self._inflight_elsewhere + inflight, 0)
 
     def end(self, took_s: float) -> None:
-        """A request that passed `begin` is over, however it ended."""
+        """End a request that `begin` admitted, whatever its outcome."""
         assert self._inflight > 0, "a request of this key ended twice"
         self._inflight -= 1
         self.on_use()
         self._request_s += _SMOOTHING * (max(took_s, 0.0) - self._request_s)
 
     def headers(self, now_s: float) -> tuple[tuple[str, str], ...]:
-        """`x-ratelimit-...`: the limit, what is left of it, when it is whole again."""
+        """Return the headers `x-ratelimit-...`: the limits, what is left, and when each is full
+        again.
+        """
         shown: list[tuple[str, str]] = []
         for what, bucket in (("requests", self._requests), ("tokens", self._tokens)):
             if bucket is not None:
@@ -176,7 +183,7 @@ class Allowance:
 
 
 def duration(seconds: float) -> str:
-    """As OpenAI's headers have it: `6m0s`, `1.5s`, `20ms`; never less than it is."""
+    """Return a duration in the form of OpenAI's headers: `6m0s`, `1.5s`, `20ms`, rounded up."""
     milliseconds = -int(-max(seconds, 0.0) * 1e3 // 1)
     if milliseconds < 1_000:
         return f"{milliseconds}ms"
@@ -198,7 +205,10 @@ def _bucket(old: Bucket | None, rate: float | None, burst: float, now_s: float) 
 
 
 class Grant:
-    """Lifetime: request; `end` it, however it ends. Times are seconds on the allowance's clock."""
+    """The use of a key's allowance by one request. Lifetime: request; call `end` in any case.
+
+    Times are seconds on the allowance's clock.
+    """
 
     def __init__(self, allowance: Allowance) -> None:
         self._allowance = allowance
@@ -206,37 +216,39 @@ class Grant:
         self._taken_tokens = 0  # for its prompt
 
     def begin(self, now_s: float) -> Exhausted | None:
-        """It comes, of unknown size; None: it may pass."""
+        """Admit the request, whose size is not known yet; None means that it may pass."""
         exhausted = self._allowance.begin(now_s)
         if exhausted is None:
             self._began_s = now_s
         return exhausted
 
     def spend(self, now_s: float, prompt_tokens: int) -> Exhausted | None:
-        """Its prompt has so many tokens; None: they were taken."""
+        """Take the tokens of the request's prompt; None means that they were taken."""
         exhausted = self._allowance.spend(now_s, prompt_tokens)
         if exhausted is None:
             self._taken_tokens = prompt_tokens
         return exhausted
 
     def used(self, now_s: float, prompt_tokens: int, answer_tokens: int) -> None:
-        """It was answered, and took so many."""
+        """Settle the tokens that the answered request used in fact."""
         self._allowance.settle(now_s, prompt_tokens + answer_tokens - self._taken_tokens)
         self._taken_tokens = prompt_tokens
 
     def end(self, now_s: float) -> None:
-        """It is over. Idempotent."""
+        """End the request. Idempotent."""
         if self._began_s is not None:
             self._allowance.end(now_s - self._began_s)
             self._began_s = None
 
     def headers(self, now_s: float) -> tuple[tuple[str, str], ...]:
-        """What is left, for the client to read."""
+        """Return the headers that tell the client what is left."""
         return self._allowance.headers(now_s)
 
 
 class KeyUsage(NamedTuple):
-    """Of one key, since its replica began: its digest, totals, and requests in flight now."""
+    """The usage of one key since its replica started: the key's digest, totals, and requests in
+    flight.
+    """
 
     key: str
     requests: int
@@ -248,7 +260,10 @@ _KEYS = 100_000  # of one peer, remembered
 
 
 class SharedUse:
-    """Lifetime: process. `allowances` gives those there are by the digests of their keys."""
+    """Exchanges the usage of keys with replicas. Lifetime: process.
+
+    `allowances` returns the current allowances by the digests of their keys.
+    """
 
     def __init__(self, allowances: Callable[[], Mapping[str, Allowance]]) -> None:
         self._allowances = allowances
@@ -256,24 +271,26 @@ class SharedUse:
         self._told: dict[str, dict[str, KeyUsage]] = {}  # by peer and key, the latest
 
     def touched(self, key: str) -> None:
-        """A request of ours used some of this key's."""
+        """Note that a request of this router used a key."""
         self._touched.add(key)
 
     def changed(self) -> list[KeyUsage]:
-        """What we used of each key, of those where that changed since this was asked."""
+        """Return this router's usage of each key whose usage changed since the last call."""
         touched, self._touched = self._touched, set()
         known = self._allowances()
         return [_use(key, known[key]) for key in sorted(touched) if key in known]
 
     def all(self) -> list[KeyUsage]:
-        """What we used of each key of which we used anything."""
+        """Return this router's usage of each key that was used at all."""
         self._touched.clear()
         uses = [_use(key, allowance) for key, allowance in self._allowances().items()]
         return [use for use in uses if use.requests or use.inflight]
 
     def heard(self, peer: str, uses: list[KeyUsage], again: bool, now_s: float) -> None:
-        """A peer told what it used. `again`: all there ever was, to whoever knows nothing of it;
-        what was used before we knew of the peer is not taken off here.
+        """Take the usage that a peer router reported.
+
+        `again`: the peer repeated all its totals, for a router that knows nothing of it; usage from
+        before this router knew the peer is not taken from the allowance.
         """
         told = self._told.setdefault(peer, {})
         allowances = self._allowances()
@@ -290,7 +307,7 @@ class SharedUse:
                 allowance.taken_elsewhere(now_s, requests, tokens, use.inflight - before.inflight)
 
     def gone(self, peer: str, now_s: float) -> None:
-        """A peer is no more, nor are its requests."""
+        """Drop the requests in flight of a peer router that is gone."""
         allowances = self._allowances()
         for use in self._told.pop(peer, {}).values():
             allowance = allowances.get(use.key)

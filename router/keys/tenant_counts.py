@@ -1,7 +1,7 @@
-"""Counts by tenant, bounded: the busiest ones by name, all others together.
+"""Counts requests and tokens by tenant: the busiest tenants by name, all others together.
 
-What is counted only ever grows, as Prometheus wants it: a tenant that loses its place leaves what
-was counted of it to the others, and begins at nothing should it come back.
+Counts only grow, as Prometheus requires. When a tenant loses its place, its counts are added to
+those of the others, and it starts at zero if it returns.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _LEAD = 2  # times as many requests as the idlest that has a place take that pla
 
 @dataclass(slots=True)
 class TenantRow:
-    """Lifetime: as long as its tenant has a place."""
+    """The counts of one tenant. Lifetime: as long as the tenant has a place."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -26,7 +26,7 @@ class TenantRow:
     refused: Counter[str] = field(default_factory=Counter)  # by code
 
     def add(self, other: TenantRow) -> None:
-        """Take over what another counted."""
+        """Add the counts of another row."""
         self.requests += other.requests
         self.prompt_tokens += other.prompt_tokens
         self.answer_tokens += other.answer_tokens
@@ -34,7 +34,7 @@ class TenantRow:
 
 
 class TenantCounts:
-    """Lifetime: process."""
+    """The counts of all tenants. Lifetime: process."""
 
     def __init__(self, places: int = _PLACES, candidates: int = _CANDIDATES) -> None:
         self._places = places
@@ -45,19 +45,19 @@ class TenantCounts:
         self._candidates: Counter[str] = Counter()
 
     def arrived(self, tenant: str | None) -> None:
-        """A request of `tenant` came; None: nobody's in particular, which is not counted."""
+        """Count a request of `tenant`; None means no tenant, and nothing is counted."""
         if tenant is not None:
             self._place(tenant).requests += 1
 
     def refused(self, tenant: str | None, code: str) -> None:
-        """It was turned away."""
+        """Count a request that was refused with this code."""
         if tenant is not None:
             refused = self.rows.get(tenant, self.others).refused
             known = code in refused or len(refused) < _CODES
             refused[code if known else "other"] += 1
 
     def used(self, tenant: str | None, prompt_tokens: int, answer_tokens: int) -> None:
-        """It was answered."""
+        """Count the tokens of an answered request."""
         if tenant is not None:
             row = self.rows.get(tenant, self.others)
             row.prompt_tokens += prompt_tokens

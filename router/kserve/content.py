@@ -1,8 +1,8 @@
-"""Reads the inputs of a KServe v2 request for routing: prompt, session, limits.
+"""Reads the inputs of a KServe v2 request that matter for routing: prompt, session, limits.
 
-It is the same for HTTP and gRPC, which read messages by themselves and give their tensors here.
-Nothing here refuses a request: what cannot be read is left to the worker to judge, and the request
-is routed by load alone (`Content.unread` says why).
+HTTP and gRPC decode messages themselves and pass their tensors to this module. It never refuses a
+request: the worker judges what the router cannot read, and the request is routed by load alone
+(`Content.unread` says why).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ SHARED_MEMORY = "shared_memory_region"  # a tensor's parameter: its bytes are no
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What one request holds of what it is routed by. Lifetime: request.
+    """The inputs of one request that matter for routing. Lifetime: request.
 
-    Of several prompts, one a row, the first one places it.
+    If a request has several prompts, one a row, the first one decides.
     """
 
     texts: tuple[str, ...] = ()
@@ -72,10 +72,12 @@ class KserveTarget(ABC):
     def scanner(
         self, header: Callable[[str], str | None], apart: str | None = None
     ) -> Callable[[bytes, ScanLimits], Scanned]:
-        """The reader of bodies, see `router.request.dialect.Target`."""
+        """Return the function that reads bodies, see `router.request.dialect.Target`."""
 
     def scanned(self, content: Content, limits: ScanLimits, apart: str | None) -> Scanned:
-        """As any other request is read. What makes a cache another's own goes into its salt."""
+        """Return the content in the form of any other request. Whatever separates caches is part of
+        the salt.
+        """
         salts = {
             "model": apart,
             "version": self.version,
@@ -109,7 +111,9 @@ _SAID: Mapping[str | int | None, str] = MappingProxyType(
 
 
 def said_by_triton(code: str | int | None, message: str) -> str:
-    """A refusal's text; Triton's clients know a full queue, and a wait in it, by how it begins."""
+    """Return the text of a refusal; Triton's clients recognize a full queue, and a timeout in it,
+    by the beginning of the text.
+    """
     words = _SAID.get(code)
     return message if words is None else f"{words}: {message}"
 
@@ -122,11 +126,11 @@ USAGE_OUTPUTS = frozenset((_PROMPT, _ANSWER, _MISSED, *_REUSED))
 
 
 def usage_of(outputs: Mapping[str, Tensor], block_size: int | None) -> Usage | None:
-    """The tokens that an answer's outputs tell; None: none. Pure; raises nothing.
+    """Return the token counts in an answer's outputs; None if there are none. Never raises.
 
-    `outputs`: at least those of USAGE_OUTPUTS that it has. `block_size`: tokens of a block there.
-    Where the blocks that were not reused are told and the prompt's tokens are not, its blocks
-    stand for them.
+    `outputs`: at least those of USAGE_OUTPUTS that the answer has. `block_size`: the worker's
+    tokens of a block. If the answer has the number of blocks that were not reused but no number of
+    prompt tokens, the prompt is counted in blocks.
     """
     prompt, answer = _sum(outputs, _PROMPT), _sum(outputs, _ANSWER)
     reused = next((n for name in _REUSED if (n := _sum(outputs, name)) is not None), None)
@@ -143,7 +147,7 @@ def usage_of(outputs: Mapping[str, Tensor], block_size: int | None) -> Usage | N
 
 
 def _sum(outputs: Mapping[str, Tensor], name: str) -> int | None:
-    """Of an output's numbers, which may come as texts; None: it has none."""
+    """Return the sum of an output's numbers, which may be texts; None if the output is missing."""
     one = outputs.get(name)
     if one is None:
         return None
@@ -156,9 +160,10 @@ def _sum(outputs: Mapping[str, Tensor], name: str) -> int | None:
 
 
 def content_of(roles: Roles, inputs: Mapping[str, Tensor], parameters: Parameters) -> Content:
-    """What a request holds of these roles. Pure; raises nothing, whatever was sent.
+    """Return the content of a request by the roles of its inputs. Never raises, whatever was sent.
 
-    `inputs`: at least those of `roles.inputs` that the request has. `parameters`: of the request.
+    `inputs`: at least those of `roles.inputs` that the request has. `parameters`: those of the
+    request.
     """
     reader = _Reader(inputs, parameters)
     texts, ids = reader.texts(roles.text), reader.ids(roles.ids, roles.lengths)
@@ -186,7 +191,9 @@ def content_of(roles: Roles, inputs: Mapping[str, Tensor], parameters: Parameter
 
 
 def sequence_in(parameters: Parameters) -> Sequenced | None:
-    """A request's place in a sequence, whose id is a number other than 0, or a text."""
+    """Return a request's place in a sequence, whose id is a number other than 0, or a text; None if
+    it has none.
+    """
     given = _key(parameters.get("sequence_id"))
     if given in (None, "0"):
         return None
@@ -198,7 +205,9 @@ _DEFAULT_LEVEL = 2  # where a model's config has none: 1 goes before what names 
 
 
 def _priority(value: Any, levels: int, default: int) -> int:
-    """Of Triton's, where 1 is highest and 0, like one beyond the levels, is the default."""
+    """Return our priority for one of Triton, where 1 is highest, and 0 or a level that does not
+    exist is the default.
+    """
     level = count_of(value) or 0
     if not level or (levels and level > levels):
         return 0
@@ -206,13 +215,13 @@ def _priority(value: Any, levels: int, default: int) -> int:
 
 
 def _seconds(value: Any) -> float | None:
-    """Of microseconds in a queue; 0: any time."""
+    """Return the seconds of a queue timeout in microseconds; None for 0, which means no limit."""
     whole = isinstance(value, int) and not isinstance(value, bool)
     return value / 1e6 if whole and 0 < value < 2**63 else None
 
 
 def _key(value: Any) -> str | None:
-    """A name or a number, as text; None for nothing, or what is no name."""
+    """Return a name or a number as text; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return None
     if isinstance(value, int):
@@ -224,7 +233,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 class _Reader:
-    """Reads the inputs of one request, and notes what it cannot. Lifetime: request."""
+    """Reads the inputs of one request, and notes those that it cannot read. Lifetime: request."""
 
     def __init__(self, inputs: Mapping[str, Tensor], parameters: Parameters) -> None:
         self._inputs = inputs
@@ -232,12 +241,12 @@ class _Reader:
         self.unread: list[str] = []
 
     def texts(self, name: str | None) -> tuple[str, ...]:
-        """Each prompt, or what is looked at of it."""
+        """Return each prompt, cut to the length that the router reads."""
         found = self._read(name, lambda one: tuple(_texts(one, MAX_ROWS, MAX_TEXT_BYTES)), ())
         return tuple(text for text in found if text)
 
     def ids(self, name: str | None, lengths: str | None) -> tuple[Tokens, ...]:
-        """Each prompt's token ids."""
+        """Return the token ids of each prompt."""
         rows = self._read(name, _rows, None)
         if rows is None:
             return ()
@@ -248,21 +257,23 @@ class _Reader:
         return tuple(row for row in cut if len(row))
 
     def number(self, name: str | None) -> int | None:
-        """A count of tokens."""
+        """Return a number of tokens."""
         return count_of(self._scalar(name))
 
     def flag(self, name: str | None) -> bool:
-        """Whether it is set."""
+        """Return whether a flag is set."""
         value = self._scalar(name)
         return isinstance(value, int) and value != 0
 
     def key(self, name: str | None) -> str | None:
-        """A name or number that others of its like have, too."""
+        """Return a name or number that requests of one kind share."""
         value = _key(self._scalar(name))
         return None if value == "0" else value
 
     def sampling(self, name: str | None) -> Mapping[str, Any]:
-        """The sampling parameters, which are JSON within a text, or the request's own."""
+        """Return the sampling parameters, which are JSON in a text input, or the request's own
+        parameters.
+        """
         text = self._scalar(name)
         if not isinstance(text, str):
             return self._parameters
@@ -273,7 +284,7 @@ class _Reader:
             return self._parameters
 
     def digest(self, names: Iterable[str]) -> str | None:
-        """What tells its images from others."""
+        """Return a digest of the request's images; None if it has none."""
         state, any_found = xxhash.xxh3_64(), False
         for name in names:
             one = self._inputs.get(name)
@@ -283,7 +294,7 @@ class _Reader:
         return state.hexdigest() if any_found else None
 
     def _scalar(self, name: str | None) -> Any:
-        """The first element of an input, else the request's parameter of this name."""
+        """Return the first element of an input, or else the request's parameter of this name."""
         if name is None:
             return None
         return self._read(name, _first_of, self._parameters.get(name))
@@ -316,8 +327,10 @@ def _first_of(one: Tensor) -> Any:
 
 
 def _texts(one: Tensor, most: int, most_bytes: int) -> Iterator[str]:
-    """The first `most` elements of a tensor of texts, each cut, as text that can be hashed: half a
-    surrogate pair is none. Raises WireError.
+    """Yield the first `most` elements of a tensor of texts, each cut to `most_bytes`. Raises
+    WireError.
+
+    Halves of surrogate pairs are replaced, because they cannot be hashed as UTF-8.
     """
     for value in texts(one, most):
         data = value[:most_bytes]
@@ -327,7 +340,7 @@ def _texts(one: Tensor, most: int, most_bytes: int) -> Iterator[str]:
 
 
 def _integers(one: Tensor, most: int = MAX_VALUES) -> npt.NDArray[Any]:
-    """The first elements of a tensor of integers or truth values, flat. Raises WireError."""
+    """Return the first elements of a tensor of integers or booleans, flat. Raises WireError."""
     found = numbers(one, most)
     if found.dtype.kind == "f":
         raise WireError(f"is {one.datatype}, no integer")
@@ -335,7 +348,7 @@ def _integers(one: Tensor, most: int = MAX_VALUES) -> npt.NDArray[Any]:
 
 
 def _rows(one: Tensor) -> Tokens:
-    """Token ids, a prompt in each row. Raises WireError."""
+    """Return token ids with one prompt a row. Raises WireError."""
     if one.datatype not in _IDS:
         raise WireError(f"is {one.datatype[:16]}, not INT32 or INT64")
     if not 1 <= len(one.shape) <= MAX_RANK or min(one.shape) < 1:

@@ -1,10 +1,11 @@
-"""KServe v2 over gRPC for Triton's clients, each request decided by itself and carried as any.
+"""Serves KServe v2 over gRPC to Triton's clients; each request is routed by itself.
 
-After triton-inference-server/server, `src/grpc` (unary and stream handlers): answers of models that
-are not decoupled come in the order of their requests, those of others as they are made; an error is
-a message of the stream, which goes on, but for a model's own where the client asks for
-`triton_grpc_error`. One stream's requests go to as many workers as the policy finds best, but those
-of one sequence go one after another to the one that has it.
+The behaviour follows triton-inference-server/server, `src/grpc` (unary and stream handlers).
+Answers of models that are not decoupled come in the order of their requests, those of decoupled
+models as they are made. An error is a message of the stream, which continues, except for a model's
+own error if the client asks for `triton_grpc_error`. Requests of one stream go to as many workers
+as the policy chooses, but those of one sequence go one after another to the worker that has the
+sequence.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ _LATE_S = 0.01  # left of a call's time when its deadline has passed to whoever 
 
 
 class Caller:
-    """Who calls, and with which metadata. Lifetime: call."""
+    """The client of a gRPC call, and the call's metadata. Lifetime: call."""
 
     def __init__(self, context: Any, deadline_header: str) -> None:
         pairs = context.invocation_metadata() or ()
@@ -78,18 +79,20 @@ class Caller:
         self.peer = GrpcPeer(context.peer())
 
     def request(self, path: str, body: bytes, method: str = "POST") -> Request:
-        """A request of this call's."""
+        """Return a request of this call."""
         head = Head(b"", len(body), method, path, self.fields, False)
         return Request(self.peer, head, body)  # type: ignore[arg-type]
 
 
 class StreamReply(GrpcReply):
-    """A worker's answer to a request of a stream: its messages as they come. Lifetime: dispatch."""
+    """A worker's answer to one request of a stream, passed on message by message. Lifetime:
+    dispatch.
+    """
 
     def __init__(
         self, http: Request, headers: tuple[Header, ...], stream: ClientStream, in_order: bool
     ) -> None:
-        """`in_order`: what comes is kept until it is its turn."""
+        """`in_order`: keep the messages until `release` says that earlier answers are complete."""
         super().__init__(http, headers)
         self._stream = stream
         self._in_order = in_order
@@ -114,7 +117,7 @@ class StreamReply(GrpcReply):
         await self._stream.drained()
 
     def release(self) -> None:
-        """Its turn has come."""
+        """Pass on the kept messages; earlier answers are complete."""
         if self._in_order and self.error is None:
             for message in self._parts:
                 self._stream.put(message)
@@ -138,7 +141,7 @@ class GrpcPort(GrpcListener):
         super().__init__(self._method, self._serves, settings)
 
     def _method(self, method: str) -> Any:
-        """What answers a method; None: nobody does."""
+        """Return the handler of a method; None if there is none."""
         service, _, rpc = method.removeprefix("/").partition("/")
         if method == STREAM:
             return grpc.stream_stream_rpc_method_handler(self._stream)
@@ -151,11 +154,11 @@ class GrpcPort(GrpcListener):
     # --- inference ----------------------------------------------------------------------------
 
     def caller(self, context: Any) -> Caller:
-        """Who calls."""
+        """Return the client of a call."""
         return Caller(context, self._inference.reader.terms.deadlines.deadline_header)
 
     async def _infer(self, message: bytes, context: Any) -> bytes:
-        """ModelInfer."""
+        """Answer a ModelInfer call."""
         http = self.caller(context).request(f"/{SERVICE}/ModelInfer", message)
         target: list[GrpcTarget] = []
         answer = await self.answer(http, GrpcReply, target)
@@ -179,7 +182,9 @@ class GrpcPort(GrpcListener):
         make_reply: Callable[[Request, tuple[Header, ...]], GrpcReply],
         known: list[GrpcTarget],
     ) -> Answer:
-        """The answer to one request, errors included; `known` gets what it asks for."""
+        """Return the answer to one request, errors included; the request's target is appended to
+        `known`.
+        """
 
         async def handle(http: Request) -> Answer:
             if not known:
@@ -191,17 +196,17 @@ class GrpcPort(GrpcListener):
         return await answer_or_error(handle, http, self._service.faulty)
 
     async def _stream(self, _: object, context: Any) -> None:
-        """ModelStreamInfer."""
+        """Answer a ModelStreamInfer call."""
         await ClientStream(self, context, self._inference.attempts.terms.client_buffer_bytes).run()
 
     def decoupled(self, model: str) -> bool:
-        """Whether a model's answers come as they are made."""
+        """Return whether a model is decoupled: its answers are sent as they are made."""
         return self.roles_of(model).decoupled
 
     # --- all else -----------------------------------------------------------------------------
 
     async def _ask(self, rpc: str, message: bytes, context: Any) -> bytes:
-        """One of the service's other calls."""
+        """Answer one of the service's other calls."""
         caller = self.caller(context)
 
         async def handle(http: Request) -> Answer:
@@ -228,7 +233,7 @@ class GrpcPort(GrpcListener):
         return b""
 
     async def _passed_on(self, rpc: str, http: Request) -> Answer:
-        """What any server that has the model answers, as it came. Raises ClientError."""
+        """Return the unchanged answer of any server that has the model. Raises ClientError."""
         last: Response | None = None
         for member in self._kserve.servers_of(model_of(rpc, http.body)[0], http):
             if member.grpc is None:
@@ -243,18 +248,17 @@ class GrpcPort(GrpcListener):
         return last or Response(503, b'{"error":"no server answered"}')
 
     def _serves(self, service: str) -> bool | None:
-        """Whether a service serves; None: there is none of this name."""
+        """Return whether a gRPC service serves; None if there is no service of this name."""
         return serves(self._service) if service in ("", SERVICE) else None
 
 
 class ClientStream:
-    """One client's stream: its requests, each carried by itself, and their answers in one.
-
+    """One client's stream: each request is routed by itself, and all answers go into one stream.
     Lifetime: call.
     """
 
     def __init__(self, port: GrpcPort, context: Any, buffer_bytes: int) -> None:
-        """`buffer_bytes`: unread by the client before workers are paused."""
+        """`buffer_bytes`: the bytes unread by the client beyond which workers are paused."""
         self._port = port
         self._context = context
         self._caller = port.caller(context)
@@ -272,11 +276,11 @@ class ClientStream:
 
     @property
     def congested(self) -> bool:
-        """More than `buffer_bytes` wait for the client."""
+        """True if more than `buffer_bytes` wait for the client."""
         return not self._room.is_set()
 
     def put(self, message: bytes) -> None:
-        """Write it when those before it are written."""
+        """Write a message after those before it."""
         self._out.append(message)
         self._out_bytes += len(message)
         if self._out_bytes > self._buffer_bytes:
@@ -284,11 +288,13 @@ class ClientStream:
         self._changed.set()
 
     async def drained(self) -> None:
-        """Return once the client has taken what was written."""
+        """Wait until the client has taken what was written."""
         await self._room.wait()
 
     async def run(self) -> None:
-        """Answer all of it. Ends with the stream's status told; cancelled where the client left."""
+        """Answer all requests of the stream, then send its status. Cancelled if the
+        client leaves.
+        """
         stopping = _Beside(self._port.stopping.wait())
         async with _Beside(self._write()) as writing, stopping as stops:
             try:
@@ -309,14 +315,14 @@ class ClientStream:
 
     @property
     def _ended(self) -> bool:
-        """Its client has ended its side, if only while the last requests were answered."""
+        """Return whether the client has closed its side of the stream."""
         reading = self._reading
         if reading is None or not reading.done() or reading.cancelled() or reading.exception():
             return False
         return reading.result() is aio.EOF
 
     async def _message(self, stops: asyncio.Task[Any]) -> Any:
-        """The next one; EOF, too, where the router stops."""
+        """Return the client's next message; EOF at its end, or when the router stops."""
         reading = self._reading = asyncio.ensure_future(self._context.read())
         await asyncio.wait((reading, stops), return_when=asyncio.FIRST_COMPLETED)
         return await reading if reading.done() else aio.EOF
@@ -347,7 +353,9 @@ class ClientStream:
         before: asyncio.Event | None,
         after: asyncio.Event | None,
     ) -> None:
-        """One request; its answer waits for `before`, and `after` is set then."""
+        """Answer one request. The answer waits for `before`, and sets `after` when it is
+        complete.
+        """
         try:
             async with self._in_sequence(known[0] if known else None):
                 if garbage is not None:
@@ -364,7 +372,9 @@ class ClientStream:
                 after.set()
 
     def _end(self, answer: Answer, target: GrpcTarget | None) -> None:
-        """Say what is left to say of an answer. Raises _EndedError where it ends the stream."""
+        """Write the end of an answer, or its error. Raises _EndedError if the error ends the
+        stream.
+        """
         if isinstance(answer, StreamReply):
             answer.release()
             if answer.error is None:
@@ -377,7 +387,7 @@ class ClientStream:
         self.put(stream_error(why, "" if target is None else target.id))
 
     def _in_sequence(self, target: GrpcTarget | None) -> _Turn:
-        """Requests of one sequence are computed one after another, as they came."""
+        """Return the turn of a request in its sequence, whose requests run one after another."""
         if target is None or target.sequence is None:
             return _Turn(None, None, lambda: None)
         key, mine = (target.model, target.sequence.id), asyncio.Event()
@@ -404,11 +414,11 @@ class ClientStream:
 
 
 class _EndedError(Exception):
-    """An error ends the stream: code and message."""
+    """Raised if an error ends the stream; it has the gRPC code and message."""
 
 
 class _Turn:
-    """Waits for the one before, and lets the next go on. Lifetime: request."""
+    """Waits for the previous request, and lets the next one go on. Lifetime: request."""
 
     def __init__(
         self, before: asyncio.Event | None, mine: asyncio.Event | None, forget: Callable[[], None]
@@ -438,7 +448,7 @@ class _Turn:
 
 
 class _Beside:
-    """Runs something beside a block, and stops it after. Lifetime: call."""
+    """Runs a task while a block runs, and stops it afterwards. Lifetime: call."""
 
     def __init__(self, what: Any) -> None:
         self._task: asyncio.Task[Any] = asyncio.ensure_future(what)
@@ -457,7 +467,7 @@ async def _stopped(task: asyncio.Task[Any] | None) -> None:
 
 
 def _refusal(answer: Answer, model: str | None) -> tuple[grpc.StatusCode, str]:
-    """The code and message of an answer that is none."""
+    """Return the gRPC code and message of an answer that is an error."""
     if isinstance(answer, GrpcReply) and answer.error is not None:
         number, why = answer.error
         return _CODES.get(number, grpc.StatusCode.UNKNOWN), why[:_MESSAGE_CHARS]
@@ -471,11 +481,11 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 def _metadata(headers: tuple[Header, ...]) -> aio.Metadata:
-    """The router's own headers, as a call's last metadata."""
+    """Return the router's own headers as trailing metadata."""
     found = ((name.decode("latin-1").lower(), value) for name, value in headers)
     plain = ((name, value.decode("latin-1")) for name, value in found if value.isascii())
     return aio.Metadata(*((n, v) for n, v in plain if v.isprintable() and n != "content-type"))
 
 
 def _nobody(status: int) -> None:
-    """It is no request for inference."""
+    """Do nothing: the request is not one for inference."""

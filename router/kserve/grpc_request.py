@@ -1,4 +1,6 @@
-"""A request that came by gRPC: its worker's gRPC carries it, and its answer is kept for it."""
+"""A request that came by gRPC: it goes to its worker's gRPC port, and the answer is collected for
+the client.
+"""
 
 from __future__ import annotations
 
@@ -38,12 +40,12 @@ class GrpcReply:
 
     @property
     def begun(self) -> bool:
-        """The client has nothing before all is there."""
+        """False: the client gets nothing before the answer is complete."""
         return False
 
     @property
     def body(self) -> bytes:
-        """The message, or the refusal's JSON."""
+        """The answer's message, or the JSON of a refusal."""
         return b"".join(self._parts)
 
     def head(self, head: ReplyHead) -> None:

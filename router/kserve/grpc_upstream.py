@@ -1,10 +1,10 @@
-"""KServe's gRPC to one worker, as the relay's: what is above it need not know how a request goes.
+"""KServe's gRPC connection to one worker, behind the same interface as the HTTP relay.
 
-A request's target is the full name of a method and its body one message. The reply's body is the
-answer's message, of a stream each of its messages as one `data`. What a worker refuses is a reply
-of the status that Triton gives the same error over HTTP, with `grpc-status` and `grpc-message` as
+A request's target is the full name of a method, and its body is one message. The reply's body is
+the answer's message; for a stream, each message is one `data`. A worker's refusal becomes a reply
+with the HTTP status that Triton gives the same error, with `grpc-status` and `grpc-message` as
 headers and Triton's `{"error": ...}` as its body. Each request of a client's stream has a stream of
-its own here: it can be cancelled alone, and its end is the stream's.
+its own to the worker, so it can be cancelled alone.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ class GrpcUpstream:
         server_name: str | None = None,
         limits: RelayLimits | None = None,
     ) -> None:
-        """`address`: host and port. `credentials`: None for plain text. `server_name`: that its
-        certificate has, where it is not the host.
+        """`address`: host and port. `credentials`: None for plain text. `server_name`: the name in
+        the worker's certificate, if it is not the host.
         """
         self._address = address
         self._clock = clock
@@ -94,7 +94,7 @@ class GrpcUpstream:
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """As of `router.upstream.fallback.Upstream`; `request.mark` says nothing here."""
+        """See `router.upstream.fallback.Upstream`; `request.mark` is not used."""
         told = (on_first_byte, on_progress, None, request.keeps_ends)
         terms = Terms(self._limits, timeouts, self._clock, *told)
         exchange = _Exchange(sink, terms)
@@ -113,13 +113,13 @@ class GrpcUpstream:
         return exchange.outcome(None)
 
     def abandon_silent(self) -> None:
-        """As of `router.upstream.fallback.Upstream`."""
+        """See `router.upstream.fallback.Upstream`."""
         for exchange in tuple(self._exchanges):
             if exchange.silent:
                 exchange.abandon("the worker was given up before it answered")
 
     async def aclose(self) -> None:
-        """End every call, and take no more."""
+        """End every call, and accept no more."""
         self._closed = True
         for exchange in tuple(self._exchanges):
             exchange.abandon("the worker was removed")
@@ -135,7 +135,7 @@ class GrpcUpstream:
         return known
 
     async def _connected(self, connect_s: float) -> None:
-        """Return once there is a connection. Raises WorkerError."""
+        """Wait until there is a connection. Raises WorkerError."""
         if self._closed:
             raise WorkerError("connect", "the worker was removed")
         if self._channel is None:
@@ -161,7 +161,7 @@ class GrpcUpstream:
 
 
 def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
-    """TLS towards workers. Raises TlsError for a file that cannot be read."""
+    """Return the TLS credentials for workers. Raises TlsError for a file that cannot be read."""
     ca, key, cert = (None if p is None else pem(p) for p in (files.ca, files.key, files.cert))
     return grpc.ssl_channel_credentials(ca, key, cert)
 
@@ -169,9 +169,9 @@ def credentials_of(files: WorkerTls) -> grpc.ChannelCredentials:
 def grpc_opener(
     clock: Callable[[], float], files: WorkerTls | None, limits: Callable[[], RelayLimits]
 ) -> GrpcOpener:
-    """A function that opens gRPC to a worker's address. `files`: TLS towards https workers.
+    """Return a function that opens gRPC to a worker's address.
 
-    Raises `router.http.tls.TlsError`.
+    `files`: TLS for https workers. Raises `router.http.tls.TlsError`.
     """
     trusted = credentials_of(files or WorkerTls())
 
@@ -202,17 +202,17 @@ class _Exchange:
 
     @property
     def silent(self) -> bool:
-        """Its client has seen nothing of the answer."""
+        """True if the client has received nothing of the answer."""
         return self._bytes == 0
 
     def abandon(self, why: str) -> None:
-        """End it for the worker's sake."""
+        """End the exchange because of its worker."""
         self._abandoned = why
         if self._call is not None:
             self._call.cancel()
 
     def outcome(self, error: WorkerError | ClientError | None) -> Outcome:
-        """What became of it."""
+        """Return the outcome of the exchange."""
         return Outcome(
             started_s=self._started_s,
             status=self._status,
@@ -227,7 +227,9 @@ class _Exchange:
         )
 
     async def run(self, method: Any, request: UpstreamRequest, *, streams: bool) -> None:
-        """Carry it out. Raises WorkerError, ClientError; cancelling ends the call at the worker."""
+        """Run the exchange. Raises WorkerError or ClientError; cancelling it ends the call at the
+        worker.
+        """
         if self._abandoned:
             raise WorkerError("early_close", self._abandoned)
         self._status = None
@@ -288,7 +290,7 @@ class _Exchange:
             raise ClientError(408, "the client reads too slowly") from error
 
     def _relay_piece(self, message: bytes) -> None:
-        """One message of a stream."""
+        """Pass on one message of a stream."""
         if self.silent and (failure := stream_failure(message)):
             said = _error(failure)
             if is_triton_queue_full(503, said):
@@ -324,8 +326,8 @@ class _Exchange:
         self._sink.head(ReplyHead(200, b"OK", (), Framing.CLOSE))
 
     def _refused(self, error: aio.AioRpcError) -> None:
-        """The worker, or the connection to it, ended the call. Raises WorkerError for what another
-        worker may do better.
+        """Handle a call that the worker, or the connection, ended. Raises WorkerError if another
+        worker may succeed.
         """
         code, details = error.code(), error.details() or ""
         if not self.silent:
@@ -348,14 +350,14 @@ class _Exchange:
         self._sink.finish()
 
     def _broken(self, error: WorkerError) -> None:
-        """Raises `error`; an answer that has begun is cut off so that it cannot look whole."""
+        """Raise `error`; an answer that has begun is cut off, so that it cannot look complete."""
         if not self.silent:
             self._sink.abort()
         raise error
 
 
 def metadata_of(request: UpstreamRequest) -> aio.Metadata:
-    """The headers as gRPC's metadata, but for those of one connection."""
+    """Return a request's headers as gRPC metadata, without those of a single connection."""
     pairs = []
     for name, value in (*request.headers, *request.internal_headers):
         name = name.lower()
@@ -367,7 +369,7 @@ def metadata_of(request: UpstreamRequest) -> aio.Metadata:
 
 
 def grpc_error(headers: tuple[Header, ...]) -> tuple[int, str] | None:
-    """The exact code and message of a refusal; None where it did not come by gRPC."""
+    """Return the gRPC code and message of a refusal; None if it did not come by gRPC."""
     found = dict(headers)
     if CODE_HEADER not in found:
         return None
@@ -380,5 +382,5 @@ def _head(status: int, code: bytes, details: str) -> ReplyHead:
 
 
 def _error(details: str) -> bytes:
-    """What Triton says over HTTP."""
+    """Return the body that Triton sends over HTTP for this error."""
     return msgspec.json.encode({"error": details})

@@ -1,7 +1,9 @@
-"""KServe v2 over HTTP: which paths ask for inference, and what their bodies are routed by.
+"""KServe v2 over HTTP: the paths that ask for inference, and the reading of their bodies for
+routing.
 
-After triton-inference-server/server, `docs/protocol` (extensions binary data, generate, sequence).
-Bodies go on to the worker as they came; what cannot be read here its worker judges.
+The behaviour follows triton-inference-server/server, `docs/protocol` (extensions binary data,
+generate, sequence). Bodies go to the worker unchanged; the worker judges what the router cannot
+read.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ _NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 class HttpTarget(KserveTarget):
-    """What a path asks of a model. Lifetime: request."""
+    """The model and the call that an HTTP path names. Lifetime: request."""
 
     __slots__ = ()
 
@@ -87,7 +89,7 @@ class HttpTarget(KserveTarget):
 
 
 def target_of(path: str, roles: RolesOf = usual_roles) -> HttpTarget | None:
-    """The inference that a decoded path asks for; None: it asks for something else."""
+    """Return the inference that a decoded path asks for; None for other paths."""
     found = _PATH.fullmatch(path) if path.startswith("/v2/models/") else None
     if found is None or found["verb"] not in _PATHS:
         return None
@@ -96,7 +98,9 @@ def target_of(path: str, roles: RolesOf = usual_roles) -> HttpTarget | None:
 
 
 def is_kserve(path: str) -> bool:
-    """Whether an error on this path has Triton's form. Others have paths below /v2, too."""
+    """Return whether an error on this path has Triton's form; other APIs have paths below
+    /v2, too.
+    """
     return path == PREFIX or path.startswith(_PREFIXES)
 
 
@@ -110,7 +114,7 @@ class _OpenAiBody(msgspec.Struct):
 
 
 def code_in(body: bytes) -> str | int | None:
-    """The code of an error of the router's own; None: there is none."""
+    """Return the code of one of the router's own errors; None if there is none."""
     try:
         return msgspec.json.decode(body, type=_OpenAiBody).error.code
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -118,7 +122,9 @@ def code_in(body: bytes) -> str | int | None:
 
 
 def tritons_error(body: bytes, model: str | None) -> bytes:
-    """An error of the router's own, in the form that KServe's clients read. `model`: asked for."""
+    """Return one of the router's own errors in the form that KServe's clients read. `model`: the
+    requested one.
+    """
     try:
         error = msgspec.json.decode(body, type=_OpenAiBody).error
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -130,15 +136,15 @@ def tritons_error(body: bytes, model: str | None) -> bytes:
 
 
 def last_event(late: bool) -> bytes:
-    """As a model's own error within a stream, and the end of its chunks. `late`: its deadline
-    passed, else its worker failed.
+    """Return an error event in a model's form, and the end of the chunked body. `late`: the
+    deadline passed; else the worker failed.
     """
     words = b'data: {"error":"%b"}\n\n' % (LATE if late else BROKEN).encode()
     return b"%x\r\n%b\r\n0\r\n\r\n" % (len(words), words)
 
 
 def unknown_model(name: str) -> str:
-    """What Triton says of a model that it has not got; some clients look for it."""
+    """Return Triton's text for a model that it does not have; some clients look for this text."""
     return f"Request for unknown model: '{name[:200]}' is not found"
 
 
@@ -151,9 +157,10 @@ NO_SUCH_MEMORY = (
 
 
 def _unpacked(body: bytes, coding: str | None) -> bytes | None:
-    """The body itself; None where it cannot be had. Raises ClientError for one that is too large.
+    """Return the decompressed body; None if it cannot be decompressed. Raises ClientError if it is
+    too large.
 
-    Triton takes one coding, gzip or deflate, of `infer` only.
+    Triton accepts one coding, gzip or deflate, for `infer` only.
     """
     coding = (coding or "").strip().lower()
     if coding in ("", "identity"):
@@ -172,7 +179,7 @@ def _unpacked(body: bytes, coding: str | None) -> bytes | None:
 
 
 def infer_content(body: bytes, length: str | None, roles: Roles) -> Content:
-    """What an `infer` request holds. Raises ClientError for tensors in shared memory."""
+    """Return the content of an `infer` request. Raises ClientError for tensors in shared memory."""
     try:
         end = json_bytes(length, len(body))
         if end == 0 and length is not None:
@@ -193,7 +200,7 @@ def infer_content(body: bytes, length: str | None, roles: Roles) -> Content:
 def _inputs(
     request: InferRequest, rest: memoryview, roles: Roles, unread: list[str]
 ) -> dict[str, Tensor]:
-    """Those of its tensors that matter."""
+    """Return the request's tensors that matter for routing."""
     if len(request.inputs) > MAX_INPUTS:
         unread.append(f"over {MAX_INPUTS} inputs")
         return {}
@@ -203,7 +210,7 @@ def _inputs(
 def _tensors(
     described: list[Described], rest: memoryview, names: frozenset[str], unread: list[str]
 ) -> dict[str, Tensor]:
-    """Those of these names, of which some lie in `rest`, behind the JSON."""
+    """Return the tensors of these names; the data of some are in `rest`, which follows the JSON."""
     found = {}
     for one in described:
         try:
@@ -228,7 +235,7 @@ def _listed(data: msgspec.Raw) -> list[Any]:
 
 
 def _raw(body: bytes, roles: Roles) -> Content:
-    """A body that is the one input and nothing else."""
+    """Return the content of a body that is one raw input and nothing else."""
     if roles.text is None:
         return Content()
     text: Buffer = memoryview(body)[:MAX_TEXT_BYTES]
@@ -236,7 +243,7 @@ def _raw(body: bytes, roles: Roles) -> Content:
 
 
 def generate_content(body: bytes, roles: Roles) -> Content:
-    """What a `generate` request holds, whose inputs are a JSON object's fields."""
+    """Return the content of a `generate` request, whose inputs are the fields of a JSON object."""
     try:
         fields = _GENERATE.decode(body)
     except _BAD as error:
@@ -257,7 +264,7 @@ def _parameters(data: msgspec.Raw | None) -> Mapping[str, Any]:
 
 
 def _typed(values: list[Any]) -> Tensor:
-    """A field of JSON as the tensor that it becomes."""
+    """Return a JSON field as the tensor that Triton makes of it."""
     first: Any = values
     while isinstance(first, list) and first:
         first = first[0]
@@ -274,10 +281,11 @@ _JSON = json.JSONDecoder()
 
 
 def answer_usage(kept: bytes, events: int, block_size: int | None) -> Usage | None:
-    """The tokens that an answer tells of whose body so much was `kept`; None: none.
+    """Return the token counts in the `kept` part of an answer's body; None if there are none. Never
+    raises.
 
-    Of `events`, of a stream, the last one that tells counts; each is a token at least, for some
-    models tell the tokens of each event. Raises nothing, whatever came.
+    In a stream of `events`, the last event that has counts decides; each event is at least one
+    token, because some models send the count of each event.
     """
     if kept[:1] in (b"\x1f", b"\x78"):  # compressed, and whole, or it cannot be read
         kept = _inflated(kept)
@@ -300,7 +308,7 @@ def _inflated(body: bytes) -> bytes:
 
 
 def _told(kept: bytes) -> dict[str, Tensor]:
-    """What is told of tokens, by its name; of what is told twice the later one."""
+    """Return the token counts by name; of a name that comes twice, the later one counts."""
     text = kept.decode("latin-1")  # a byte is a character; none of what is looked for is beyond it
     first, stop = _decoded(text, 0)
     if isinstance(first, dict) and text[stop:].strip():
@@ -319,7 +327,9 @@ def _told(kept: bytes) -> dict[str, Tensor]:
 
 
 def _decoded(text: str, at: int) -> tuple[Any, int]:
-    """The JSON value that begins there, and where it ends; None: none that can be read."""
+    """Return the JSON value that begins at a position, and where it ends; None if it cannot be
+    read.
+    """
     try:
         return _JSON.raw_decode(text, at)
     except (ValueError, RecursionError):
@@ -327,7 +337,7 @@ def _decoded(text: str, at: int) -> tuple[Any, int]:
 
 
 def _in_bytes(body: bytes, end: int) -> dict[str, Tensor]:
-    """Of outputs whose data follow the JSON, which ends at `end`."""
+    """Return the outputs whose data follow the JSON, which ends at `end`."""
     view = memoryview(body)
     told = msgspec.json.decode(view[:end], type=InferResponse)
     return _tensors(told.outputs, view[end:], USAGE_OUTPUTS, [])

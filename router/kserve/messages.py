@@ -1,11 +1,10 @@
-"""KServe v2 over gRPC: what its messages are routed by, and its other calls as those over HTTP.
+"""KServe v2 over gRPC: reads messages for routing, and converts other calls to those over HTTP.
 
-After triton-inference-server/common, `protobuf/grpc_service.proto`, and grpc/grpc,
-`doc/health-checking.md`. Needs the extra `grpc`: only what serves or asks gRPC imports this.
-Messages of inference go on to the worker as they came; what cannot be read here it judges.
-
-Protobuf builds up to 40 bytes of one that came, so of a long message only a bounded part is built,
-and bytes of tensors are never copied.
+The messages follow triton-inference-server/common, `protobuf/grpc_service.proto`, and grpc/grpc,
+`doc/health-checking.md`. The module needs the extra `grpc`, so only code that serves or calls gRPC
+imports it. Messages of inference go to the worker unchanged; the worker judges what the router
+cannot read. Protobuf builds up to 40 bytes of one received byte, so only a bounded part of a long
+message is built, and bytes of tensors are never copied.
 """
 
 from __future__ import annotations
@@ -123,7 +122,7 @@ _HTTP_OF = (200, 499, 500, 400, 408, 404, 400, 403, 429, 400, 409, 400, 501, 500
 
 
 def http_status(code: int) -> int:
-    """The status of HTTP for the gRPC code of a worker's answer."""
+    """Return the HTTP status for the gRPC code of a worker's answer."""
     return _HTTP_OF[code] if 0 <= code < len(_HTTP_OF) else 500
 
 
@@ -144,12 +143,12 @@ _CONTENTS: Mapping[str, str] = MappingProxyType(
 
 
 class _BrokenError(ValueError):
-    """It is no such message; the text says why."""
+    """Raised for bytes that are not the expected message; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class GrpcTarget(KserveTarget):
-    """What a ModelInferRequest asks of a model. Lifetime: request."""
+    """The model that a ModelInferRequest names. Lifetime: request."""
 
     id: str = ""
     sequence: Sequenced | None = None
@@ -171,7 +170,8 @@ class GrpcTarget(KserveTarget):
 
 
 def target_of(message: bytes, streamed: bool = False, roles: RolesOf = usual_roles) -> GrpcTarget:
-    """What a serialized ModelInferRequest asks for; `streamed`: it came by ModelStreamInfer.
+    """Return the model that a serialized ModelInferRequest names. `streamed`: it came by
+    ModelStreamInfer.
 
     Raises ClientError.
     """
@@ -206,8 +206,10 @@ def _check_length(name: str, value: str, most: int) -> None:
 
 
 def infer_content(message: bytes, roles: Roles) -> Content:
-    """What a ModelInferRequest holds. Raises ClientError for tensors in shared memory, and for what
-    is none: no worker could read it either, and some would say nothing at all on a stream.
+    """Return the content of a ModelInferRequest. Raises ClientError for tensors in shared memory
+    and invalid messages.
+
+    No worker could read an invalid message either, and some would not even answer on a stream.
     """
     try:
         head, cut = _cut(message, frozenset({_RAW}))
@@ -231,7 +233,7 @@ def infer_content(message: bytes, roles: Roles) -> Content:
 def _inputs(
     given: Sequence[Any], raw: Sequence[Buffer], roles: Roles, unread: list[str]
 ) -> dict[str, Tensor]:
-    """Those of a request's tensors that matter."""
+    """Return the request's tensors that matter for routing."""
     if len(given) > MAX_INPUTS:
         unread.append(f"over {MAX_INPUTS} inputs")
         return {}
@@ -251,13 +253,13 @@ def _inputs(
 
 
 def _values(parameters: Any) -> dict[str, Any]:
-    """A map of InferParameters as plain values."""
+    """Return a map of InferParameters as plain values."""
     chosen = {name: (one, one.WhichOneof("parameter_choice")) for name, one in parameters.items()}
     return {name: getattr(one, kind) for name, (one, kind) in chosen.items() if kind}
 
 
 def _parsed(kind: Any, message: bytes) -> Any:
-    """The message as one of this kind. Raises _BrokenError."""
+    """Return the message parsed as this kind. Raises _BrokenError."""
     try:
         return kind.FromString(message)
     except DecodeError as error:
@@ -265,8 +267,9 @@ def _parsed(kind: Any, message: bytes) -> Any:
 
 
 def _cut(message: bytes, tags: frozenset[int]) -> tuple[bytes, list[memoryview]]:
-    """A long message without the fields of these tags, and what its raw tensors hold; a short one
-    as it is, with nothing. Raises _BrokenError.
+    """Return a long message without the fields of these tags, and the contents of its raw tensors.
+
+    A short message is returned whole, with no tensors. Raises _BrokenError.
     """
     if len(message) < LONG_BYTES:
         return message, []
@@ -287,7 +290,9 @@ _FIXED: Mapping[int, int] = MappingProxyType({1: 8, 5: 4})  # wire type -> bytes
 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
-    """Each field's tag, and where it, its value and its end are. Raises _BrokenError."""
+    """Yield each field's tag, and the positions of its start, value and end. Raises
+    _BrokenError.
+    """
     at = 0
     while at < len(view):
         begin = at
@@ -309,7 +314,7 @@ def _fields(view: memoryview) -> Iterator[tuple[int, int, int, int]]:
 
 
 def _varint(view: memoryview, at: int) -> tuple[int, int]:
-    """The number at a place, and where it ends."""
+    """Return the number at a position, and where it ends."""
     number = 0
     for shift, byte in enumerate(view[at : at + 10]):
         number |= (byte & 127) << (7 * shift)
@@ -322,7 +327,7 @@ def _varint(view: memoryview, at: int) -> tuple[int, int]:
 
 
 def stream_error(message: str, id: str = "") -> bytes:
-    """An answer that says what went wrong with the request of this id."""
+    """Return a stream message with the error of the request of this id."""
     answer = _Response(error_message=_sound(message))
     if id:
         answer.infer_response.id = _sound(id)
@@ -331,18 +336,20 @@ def stream_error(message: str, id: str = "") -> bytes:
 
 
 def _sound(text: str) -> str:
-    """Without half surrogate pairs, which UTF-8 cannot have."""
+    """Return the text without halves of surrogate pairs, which UTF-8 does not allow."""
     return text.encode("utf-8", "replace").decode()
 
 
 def stream_failure(message: bytes) -> str:
-    """What an answer says that went wrong; empty: nothing. Raises WorkerError, as the next does."""
+    """Return the error text of a stream message; empty if there is none. Raises WorkerError for an
+    invalid message.
+    """
     failure: str = _answer(message).error_message
     return failure
 
 
 def has_outputs(message: bytes) -> bool:
-    """Whether an answer holds any tensor."""
+    """Return whether an answer has any tensor. Raises WorkerError for an invalid message."""
     answer = _answer(message).infer_response
     return bool(answer.outputs or answer.raw_output_contents)
 
@@ -358,7 +365,7 @@ def _answer(message: bytes) -> Any:
 def answer_usage(
     message: bytes, streamed: bool, events: int, block_size: int | None
 ) -> Usage | None:
-    """As of `http.answer_usage`, by the last message of an answer."""
+    """Return the token counts in an answer's last message, as `http.answer_usage` does."""
     if b"num_" not in message and b"kv_cache_" not in message:
         return None
     try:
@@ -434,7 +441,7 @@ _READY: Mapping[str, str] = MappingProxyType(
 
 
 def model_of(rpc: str, message: bytes) -> tuple[str, str | None]:
-    """The name and version of the model that a call is about. Raises ClientError."""
+    """Return the name and version of the model that a call is about. Raises ClientError."""
     request = _asked(rpc, message)
     _check_length("name", request.name, MAX_KEY_CHARS)
     version: str = request.version
@@ -453,7 +460,9 @@ def _asked(rpc: str, message: bytes) -> Any:
 
 
 def asked(rpc: str, message: bytes) -> tuple[str, str, bytes]:
-    """The method, the decoded path and the body that ask the same over HTTP. Raises ClientError."""
+    """Return the method, decoded path and body of the HTTP request that asks the same. Raises
+    ClientError.
+    """
     if rpc in _FIXED_PATHS:
         return *_FIXED_PATHS[rpc], b""
     if rpc == "RepositoryIndex":
@@ -503,7 +512,7 @@ _BAD = (
 
 
 def _reason(status: int, body: bytes) -> str:
-    """What an answer says that went wrong, in Triton's form or the router's own."""
+    """Return the error text of an answer, in Triton's form or the router's own."""
     try:
         error = msgspec.json.decode(body)["error"]
         error = error["message"] if isinstance(error, dict) else error

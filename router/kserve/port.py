@@ -1,8 +1,9 @@
-"""What KServe v2 asks of a server beside inference, answered for all servers as one.
+"""Answers the KServe v2 requests that are not inference, for all servers as one.
 
-After triton-inference-server/server, `docs/protocol` (statistics, model repository). What is the
-same everywhere any server of the model answers; numbers are summed; what would change or read one
-host is refused, but for loads where the operator wants them: these are for all servers.
+The behaviour follows triton-inference-server/server, `docs/protocol` (statistics, model
+repository). Any server of the model answers what is the same at all of them; numbers are summed.
+Requests that would change or read one host are refused. Loading and unloading of models is allowed
+if the operator enables it, and then applies to all servers.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ log = logging.getLogger(__name__)
 
 
 class KservePort:
-    """KServe's paths, as of `router.request.dialect.Dialect`. Lifetime: process."""
+    """Serves KServe's paths; a `router.request.dialect.Dialect`. Lifetime: process."""
 
     def __init__(self, service: Service, tenants: Tenants, http: aiohttp.ClientSession) -> None:
         self._service = service
@@ -66,7 +67,7 @@ class KservePort:
         self._changes: set[asyncio.Task[Response]] = set()  # loads that go on, whoever waits
 
     def renew(self, inputs: Mapping[str, Mapping[str, str]], loads: bool) -> None:
-        """Read models' inputs by these names from now on; let keys load models, or not."""
+        """Set the names of models' inputs, and whether keys may load models."""
         self._inputs, self._loads = inputs, loads
 
     def has(self, path: str) -> bool:
@@ -80,15 +81,15 @@ class KservePort:
         return tritons_error(body, None if target is None else target.model)
 
     def roles_of(self, model: str) -> Roles:
-        """Which inputs of a model are what: as its servers' configs say, and our operator; else by
-        their names.
+        """Return the roles of a model's inputs: by its servers' configurations and the operator's,
+        or else by their names.
         """
         known = (member.recognized for member in self._service.fleet.members.values())
         told = (one.roles[model] for one in known if one is not None and model in one.roles)
         return overridden(next(told, USUAL), self._inputs.get(model, {}))
 
     async def answer(self, request: Request) -> Response:
-        """The answer to what is no inference. Raises ClientError."""
+        """Return the answer to a request that is not inference. Raises ClientError."""
         path = request.path
         if path in ("/v2/health/live", "/v2/health/ready"):
             well = path.endswith("live") or self._service.takes_any()
@@ -122,14 +123,16 @@ class KservePort:
         return await self._any(members, asked)
 
     def servers_of(self, model: str, request: Request) -> list[Member]:
-        """Those of a model that the client's key is for. Raises ClientError for none."""
+        """Return a model's servers that the client's key allows. Raises ClientError if there are
+        none.
+        """
         check_model(self._tenants.key_of(request).terms, model)
         if not (members := self._members(model)):
             raise _absent(model, None)
         return members
 
     def _members(self, model: str | None) -> list[Member]:
-        """Servers that are known and speak KServe, those that take requests first."""
+        """Return the known servers that speak KServe; those that take requests come first."""
         found = [
             member
             for member in self._service.fleet.members.values()
@@ -141,7 +144,7 @@ class KservePort:
         return found
 
     async def _any(self, members: Sequence[Member], path: str) -> Response:
-        """The first good answer, else the last one."""
+        """Return the first good answer of a server, or else the last answer."""
         last: EngineReply | None = None
         for member in members:
             try:
@@ -170,7 +173,7 @@ class KservePort:
     async def _each(
         self, members: Iterable[Member], path: str, method: str = "GET", data: bytes | None = None
     ) -> list[Any]:
-        """The good answers of all servers, as JSON."""
+        """Return the good answers of all servers as JSON."""
         few = asyncio.Semaphore(_AT_ONCE)
 
         async def one(member: Member) -> Any:
@@ -185,8 +188,8 @@ class KservePort:
         return [answer for answer in answers if isinstance(answer, dict | list)]
 
     async def _change(self, request: Request, model: str, verb: str) -> Response:
-        """Load or unload a model at all Tritons; once begun it goes on though its client leaves.
-        Raises ClientError.
+        """Load or unload a model at all Tritons. Raises ClientError. It is completed even if its
+        client leaves.
         """
         if request.method != "POST":
             raise ClientError(405, f"{request.path} takes POST, not {request.method}")
@@ -211,7 +214,7 @@ class KservePort:
     async def _changed(
         self, members: Sequence[Member], path: str, body: bytes, model: str
     ) -> Response:
-        """What became of it: 200 where all have done it."""
+        """Return the result of a change: 200 if all servers have made it."""
         few = asyncio.Semaphore(_AT_ONCE)
 
         async def one(member: Member) -> tuple[int, str]:
@@ -240,7 +243,7 @@ class KservePort:
         return json_response({"error": f"{why}{more}"}, 400 if clients else 500)
 
     async def _server(self) -> dict[str, Any]:
-        """What all servers have in common."""
+        """Return the server metadata that all servers have in common."""
         told = _objects(await self._each(self._members(None), PREFIX))
         lists = [one["extensions"] for one in told if isinstance(one.get("extensions"), list)]
         common = [name for name in lists[0] if all(name in one for one in lists)] if lists else []
@@ -251,7 +254,7 @@ class KservePort:
         return {"name": "warmroute", "version": "2", "extensions": kept}
 
     async def _statistics(self, members: Sequence[Member], path: str, terms: KeyTerms) -> Response:
-        """The sums over all servers, of models that the key is for."""
+        """Return the statistics of the models that the key allows, summed over all servers."""
         told = [one.get("model_stats") for one in _objects(await self._each(members, path))]
         lists = [one for one in told if isinstance(one, list)]
         if not lists:  # the servers' own refusal
@@ -260,7 +263,9 @@ class KservePort:
         return json_response({"model_stats": shown})
 
     async def _index(self, request: Request, terms: KeyTerms) -> Response:
-        """Each model of any server once, if the key is for it; ready where it is so somewhere."""
+        """Return each model of any server once, if the key allows it; it is ready if it is ready at
+        one server.
+        """
         told = await self._each(self._members(None), request.path, "POST", request.body or b"{}")
         found: dict[tuple[str, str], dict[str, Any]] = {}
         for answer in told:
@@ -274,7 +279,7 @@ class KservePort:
 
 
 def _reason(reply: EngineReply) -> str:
-    """What a server says of a call that it refused."""
+    """Return a server's text on a call that it refused."""
     try:
         return msgspec.json.decode(reply.body, type=_TritonErrorBody).error
     except _BAD:
@@ -286,7 +291,7 @@ class _TritonErrorBody(msgspec.Struct):
 
 
 def _absent(model: str, what: str | None) -> ClientError:
-    """What Triton says where it has not got the model."""
+    """Return Triton's error for a model that it does not have."""
     if what == "/ready":
         return ClientError(400, "Model version not ready")
     if what == "/stats":
@@ -295,7 +300,7 @@ def _absent(model: str, what: str | None) -> ClientError:
 
 
 def _is_for(terms: KeyTerms, row: Mapping[str, Any]) -> bool:
-    """Whether a row is of a model that the key is for."""
+    """Return whether a row is about a model that the key allows."""
     name = row.get("name")
     return isinstance(name, str) and (not terms.models or terms.allows_model(name))
 
@@ -304,7 +309,7 @@ _BAD = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def _objects(answers: Iterable[Any]) -> list[dict[str, Any]]:
-    """Those that are what they should be."""
+    """Return the answers that are JSON objects."""
     return [one for one in answers if isinstance(one, dict)]
 
 
@@ -313,7 +318,7 @@ def _has(name: str, words: Iterable[str]) -> bool:
 
 
 def merged(lists: Sequence[Sequence[Any]]) -> list[Any]:
-    """Statistics of several servers, summed by model and version."""
+    """Return the statistics of several servers, summed by model and version."""
     found: dict[tuple[Any, Any], Any] = {}
     for rows in lists:
         for row in rows:
@@ -324,7 +329,9 @@ def merged(lists: Sequence[Sequence[Any]]) -> list[Any]:
 
 
 def _sum(one: Any, other: Any, name: str = "", depth: int = 0) -> Any:
-    """Two servers' values in one: numbers are added, batches of one size are one batch."""
+    """Return the sum of two servers' values: numbers are added, and batches of one size become one
+    entry.
+    """
     if depth > 8:
         return one
     if isinstance(one, dict) and isinstance(other, dict):
@@ -359,5 +366,5 @@ def _is_number(value: Any) -> bool:
 
 
 def _may_have_repository(kind: str | None) -> bool:
-    """A server that is not recognized yet may be a Triton."""
+    """Return whether a server may be a Triton; one that is not recognized yet may be."""
     return kind is None or adapter_of(kind).has_repository

@@ -1,4 +1,4 @@
-"""The name that a client asked for, put into the answer where a worker wrote its model's."""
+"""Replaces the model's name in a worker's answer by the name that the client asked for."""
 
 from __future__ import annotations
 

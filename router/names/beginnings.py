@@ -18,10 +18,10 @@ _MESSAGE = msgspec.json.Decoder(dict[str, Any])
 
 
 def beginning_of(body: bytes) -> bytes:
-    """Return what a request's conversation begins with: all up to its user's first message.
+    """Return the beginning of a request's conversation: all text up to its user's first message.
 
-    Requests without messages begin with the first bytes of their prompt. An empty text means that
-    the body has nothing of that.
+    For requests without messages, this is the beginning of their prompt. An empty text means that
+    the body has neither.
     """
     fault, _, found = body_fields(body, _FIELDS)
     if fault is not None:

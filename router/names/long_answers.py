@@ -1,4 +1,4 @@
-"""A JSON answer of any length, whose model is found as it goes by."""
+"""Replaces the model's name in a JSON answer of any length, without keeping the answer."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class LongAnswer:
     _from = 0  # where the model's value begins
 
     def _begins(self, text: bytes, at: int) -> bytes:
-        """Return `text`, in which nothing more was found: is it no object, and none comes?"""
+        """Return `text`, in which nothing was replaced; note if it cannot be the beginning of an
+        object.
+        """
         if self._depth == 0 and text[at:].strip(b" \t\r\n"):
             self._done = True
         return text
@@ -91,7 +93,7 @@ class LongAnswer:
         return self._depth > 0
 
     def _skip_string(self, text: bytes, at: int) -> int:
-        """Return where to go on after bytes of a string without a meaning here."""
+        """Return the position after a string whose value does not matter."""
         found = _STRING_REST.match(text, at)
         assert found is not None, "it matches nothing, too"
         end = found.end()
@@ -106,8 +108,8 @@ class LongAnswer:
     def _key(self, text: bytes, begin: int) -> int | None:
         """Read a key and, if it is `model`, its value.
 
-        Return where the key, or the value, ends; None if there is too little of it yet. Where a
-        name was found, the answer is done with, and `_from` says where it begins.
+        Return where the key, or the value, ends; None if more bytes are needed. After a name was
+        found, the rest of the answer is passed on, and `_from` is the position of the name.
         """
         key = _STRING.match(text, begin)
         if key is None:
@@ -128,7 +130,7 @@ class LongAnswer:
         return value.end()
 
     def _wait(self, text: bytes, begin: int) -> bytes:
-        """Keep what begins there until more of it has come."""
+        """Keep the bytes from `begin` on until more have come; return those before."""
         if len(text) - begin > _KEPT_BYTES:
             self._done = True
             return text

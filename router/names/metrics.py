@@ -1,4 +1,4 @@
-"""Metrics of names: what became of the requests that a rule sent to a target."""
+"""Metrics of names: the outcomes of requests that a rule sent to a target."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NameMetrics:
             self._key((rule.name, target.model, target.revision or _ANY))
 
     def forget(self, rules: Collection[str]) -> None:
-        """Show nothing more of targets whose rule is none of these."""
+        """Show no more targets of rules other than these."""
         gone = [key for key in self._first_token if key != _OTHER and key[0] not in rules]
         for key in gone:
             del self._first_token[key]
@@ -45,10 +45,10 @@ class NameMetrics:
                 del self._results[*key, result]
 
     def count(self, record: RequestRecord) -> None:
-        """Count a request that is over.
+        """Count an ended request.
 
-        One that another revision answered in its target's place says nothing of the target but that
-        it failed there, if it was tried there.
+        If another revision answered the request in place of its target, the target counts only a
+        failure, and only if it was tried.
         """
         name = record.name
         assert name is not None, "it had a rule"
@@ -62,7 +62,7 @@ class NameMetrics:
             self._first_token[key].observe(line.ttft_ms / 1e3)
 
     def collect(self) -> Iterator[Metric]:
-        """Both families, as of now."""
+        """Yield both metric families with their current values."""
         yield counters(
             "warmroute_name_requests",
             "Requests that a rule of names sent to a target, by result",
@@ -83,7 +83,9 @@ class NameMetrics:
         yield family
 
     def _key(self, target: Target) -> Target:
-        """Return the labels of a target; beyond a number of them those of all others together."""
+        """Return the labels of a target; beyond a number of targets, the labels that all further
+        ones share.
+        """
         if target in self._first_token:
             return target
         key = target if len(self._first_token) < _TARGETS else _OTHER
@@ -94,7 +96,9 @@ class NameMetrics:
 
 
 def _attempts_at_target(record: RequestRecord, name: NamedModel) -> Sequence[Attempt]:
-    """Return the attempts at workers of the target's revision; all, where it names none."""
+    """Return the attempts at workers of the target's revision; all attempts if it names no
+    revision.
+    """
     if name.revision is None:
         return record.attempts
     return [one for one in record.attempts if one.revision == name.revision]

@@ -1,4 +1,4 @@
-"""The choice of the model, and its revision, that a name stands for."""
+"""Chooses the model and revision that a name stands for."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ModelNames:
         metrics: NameMetrics,
         known: Callable[[str], bool] | None = None,
     ) -> None:
-        """`known`: whether a name is a model's though no worker serves it now."""
+        """`known`: returns whether a name is that of a model, even if no worker serves it now."""
         self._workers = workers
         self._known = known or self._served
         self._version = -1  # of the workers, when these were asked
@@ -63,7 +63,7 @@ class ModelNames:
             self._expect()
 
     def _expect(self) -> None:
-        """Show the counts of targets that share a name while they are zero, too."""
+        """Show the counts of targets that share a name, also while they are zero."""
         for rule in self.rules.exact.values():
             if len(rule.targets) > 1:
                 self._metrics.expect(rule)
@@ -235,7 +235,7 @@ def heaviest(rule: str, whose: bytes, targets: Sequence[NameTarget]) -> NameTarg
 
 
 async def _identity(tenant: str | None, session: str | None, body: bytes) -> bytes:
-    """Return what all requests of a session, or of a conversation, have in common."""
+    """Return the bytes that all requests of a session, or of a conversation, have in common."""
     if session is not None:
         return msgspec.msgpack.encode((tenant, session))
     if len(body) < LONG_BYTES:

@@ -1,4 +1,4 @@
-"""Rules of names: which model, or which of several, a name that clients ask for means."""
+"""The rules that map names of clients to one model, or to one of several."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class NameRules:
         return self._exact.get(name)
 
     def pattern_rule(self, name: str) -> NameRule | None:
-        """Return the rule of the most exact pattern that matches, by its letters beside `*`."""
+        """Return the rule of the matching pattern that has most letters beside `*`."""
         if not self._patterns:
             return None
         if name in self._memo:
@@ -127,9 +127,9 @@ class NameRules:
         return found
 
     def follows(self, rule: NameRule, target: NameTarget) -> NameRule | None:
-        """Return the rule of a target that is a name itself; None for a model.
+        """Return the rule of a target that is itself a name; None if the target is a model.
 
-        A target of one revision is a model, and so is a rule's own name.
+        A target with a revision is a model, and so is the rule's own name.
         """
         if target.revision is not None or target.model == rule.name:
             return None
@@ -141,7 +141,9 @@ class NameRules:
                 yield following
 
     def _check_ways(self) -> None:
-        """Raise ValueError for a name that leads to itself, or is far from a model."""
+        """Raise ValueError for a name that leads back to itself, or only through too many names to
+        a model.
+        """
         steps: dict[str, int] = {}  # from a name to its models, at most
         for start in self._exact.values():
             way = {} if start.name in steps else {start.name: self._after(start)}
@@ -193,10 +195,11 @@ def weighted_of(line: str) -> NameRule:
 
 
 def lines_of(value: Any, weights: bool = True) -> list[Any] | tuple[Any, ...]:
-    """Return the rules of a file as lines: a list as it is, a mapping of names written out.
+    """Return the rules of a file as lines: a list unchanged, a mapping of names as one line for
+    each.
 
-    weights: a name may have a mapping of models and weights.
-    Raises ValueError for a mapping whose values are neither text nor a mapping of weights.
+    weights: a name may have a mapping of models and weights. Raises ValueError for a mapping whose
+    values are neither text nor a mapping of weights.
     """
     if not isinstance(value, dict):
         return value  # type: ignore[no-any-return]
