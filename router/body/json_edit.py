@@ -1,4 +1,4 @@
-"""A JSON object's fields read and replaced in place: all other bytes stay as they came."""
+"""Reads and replaces fields of a JSON object in place; all other bytes stay as they are."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvkernels import body_fields
 
 
 def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """The object with more fields, each as JSON, before its own ones."""
+    """Return the object with more fields, each given as JSON, before its own."""
     brace = body.index(b"{") + 1
     new = b"".join(b'"%b":%b,' % (name.encode(), value) for name, value in fields.items())
     if body[brace:].lstrip(b" \t\r\n").startswith(b"}"):
@@ -17,7 +17,9 @@ def with_fields(body: bytes, fields: Mapping[str, bytes]) -> bytes:
 
 
 def with_values(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """The object with other values, each as JSON: in their places, or before its own fields."""
+    """Return the object with other values, each given as JSON: in place, or before its own fields
+    if missing.
+    """
     fault, _, found = body_fields(body, tuple(fields))
     assert fault is None, "what was read before"
     pieces, at, missing = list[bytes](), 0, dict(fields)
@@ -29,7 +31,9 @@ def with_values(body: bytes, fields: Mapping[str, bytes]) -> bytes:
 
 
 def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
-    """Values of an object, byte for byte; None where it has no such field, or is no object."""
+    """Return values of an object, byte for byte; None for a missing field, or if the text is no
+    object.
+    """
     fault, _, found = body_fields(text, names)
     if fault is not None:
         return [None] * len(names)
@@ -37,8 +41,8 @@ def values_in(text: bytes, names: tuple[str, ...]) -> list[bytes | None]:
 
 
 def with_last_field(body: bytes, name: str, value: bytes) -> bytes:
-    """The object, which has a field, with one more behind its own ones: of two with a name readers
-    take the last.
+    """Return the object, which is not empty, with one more field at its end. Readers take the last
+    of two equal names.
     """
     end = body.rindex(b"}")
     field = b',"%s":%s' % (name.encode(), value)

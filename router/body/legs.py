@@ -1,8 +1,8 @@
-"""A request in two legs: what the worker that prefills is sent, what it answers, and what the
-worker that decodes is sent then. Bodies are edited in place: all other bytes stay as they came.
+"""The bodies of a request in two legs: for the prefill worker, its answer, and for the decode
+worker.
 
-Each way in which KV passes between two workers is a `Transfer`; `router.engines.table` has them by
-name.
+Bodies are edited in place: all other bytes stay as they are. Each way to pass KV between two
+workers is a `Transfer`; `router.engines.table` has them by name.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _WHOLE = re.compile(
 
 
 def splits(body: bytes, path: Path) -> bool:
-    """Whether one worker may prefill it and another decode it."""
+    """Return whether one worker may prefill the request and another decode it."""
     return path.path in _SPLITS and _WHOLE.search(body) is None
 
 
 def check_no_transfer(body: bytes, fields: tuple[str, ...]) -> None:
-    """Raises ClientError where a client sets one of the `fields` that name KV to be fetched: a
-    worker would fetch it from whatever address it is given.
+    """Raise ClientError if a client sets one of the `fields` that name KV to fetch.
 
-    A body that is no JSON object is for others to judge.
+    A worker would fetch the KV from any address in them. A body that is no JSON object is checked
+    elsewhere.
     """
     fault, _, found = body_fields(body, fields)
     if fault is None and any(found):
@@ -70,7 +70,7 @@ def check_no_transfer(body: bytes, fields: tuple[str, ...]) -> None:
 
 
 def check_no_override(headers: tuple[Header, ...]) -> None:
-    """The same for headers that say so."""
+    """Raise ClientError if a client sets a header that names KV to fetch."""
     for name, _ in headers:
         if name.lower().startswith(_OVERRIDES):
             raise _forbidden(name.decode("latin-1"))
@@ -82,7 +82,7 @@ def _forbidden(name: str) -> ClientError:
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """What one of the two workers is sent: a body, and headers beside the client's."""
+    """The request to one of the two workers: a body, and headers in addition to the client's."""
 
     body: bytes
     headers: tuple[Header, ...] = ()
@@ -120,7 +120,7 @@ class TransferAttempt:
 
 @dataclass(frozen=True, slots=True)
 class Handover:
-    """What the answer to a first leg says."""
+    """The data in the answer to a first leg."""
 
     told: bytes | None = None  # what `Transfer.decode` gets of it; None: the KV was not kept
     # The client's, where the request is over with its first token: no second leg follows.
@@ -140,11 +140,11 @@ class Transfer(Protocol):
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """Those of a request that routers set, and clients may not."""
+        """The fields of a request that routers set, and clients may not."""
 
     @property
     def serves_alone(self) -> bool:
-        """A worker with a role does all of a request, too, if it is sent one as it came."""
+        """True if a worker with a role also serves whole requests that are sent unchanged."""
 
     @property
     def concurrent(self) -> bool:
@@ -156,20 +156,26 @@ class Transfer(Protocol):
 
     @property
     def answers_late(self) -> bool:
-        """The first leg is answered when its KV has been fetched, not when it was computed."""
+        """True if a prefill worker answers when its KV was fetched, and not when it was
+        computed.
+        """
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """The first leg of a request with this body."""
+        """Return the first leg of a request with this body."""
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
-        """The whole body of the first leg's answer, a 2xx. Raises WorkerError for nonsense."""
+        """Read the whole body of a first leg's 2xx answer. Raises WorkerError for an
+        invalid body.
+        """
 
     def decode(self, body: bytes, told: bytes | None, of: TransferAttempt) -> Leg:
-        """The second leg of it."""
+        """Return the second leg of a request."""
 
 
 def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
-    """A completion or chat that asks for one token, whole, with more `fields`."""
+    """Return the body of a completion or chat that asks for one token, not streamed, with more
+    `fields`.
+    """
     names = tuple(_ONE_TOKEN)
     there = {name for name, value in zip(names, values_in(body, names), strict=True) if value}
     if not there & {"max_tokens", "max_completion_tokens"}:
@@ -178,25 +184,27 @@ def one_token_body(body: bytes, fields: Mapping[str, bytes]) -> bytes:
 
 
 def _names_kv(params: bytes) -> bool:
-    """Whether a worker can find the KV by them. A vLLM (0.32) that is told to fetch what is not
-    named ends with all its requests.
+    """Return whether a worker can find the KV by these parameters.
+
+    A vLLM (0.32) that is told to fetch KV without a name crashes with all its requests.
     """
     return not {None, b"null"} & set(values_in(params, _NAMES_OF_KV))
 
 
 class Nixl:
     """vLLM's NixlConnector (0.14 to 0.33; our engine speaks the same), one leg after the other.
+    Lifetime: process.
 
-    The first leg asks for one token and says `do_remote_decode`; its answer names the KV in
-    `kv_transfer_params`, which go unchanged into the second leg, whose body is the client's
-    otherwise. Without them its worker computes the prompt itself. Lifetime: process.
+    The first leg asks for one token and says `do_remote_decode`. Its answer names the KV in
+    `kv_transfer_params`, which go unchanged into the second leg; the rest of that body is the
+    client's. Without them the decode worker computes the prompt itself.
     """
 
     fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, False, False
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """As of `Transfer`, and so are the others."""
+        """See `Transfer`, also for the other methods."""
         return Leg(one_token_body(body, {PARAMS: _ASK}))
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:
@@ -214,8 +222,11 @@ RELEASE = "/kv/release"  # where a worker takes a `Handover.release`
 
 
 class Warmroute(Nixl):
-    """Our engine, which gives blocks back as soon as it is told that nobody will read them: by the
-    name that the first leg gave them where its answer was not read.
+    """The transfer of our engine, which frees blocks as soon as it is told that nobody will read
+    them.
+
+    If the answer to the first leg was not read, the router names the blocks by the name in the
+    first leg.
     """
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
@@ -240,29 +251,35 @@ SIGNATURE = b"x-trtllm-disagg-auth"
 
 
 class Trtllm:
-    """TensorRT-LLM, the context server first (`serve/openai_disagg_service.py`, 2026-08).
+    """TensorRT-LLM, the context server first (`serve/openai_disagg_service.py`, 2026-08). Lifetime:
+    process.
 
     The first leg stops by itself after its first token, which the generation server repeats. Its
-    answer has the prompt's ids, so that the second leg need not tokenize. Lifetime: process.
+    answer has the prompt's ids, so the second leg need not tokenize.
     """
 
     fields = ("disaggregated_params",)
     serves_alone, concurrent, answers_late = True, False, False
 
     def __init__(self, node_id: int = 0, auth_key: str | None = None) -> None:
-        """`node_id`: another one for each router, 0..255. `auth_key`: of all servers, if any."""
+        """`node_id`: differs for each router, 0..255. `auth_key`: the key of all servers,
+        if any.
+        """
         self._node_id = node_id
         self._auth_key = auth_key
 
     def request_id(self, of: TransferAttempt) -> int:
-        """Of 63 bits as theirs: 39 of a time, 8 of the node, 16 more. The time is drawn from where
-        no clock that counts from a start is, and so never below 2**40, where their own ids are.
+        """Return a request id of 63 bits in TensorRT-LLM's form: 39 of a time, 8 of the node, 16
+        more.
+
+        The time is drawn from a range that no clock that counts from a start reaches, so the id is
+        never below 2**40, where the servers' own ids are.
         """
         time_bits = 1 << 38 | of.number >> 16
         return time_bits << 24 | self._node_id << 16 | of.number & 0xFFFF
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """As of `Transfer`, and so are the others."""
+        """See `Transfer`, also for the other methods."""
         ask = b'{"request_type":"context_only","disagg_request_id":%d,"schedule_style":0}'
         fields = {"stream": b"false", "stream_options": b"null"}
         return Leg(with_values(body, fields | {_TRTLLM_PARAMS: ask % self.request_id(of)}))
@@ -302,7 +319,9 @@ class Trtllm:
         return Leg(with_values(body, fields), signed)
 
     def signature(self, params: bytes) -> bytes | None:
-        """Of what names the KV (`serve/disagg_auth.py`); None: without a key, or nothing does."""
+        """Return the signature of parameters that name KV (`serve/disagg_auth.py`); None without a
+        key, or if they name none.
+        """
         given = values_in(params, _SIGNED)
         decoded = [None if one is None else msgspec.json.decode(one) for one in given]
         endpoint, state = decoded
@@ -319,7 +338,7 @@ class Trtllm:
 
 
 def _finished(answer: bytes, of: TransferAttempt) -> HeldReply:
-    """What its client gets of an answer that ended with its first token."""
+    """Return the client's answer if the request ended with its first token."""
     try:
         whole = msgspec.json.decode(answer, type=dict[str, Any])
         choice = whole["choices"][0]
@@ -344,11 +363,12 @@ def _finished(answer: bytes, of: TransferAttempt) -> HeldReply:
 
 
 class Rooms:
-    """SGLang (0.5.23) with any backend: both legs are the whole request, and meet in a room.
+    """SGLang (0.5.23) with any backend: both legs are the whole request, and meet in a numbered
+    room. Lifetime: process.
 
-    The worker that prefills stops after one token by itself, and answers when its KV was fetched;
-    the other one streams that token first. Neither serves alone: without a room it answers 400.
-    Lifetime: process.
+    The prefill worker stops by itself after one token, and answers when its KV was fetched; the
+    decode worker streams that token first. Neither serves requests alone: without a room it answers
+    400.
     """
 
     fields = (
@@ -358,7 +378,7 @@ class Rooms:
     serves_alone, concurrent, answers_late = False, True, True
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """As of `Transfer`, and so are the others."""
+        """See `Transfer`, also for the other methods."""
         bootstrap, fields = _met(of)
         if bootstrap.rank is not None and not bootstrap.by_room:
             fields["routed_dp_rank"] = b"%d" % bootstrap.rank
@@ -377,7 +397,7 @@ class Rooms:
 
 
 def _met(of: TransferAttempt) -> tuple[BootstrapAddress, dict[str, bytes]]:
-    """Where and in which room two of SGLang's workers meet."""
+    """Return the bootstrap address and the room at which two SGLang workers meet."""
     bootstrap = of.bootstrap
     assert bootstrap is not None, "workers that prefill have one"
     room = of.number
@@ -391,18 +411,19 @@ def _met(of: TransferAttempt) -> tuple[BootstrapAddress, dict[str, bytes]]:
 
 
 class Mooncake:
-    """vLLM's MooncakeConnector (0.33): one token there, all of it here, under one transfer's name.
+    """vLLM's MooncakeConnector (0.33): one token at the prefill worker, the whole answer at the
+    decode worker. Lifetime: process.
 
-    The KV is kept only where the first leg ends by its length, so it ignores the end of text. Its
-    answer has no parameters; where it fails, the other worker would wait for 480 s.
-    Lifetime: process.
+    The transfer's name connects both legs. KV is kept only if the first leg ends by its length, so
+    that leg ignores the end of text. Its answer has no parameters; if it fails, the decode worker
+    would wait for 480 s.
     """
 
     fields = (PARAMS,)
     serves_alone, concurrent, answers_late = True, True, False
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """As of `Transfer`, and so are the others."""
+        """See `Transfer`, also for the other methods."""
         params = b'{"do_remote_decode":true,"do_remote_prefill":false,"transfer_id":%b}'
         params %= self._name(of)
         rank = self._rank(of)
@@ -431,21 +452,25 @@ class Mooncake:
         return of.bootstrap
 
     def _rank(self, of: TransferAttempt) -> int:
-        """Of the engine that prefills: named to both, or they would not find each other."""
+        """Return the rank of the prefill engine, which both legs name so that they find
+        each other.
+        """
         bootstrap = self._bootstrap(of)
         return of.number % bootstrap.ranks if bootstrap.rank is None else bootstrap.rank
 
 
 class Sidecar:
-    """llm-d's routing sidecar: the worker that decodes is told in a header who prefills, asks that
-    one itself, and waits for it. Whatever connector passes the KV. Lifetime: process.
+    """llm-d's routing sidecar in front of a decode worker. Lifetime: process.
+
+    A header tells the sidecar which worker prefills; it sends that leg itself and waits for it,
+    with whatever connector passes the KV.
     """
 
     fields = tuple[str, ...]()
     serves_alone, concurrent, answers_late = True, True, True
 
     def prefill(self, body: bytes, of: TransferAttempt) -> Leg:
-        """As of `Transfer`; the router sends no leg of its own."""
+        """See `Transfer`; the router sends no first leg itself."""
         raise AssertionError("the sidecar sends it")
 
     def read(self, answer: bytes, of: TransferAttempt) -> Handover:

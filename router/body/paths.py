@@ -1,6 +1,6 @@
-"""The client port's inference paths, and how each is read.
+"""The inference paths of the client port, and how the body of each is read.
 
-Which engines lack one is in the engines' own files (`router.engines`).
+The files of the engines (`router.engines`) say which paths an engine lacks.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _FORMS: Mapping[Reads, str] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class OwnAnswers:
-    """Functions that read and end answers of a protocol beside OpenAI's."""
+    """The functions that read and end the answers of a protocol other than OpenAI's."""
 
     # Of the bytes kept of an answer, its events and the tokens of its worker's blocks: what it says
     # of its tokens; None: nothing.
@@ -66,13 +66,13 @@ class Path:
     answers: OwnAnswers | None = None  # None: of the form that OpenAI's API and its like have
 
     def due(self, max_output_tokens: int | None) -> AnswerDue | None:
-        """What an answer has to be where it may have so many tokens; None: anything."""
+        """Return the form that an answer of so many tokens must have; None if any form will do."""
         form = _FORMS.get(self.reads)
         return None if form is None else AnswerDue(form, max_output_tokens != 0)
 
 
 def _path(path: str, reads: Reads, salt: str | None = None, mark: bytes | None = None) -> Path:
-    """A path that not every engine has."""
+    """Return a path that not every engine has."""
     return Path(path, reads, salt, mark, needs=path, computes=reads != "model")
 
 

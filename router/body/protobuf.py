@@ -1,7 +1,8 @@
-"""Protobuf's messages out of a table: as classes, without generated code.
+"""Makes protobuf message classes from a table, without generated code.
 
-Descriptors are of a pool of our own, so that another library in the process (`tritonclient`) can
-have the same messages. Needs the extra `grpc`: only what serves or asks gRPC imports this.
+The descriptors are in a pool of their own, so that another library in the process (`tritonclient`)
+can have the same messages. The module needs the extra `grpc`, so only code that serves or calls
+gRPC imports it.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ _FIELD = descriptor_pb2.FieldDescriptorProto
 def message_classes(
     package: str, table: Mapping[str, str], one_of: Mapping[str, str] = MappingProxyType({})
 ) -> Mapping[str, Any]:
-    """The messages of `table` as classes, by name; `A.B` is declared within `A`.
+    """Return the messages of `table` as classes, by name; `A.B` is declared within `A`.
 
-    A message's fields stand as `TYPE NAME=NUMBER, ...`; without a number they are numbered from 1
-    as they stand. `repeated X`; `map X`: by text; `.X`: declared within. `one_of`: of a
-    message's fields one only is set, of all or of those that stand after the choice's own name.
+    A message's fields are written as `TYPE NAME=NUMBER, ...`; without numbers they are numbered
+    from 1 in order. `repeated X`; `map X`: by text; `.X`: declared within. `one_of`: of these
+    fields of a message at most one is set, either all its fields or those after the choice's own
+    name.
     """
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(_File(package, table, one_of).made().SerializeToString())
@@ -35,7 +37,7 @@ def message_classes(
 
 
 class _File:
-    """A table on its way to the descriptor of a file. Lifetime: while it is made."""
+    """A file descriptor that is built from a table. Lifetime: while it is built."""
 
     def __init__(self, package: str, table: Mapping[str, str], one_of: Mapping[str, str]) -> None:
         self._package = package
@@ -43,7 +45,7 @@ class _File:
         self._one_of = one_of
 
     def made(self) -> Any:
-        """The descriptor."""
+        """Return the descriptor."""
         file = descriptor_pb2.FileDescriptorProto(
             name=f"warmroute/{self._package}.proto", package=self._package, syntax="proto3"
         )

@@ -1,6 +1,4 @@
-"""The parts of a request's body that routing needs, read once; the bytes themselves stay as they
-came.
-"""
+"""Reads the parts of a request's body that routing needs, once; the bytes stay as they are."""
 
 from __future__ import annotations
 
@@ -38,7 +36,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 @dataclass(frozen=True, slots=True)
 class ScanLimits:
-    """Bounds of what one body may ask for. Lifetime: process."""
+    """The limits of one body. Lifetime: process."""
 
     max_messages: int = 4_096
     max_prompts: int = 1_024  # prompts in one completions request
@@ -50,10 +48,10 @@ class ScanLimits:
 
 
 class PromptOptions(msgspec.Struct):
-    """How a body wants its tokens made of its text; names as in vLLM's API.
-
-    What is not typed here is left to the worker to judge: `engine.wire` checks it where it matters.
+    """The fields of a body that determine how its text is tokenized; names as in vLLM's API.
     Lifetime: request.
+
+    The worker judges fields that have no type here; `engine.wire` checks them where they matter.
     """
 
     tools: list[Any] | None = None
@@ -70,7 +68,9 @@ class PromptOptions(msgspec.Struct):
 
 
 class Sequenced(msgspec.Struct, frozen=True):
-    """A request's place in a sequence, all of which must meet one server. Lifetime: request."""
+    """A request's place in a sequence, whose requests must all go to one server.
+    Lifetime: request.
+    """
 
     id: str
     start: bool = False
@@ -79,11 +79,11 @@ class Sequenced(msgspec.Struct, frozen=True):
 
 @record
 class Scanned:
-    """One request's body. Lifetime: request.
+    """The data of one request's body that routing needs. Lifetime: request.
 
-    `prompts` holds every prompt of a completions request: either texts or token ids in 0..2^63-1,
-    none of them empty; `messages` the conversation of a chat request. Each is empty where the body
-    has none, which completions and chat requests are refused for.
+    `prompts` has every prompt of a completions request: texts, or token ids in 0..2^63-1, none of
+    them empty. `messages` is the conversation of a chat request. Either is empty if the body has
+    none; completions and chat requests without one are refused.
     """
 
     model: str | None = None
@@ -109,7 +109,9 @@ class Scanned:
 
 
 class Common(PromptOptions):
-    """Fields of any body, as JSON types. `null` counts as absent, as in OpenAI's API."""
+    """The fields that any body may have, as JSON types. `null` counts as absent, as in OpenAI's
+    API.
+    """
 
     model: str | None = None
     stream: bool | None = None
@@ -156,9 +158,9 @@ Field = tuple[int, int, int, int, int]  # as `kvkernels.body_fields` has it
 
 
 class Form(Generic[B]):
-    """Reads the fields of one kind of body, a long one in pieces that each take a moment.
+    """Reads the fields of one kind of body; a long body is read in short pieces. Lifetime: process.
 
-    What it would have to build is counted first, without Python's lock. Lifetime: process.
+    The values that it would build are counted first, without Python's lock.
     """
 
     def __init__(self, kind: type[B]) -> None:
@@ -174,7 +176,7 @@ class Form(Generic[B]):
         }
 
     def read(self, body: bytes, limits: ScanLimits) -> B:
-        """The fields of `body`. Raises ClientError."""
+        """Return the fields of `body`. Raises ClientError."""
         if len(body) < LONG_BYTES:
             whole: B = decode(self._whole, body, "")
             return whole
@@ -207,7 +209,9 @@ class Form(Generic[B]):
 def _check_sizes(
     lists: Mapping[str, Field], others: Mapping[str, Field], limits: ScanLimits
 ) -> None:
-    """Refuse what would take long to build: too many values at all, too much text at once."""
+    """Raise ClientError for a body that would take long to build: too many values, or too much text
+    at once.
+    """
     for name in lists.keys() & {"messages", "input"}:
         _check_count(lists[name][3], name, limits)
     values = together = 0
@@ -263,8 +267,8 @@ _KEYS = ("session_id", "prompt_cache_key", "user", "cache_salt", "model")
 def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
     """Read `body`, sent to `path`. Pure; raises ClientError(400) and nothing else.
 
-    The error's message says what was expected and where (a byte with its line and column, or the
-    path of a field), never what the client wrote there.
+    The error says what was expected and where (a byte with its line and column, or the path of a
+    field), and never repeats the client's text.
     """
     fields = _BODY.read(body, limits)
     prompts = prompts_in(fields.prompt, "prompt", limits)
@@ -284,7 +288,9 @@ def scan(body: bytes, path: str, limits: ScanLimits = _USUAL) -> Scanned:
 
 
 def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
-    """What any body tells, with what its API says in its own way. Raises ClientError(400)."""
+    """Return the data of any body, with `more` data that its API has in its own form. Raises
+    ClientError(400).
+    """
     # A name that is too long is refused rather than cut: two cut ones could be mixed up.
     keys = (
         fields.session_id,
@@ -310,7 +316,7 @@ def scanned_of(fields: Common, limits: ScanLimits, **more: Any) -> Scanned:
 
 
 def _agent_fields(fields: Common) -> dict[str, str | bytes] | None:
-    """Return what an agent's client says of itself, or None if it says nothing."""
+    """Return the fields by which an agent's client identifies itself, or None if there are none."""
     found: dict[str, str | bytes] = {}
     if fields.prompt_cache_key:
         found["prompt_cache_key"] = fields.prompt_cache_key
@@ -325,7 +331,9 @@ def _agent_fields(fields: Common) -> dict[str, str | bytes] | None:
 def prompts_in(
     field: msgspec.Raw, name: str, limits: ScanLimits
 ) -> tuple[str, ...] | tuple[Tokens, ...]:
-    """Every prompt within the field `name`: text, token ids, or a list of either; none: null."""
+    """Return every prompt in the field `name`: text, token ids, or a list of either; empty for
+    null.
+    """
     view = memoryview(field)
     if len(view) >= LONG_BYTES:
         return _long_prompts(view, name, limits)
@@ -357,7 +365,9 @@ def prompts_in(
 def _long_prompts(
     raw: memoryview, name: str, limits: ScanLimits
 ) -> tuple[str, ...] | tuple[Tokens, ...]:
-    """The same of a long field, which is well-formed JSON: one prompt after the other."""
+    """Return every prompt in a long field, which is well-formed JSON, reading one after
+    the other.
+    """
     if raw[0] == ord('"'):
         return (_long_text(raw, name),)
     if raw[0] != ord("["):
@@ -389,7 +399,7 @@ def _long_prompts(
 
 
 def _long_text(raw: memoryview, path: str) -> str:
-    """A JSON string; one of megabytes is made ready without Python's lock."""
+    """Return a JSON string; a string of megabytes is decoded without Python's lock."""
     data = json_text(raw) if len(raw) >= _LONG_TEXT_BYTES else None
     text: str = decode(_TEXT, raw, path) if data is None else data.decode()
     if not text:
@@ -411,7 +421,7 @@ def _some(ids: Tokens, path: str) -> Tokens:
 
 
 def _no_token(raw: memoryview, at: int, path: str, index: int) -> ClientError:
-    """Item `index` of a list, at byte `at`, is no token id."""
+    """Return the error for item `index` of a list, at byte `at`, that is no token id."""
     kind = _kind(raw[at])
     if kind == "number" and _INTEGER.match(raw, at, at + 64):
         text = f"a token id must be 0..{MAX_TOKEN_ID}"
@@ -421,12 +431,12 @@ def _no_token(raw: memoryview, at: int, path: str, index: int) -> ClientError:
 
 
 def _kind(first: int) -> str:
-    """What a JSON value is, by its first byte."""
+    """Return the name of a JSON value's type, by its first byte."""
     return _KINDS.get(first, "boolean" if first in b"tf" else "number")
 
 
 def _tokens(ids: list[int], path: str) -> Tokens:
-    """Token ids as int32, or as int64 where one is beyond that."""
+    """Return token ids as int32, or as int64 if one needs it."""
     try:
         wide = np.array(ids, dtype=np.int64)
     except OverflowError:
@@ -437,7 +447,7 @@ def _tokens(ids: list[int], path: str) -> Tokens:
 
 
 def messages_in(messages: list[Message] | None, limits: ScanLimits) -> tuple[Message, ...]:
-    """The messages, each with a role, and content that templates can render."""
+    """Return the messages; each has a role, and content that templates can render."""
     if messages is None:
         return ()
     _check_count(len(messages), "messages", limits)
@@ -465,7 +475,7 @@ def _check_parts(parts: list[Any], path: str) -> None:
 
 
 def decode(decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, path: str) -> Any:
-    """Decode `data`, found at `path` of the body; failures become ClientError(400)."""
+    """Decode `data`, found at `path` of the body. Failures become ClientError(400)."""
     try:
         return decoder.decode(data)
     except msgspec.ValidationError as error:
@@ -487,7 +497,7 @@ def decode(decoder: msgspec.json.Decoder[Any], data: bytes | memoryview, path: s
 
 
 def _malformed(message: str, data: bytes, path: str) -> str:
-    """Where and how the JSON is broken, in words."""
+    """Return where and how the JSON is broken, in words."""
     if not data.strip():
         return _EMPTY
     found = _BYTE.match(message)
@@ -516,7 +526,7 @@ _TEXTS = ("input_text", "output_text", "text")  # parts of a response's items th
 
 
 class _Responses(Common):
-    """OpenAI's API reference, "Responses" (2025)."""
+    """The fields of OpenAI's Responses API ("Responses", 2025)."""
 
     input: str | list[Message] | None = None
     instructions: str | None = None
@@ -525,7 +535,7 @@ class _Responses(Common):
 
 
 class _Messages(Common):
-    """Anthropic's API reference, "Messages", version 2023-06-01."""
+    """The fields of Anthropic's Messages API, version 2023-06-01."""
 
     system: str | list[Message] | None = None
     messages: list[Message] | None = None
@@ -533,14 +543,14 @@ class _Messages(Common):
 
 
 class _Input(Common):
-    """OpenAI's embeddings; vLLM takes a chat in the place of `input`, too."""
+    """The fields of OpenAI's embeddings; vLLM also accepts a chat in place of `input`."""
 
     input: msgspec.Raw = _ABSENT
     messages: list[Message] | None = None
 
 
 class _Pairs(Common):
-    """Scores and ranks: vLLM's and SGLang's names of the two sides."""
+    """The fields of scores and ranks: vLLM's and SGLang's names of the two sides."""
 
     query: msgspec.Raw = _ABSENT
     queries: msgspec.Raw = _ABSENT
@@ -558,7 +568,7 @@ class _Sampling(msgspec.Struct):
 
 
 class _Generate(Common):
-    """SGLang 0.5.23, `srt/managers/io_struct.py`."""
+    """The fields of SGLang's own API (0.5.23, `srt/managers/io_struct.py`)."""
 
     text: msgspec.Raw = _ABSENT
     input_ids: msgspec.Raw = _ABSENT
@@ -568,7 +578,7 @@ class _Generate(Common):
 
 
 class _TokenIds(Common):
-    """vLLM 0.33, `entrypoints/scale_out/token_in_token_out`."""
+    """The fields of vLLM's token-in API (0.33, `entrypoints/scale_out/token_in_token_out`)."""
 
     token_ids: msgspec.Raw = _ABSENT
     sampling_params: _Sampling | None = None
@@ -610,7 +620,7 @@ def _responses(body: bytes, limits: ScanLimits) -> Scanned:
 
 
 def _item(item: Message) -> Message:
-    """An item of a response's input as a message."""
+    """Return an item of a Responses input as a message."""
     role, content = item.get("role"), item.get("content")
     if not isinstance(role, str) or not isinstance(content, (str, list)):
         return {"role": "tool", "content": [{"type": "item", "item": item}]}
@@ -652,7 +662,7 @@ def _digest(text: str) -> bytes:
 
 
 def _told(message: Message) -> Message:
-    """A message whose one part is a text, as the text.
+    """Return a message whose only part is text with that text as its content.
 
     Marks of `cache_control` are left out: clients move them to the last message in each turn, and
     no engine makes tokens of them.
@@ -666,7 +676,8 @@ def _told(message: Message) -> Message:
 
 
 def _unmarked(content: Any, nested: bool = True) -> Any:
-    """Parts of a message without marks of `cache_control`, the same object where there is none.
+    """Return the parts of a message without marks of `cache_control`; the same object if there are
+    none.
 
     nested: also the parts within a tool's result.
     """
@@ -683,7 +694,9 @@ def _unmarked(content: Any, nested: bool = True) -> Any:
 
 
 def _functions(tools: list[Any] | None, schema: str) -> list[Any] | None:
-    """Tools in the shape of chats; `schema`: where the API has a function's parameters."""
+    """Return tools in the form of chats. `schema`: the key of a function's parameters in
+    this API.
+    """
     return tools and [
         {
             "type": "function",
@@ -723,7 +736,9 @@ def _pairs(body: bytes, limits: ScanLimits) -> Scanned:
 
 
 def _by_text(fields: Common, limits: ScanLimits, raw: bytes) -> Scanned:
-    """What engines make tokens of in ways of their own."""
+    """Return the data of bodies that engines tokenize in ways of their own; they are matched as
+    text.
+    """
     return scanned_of(fields, limits, prompts=(raw.decode("utf-8", "replace"),), by_text=True)
 
 

@@ -1,4 +1,4 @@
-"""What every engine adapter gives, and the bounded questions by which it recognizes an engine."""
+"""The interface of an engine adapter, and the bounded requests by which it recognizes an engine."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 class EngineReply(NamedTuple):
-    """What was answered."""
+    """The answer of an engine to one request."""
 
     status: int
     body: bytes
@@ -44,7 +44,9 @@ async def ask(
     method: str = "GET",
     data: bytes | None = None,
 ) -> EngineReply:
-    """Status and body; `data` is JSON to send. Raises WireError for one beyond `limit` bytes."""
+    """Send a request, and return status and body; `data` is sent as JSON. Raises WireError for a
+    body beyond `limit` bytes.
+    """
     headers = None if data is None else {"Content-Type": "application/json"}
     async with http.request(
         method, url, data=data, headers=headers, timeout=timeout, allow_redirects=False
@@ -58,7 +60,9 @@ async def ask(
 
 
 def decoded(body: bytes | str, kind: type[T], what: str) -> T:
-    """`body` as JSON of type `kind`. Raises WireError that begins with `what`."""
+    """Return `body`, decoded from JSON as `kind`. Raises WireError whose text begins with
+    `what`.
+    """
     try:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -66,7 +70,9 @@ def decoded(body: bytes | str, kind: type[T], what: str) -> T:
 
 
 async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
-    """What failed when a server was asked, and what may be wrong with its URL, for people."""
+    """Return a text for people: what failed when a server was asked, and what may be wrong with its
+    URL.
+    """
     if isinstance(error, TimeoutError):
         return f"{url} does not answer in time; is it overloaded, or another protocol's port?"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
@@ -88,7 +94,7 @@ async def trouble_with(url: str, error: Exception, timeout_s: float) -> str:
 
 
 async def speaks_http2(host: str, port: int, timeout_s: float) -> bool:
-    """Whether somebody there answers as servers of gRPC do, in plain text: to the preface of
+    """Return whether a server there answers in plain text as gRPC servers do: to the preface of
     HTTP/2 with settings (RFC 9113, section 3.4).
     """
     writer = None
@@ -110,9 +116,8 @@ _SETTINGS = b"\0\0\0\4\0\0\0\0\0"  # a frame without any
 
 
 class Interview:
-    """One worker's answers while it is being recognized; each path is asked for once.
-
-    Lifetime: one recognition.
+    """The answers of one worker while it is recognized; each path is requested once. Lifetime: one
+    recognition.
     """
 
     def __init__(self, http: aiohttp.ClientSession, spec: WorkerSpec, timeout_s: float) -> None:
@@ -124,27 +129,29 @@ class Interview:
 
     @property
     def host(self) -> str:
-        """The worker's, as in its URL."""
+        """The host in the worker's URL."""
         return urlsplit(self.spec.url).hostname or "127.0.0.1"
 
     @property
     def metrics_url(self) -> str:
-        """Where its load figures are: as the operator says, else `/metrics`."""
+        """The URL of the worker's metrics: the operator's, or else `/metrics`."""
         return self.spec.metrics or f"{self.spec.url}/metrics"
 
     async def get(self, path: str) -> EngineReply:
-        """What it answers to `GET path`. Raises WireError, aiohttp.ClientError, TimeoutError."""
+        """Return the worker's answer to `GET path`. Raises WireError, aiohttp.ClientError,
+        TimeoutError.
+        """
         return await self.get_url(f"{self.spec.url}{path}")
 
     async def get_url(self, url: str) -> EngineReply:
-        """As `get`, for a whole URL."""
+        """Return the answer to a GET of a whole URL, as `get` does."""
         if url not in self._replies:
             limit = MAX_METRICS_BYTES if url == self.metrics_url else MAX_REPLY_BYTES
             self._replies[url] = await ask(self._http, url, self._timeout, limit)
         return self._replies[url]
 
     async def post(self, path: str) -> EngineReply:
-        """What it answers to `POST path` with an empty body. Never asked for twice either."""
+        """Return the worker's answer to `POST path` with an empty body; it is sent only once."""
         key = f"POST {path}"
         if key not in self._replies:
             url = f"{self.spec.url}{path}"
@@ -153,11 +160,11 @@ class Interview:
         return self._replies[key]
 
     async def speaks_http2(self, host: str, port: int) -> bool:
-        """Whether somebody there speaks HTTP/2, as gRPC does."""
+        """Return whether a server at this port speaks HTTP/2, as gRPC does."""
         return await speaks_http2(host, port, self._timeout.total or 0.0)
 
     async def metrics(self) -> str:
-        """Its metrics as text; empty where it has none that we would read."""
+        """Return the worker's metrics as text; "" if it has none that the router can read."""
         try:
             status, body = await self.get_url(self.metrics_url)
         except WireError:
@@ -165,7 +172,7 @@ class Interview:
         return body.decode("utf-8", "replace") if status == 200 else ""
 
     async def keys(self, path: str) -> frozenset[str]:
-        """The keys of the JSON object on `path`; none where it is something else."""
+        """Return the keys of the JSON object at `path`; empty for any other answer."""
         try:
             status, body = await self.get(path)
             return frozenset(decoded(body, dict[str, msgspec.Raw], path) if status == 200 else ())
@@ -174,12 +181,14 @@ class Interview:
 
 
 class UnrecognizedError(Exception):
-    """The worker did not answer as an OpenAI-compatible engine; the text says what it did."""
+    """Raised if a worker does not answer like an OpenAI-compatible engine; the text has
+    its answer.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class KvTransfers:
-    """What went wrong where KV is fetched from another worker, since the engine began."""
+    """Failures of KV transfers from other workers, counted since the engine started."""
 
     expired: int = 0  # freed before anybody came for it
     late: int = 0  # of these, fetched all the same: the answers may be wrong
@@ -193,7 +202,7 @@ class KvTransfers:
 
 @dataclass(frozen=True, slots=True)
 class RankLoad:
-    """The load of one data-parallel rank, as its engine tells it."""
+    """The load of one data-parallel rank, as its engine reports it."""
 
     running: int  # requests in the batch
     waiting: int  # requests not admitted yet
@@ -210,7 +219,9 @@ class RankLoad:
 
 
 def total(loads: Collection[RankLoad]) -> RankLoad:
-    """Several ranks taken as one worker; at least one. Shares of the cache are averaged."""
+    """Return the load of several ranks as that of one worker; shares of the cache are averaged. At
+    least one rank.
+    """
     if len(loads) == 1:
         return next(iter(loads))
     return RankLoad(
@@ -235,10 +246,10 @@ def _union(sets: Collection[frozenset[str]]) -> frozenset[str] | None:
 
 @dataclass(frozen=True, slots=True)
 class LoadReader:
-    """Where an engine's load is read, and how. Readers that are equal give the same answer.
+    """Where and how an engine's load is read. Equal readers give the same answer.
 
-    `loads_in` gives the load of each rank of which a page tells; one that is missing has nothing
-    new to say. It raises WireError.
+    `loads_in` returns the load of each rank on a page; a missing rank has not changed. It raises
+    WireError.
     """
 
     url: str
@@ -247,7 +258,7 @@ class LoadReader:
     async def read(
         self, http: aiohttp.ClientSession, timeout: aiohttp.ClientTimeout
     ) -> Mapping[int, RankLoad]:
-        """The load of each rank. Raises WireError, aiohttp.ClientError or TimeoutError."""
+        """Return the load of each rank. Raises WireError, aiohttp.ClientError or TimeoutError."""
         status, body = await ask(http, self.url, timeout, MAX_METRICS_BYTES)
         if status != 200:
             raise WireError(f"GET {self.url} answered {status}")
@@ -260,7 +271,7 @@ class LoadReader:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """How to ask whether an engine lives."""
+    """The request that finds out whether an engine is alive."""
 
     path: str = "/health"
     below: int = 500  # a status from here on means that it does not
@@ -275,7 +286,7 @@ class _Paused(msgspec.Struct):
 
 
 def is_paused(body: bytes) -> bool:
-    """Whether an engine's answer says that it takes no requests for now."""
+    """Return whether an engine's answer says that it takes no requests for now."""
     try:
         return msgspec.json.decode(body, type=_Paused).is_paused
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -283,7 +294,7 @@ def is_paused(body: bytes) -> bool:
 
 
 class EngineVersion(NamedTuple):
-    """The version that an engine tells of itself. Empty: it tells none."""
+    """The version that an engine reports; empty if it reports none."""
 
     version: str = ""
     revision: str | None = None  # that it was started as
@@ -295,7 +306,7 @@ NO_VERSION = EngineVersion()
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """What an engine says of itself. None or empty: it does not say."""
+    """The properties that an engine reports. None or empty means that it does not report one."""
 
     block_size: int | None = None  # tokens
     usual_block_size: int = 16  # its default, taken where it does not say
@@ -326,9 +337,9 @@ class Profile:
 class StreamForm:
     """The form in which an engine answers `return_token_ids` in a streamed request.
 
-    `chat`: also in chats. `hidden`: the value of the fields of ids where nobody asked for them;
-    empty: they are left out then. `chat_tokens`: what a chat gets at most that sets no limit
-    itself; None: what the context has room for.
+    `chat`: also in chats. `hidden`: the value of the id fields if nobody asked for ids; empty means
+    that the fields are left out. `chat_tokens`: the most tokens of a chat's answer without a limit
+    of its own; None means as many as fit into the context.
     """
 
     chat: bool = True
@@ -338,7 +349,9 @@ class StreamForm:
 
 @dataclass(frozen=True, slots=True)
 class ExactnessFlags:
-    """The flags of an engine on which exact cache hits depend. None: it has no such flag."""
+    """The engine's start flags on which exact cache hits depend. None means that it has no such
+    flag.
+    """
 
     caching: str | None = None  # switches its prefix caching on
     events: str | None = None  # switches its KV events on
@@ -351,11 +364,11 @@ NO_FLAGS = ExactnessFlags()
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """One engine: how it is recognized, and what its servers can do in every version that we know.
+    """How one engine is recognized, and what its servers can do in every version that we know.
 
-    `recognize` returns None where another engine answers; it asks for nothing that changes an
-    engine before it is sure. With `named` the operator said that it is this one, and it takes
-    defaults for what is not answered. Raises UnrecognizedError, WireError, aiohttp.ClientError or
+    `recognize` returns None if another engine answers; until it is sure, it sends no request that
+    changes an engine. With `named`, the operator has named this engine, and the adapter takes
+    defaults for missing answers. Raises UnrecognizedError, WireError, aiohttp.ClientError or
     TimeoutError.
     """
 
@@ -381,7 +394,7 @@ MAX_SHARE = 1.1  # engines overshoot a little
 
 
 def share(value: float | None, name: str) -> float:
-    """A share of the KV cache, 0..1; NaN for None. Raises WireError for what is none."""
+    """Return a share of the KV cache, 0..1; NaN for None. Raises WireError for any other value."""
     if value is None:
         return math.nan
     if not 0.0 <= value <= MAX_SHARE:
@@ -393,7 +406,7 @@ MAX_MODELS = 1_024  # of one worker that are served, where nobody says more
 
 
 class Card(msgspec.Struct):
-    """One model, an adapter among them."""
+    """A model or a LoRA adapter in an engine's list of models."""
 
     id: str
     max_model_len: Count | None = None
@@ -407,7 +420,9 @@ class _CardList(msgspec.Struct):
 
 
 async def cards(talk: Interview) -> list[Card]:
-    """The models it serves, at least one. Raises UnrecognizedError for anything else."""
+    """Return the models that a worker serves, at least one. Raises UnrecognizedError for any other
+    answer.
+    """
     where = f"GET {talk.spec.url}/v1/models"
     status, body = await talk.get("/v1/models")
     if status != 200:

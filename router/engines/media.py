@@ -1,4 +1,4 @@
-"""The media of a prompt, as engines name and place them."""
+"""The images and other media of a prompt, as engines name and place them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MAX_MEDIA = 4_096  # in one prompt
 
 
 class Medium(NamedTuple):
-    """A medium of a prompt, and the tokens that stand for it."""
+    """A medium of a prompt, and the tokens that take its place."""
 
     identifier: str  # in vLLM's KV events
     offset: int  # of its first token in the prompt
@@ -25,16 +25,15 @@ class _Placeholder(msgspec.Struct):
 
 
 class Features(msgspec.Struct):
-    """The media of a prompt, as vLLM's render paths answer them: by modality, in order."""
+    """The media of a prompt in the answers of vLLM's render paths: by modality, in order."""
 
     mm_hashes: dict[str, list[_Name]] = msgspec.field(default_factory=dict)
     mm_placeholders: dict[str, list[_Placeholder]] = msgspec.field(default_factory=dict)
 
 
 def media_of(features: Features, tokens: int) -> list[Medium]:
-    """Return the media of a prompt of so many tokens, in the order of their tokens.
-
-    Raises ValueError for an answer in which they do not fit together.
+    """Return the media of a prompt in the order of their tokens. Raises ValueError for an answer
+    that contradicts itself.
     """
     media = list[Medium]()
     if features.mm_hashes.keys() != features.mm_placeholders.keys():

@@ -1,4 +1,4 @@
-"""The renderers that are known: vLLM's, SGLang's and llama.cpp's."""
+"""The renderers that the router knows: vLLM's, SGLang's and llama.cpp's."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _LIST = msgspec.json.Decoder(
 
 @dataclass(frozen=True, slots=True)
 class VllmRender:
-    """vLLM's `/render` routes (0.16 and later; behind the flag since 0.29).
+    """vLLM's `/render` routes (0.16 and later; behind a flag since 0.29).
 
-    The client's body goes as it came: another order of keys can make other token ids. The field
-    `mm_payload` keeps the pixels of images out of the answer.
+    The client's body is sent unchanged, because another order of keys can give other token ids. The
+    field `mm_payload` keeps the pixels of images out of the answer.
     """
 
     flag: str | None = "--enable-scale-out"
@@ -101,7 +101,7 @@ class _TokensAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SglangRender:
-    """SGLang's `/v1/tokenize` (0.5.23), which takes chats as its chat path does."""
+    """SGLang's `/v1/tokenize` (0.5.23), which accepts chats like its chat path."""
 
     flag: str | None = None
     has_media: bool = False
@@ -123,7 +123,7 @@ class SglangRender:
 
 
 def _all_tokens(reply: bytes, where: str) -> list[Rendered]:
-    """Return the prompts of an answer with one list of token ids, or a list of such."""
+    """Return the prompts of an answer that has one list of token ids, or a list of such lists."""
     raw = decoded(reply, _TokensAnswer, where).tokens
     several = bytes(memoryview(raw)[1:_LOOKED_AT]).lstrip().startswith(b"[")
     lists = decoded(bytes(raw), list[msgspec.Raw], where) if several else [raw]
@@ -136,7 +136,9 @@ class _TemplateAnswer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class LlamaCppRender:
-    """llama.cpp's server: `/apply-template` makes a chat a text, `/tokenize` a text token ids."""
+    """llama.cpp's server: `/apply-template` turns a chat into text, `/tokenize` turns text into
+    token ids.
+    """
 
     flag: str | None = "--jinja"
     has_media: bool = False
@@ -161,5 +163,5 @@ class LlamaCppRender:
 
 
 async def _read(reply: bytes, read: Callable[[], Sequence[Rendered]]) -> Sequence[Rendered]:
-    """Return what `read` makes of an answer; in a thread if it is long."""
+    """Return what `read` makes of an answer. A long answer is read in a thread."""
     return await asyncio.to_thread(read) if len(reply) >= _LONG_BYTES else read()

@@ -1,4 +1,6 @@
-"""SGLang 0.4.8 to 0.5.23; `/server_info` says almost all, its load has three generations."""
+"""SGLang 0.4.8 to 0.5.23. `/server_info` has almost all properties; its load has had
+three formats.
+"""
 
 from __future__ import annotations
 
@@ -117,7 +119,7 @@ _OldAnswer: Any = Annotated[list[_OldLoad], Meta(max_length=4_096)] | _OldLoad
 
 
 def v1_loads_in(text: str) -> Mapping[int, RankLoad]:
-    """The load of each rank in the answer to `GET /v1/loads`. Raises WireError."""
+    """Return the load of each rank in the answer to `GET /v1/loads`. Raises WireError."""
     return {
         load.dp_rank or 0: RankLoad(
             running=load.num_running_reqs,
@@ -130,7 +132,9 @@ def v1_loads_in(text: str) -> Mapping[int, RankLoad]:
 
 
 def old_loads_in(text: str) -> Mapping[int, RankLoad]:
-    """The same of `GET /get_load`: a list, or one object (0.4.8)."""
+    """Return the load of each rank in the answer to `GET /get_load`: a list, or one object (0.4.8).
+    Raises WireError.
+    """
     answer: list[_OldLoad] | _OldLoad = decoded(text, _OldAnswer, "/get_load")
     loads = answer if isinstance(answer, list) else [answer]
     return {
@@ -144,9 +148,9 @@ def old_loads_in(text: str) -> Mapping[int, RankLoad]:
 
 
 def loads_in(text: str) -> dict[int, RankLoad]:
-    """The load of each rank in `sglang:...` gauges. Raises WireError where there is none.
+    """Return the load of each rank in `sglang:...` gauges. Raises WireError if there is none.
 
-    Each rank shows its first tensor-parallel rank alone.
+    Only the first tensor-parallel rank of each data-parallel rank counts.
     """
     by_rank: dict[int, dict[str, float]] = {}
     for sample in samples(text, _GAUGES):
@@ -202,7 +206,9 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _is_hybrid(talk: Interview) -> bool:
-    """True if layers of its model keep a window or a state, of which its KV events do not tell."""
+    """Return whether layers of the model keep a window or a state, which KV events do not
+    report.
+    """
     model, has_windows = None, None
     for path in _INFO:
         with suppress(WireError):
@@ -220,14 +226,18 @@ async def _is_hybrid(talk: Interview) -> bool:
 
 
 def _has_windows(info: _InternalStates) -> bool | None:
-    """Return True if layers have a pool of their own for their windows; None: it does not say."""
+    """Return whether layers have a separate pool for their windows; None if the server does not
+    say.
+    """
     usages = [state.memory_usage for state in info.internal_states if state.memory_usage]
     told = [u.token_capacity_swa for u in usages if u.token_capacity_swa is not msgspec.UNSET]
     return any(tokens is not None for tokens in told) if told else None
 
 
 def _role(talk: Interview, info: _SglangInfo) -> Role:
-    """As it says itself, else as its operator does. Raises UnrecognizedError where they differ."""
+    """Return the role that the server reports, or else the operator's. Raises UnrecognizedError if
+    they differ.
+    """
     given, mode = talk.spec.role, info.disaggregation_mode
     if mode is None or mode == given:
         return given
@@ -240,21 +250,23 @@ def _role(talk: Interview, info: _SglangInfo) -> Role:
 
 
 def _alike(info: _SglangInfo, page_size: int | None) -> str:
-    """What two workers must have in common for KV to pass between them."""
+    """Return the properties that two workers must share for KV transfers between them."""
     backend = info.disaggregation_transfer_backend or "mooncake"
     parts = (info.version, backend, f"page {page_size}", info.kv_cache_dtype or "")
     return " ".join(filter(None, parts))
 
 
 def _bootstrap(talk: Interview, info: _SglangInfo, ranks: int) -> BootstrapAddress:
-    """Its bootstrap server. `auto` follows the room's number where it prefills."""
+    """Return the address of the bootstrap server. With `auto`, the room's number decides where it
+    prefills.
+    """
     port = talk.spec.bootstrap_port or info.disaggregation_bootstrap_port or _BOOTSTRAP_PORT
     by_room = info.load_balance_method in (None, "auto", "follow_bootstrap_room")
     return BootstrapAddress(talk.host, port, ranks, talk.spec.rank, by_room)
 
 
 async def _reader(talk: Interview) -> LoadReader | None:
-    """The newest way to read its load that it has."""
+    """Return the newest load format that the server offers; None if it has none."""
     base = talk.spec.url
     if talk.spec.metrics is None:
         if "loads" in await talk.keys("/v1/loads"):

@@ -1,4 +1,4 @@
-"""A worker as an operator names it: its URL and options, each checked."""
+"""A worker in the operator's configuration: its URL and options, each checked."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ POLL = "poll"  # events are asked for by HTTP
 
 
 class WorkerSpecError(ValueError):
-    """A worker's options cannot be used; the text says which, and what is allowed."""
+    """Raised for invalid options of a worker; the text says which one, and what is allowed."""
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One worker's options. What is None is asked of the worker, or not limited.
+    """The options of one worker. For a None the router asks the worker, or sets no limit.
 
-    Raises WorkerSpecError for a value outside its range. Thresholds are a policy's business
-    (`policies.thresholds`), here they are only carried.
+    Raises WorkerSpecError for a value out of range. Policies use the thresholds
+    (`policies.thresholds`); this class only carries them.
     """
 
     url: str  # http(s)://host[:port][/path], without a slash at its end
@@ -128,18 +128,20 @@ class WorkerSpec:
 
     @property
     def name(self) -> str:
-        """The worker's name for people: its URL, for a data-parallel rank `URL#rank`."""
+        """The worker's name for people: its URL, or `URL#rank` for a data-parallel rank."""
         return self.url if self.rank is None else f"{self.url}#{self.rank}"
 
     @property
     def seat(self) -> tuple[str, str] | None:
-        """The endpoint that we bind for its events, and its topic there: one worker's only."""
+        """The endpoint that the router binds for the worker's events, and the topic; only one
+        worker may use both.
+        """
         if self.events is None or not self.events.startswith(BIND):
             return None
         return self.events.removeprefix(BIND), self.topic or ""
 
     def __str__(self) -> str:
-        """The specification that `parse_worker_spec` reads back as this one."""
+        """Return the text that `parse_worker_spec` reads back as an equal specification."""
         options = [
             f"{entry.name}={_text(getattr(self, entry.name))}"
             for entry in fields(self)
@@ -158,7 +160,9 @@ def is_revision(text: str) -> bool:
 
 
 def taken(spec: WorkerSpec) -> str:
-    """The end of an error: another worker receives its events at the place that `spec` names."""
+    """Return the end of an error message: another worker receives its events at the endpoint of
+    `spec`.
+    """
     endpoint, topic = spec.seat or ("", "")
     return (
         f"takes the events with topic {topic!r} at {endpoint} already; "
@@ -167,10 +171,10 @@ def taken(spec: WorkerSpec) -> str:
 
 
 def of_rank(spec: WorkerSpec, rank: int) -> WorkerSpec:
-    """The options of data-parallel rank `rank` of the engine that `spec` names as a whole.
+    """Return the options of data-parallel rank `rank` of an engine that `spec` names as a whole.
 
-    Its event endpoints are those of rank 0, the others' are counted up from there
-    (`events.source.at_rank`). Raises WorkerSpecError where there are none.
+    The event endpoints of `spec` are those of rank 0; each further rank has the next port
+    (`events.source.at_rank`). Raises WorkerSpecError if there is no such port.
     """
     events, replay = spec.events, spec.replay
     try:
@@ -214,7 +218,9 @@ def _check_url(name: str, url: str) -> None:
 
 
 def _check_endpoint(name: str, given: str | None, other: str = "") -> None:
-    """`other` is what else may be given; only what says so may be bound."""
+    """Check an endpoint. `other`: the other allowed values; only options that allow `bind:` may be
+    bound.
+    """
     endpoint = given
     if given is not None and other:
         endpoint = given.removeprefix(BIND)

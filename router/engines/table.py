@@ -1,4 +1,4 @@
-"""The engines that are known: one line each."""
+"""The engines that the router knows, one line each."""
 
 from __future__ import annotations
 
@@ -40,5 +40,5 @@ TRANSFER_FIELDS: tuple[str, ...] = tuple(
 
 
 def adapter_of(kind: str | None) -> Adapter:
-    """The adapter of a kind of engine; of one that is not known yet, the plainest."""
+    """Return the adapter of a kind of engine; the plainest one for a kind that is not known yet."""
     return ADAPTERS.get(kind or OPENAI.kind, OPENAI)

@@ -1,4 +1,4 @@
-"""Triton, by its own port (KServe v2) or behind its OpenAI frontend, with any backend."""
+"""Triton with any backend, reached at its own port (KServe v2) or at its OpenAI frontend."""
 
 from __future__ import annotations
 
@@ -39,12 +39,14 @@ Figures = dict[tuple[str, str], float]  # (series, type) -> value
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
-    """The load in `nv_trt_llm_...` gauges; models of one server are added up. Raises WireError."""
+    """Return the load in `nv_trt_llm_...` gauges, summed over the server's models. Raises
+    WireError.
+    """
     return {0: total([_load_of(figures) for figures in figures_in(text)])}
 
 
 def figures_in(text: str) -> list[Figures]:
-    """The figures of each model that has a batch. Raises WireError where there is none."""
+    """Return the figures of each model that has a batch. Raises WireError if there is none."""
     models: dict[tuple[str | None, str | None], Figures] = {}
     for sample in samples(text, _TYPES):
         model = sample.labels.get("model"), sample.labels.get("version")
@@ -99,10 +101,10 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _grpc(talk: Interview) -> tuple[str | None, str]:
-    """Where its gRPC is, as the operator says, else at the port after its own if it speaks there;
-    and what the operator should know of it.
+    """Return the address of the gRPC port, and a note for the operator.
 
-    Behind https nothing is looked for: the operator has to name it.
+    It is the operator's address, or else the port after the server's own if gRPC answers there. For
+    https URLs the operator has to name it.
     """
     given, parts = talk.spec.grpc, urlsplit(talk.spec.url)
     if given == "none" or (given is None and parts.scheme == "https"):
@@ -124,12 +126,16 @@ class _Entry(msgspec.Struct):
 
 
 async def _own(talk: Interview) -> list[str]:
-    """The models on its own port; none: this is its OpenAI frontend, which lists them otherwise."""
+    """Return the models at the server's own port; none if this is its OpenAI frontend, which lists
+    models otherwise.
+    """
     return [] if (await talk.get("/v1/models")).status == 200 else await models(talk)
 
 
 async def models(talk: Interview) -> list[str]:
-    """Those that are ready, where this is Triton's own port; none: it is not, or none is."""
+    """Return the ready models if this is Triton's own port; none if it is not, or no model is
+    ready.
+    """
     if "extensions" not in await talk.keys("/v2"):
         return []
     status, body = await talk.post("/v2/repository/index")
@@ -153,7 +159,7 @@ async def _metrics(talk: Interview, url: str) -> str:
 
 
 def _beside(url: str) -> str:
-    """Where metrics are by convention: 8002 where its own port is 8000."""
+    """Return the usual URL of the metrics: port 8002 for a server at port 8000."""
     parts = urlsplit(url)
     port = (parts.port or (443 if parts.scheme == "https" else 80)) + 2
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
@@ -161,7 +167,7 @@ def _beside(url: str) -> str:
 
 
 async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConfig]:
-    """The configurations that can be read, of models on its own port."""
+    """Return the readable configurations of models at the server's own port."""
     found: dict[str, ModelConfig] = {}
     for name in islice(names, _CONFIGS):
         status, body = await talk.get(f"/v2/models/{quote(name, safe='')}/config")
@@ -172,13 +178,13 @@ async def _configs(talk: Interview, names: Iterable[str]) -> dict[str, ModelConf
 
 
 async def roles(talk: Interview, names: list[str]) -> dict[str, Roles]:
-    """Which inputs of these models are what, as far as their configurations can be read."""
+    """Return the roles of these models' inputs, as far as their configurations can be read."""
     configs = await _configs(talk, names)
     return {name: roles_of(config, configs) for name, config in configs.items()}
 
 
 async def _entry(talk: Interview, names: list[str]) -> str | None:
-    """The one model that requests are for; None: there are several."""
+    """Return the only model that requests can be for; None if there are several."""
     if talk.spec.model is not None or len(names) == 1:
         return talk.spec.model or names[0]
     configs = await _configs(talk, names)
@@ -188,8 +194,8 @@ async def _entry(talk: Interview, names: list[str]) -> str | None:
 
 
 async def _health(talk: Interview, names: list[str]) -> HealthCheck:
-    """Where it says whether its model is ready, or all are. Raises UnrecognizedError where it says
-    that it is not.
+    """Return the request that checks whether the model, or all models, are ready. Raises
+    UnrecognizedError if they are not.
     """
     entry = await _entry(talk, names) if names else None
     own = () if entry is None else (f"/v2/models/{quote(entry, safe='')}/ready",)
@@ -221,7 +227,7 @@ class _TritonError(msgspec.Struct):
 
 
 def error_in(body: bytes) -> str:
-    """The text of an error of Triton's; empty if the body cannot be read."""
+    """Return the text of one of Triton's errors; "" if the body cannot be read."""
     try:
         return msgspec.json.decode(body, type=_TritonError).error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

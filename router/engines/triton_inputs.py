@@ -1,4 +1,5 @@
-"""Which inputs of a Triton's model are its prompt, output limit and so on, by its configuration.
+"""Finds out which inputs of a Triton model are its prompt, output limit and so on, by its
+configuration.
 
 Names of inputs are those of Triton's TensorRT-LLM backend (`inflight_batcher_llm`, `llmapi`) and of
 its vLLM backend.
@@ -46,7 +47,9 @@ class _Tensor(msgspec.Struct):
 
 
 class _Step(msgspec.Struct):
-    """One model of an ensemble; both maps: its own name of a tensor -> the ensemble's."""
+    """One model of an ensemble. Both maps go from the model's own tensor names to those of the
+    ensemble.
+    """
 
     model_name: str
     input_map: dict[str, str] = {}
@@ -62,14 +65,16 @@ class _Policy(msgspec.Struct):
 
 
 class _Batching(msgspec.Struct):
-    """Of priorities; protobuf's JSON may have such numbers as texts."""
+    """The priority levels of a model's batcher; protobuf's JSON may have such numbers as texts."""
 
     priority_levels: Any = 0
     default_priority_level: Any = 0
 
 
 class ModelConfig(msgspec.Struct):
-    """The part of a model's configuration that tells its inputs' roles. Lifetime: recognition."""
+    """The part of a model's configuration that determines the roles of its inputs. Lifetime:
+    recognition.
+    """
 
     name: str = ""
     platform: str = ""
@@ -83,12 +88,14 @@ class ModelConfig(msgspec.Struct):
 
     @property
     def decoupled(self) -> bool:
-        """A request may have any number of responses."""
+        """True if a request may have any number of responses."""
         return self.model_transaction_policy is not None and self.model_transaction_policy.decoupled
 
     @property
     def levels(self) -> tuple[int, int]:
-        """(priority levels, the one of requests that name none); 0, 0: it has none."""
+        """The number of priority levels, and the level of requests without a priority; 0, 0 if
+        there are no levels.
+        """
         batching = self.dynamic_batching
         if batching is None or not (levels := count_of(batching.priority_levels)):
             return 0, 0
@@ -96,7 +103,7 @@ class ModelConfig(msgspec.Struct):
 
     @property
     def steps(self) -> list[_Step]:
-        """Those of an ensemble."""
+        """The steps of an ensemble."""
         return self.ensemble_scheduling.step if self.ensemble_scheduling else []
 
 
@@ -104,7 +111,7 @@ _CONFIG = msgspec.json.Decoder(ModelConfig)
 
 
 def config_of(body: bytes) -> ModelConfig:
-    """The configuration that a server tells of a model, as JSON. Raises WireError."""
+    """Return the configuration in a server's JSON answer. Raises WireError."""
     try:
         config = _CONFIG.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -116,7 +123,9 @@ def config_of(body: bytes) -> ModelConfig:
 
 @dataclass(frozen=True, slots=True)
 class Roles:
-    """Which inputs of a model are what, by name; None: none is. Lifetime: of its worker."""
+    """The names of a model's inputs by role; None if no input has the role. Lifetime: of its
+    worker.
+    """
 
     text: str | None = None  # BYTES, each element a prompt
     ids: str | None = None  # of tokens, each row a prompt
@@ -137,7 +146,7 @@ class Roles:
 
     @property
     def inputs(self) -> frozenset[str]:
-        """Those that must be read, and no others."""
+        """The names of the inputs that the router has to read."""
         named = (getattr(self, name) for name in _NAMES)
         return frozenset(name for name in (*named, *self.images) if name is not None)
 
@@ -151,21 +160,23 @@ USUAL = Roles(images=_IMAGES, why="usual names", **_USUAL)
 
 
 def usual_roles(model: str) -> Roles:
-    """The roles of a model of which nobody says anything."""
+    """Return the roles of a model whose configuration is unknown."""
     return USUAL
 
 
 def roles_of(
     config: ModelConfig, others: Mapping[str, ModelConfig] = MappingProxyType({})
 ) -> Roles:
-    """The roles of a model's inputs; `others`: models of the same server, by name."""
+    """Return the roles of a model's inputs. `others`: models of the same server, by name."""
     roles = _ensemble(config, others) if config.steps else None
     return replace(roles or _named(config), runs_on=_runs_on(config, others))
 
 
 def _runs_on(config: ModelConfig, others: Mapping[str, ModelConfig]) -> bool:
-    """Triton passes a cancel on to the model that was asked, and neither to the running step of an
-    ensemble nor to what a model in Python asks of another one (BLS), as such may ask an engine.
+    """Return whether a cancelled request keeps running.
+
+    Triton passes a cancel to the requested model, but not to the running step of an ensemble, nor
+    to models that a Python model calls (BLS).
     """
     if config.steps:
         return True
@@ -175,7 +186,9 @@ def _runs_on(config: ModelConfig, others: Mapping[str, ModelConfig]) -> bool:
 
 
 def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
-    """The roles with those that an operator gives, of ROLES; an empty name: no input has it."""
+    """Return the roles with those that the operator set. An empty name means that no input has the
+    role.
+    """
     if not given:
         return roles
     if given.keys() & {"text", "ids"}:  # one prompt, and it is the one that was given
@@ -187,9 +200,8 @@ def overridden(roles: Roles, given: Mapping[str, str]) -> Roles:
 
 
 def given_roles(lines: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The inputs that an operator gave, by model; each line is `MODEL:ROLE=INPUT`.
-
-    Raises ValueError.
+    """Return the inputs that the operator set, by model; each line is `MODEL:ROLE=INPUT`. Raises
+    ValueError.
     """
     found: dict[str, dict[str, str]] = {}
     for line in lines:
@@ -203,7 +215,9 @@ def given_roles(lines: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def _named(config: ModelConfig) -> Roles:
-    """By the inputs' names, else the first text."""
+    """Return the roles by the names of the inputs; without a known name, the first text input is
+    the prompt.
+    """
     there = {one.name: one.data_type for one in config.input}
     found = {
         role: name for role, names in _NAMES.items() if (name := _first(names, there)) is not None
@@ -237,8 +251,10 @@ def _first(names: Iterable[str], there: Mapping[str, str]) -> str | None:
 
 
 def _ensemble(config: ModelConfig, others: Mapping[str, ModelConfig]) -> Roles | None:
-    """By the step that computes the answer: its inputs followed back to the ensemble's own. None
-    where there is no such step, or its prompt comes from none of these.
+    """Return the roles of an ensemble: the inputs of the step that computes the answer, traced back
+    to the ensemble's own inputs.
+
+    Return None if there is no such step, or if its prompt comes from none of the ensemble's inputs.
     """
     engine = next((step for step in config.steps if _is_engine(others, step)), None)
     if engine is None:
@@ -279,10 +295,11 @@ def _origin(
     name: str,
     of_prompt: bool,
 ) -> str | None:
-    """The ensemble's own input that `name` of a step comes from; None: from none.
+    """Return the ensemble's own input that a step's input `name` comes from; None if it comes from
+    none.
 
-    A step before it that makes it is passed by the input of the same name, else, if it is of a
-    prompt, by that step's prompt.
+    If an earlier step makes the tensor, the search continues at that step's input of the same name,
+    or, for a prompt, at that step's prompt.
     """
     own = {one.name for one in config.input}
     for _ in range(MAX_STEPS):
@@ -305,7 +322,7 @@ def _origin(
 
 
 def count_of(value: Any) -> int | None:
-    """A number of tokens; as text, too, as old clients of vLLM's send it."""
+    """Return a number of tokens; it may be a text, as old clients of vLLM's backend send it."""
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) <= 10:
         value = int(value)
     whole = isinstance(value, int) and not isinstance(value, bool)

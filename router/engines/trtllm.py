@@ -63,9 +63,9 @@ _Iterations = Annotated[list[_Iteration], Meta(max_length=1 << 16)]
 
 
 def newest_in(text: str) -> Mapping[int, RankLoad]:
-    """Of the iterations since `GET /metrics` was last read the newest of each rank, added up.
+    """Return the newest load of each rank among the iterations since `GET /metrics` was last read.
 
-    Empty where there was none. Raises WireError.
+    The result is empty if there were none. Raises WireError.
     """
     iterations: list[_Iteration] = decoded(text, _Iterations, "/metrics")
     newest = {i.attention_dp_rank or 0: _load_of(i) for i in iterations}
@@ -84,7 +84,7 @@ def _load_of(iteration: _Iteration) -> RankLoad:
 
 
 def loads_in(text: str) -> Mapping[int, RankLoad]:
-    """The load in the gauges at `/prometheus/metrics` (with `return_perf_metrics`)."""
+    """Return the load in the gauges at `/prometheus/metrics` (with `return_perf_metrics`)."""
     return {0: load_in(_gauges(text))}
 
 
@@ -93,7 +93,7 @@ def _gauges(text: str) -> dict[str, float]:
 
 
 def load_in(gauges: Mapping[str, float]) -> RankLoad:
-    """The load in the gauges. Raises WireError where there is none."""
+    """Return the load in the gauges. Raises WireError if there is none."""
     if not {_RUNNING, _WAITING} <= gauges.keys():
         raise WireError(f"metrics without {_RUNNING} and {_WAITING}")
     used, size = gauges.get(_USED, math.nan), gauges.get(_TOKENS, math.nan)
@@ -126,7 +126,9 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _reader(talk: Interview) -> tuple[LoadReader | None, Mapping[str, float]]:
-    """How to read its load, and the gauges where it has them: they are read without loss."""
+    """Return how to read the load, and the gauges if the server has them; reading gauges loses no
+    data.
+    """
     url = talk.spec.metrics or f"{talk.spec.url}/prometheus/metrics"
     try:
         status, body = await talk.get_url(url)
@@ -140,7 +142,9 @@ async def _reader(talk: Interview) -> tuple[LoadReader | None, Mapping[str, floa
 
 
 async def _source(talk: Interview) -> PollSource | None:
-    """Asks for events once, where nobody said whether there are any: the answer is lost."""
+    """Ask for events once if the operator did not say whether there are any. The events in that
+    answer are lost.
+    """
     if talk.spec.events is not None:
         return None
     status, body = await talk.post(EVENTS_PATH)

@@ -1,4 +1,4 @@
-"""The version and the revision that an engine tells of itself, and the path where it does."""
+"""Reads the version and revision that an engine reports."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class _ToldRevision(_ToldVersion):
 
 
 def version_in(body: bytes, path: str) -> EngineVersion:
-    """Read the answer to GET `path`; the version is empty where the answer has none.
+    """Return the version in the answer to GET `path`; empty if it has none.
 
-    Only the answer to GET /version names a revision: SGLang's `/server_info` has a key of that
-    name, too, which is the model's revision at its hub.
+    Only the answer to GET /version has a revision: the key of that name in SGLang's `/server_info`
+    is the model's revision at its hub.
     """
     told = _ToldRevision if path == VERSION_PATH else _ToldVersion
     try:
@@ -38,9 +38,8 @@ def version_in(body: bytes, path: str) -> EngineVersion:
 
 
 async def version_of(talk: Interview, path: str = VERSION_PATH) -> EngineVersion:
-    """Ask an engine for its version. The version is empty if the engine tells none.
-
-    Raises WireError, aiohttp.ClientError or TimeoutError.
+    """Ask an engine for its version; empty if it reports none. Raises WireError,
+    aiohttp.ClientError or TimeoutError.
     """
     status, body = await talk.get(path)
     return version_in(body, path) if status == 200 else NO_VERSION

@@ -1,7 +1,7 @@
-"""vLLM 0.9 to 0.33, and our own engine, which has vLLM's surface.
+"""vLLM 0.9 to 0.33, and our own engine, which has the same API.
 
-Prometheus at `/metrics`, label `engine` the rank; `/kv_event_sources` (0.31); our engine adds a
-snapshot of its cache at `/kv_snapshot`.
+vLLM has Prometheus metrics at `/metrics`, whose label `engine` is the rank, and `/kv_event_sources`
+(0.31). Our engine adds a snapshot of its cache at `/kv_snapshot`.
 """
 
 from __future__ import annotations
@@ -91,10 +91,10 @@ def _load_of(load: EngineLoad) -> RankLoad:
 
 
 async def is_renderer(status_of: Callable[[str], Awaitable[int]]) -> bool:
-    """Return True if a server renders requests and completes none, as `vllm launch render` does.
+    """Return whether a server renders requests but completes none, as `vllm launch render` does.
 
-    `status_of` asks for a path by GET. All of these paths are for POST alone: 405 says that one is
-    there, 404 that it is not.
+    `status_of` sends a GET. The paths in question accept only POST: 405 means that a path exists,
+    404 that it does not.
     """
     if await status_of(_RENDERS) != 405:
         return False
@@ -102,7 +102,9 @@ async def is_renderer(status_of: Callable[[str], Awaitable[int]]) -> bool:
 
 
 async def _refuse_renderer(talk: Interview, named: bool) -> None:
-    """Raises UnrecognizedError, WireError, aiohttp.ClientError or TimeoutError."""
+    """Raise UnrecognizedError if the server is only a renderer. Raises WireError,
+    aiohttp.ClientError or TimeoutError, too.
+    """
 
     async def status_of(path: str) -> int:
         return (await talk.get(path)).status
@@ -113,7 +115,7 @@ async def _refuse_renderer(talk: Interview, named: bool) -> None:
 
 
 async def profile_of(talk: Interview, named: bool) -> Profile | None:
-    """What a vLLM, or an engine with its surface, says of itself. See `Adapter`."""
+    """Return the profile that a vLLM, or an engine with its API, reports. See `Adapter`."""
     loads: dict[int, EngineLoad] = {}
     try:
         loads = parse_loads(await talk.metrics())
@@ -146,7 +148,9 @@ async def profile_of(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _check_model(talk: Interview) -> None:
-    """Raises UnrecognizedError where it would answer 404: vLLM goes by the names that it lists."""
+    """Raise UnrecognizedError if the server does not list the configured model, because vLLM would
+    answer 404.
+    """
     given, served = talk.spec.model, [card.id for card in await cards(talk)]
     if given is not None and given not in served:
         listed = ", ".join(map(repr, served[:_SHOWN_MODELS]))
@@ -154,10 +158,10 @@ async def _check_model(talk: Interview) -> None:
 
 
 async def _pause_url(talk: Interview) -> str | None:
-    """Where it tells whether it is paused, as vLLM does with VLLM_SERVER_DEV_MODE.
+    """Return the URL at which the server says whether it is paused; vLLM has one with
+    VLLM_SERVER_DEV_MODE.
 
-    An engine that is in the middle of a long step takes its time to answer. Raises
-    UnrecognizedError where it is paused.
+    An engine in a long step answers late. Raises UnrecognizedError if the server is paused.
     """
     try:
         status, body = await talk.get(_IS_PAUSED)
@@ -171,9 +175,10 @@ async def _pause_url(talk: Interview) -> str | None:
 
 
 async def _bootstrap(talk: Interview) -> BootstrapAddress | None:
-    """Of one that prefills by MooncakeConnector: its bootstrap server knows its engines' names.
+    """Return the bootstrap address of a worker that prefills with MooncakeConnector; the bootstrap
+    server knows the names of its engines.
 
-    It is asked again whenever the worker is recognized anew, for these are drawn when it starts.
+    The names are drawn at each start of the engine, so they are requested at each recognition.
     Raises UnrecognizedError, aiohttp.ClientError or TimeoutError.
     """
     spec = talk.spec
@@ -238,8 +243,8 @@ async def _recognize(talk: Interview, named: bool) -> Profile | None:
 
 
 async def _server_info(talk: Interview) -> tuple[str, Role]:
-    """Whose KV our engine reads, as it says itself: workers that keep the same model's KV alike;
-    and the role that it was started with.
+    """Return the KV group that our engine reports, whose workers store the same model's KV alike,
+    and its role.
     """
     status, body = await talk.get("/server_info")
     if status != 200:

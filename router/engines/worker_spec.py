@@ -1,4 +1,6 @@
-"""Reads a worker as an operator names it: `URL,key=value,...` or a mapping of the same keys."""
+"""Parses a worker in the operator's configuration: `URL,key=value,...` or a mapping of the same
+keys.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ _NUMBERS = ("kv_tokens", "max_requests", "max_queued_tokens", "max_kv_fraction",
 
 
 def parse_worker_spec(text: str) -> WorkerSpec:
-    """`URL` then `,key=value`... Raises WorkerSpecError."""
+    """Parse `URL`, then `,key=value`... Raises WorkerSpecError."""
     if len(text) > MAX_SPEC_CHARACTERS:
         raise WorkerSpecError(f"longer than {MAX_SPEC_CHARACTERS} characters")
     url, *options = (part.strip() for part in text.split(","))
@@ -35,7 +37,9 @@ def parse_worker_spec(text: str) -> WorkerSpec:
 
 
 def worker_spec_of(value: object) -> WorkerSpec:
-    """A specification as text, or as a mapping with `url` and the same keys (YAML, JSON)."""
+    """Return the specification in a text, or in a mapping with `url` and the same keys (YAML,
+    JSON).
+    """
     if isinstance(value, str):
         return parse_worker_spec(value)
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
@@ -58,9 +62,10 @@ def _spec_of(values: dict[str, Any]) -> WorkerSpec:
 
 
 def worker_url(text: str) -> str:
-    """A worker's URL in the forms that people paste: `HOST:PORT`, or with `/v1...` at its end.
+    """Return a worker's URL from the forms that people paste: `HOST:PORT`, or with `/v1...` at the
+    end.
 
-    What has neither a scheme nor a port stays as it is, and `WorkerSpec` refuses it.
+    A text without scheme and port is returned unchanged, and `WorkerSpec` rejects it.
     """
     url = _API_PATH.sub("", text.strip()).rstrip("/")
     return f"http://{url}" if _HOST_AND_PORT.match(url) else url

@@ -1,4 +1,6 @@
-"""Addresses of peers: trusted networks, and the name under which one client is counted."""
+"""Addresses of peers: trusted networks, and the name under which a client's connections are
+counted.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,9 @@ Network = IPv4Network | IPv6Network
 
 
 def address_of(host: str) -> IPv4Address | IPv6Address | None:
-    """A peer's address; None for what is none, as of a Unix socket.
+    """Return a peer's IP address; None if it has none, as at a Unix socket.
 
-    A socket that listens on "::" shows IPv4 peers as IPv6: those are given as IPv4.
+    A socket that listens on "::" shows IPv4 peers as IPv6; they are returned as IPv4.
     """
     try:
         address = ip_address(host.partition("%")[0])
@@ -20,13 +22,15 @@ def address_of(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def trusts(networks: tuple[Network, ...], host: str) -> bool:
-    """Whether the peer's address lies in one of `networks`."""
+    """Return whether the peer's address is in one of `networks`."""
     address = address_of(host) if networks else None
     return address is not None and any(address in network for network in networks)
 
 
 def counted_as(host: str) -> str:
-    """The name under which a client's connections are counted: an IPv6 client has a whole /64."""
+    """Return the name under which a client's connections are counted; all addresses of an IPv6 /64
+    are one client.
+    """
     address = address_of(host)
     if isinstance(address, IPv6Address):
         return str(IPv6Network((address, 64), strict=False))

@@ -1,4 +1,6 @@
-"""Where the body of a worker's reply ends: by its length, by chunks, or with the connection."""
+"""Finds the end of the body of a worker's reply: by length, by chunks, or by the end of the
+connection.
+"""
 
 from __future__ import annotations
 
@@ -17,17 +19,17 @@ _TRAILER = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+:[^\x00-\x08\x0a-\x1f\x7f]*
 
 
 class Body(Protocol):
-    """A body's end, followed."""
+    """Follows a body to its end."""
 
     taken: int  # bytes of the last `feed` that belong to this body
     done: bool
 
     @property
     def between_chunks(self) -> bool:
-        """One more chunk may be put in here."""
+        """True if another chunk may be inserted here."""
 
     def feed(self, data: bytes) -> bytes:
-        """The payload within `data`. Raises WorkerError("garbage") for broken framing."""
+        """Return the payload in `data`. Raises WorkerError("garbage") for broken framing."""
 
 
 class LengthBody:
@@ -40,7 +42,7 @@ class LengthBody:
 
     @property
     def between_chunks(self) -> bool:
-        """It has none."""
+        """False: this body has no chunks."""
         return False
 
     def feed(self, data: bytes) -> bytes:
@@ -63,7 +65,7 @@ class CloseBody:
 
     @property
     def between_chunks(self) -> bool:
-        """It has none."""
+        """False: this body has no chunks."""
         return False
 
     def feed(self, data: bytes) -> bytes:
@@ -72,10 +74,10 @@ class CloseBody:
 
 
 class ChunkedBody:
-    """A chunked body (RFC 9112, section 7.1): sizes are read, extensions and trailers skipped.
+    """A chunked body (RFC 9112, section 7.1): sizes are read, extensions and trailers are skipped.
 
-    Strict where leniency would let two readers disagree: a size line or trailer ends in CRLF, a
-    chunk's data is followed by CRLF, and both lines and the trailer section are bounded.
+    It is strict where two readers could disagree: a size line or trailer ends in CRLF, a chunk's
+    data is followed by CRLF, and both lines and the trailer section are bounded.
     """
 
     def __init__(self, line_bytes: int, trailer_bytes: int) -> None:
@@ -89,7 +91,7 @@ class ChunkedBody:
 
     @property
     def between_chunks(self) -> bool:
-        """The last one is whole, and no other has begun."""
+        """True if the last chunk is complete and no other has begun."""
         return not (self._left or self._line or self._in_trailers or self.done)
 
     def feed(self, data: bytes) -> bytes:
@@ -105,7 +107,7 @@ class ChunkedBody:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _skip_chunk(self, data: bytes, at: int, pieces: list[bytes]) -> int:
-        """Take what `data` holds of the present chunk; returns where to go on."""
+        """Take the bytes of the current chunk from `data`; return the position after them."""
         stop = min(len(data), at + self._left)
         payload_stop = min(stop, at + self._left - 2)
         if payload_stop > at:
@@ -118,7 +120,7 @@ class ChunkedBody:
         return stop
 
     def _read_line(self, data: bytes, at: int) -> int:
-        """Read a size line or a trailer, or its beginning; returns where to go on."""
+        """Read a size line or a trailer, or a part of it; return the position after it."""
         newline = data.find(b"\n", at)
         stop = len(data) if newline < 0 else newline + 1
         line = self._line + data[at:stop] if self._line else data[at:stop]
@@ -158,7 +160,7 @@ class ChunkedBody:
 
 
 def follow(head: ReplyHead, limits: RelayLimits) -> Body:
-    """The follower for the body that `head` announces."""
+    """Return the follower of the body that `head` announces."""
     if head.framing is Framing.CHUNKED:
         return ChunkedBody(limits.chunk_line_bytes, limits.header_bytes)
     if head.framing is Framing.CLOSE:

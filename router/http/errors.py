@@ -1,7 +1,7 @@
-"""Blame by class: the client's faults, the worker's faults, and the error bodies that tell them.
+"""Errors by blame: those of the client, those of a worker, and the bodies that report them.
 
 A `ClientError` becomes a 4xx reply and never counts against a worker. A `WorkerError` lets the
-request go to another worker as long as the client has seen nothing of the reply. Any other
+request go to another worker as long as the client has received nothing of the reply. Any other
 exception is this router's own fault and must stay loud.
 """
 
@@ -42,7 +42,7 @@ WorkerErrorKind = Literal[
 
 
 class ClientError(Exception):
-    """The client's fault: answered with `status` (400..499), never retried."""
+    """A fault of the client: it is answered with `status` (400..499) and never retried."""
 
     def __init__(
         self,
@@ -52,7 +52,7 @@ class ClientError(Exception):
         code: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
-        """`param` is the path of the field at fault, as in `messages[3].role`."""
+        """`param` is the path of the faulty field, as in `messages[3].role`."""
         if not 400 <= status <= 499:
             raise ValueError(f"a client error has a status of 400..499, got {status}")
         super().__init__(message)
@@ -68,10 +68,10 @@ class ClientError(Exception):
 
 
 class WorkerError(Exception):
-    """A worker's fault: another worker may be tried while the client has seen nothing."""
+    """A fault of a worker: another worker may be tried while the client has received nothing."""
 
     def __init__(self, kind: WorkerErrorKind, message: str, busy_s: float | None = None) -> None:
-        """`busy_s`: as of `policies.facts.Failure`."""
+        """`busy_s`: see `policies.facts.Failure`."""
         super().__init__(message)
         self.kind = kind
         self.message = message
@@ -79,12 +79,12 @@ class WorkerError(Exception):
 
 
 def out_of_files(error: BaseException | None) -> bool:
-    """The process, or the system, may open no more files: the router's own want."""
+    """Return whether the error means that this process, or the system, may open no more files."""
     return isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def error_type(status: int) -> str:
-    """OpenAI's `error.type` for an HTTP status of 400..599."""
+    """Return OpenAI's `error.type` for an HTTP status of 400..599."""
     fallback = "invalid_request_error" if status < 500 else "server_error"
     return ERROR_TYPES.get(status, fallback)
 
@@ -92,7 +92,9 @@ def error_type(status: int) -> str:
 def error_body(
     message: str, type: str, param: str | None = None, code: str | int | None = None
 ) -> bytes:
-    """JSON in the shape OpenAI's clients read: `{"error": {message, type, param, code}}`."""
+    """Return JSON in the form that OpenAI's clients read: `{"error": {message, type, param,
+    code}}`.
+    """
     return msgspec.json.encode(
         {"error": {"message": message, "type": type, "param": param, "code": code}}
     )

@@ -31,9 +31,9 @@ def parse_head(head: bytes, method: str) -> ReplyHead:
 
 
 def request_head(request: UpstreamRequest, host: bytes, base_path: str) -> bytes:
-    """The head as the worker receives it, with the empty line that ends it.
+    """Return the head that is sent to the worker, with the empty line at its end.
 
-    Raises ClientError(400) for a method or target that cannot stand in a request line.
+    Raises ClientError(400) for a method or target that is not allowed in a request line.
     """
     if not _METHOD.fullmatch(request.method) or not _TARGET.fullmatch(request.target):
         raise ClientError(400, "the request's method or path has characters that HTTP forbids")

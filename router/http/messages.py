@@ -1,4 +1,4 @@
-"""A client's request, read whole, and the answers that the router writes itself."""
+"""A client's request, and the answers that the router writes itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_SNIFFING = ("X-Content-Type-Options", "nosniff")
 
 
 class ClientConnection(Protocol):
-    """A client's connection, as the parts that answer its requests use it."""
+    """The interface to a client's connection for code that answers its requests."""
 
     host: str  # the peer's address; empty: it has none
     transport: asyncio.Transport | None  # None: the client is gone
@@ -39,7 +39,7 @@ class ClientConnection(Protocol):
 
 
 class Request:
-    """One request of a client, body included. Lifetime: request."""
+    """One request of a client with its body. Lifetime: request."""
 
     __slots__ = (
         *("body", "connection", "head", "headers", "method", "path", "target", "written_bytes"),
@@ -60,39 +60,41 @@ class Request:
 
     @property
     def fields(self) -> tuple[tuple[bytes, bytes], ...]:
-        """The headers as they came, in order."""
+        """The headers as received, in order."""
         return self.headers.fields()
 
     @property
     def query(self) -> Mapping[str, str]:
-        """The target's query; of a name that occurs twice, the first."""
+        """The query of the target; the first value of a name that occurs twice."""
         pairs = parse_qsl(self.target.partition("?")[2], keep_blank_values=True)
         return dict(reversed(pairs))
 
     @property
     def http_1_0(self) -> bool:
-        """The client speaks HTTP/1.0, which knows no chunks."""
+        """True if the client speaks HTTP/1.0, which has no chunks."""
         return self.head.http_1_0
 
     @property
     def remote(self) -> str | None:
-        """The client's address."""
+        """The address of the client."""
         return self.connection.host or None
 
     @property
     def peer(self) -> str | None:
-        """The address of who says whose request it is: its client's, or a data plane's."""
+        """The address of the peer that vouches for the request: the client, or a data plane such as
+        Envoy.
+        """
         return self.remote
 
     @property
     def keep_alive(self) -> bool:
-        """The connection goes on after the answer."""
+        """True if the connection stays open after the answer."""
         return self.connection.goes_on
 
 
 @dataclass(slots=True)
 class Response:
-    """An answer of the router's own, whole. Lifetime: request."""
+    """A whole answer that the router makes itself. Lifetime: request."""
 
     status: int
     body: bytes = b""
@@ -108,7 +110,9 @@ class Response:
     def text(
         self, date: str, *, goes_on: bool, http_1_0: bool = False, head: bool = False
     ) -> bytes:
-        """The answer as HTTP. `goes_on`: its connection does; `head`: leave out the body."""
+        """Return the answer as HTTP. `goes_on`: the connection stays open. `head`: leave out the
+        body.
+        """
         lines = [f"HTTP/1.1 {self.status} {_REASONS.get(self.status, '')}"]
         lines += [f"{name}: {value}" for name, value in self.headers.items()]
         if self.status not in _BODYLESS:
@@ -124,7 +128,7 @@ class Response:
 
 
 class Relayed(Protocol):
-    """A worker's answer, which the relay has written."""
+    """The outcome of a worker's answer that the relay has written."""
 
     @property
     def status(self) -> int: ...
@@ -139,22 +143,24 @@ Handler = Callable[[Request], Awaitable[Answer]]
 
 
 def json_response(value: Any, status: int = 200) -> Response:
-    """`value` as JSON."""
+    """Return a response with `value` as JSON."""
     return Response(status, msgspec.json.encode(value))
 
 
 def error_response(status: int, message: str, code: str | None = None) -> Response:
-    """An error in the shape OpenAI's clients read."""
+    """Return an error in the form that OpenAI's clients read."""
     return Response(status, error_body(message, error_type(status), code=code))
 
 
 def refused(error: ClientError) -> Response:
-    """The answer to what is the client's own fault."""
+    """Return the response to a fault of the client."""
     return Response(error.status, error.body(), dict(error.headers))
 
 
 def _decoded(path: str) -> str:
-    """A target's path without scheme, host and escapes; an escaped slash separates nothing."""
+    """Return the path of a target without scheme, host and escapes; an escaped slash is no
+    separator.
+    """
     if not path.startswith("/"):  # absolute form, as proxies are asked: scheme://host/path
         path = "/" + path.partition("://")[2].partition("/")[2]
     return unquote(path.replace("%2F", "%252F").replace("%2f", "%252f"))
@@ -162,14 +168,16 @@ def _decoded(path: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a request or a connection is turned away. Lifetime: process."""
+    """The reason for which a request or a connection is refused. Lifetime: process."""
 
     reason: str  # as the metric and the error's `code` name it
     status: int
     message: str  # never repeats what the client wrote
 
     def response(self, body_bytes: int) -> Response:
-        """Its answer; `body_bytes`: the largest body."""
+        """Return the response of this refusal. `body_bytes`: the limit of bodies, which the text
+        may mention.
+        """
         message = self.message
         if self.reason == "body_too_large":
             message = f"{message}: at most {body_bytes} bytes (limits.body_bytes)"

@@ -1,9 +1,9 @@
-"""Requests of HTTP/1.1, read out of a connection's bytes in one way only, without I/O.
+"""Parses HTTP/1.1 requests from a connection's bytes, in one way only, without I/O.
 
 The grammar is that of RFC 9112 without what it tolerates for old senders: no bare LF, no folded
 lines, no blank before a colon, no control characters, one length or one coding. Usual heads are
-read natively (`kvkernels.plain_head`); which these are, and what becomes of all others, is said
-here.
+parsed natively (`kvkernels.plain_head`); this module decides which these are, and parses all
+others.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _CONNECTION = re.compile(rb"(?:" + _TOKEN + rb"|[ \t,])*+")
 
 
 class RefusedError(Exception):
-    """A request that is not taken; `reason` is one of `messages.REFUSALS`."""
+    """Raised for a request that is refused; `reason` is one of `messages.REFUSALS`."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -84,17 +84,19 @@ class RefusedError(Exception):
 
 
 class Fields:
-    """A head's headers, read in Python; as `kvkernels.PlainHead`. Lifetime: request."""
+    """The headers of a request, parsed in Python; the same interface as `kvkernels.PlainHead`.
+    Lifetime: request.
+    """
 
     __slots__ = ("_fields",)
 
     def __init__(self, text: bytes) -> None:
-        """`text`: a head that keeps to the grammar."""
+        """`text`: a head that follows the grammar."""
         lines = (line.partition(b":") for line in text[:-4].split(b"\r\n")[1:])
         self._fields = tuple((name, value.strip(b" \t")) for name, _, value in lines)
 
     def get(self, name: str) -> str | None:
-        """The first value under a name, whose letters count without case."""
+        """Return the first value of a header; the name's case does not matter."""
         wanted = name.lower().encode()
         for known, value in self._fields:
             if known.lower() == wanted:
@@ -102,7 +104,7 @@ class Fields:
         return None
 
     def fields(self) -> tuple[tuple[bytes, bytes], ...]:
-        """All of them, in order."""
+        """Return all headers in order."""
         return self._fields
 
     def among(self, names: frozenset[str]) -> dict[str, str] | None:
@@ -123,7 +125,7 @@ class Fields:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Head:
-    """A request's head, read, frozen by custom. Lifetime: request."""
+    """A parsed request head; nothing changes it. Lifetime: request."""
 
     text: bytes  # without what is not for us, its empty line included
     length: int  # of the body, bytes; CHUNKED: not told
@@ -136,7 +138,7 @@ class Head:
 
 
 def head_of(text: bytes, trusted: bool) -> Head:
-    """As `read_head`, natively where that can be."""
+    """Parse a head as `read_head` does, natively if possible."""
     found = plain_head(text)
     if found is None:
         return read_head(text, trusted)
@@ -145,7 +147,8 @@ def head_of(text: bytes, trusted: bool) -> Head:
 
 
 def read_head(text: bytes, trusted: bool) -> Head:
-    """Read a head with its empty line. `trusted`: may say what only routers say to engines.
+    """Parse a head with its empty line. `trusted`: the sender may set headers that only routers
+    send to engines.
 
     Raises RefusedError.
     """
@@ -189,8 +192,8 @@ def _repeated(names: list[bytes]) -> str:
 def _closely(
     text: bytes, length: int, lower: bytes, version: bytes, trusted: bool
 ) -> tuple[bytes, int, bool]:
-    """A head with headers that are ours to read, or to leave out: what is left of its text, its
-    body's length, whether the client waits for 100 Continue.
+    """Parse a head with headers that the router reads or removes; return the remaining text, the
+    length of the body, and whether the client waits for 100 Continue.
     """
     names = _NAME.findall(lower)
     first, *lines = text[:-4].split(b"\r\n")
@@ -222,7 +225,9 @@ def _check_coding(value: bytes, names: list[bytes], version: bytes) -> None:
 
 
 def _connection(value: bytes) -> bytes:
-    """What Connection names, without a switch to another protocol, which is never made here."""
+    """Return the names in a Connection header, without a switch to another protocol, which the
+    router never makes.
+    """
     if not _CONNECTION.fullmatch(value):
         raise RefusedError("bad_connection")
     options = [option.strip() for option in value.split(b",")]
@@ -236,13 +241,13 @@ def _private(folded: bytes, value: bytes) -> bool:
 
 
 def with_length(head: Head, length: int) -> Head:
-    """A head whose body came in chunks, as if its length had been told."""
+    """Return the head of a chunked request with a length instead."""
     text = head.text[:-2] + b"Content-Length: %d\r\n\r\n" % length
     return replace(head, text=text, length=length, headers=Fields(text))
 
 
 def why_not(text: bytes) -> str:
-    """The reason for which a head, or its beginning, is refused."""
+    """Return the reason for which a head, or the beginning of one, is refused."""
     if _BARE.search(text):
         return "bad_line_end"
     first, _, rest = text.partition(b"\r\n")
@@ -260,10 +265,10 @@ def why_not(text: bytes) -> str:
 
 
 def hopeless(begun: bytes, seen: int = 0) -> str | None:
-    """Why the beginning of a head cannot become one; None while it still may.
+    """Return why the beginning of a head can no longer become a valid head; None while it can.
 
-    Spares the wait for the end of what is no HTTP: another protocol, or lines without CR. `seen`:
-    so many bytes were looked at before.
+    This ends the wait for bytes that are no HTTP: another protocol, or lines without CR. `seen`:
+    this many bytes were checked before.
     """
     newline = begun.find(b"\n", max(seen - 1, 0))
     if newline < 0 and not _FIRST_BYTES.match(begun):
@@ -277,7 +282,7 @@ def hopeless(begun: bytes, seen: int = 0) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Bounds of one request, bytes. Lifetime: process."""
+    """The limits of one request in bytes. Lifetime: process."""
 
     head_bytes: int
     header_bytes: int  # one line of the head
@@ -286,23 +291,23 @@ class RequestLimits:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Whole:
-    """A request, all of it, frozen by custom. Lifetime: request."""
+    """A complete request; nothing changes it. Lifetime: request."""
 
     head: Head
     pieces: tuple[bytes, ...]  # of the body; more than one where to join them takes milliseconds
 
     @property
     def body(self) -> bytes:
-        """All of the pieces."""
+        """The body, joined from its pieces."""
         return self.pieces[0] if len(self.pieces) == 1 else b"".join(self.pieces)
 
 
 class RequestReader:
-    """Cuts what a client sends into whole requests. Lifetime: connection.
+    """Cuts the bytes of a client into complete requests. Lifetime: connection.
 
-    What `feed` returns are requests that can be framed in one way only: heads that keep to the
-    grammar, bodies with their length. The first breach ends it: `refused` says why, and nothing is
-    taken from then on.
+    `feed` returns only requests with unambiguous framing: heads that follow the grammar, bodies
+    with their length. After the first violation, `refused` has the reason, and all further bytes
+    are ignored.
     """
 
     __slots__ = (
@@ -328,22 +333,22 @@ class RequestReader:
 
     @property
     def in_head(self) -> bool:
-        """A head has begun and has not ended."""
+        """True if a head has begun and not ended."""
         return bool(self._begun)
 
     @property
     def in_body(self) -> bool:
-        """A head is whole, its body is not."""
+        """True if a head is complete and its body is not."""
         return self._head is not None
 
     @property
     def wants_continue(self) -> bool:
-        """The client waits for 100 Continue."""
+        """True if the client waits for 100 Continue."""
         head = self._head
         return head is not None and head.expects and not self._raw_bytes
 
     def feed(self, data: bytes) -> list[Whole]:
-        """The whole requests that `data` completes."""
+        """Return the requests that `data` completes."""
         whole: list[Whole] = []
         if self.refused is not None or self.ended:
             return whole
@@ -364,12 +369,12 @@ class RequestReader:
         return whole
 
     def stop(self, reason: str) -> None:
-        """Take nothing from now on."""
+        """Ignore all further bytes."""
         self.refused = reason
         self._forget()
 
     def _go_on(self, data: bytes, whole: list[Whole]) -> tuple[int, bytes]:
-        """Go on with a head that has begun; what was looked at before is not again."""
+        """Continue a head that has begun, without checking the same bytes again."""
         seen = len(self._begun)
         data = self._begun + data
         self._begun = b""
@@ -377,9 +382,9 @@ class RequestReader:
         return self._take_head(data, 0, seen, whole), data
 
     def _take_head(self, data: bytes, at: int, seen: int, whole: list[Whole]) -> int:
-        """Take a head, and its body as far as it has come; returns where to go on.
+        """Take a head, and its body as far as it has arrived; return the position after them.
 
-        `seen`: up to there no head's end was found before.
+        `seen`: no end of a head was found before this position.
         """
         while data.startswith(b"\r\n", at):  # RFC 9112, 2.2: empty lines before a request
             at += 2
@@ -449,7 +454,7 @@ class RequestReader:
         return at + chunks.taken
 
     def _keep(self, piece: bytes) -> None:
-        """Bytes of the body; those of one that is too large are only counted."""
+        """Keep bytes of the body; those of a body that is too large are only counted."""
         if self._swallowed_bytes < 0 and self.held_bytes + len(piece) > self._limits.body_bytes:
             self._swallowed_bytes = self.held_bytes
             self._forget_body()
@@ -463,7 +468,7 @@ class RequestReader:
             self._body.clear()
 
     def _end(self, head: Head, whole: list[Whole]) -> None:
-        """The request is whole, or was not to be taken."""
+        """Add the complete request to `whole`, or note that it is refused."""
         if self._swallowed_bytes >= 0:
             raise RefusedError("body_too_large")
         self.ended = head.last

@@ -1,4 +1,4 @@
-"""The types of the relay: what is sent, where the reply goes, the account given of it."""
+"""The types of the relay: the request to a worker, the sink of its reply, and the outcome."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ class Framing(Enum):
 
 @dataclass(slots=True, unsafe_hash=True)
 class UpstreamRequest:
-    """A client's request as a worker shall receive it. Lifetime: request.
+    """A client's request in the form that a worker gets. Lifetime: request.
 
-    `headers` are the client's own; hop-by-hop ones, `Host`, `Content-Length` and
-    `x-warmroute-internal-*` are replaced or dropped when the head is written. `target` is the
-    path and query, ASCII, beginning with "/".
+    `headers` are the client's; hop-by-hop headers, `Host`, `Content-Length` and
+    `x-warmroute-internal-*` are replaced or dropped when the head is written. `target` is the path
+    and query, ASCII, beginning with "/".
     """
 
     method: str
@@ -59,7 +59,7 @@ class UpstreamRequest:
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long each step of one request may take, in seconds."""
+    """The time limits of each step of one request, in seconds."""
 
     connect_s: float = 5.0
     send_s: float = 30.0  # a worker that takes nothing more of the request's body
@@ -70,7 +70,7 @@ class Timeouts:
 
 @dataclass(frozen=True, slots=True)
 class RelayLimits:
-    """The bounds of one `Upstream`. Lifetime: process."""
+    """The limits of one `Upstream`. Lifetime: process."""
 
     max_connections: int = 4096  # open to one worker at once, idle ones included
     idle_s: float = 30.0  # an idle connection older than this is closed, not used
@@ -94,7 +94,7 @@ class RelayLimits:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Terms:
-    """What one exchange is bound by and whom it tells. Lifetime: request."""
+    """The limits of one exchange, and the functions that it calls. Lifetime: request."""
 
     limits: RelayLimits
     timeouts: Timeouts
@@ -109,7 +109,7 @@ class Terms:
 
 @dataclass(slots=True, unsafe_hash=True)
 class ReplyHead:
-    """A worker's reply before its body. `headers` are complete, hop-by-hop ones included."""
+    """The head of a worker's reply. `headers` are complete, with hop-by-hop headers."""
 
     status: int
     reason: bytes
@@ -122,13 +122,15 @@ class ReplyHead:
 
     @property
     def answers(self) -> bool:
-        """It is the answer of a model, not a refusal."""
+        """True if the reply is the answer of a model and no refusal."""
         return 200 <= self.status < 300
 
     @property
     def kind(self) -> WorkerErrorKind:
-        """Of a retryable status. "busy": it has more than it takes just now, by the status (RFC
-        6585, section 4), or with 503 by saying when to come back (RFC 9110, sections 10.2.3 and
+        """The kind of error that a retryable status means.
+
+        It is "busy" if the worker has more requests than it can take now, as the status says (RFC
+        6585, section 4), or a 503 that says when to come back (RFC 9110, sections 10.2.3 and
         15.6.4).
         """
         busy = self.status in _BUSY_STATUSES or (
@@ -138,7 +140,7 @@ class ReplyHead:
 
     @property
     def error(self) -> WorkerError:
-        """What a retryable status means, with the time that the worker asks to be spared."""
+        """The error that a retryable status means, with the pause that the worker asks for."""
         kind = self.kind
         said = f"the worker answered with status {self.status}"
         return WorkerError(kind, said, retry_after_s(self.headers) if kind == "busy" else None)
@@ -148,8 +150,10 @@ _TIMES = frozenset({b"retry-after", b"retry-after-ms"})
 
 
 def retry_after_s(headers: tuple[Header, ...]) -> float:
-    """Seconds for which a worker asks to be spared: `Retry-After` as a number or a date (RFC 9110,
-    section 10.2.3), `retry-after-ms` as OpenAI's API has it. 0 where it names none.
+    """Return the seconds for which a worker asks for no requests; 0 if it names none.
+
+    It says so by `Retry-After` as a number or a date (RFC 9110, section 10.2.3), or by
+    `retry-after-ms` as in OpenAI's API.
     """
     told = {name.lower(): value.strip().decode("latin-1") for name, value in headers}
     for name, unit_s in ((b"retry-after-ms", 1e-3), (b"retry-after", 1.0)):
@@ -165,7 +169,7 @@ def retry_after_s(headers: tuple[Header, ...]) -> float:
 
 
 def _unix_s(date: str) -> float | None:
-    """A date of HTTP's; None where it is none."""
+    """Return the Unix time of an HTTP date; None if it is invalid."""
     try:
         return parsedate_to_datetime(date).timestamp()
     except (ValueError, OverflowError):
@@ -173,49 +177,55 @@ def _unix_s(date: str) -> float | None:
 
 
 class ReplySink(Protocol):
-    """Where a reply goes. Called in the order head, data..., then finish or abort, once.
+    """The receiver of a reply: `head`, then `data` any number of times, then `finish` or `abort`,
+    once.
 
-    Nothing at all is called when the worker failed before the first byte of its body.
+    Nothing is called if the worker failed before the first byte of its body.
     """
 
     @property
     def dechunk(self) -> bool:
-        """The client cannot read chunks (HTTP/1.0): give `data` without chunk framing."""
+        """True if the client cannot read chunks (HTTP/1.0): `data` gets bytes without chunk
+        framing.
+        """
 
     @property
     def movable(self) -> bool:
-        """Another worker can take over though the client has seen a part of the reply."""
+        """True if another worker can continue the reply although the client has received a part."""
 
     @property
     def congested(self) -> bool:
-        """The client reads more slowly than the worker writes: call `drain` before more."""
+        """True if the client reads more slowly than the worker writes: call `drain` first."""
 
     def head(self, head: ReplyHead) -> None:
         """Begin the reply. `data` or `finish` follows in the same turn of the event loop."""
 
     def data(self, data: bytes) -> None:
-        """Body bytes, chunk framing included unless `dechunk`."""
+        """Take bytes of the body, with chunk framing unless `dechunk`."""
 
     async def drain(self) -> None:
-        """Return once the client has taken what was written."""
+        """Wait until the client has taken what was written."""
 
     def finish(self) -> None:
-        """The reply is complete."""
+        """End the reply, which is complete."""
 
     def abort(self, late: bool = False) -> None:
-        """The reply broke off: end the client's connection so that it cannot look complete.
+        """Break the reply off: close the client's connection, so that the reply cannot look
+        complete.
 
-        `late`: because of its deadline, and by no fault of its worker's.
+        `late`: the reason is the request's deadline, and not a fault of the worker.
         """
 
 
 class PassingSink(ABC):
-    """A `ReplySink` that passes on to another one all that a subclass does not take for itself."""
+    """A `ReplySink` that passes on all calls to another sink, except those that a subclass
+    overrides.
+    """
 
     @property
     @abstractmethod
     def _reply(self) -> ReplySink:
-        """Return the other one, which may be another from call to call."""
+        """Return the other sink; it may change from call to call."""
 
     @property
     def dechunk(self) -> bool:
@@ -250,7 +260,7 @@ PING = b": waiting for a worker\n\n"  # a comment, which readers of events pass 
 
 @runtime_checkable
 class PingedSink(Protocol):
-    """A `ReplySink` whose client can get a comment before the reply begins."""
+    """A `ReplySink` that can send the client a comment before the reply begins."""
 
     def ping(self) -> None:
         """Write a comment. From then on `dechunk` may be True."""
@@ -258,15 +268,13 @@ class PingedSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HeldReply:
-    """A worker's refusal or failure kept from the client, for the case that no other worker does
-    better.
-    """
+    """A worker's refusal or failure that is held back in case another worker succeeds."""
 
     head: ReplyHead
     body: bytes
 
     def deliver(self, sink: ReplySink) -> None:
-        """Give the client what this worker said, body re-framed by its length."""
+        """Send the held answer to the client, with its body framed by length."""
         headers = tuple(
             (name, value)
             for name, value in self.head.headers
@@ -284,7 +292,7 @@ class HeldReply:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Usage:
-    """Token counts as the worker reported them; None where it did not."""
+    """The token counts that the worker reported; None for those that it did not."""
 
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
@@ -293,12 +301,11 @@ class Usage:
 
 @dataclass(slots=True, unsafe_hash=True)
 class Outcome:
-    """What became of one request at one worker. Times are seconds on the injected clock.
+    """The outcome of one request at one worker. Times are seconds on the injected clock.
 
-    `error` says whose fault it was by its class; None means that the whole reply, 4xx ones
-    included, reached the client's buffer, or is `held`. `events` counts the `data:` lines of an
-    event stream, the closing `[DONE]` included, or the request's `mark`s; it stays 0 for other
-    replies.
+    The class of `error` says whose fault it was; None means that the whole reply, also a 4xx,
+    reached the client's buffer, or is `held`. `events` counts the `data:` lines of an event stream
+    with the closing `[DONE]`, or the request's `mark`s; it is 0 for other replies.
     """
 
     started_s: float
@@ -325,19 +332,20 @@ class Outcome:
 
     @property
     def answers(self) -> bool:
-        """It is a model's answer, or the start of one; a refusal is none."""
+        """True if the reply is a model's answer, or the beginning of one; False for a refusal."""
         return self.status is not None and 200 <= self.status < 300 and not self.refused
 
     @property
     def retryable(self) -> bool:
-        """Another worker may be tried: the worker is to blame, and what the client saw of the
-        reply is nothing, or can be gone on with."""
+        """True if another worker may be tried: this worker is at fault, and the client has received
+        nothing, or a part that another worker can continue.
+        """
         seen = self.bytes_to_client > 0 and not self.resumable
         return isinstance(self.error, WorkerError) and not seen and not self.final
 
 
 class Sends(Protocol):
-    """What carries requests to one worker. Lifetime: worker."""
+    """Sends requests to one worker. Lifetime: worker."""
 
     async def send(
         self,
@@ -347,10 +355,10 @@ class Sends(Protocol):
         on_first_byte: Callable[[float], None] | None = None,
         on_progress: Callable[[float, int], None] | None = None,
     ) -> Outcome:
-        """As of `router.upstream.fallback.Upstream`."""
+        """See `router.upstream.fallback.Upstream`."""
 
     def abandon_silent(self) -> None:
-        """Give up every exchange whose client has seen nothing yet."""
+        """Abandon every exchange whose client has received nothing yet."""
 
     async def aclose(self) -> None:
-        """End all of them."""
+        """End all exchanges."""

@@ -1,4 +1,4 @@
-"""TLS of the ports and towards workers, from files that can change while the router runs."""
+"""TLS of the ports and towards workers, from files that may change while the router runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from msgspec import Meta
 
 
 class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Files of one port's TLS; read anew on reload. Lifetime: until the next reload."""
+    """The files of one port's TLS; they are read again on reload. Lifetime: until the
+    next reload.
+    """
 
     cert: Annotated[
         str | None,
@@ -37,7 +39,7 @@ class Tls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True)
 
 
 class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """How https workers are believed. Lifetime: until the next reload."""
+    """The files by which https workers are verified. Lifetime: until the next reload."""
 
     ca: Annotated[
         str | None,
@@ -65,11 +67,13 @@ class WorkerTls(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 class TlsError(ValueError):
-    """A file cannot be used; the text says which, and why."""
+    """Raised for a file that cannot be used; the text says which, and why."""
 
 
 def server_tls(files: Tls) -> ssl.SSLContext | None:
-    """For a port: TLS 1.2 and up; None where no certificate is given. Raises TlsError."""
+    """Return the TLS context of a port, TLS 1.2 and later; None without a certificate. Raises
+    TlsError.
+    """
     if files.cert is None:
         if files.key is not None or files.client_ca is not None:
             raise TlsError("TLS files are given, but no certificate (`cert`)")
@@ -85,7 +89,9 @@ def server_tls(files: Tls) -> ssl.SSLContext | None:
 
 
 def worker_tls(files: WorkerTls, insecure: bool = False) -> ssl.SSLContext:
-    """For connections to workers. `insecure`: whoever answers is believed. Raises TlsError."""
+    """Return the TLS context for connections to workers. `insecure`: accept any certificate. Raises
+    TlsError.
+    """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if files.ca is not None:
@@ -103,9 +109,9 @@ def worker_tls(files: WorkerTls, insecure: bool = False) -> ssl.SSLContext:
 
 
 def renew(context: ssl.SSLContext, files: Tls) -> None:
-    """Read a port's files anew, for connections made from now on. Raises TlsError.
+    """Read a port's files again, for new connections. Raises TlsError, and then changes nothing.
 
-    Nothing has changed then. Authorities are added; one is taken away by a restart only.
+    New authorities are added; only a restart removes one.
     """
     server_tls(files)
     assert files.cert is not None
@@ -115,7 +121,7 @@ def renew(context: ssl.SSLContext, files: Tls) -> None:
 
 
 def load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:
-    """The certificate to show, with its key. Raises TlsError."""
+    """Load the certificate to show, with its key. Raises TlsError."""
     try:
         # A key with a password would ask for it on the terminal.
         context.load_cert_chain(cert, key, password=lambda: "")
@@ -131,7 +137,7 @@ def load_own(context: ssl.SSLContext, cert: str, key: str | None) -> None:
 
 
 def load_authorities(context: ssl.SSLContext, path: str) -> None:
-    """The authorities to believe. Raises TlsError."""
+    """Load the authorities to trust. Raises TlsError."""
     try:
         context.load_verify_locations(path)
     except ssl.SSLError as error:
@@ -141,7 +147,7 @@ def load_authorities(context: ssl.SSLContext, path: str) -> None:
 
 
 def pem(path: str) -> bytes:
-    """A file as gRPC takes it. Raises TlsError."""
+    """Return the contents of a file, as gRPC takes them. Raises TlsError."""
     try:
         return Path(path).read_bytes()
     except OSError as error:

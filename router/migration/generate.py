@@ -1,12 +1,13 @@
-"""Streams of SGLang's own API, `/generate`: what is kept of them, and how they are written.
+"""Streams of SGLang's own API, `/generate`: the kept token ids, and the form of the events.
 
-Each event says all of the answer so far, text and ids (SGLang 0.5,
-`managers/tokenizer_manager.py`), or what is new where the engine runs with
-`--incremental-streaming-output`; between the two, some versions with `--stream-output` say all of
-the text and the new ids. Which it is shows with the second event, or the fifth where ids are new
-ones. A worker that goes on must write as the first one did: engines of a pool are to have the same
-options. The prompt's ids are not in the stream: they are those of the request, or those that this
-router made of its text, where the worker counts as many.
+Each event has the whole answer so far, text and ids (SGLang 0.5, `managers/tokenizer_manager.py`),
+or only the new part if the engine runs with `--incremental-streaming-output`; some versions with
+`--stream-output` have all of the text and the new ids. The second event shows which form it is, or
+the fifth if ids are new ones. The worker that continues must write in the form of the first one:
+engines of a pool must have the same options.
+
+The prompt's ids are not in the stream: they are those of the request, or those that this router
+made of its text if the worker counts as many.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 
 
 class _Finish(msgspec.Struct):
-    """Why an answer ended."""
+    """The reason why an answer ended."""
 
     type: str = ""
     status_code: int | None = None  # of an answer that was given up
 
     @property
     def gives_up(self) -> bool:
-        """The engine could not finish it, by no fault of the request's."""
+        """True if the engine could not finish the answer, by no fault of the request."""
         return self.type in GIVEN_UP and (self.status_code is None or self.status_code >= 500)
 
 
 class _Meta(msgspec.Struct):
-    """Of an event's `meta_info` what is read."""
+    """The fields of an event's `meta_info` that are read."""
 
     id: msgspec.Raw = msgspec.Raw(b"null")
     finish_reason: _Finish | None = None
@@ -55,7 +56,7 @@ class _Meta(msgspec.Struct):
 
 
 class _Event(msgspec.Struct):
-    """One event's data."""
+    """The data of one event."""
 
     meta_info: _Meta
     text: str | None = None
@@ -67,10 +68,10 @@ _EVENT = msgspec.json.Decoder(_Event)
 
 
 class _WorkerOutput:
-    """What one worker has said. Lifetime: its part of the stream."""
+    """The output of one worker so far. Lifetime: its part of the stream."""
 
     def __init__(self, first: _WorkerOutput | None = None) -> None:
-        """`first`: of the first worker, whose way of writing this one must have, too."""
+        """`first`: the output of the first worker, whose form this one must have, too."""
         self.ids = array("i")
         self.text = ""
         # Whether each event has all of it; None: not known yet.
@@ -115,7 +116,9 @@ class _WorkerOutput:
         return text[len(before) :]
 
     def _guessed(self, text: str) -> str:
-        """The same while it is not known what texts are: all of them so far may be either."""
+        """Return the new text of an event while it is not known whether events have all text or
+        only new text.
+        """
         latest, self._latest = self._latest, text
         if not text.startswith(latest):
             self.whole_text = False
@@ -132,7 +135,7 @@ class _WorkerOutput:
 
 
 class GenerateJournal(Journal):
-    """As `Journal`. Lifetime: request."""
+    """The journal of a `/generate` stream; see `Journal`. Lifetime: request."""
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
         super().__init__(plan, room)
@@ -192,7 +195,7 @@ class GenerateJournal(Journal):
         return b""
 
     def _follow(self, read: _Event, ends: bool) -> tuple[list[int], str]:
-        """Remember what an event says; the ids and the text that are new in it."""
+        """Remember the ids and text of an event; return those that are new."""
         if not self.prompt and not self.unfit and self._plan.prompt is not None:
             self.prompt_tokens = len(self._plan.prompt)
             try:
@@ -223,7 +226,9 @@ class GenerateJournal(Journal):
     def _rewritten(
         self, first: _WorkerOutput, data: bytes, read: _Event, new: list[int], grown: str
     ) -> bytes:
-        """An event of a later worker as the first one would have written it."""
+        """Return an event of a later worker in the form that the first worker would have
+        given it.
+        """
         output, before = self._output, self._before
         fields: dict[str, Any] = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
         meta: dict[str, Any] = msgspec.json.decode(fields["meta_info"], type=dict[str, msgspec.Raw])
@@ -238,5 +243,5 @@ class GenerateJournal(Journal):
 
 
 def journal_of(plan: Plan, room: AnyRoom) -> Journal:
-    """The journal for streams of this plan's kind."""
+    """Return the journal for streams of this plan's kind."""
     return Journal(plan, room) if plan.prompt is None else GenerateJournal(plan, room)

@@ -1,4 +1,4 @@
-"""The token ids kept of one stream, and the events its client gets, without I/O."""
+"""The token ids kept of one stream, and the events for its client, without I/O."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from router.migration.plan import Plan
 
 
 class Room:
-    """Lifetime: process. Four bytes a token; the bounds may be changed while streams hold some."""
+    """The memory for kept tokens, four bytes each. Lifetime: process.
+
+    The limits may change while streams hold tokens.
+    """
 
     def __init__(self, stream_tokens: int, tokens: int) -> None:
         self.stream_tokens = stream_tokens
@@ -24,14 +27,16 @@ class Room:
         self.taken = 0
 
     def take(self, more: int, of_stream: int) -> bool:
-        """Keep `more` tokens of a stream, `of_stream` in all; beyond a bound False, and none."""
+        """Reserve `more` tokens for a stream that has `of_stream` in all; return False, and reserve
+        none, beyond a limit.
+        """
         if of_stream > self.stream_tokens or self.taken + more > self.tokens:
             return False
         self.taken += more
         return True
 
     def give(self, tokens: int) -> None:
-        """A stream needs them no more."""
+        """Free the tokens of a stream."""
         self.taken -= tokens
 
 
@@ -39,7 +44,7 @@ AnyRoom: TypeAlias = "Room | kvkernels.RelayRoom"
 
 
 def room_of_streams() -> AnyRoom:
-    """Room for no token yet; one that the relay's thread shares where there is such a thing."""
+    """Return an empty room; the relay's thread shares it if there is such a thread."""
     return Room(0, 0) if kvkernels.RelayRoom is None else kvkernels.RelayRoom(0, 0)
 
 
@@ -59,11 +64,11 @@ class Splitter:
 
     @property
     def full(self) -> bool:
-        """The event under way is longer than any should be."""
+        """True if the current event is longer than any event should be."""
         return len(self._buffer) > self._limit_bytes
 
     def feed(self, payload: bytes) -> list[bytes]:
-        """The events that `payload` completes, each with the empty line that ends it."""
+        """Return the events that `payload` completes, each with the empty line at its end."""
         buffer = self._buffer
         if not buffer and 0 <= payload.find(b"\n\n") == len(payload) - 2 and b"\r" not in payload:
             return [payload]  # one event, as nearly always
@@ -79,7 +84,7 @@ class Splitter:
         return events
 
     def rest(self) -> bytes:
-        """What has come of an event that is not whole; it is not kept any longer."""
+        """Return the bytes of an incomplete event, and forget them."""
         rest = bytes(self._buffer)
         self._buffer.clear()
         self._searched = 0
@@ -98,14 +103,16 @@ class ChunkChoice(msgspec.Struct):
 
     @property
     def says(self) -> bool:
-        """It has text for the reader."""
+        """True if the choice has text for the reader."""
         if self.delta is None:
             return bool(self.text)
         return "content" in self.delta and bytes(self.delta["content"]) not in _NOTHING
 
     @property
     def parsed(self) -> bool:
-        """A parser of the engine took part of the answer for something else than its text."""
+        """True if a parser of the engine took a part of the answer for something other
+        than text.
+        """
         if self.delta is None:
             return False
         if len(self.delta) == 1 and "content" in self.delta:
@@ -115,12 +122,12 @@ class ChunkChoice(msgspec.Struct):
 
     @property
     def opens(self) -> bool:
-        """It says that the assistant speaks."""
+        """True if the choice announces the assistant's role."""
         return self.delta is not None and "role" in self.delta
 
 
 class Chunk(msgspec.Struct):
-    """What is read of an event's JSON; the bytes themselves go on."""
+    """The fields of an event's JSON that are read; the bytes themselves are passed on."""
 
     choices: list[ChunkChoice] = msgspec.field(default_factory=list)
     usage: msgspec.Raw = msgspec.Raw(b"null")
@@ -129,14 +136,14 @@ class Chunk(msgspec.Struct):
 
     @property
     def error_code(self) -> int | None:
-        """The HTTP status in vLLM's and OpenAI's shape of an error; None where it has none."""
+        """The HTTP status in an error of vLLM's and OpenAI's form; None if there is none."""
         error = _value(self.error)
         code = error.get("code") if isinstance(error, dict) else None
         return code if isinstance(code, int) else None
 
     @property
     def answer_tokens(self) -> int | None:
-        """How long the answer is by its usage; None where that is not said."""
+        """The answer's number of tokens by its usage; None if there is no usage."""
         usage = _value(self.usage)
         tokens = usage.get("completion_tokens") if isinstance(usage, dict) else None
         return tokens if isinstance(tokens, int) else None
@@ -153,7 +160,7 @@ _CHUNK = msgspec.json.Decoder(Chunk)
 
 
 def read_chunk(data: bytes) -> Chunk | None:
-    """The chunk in an event's data; None for what is none."""
+    """Return the chunk in an event's data; None if it has none."""
     try:
         return _CHUNK.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -172,21 +179,23 @@ _DONE = b"data: [DONE]\n\n"
 
 
 def prefix_of(data: bytes) -> bytes | None:
-    """What stands before an event's choices: its id, object, time and model; None: no choices."""
+    """Return the beginning of an event before its choices: id, object, time and model; None without
+    choices.
+    """
     at = data.find(CHOICES)
     return None if at < 0 else data[:at]
 
 
 def with_prefix(data: bytes, prefix: bytes) -> bytes:
-    """The event under the first stream's id, object, time and model."""
+    """Return the event with the first stream's id, object, time and model."""
     at = data.find(CHOICES)
     return data if at < 0 else prefix + data[at:]
 
 
 def without_ids(data: bytes, hidden: bytes, prompt_only: bool = False) -> bytes:
-    """The event with `hidden` where its ids were; empty: without the fields.
+    """Return the event with `hidden` in place of its ids; if `hidden` is empty, without the fields.
 
-    `prompt_only`: those of what it says may be seen.
+    `prompt_only`: only the prompt's ids are hidden.
     """
     if b'token_ids":' not in data:
         return data
@@ -203,9 +212,10 @@ def without_ids(data: bytes, hidden: bytes, prompt_only: bool = False) -> bytes:
 
 
 def as_chat(data: bytes) -> bytes:
-    """A completion's event in the shape of a chat's, as vLLM writes either.
+    """Return a completion's event in the form of a chat's, as vLLM writes both.
 
-    A chat has no field for the prompt's ids in its choices, and says why it stopped when it does.
+    A chat has no field for the prompt's ids in its choices, and gives its stop reason only at the
+    end.
     """
     data, texts = _TEXT.subn(lambda found: b'"delta":{"content":%b}' % found[1], data, count=1)
     if not texts:
@@ -214,7 +224,9 @@ def as_chat(data: bytes) -> bytes:
 
 
 def with_usage(data: bytes, prompt_tokens: int, said: int) -> bytes:
-    """The event with the whole answer's counts, `said` tokens of it before this worker's."""
+    """Return the event with the counts of the whole answer, of which `said` tokens came from
+    earlier workers.
+    """
     found = _USAGE.search(data)
     if found is None:
         return data
@@ -232,7 +244,7 @@ def with_usage(data: bytes, prompt_tokens: int, said: int) -> bytes:
 
 
 def counts(prompt_tokens: int, said: int) -> dict[str, int]:
-    """OpenAI's counts of a request."""
+    """Return a request's token counts in OpenAI's form."""
     return {
         "prompt_tokens": prompt_tokens,
         "total_tokens": prompt_tokens + said,
@@ -241,7 +253,7 @@ def counts(prompt_tokens: int, said: int) -> dict[str, int]:
 
 
 def closing(prefix: bytes, usage: dict[str, int] | None) -> bytes:
-    """The end of a stream that said all it had to say, but for its usage and its last line."""
+    """Return the end of a stream whose answer is complete but for its usage and last line."""
     if usage is None:
         return _DONE
     return b'data: %b"choices":[],"usage":%b}\n\n' % (prefix, msgspec.json.encode(usage)) + _DONE
@@ -255,7 +267,9 @@ GIVEN_UP = ("abort", "error")  # why an engine ends an answer that it could not 
 
 
 class Journal:
-    """Events in, the client's bytes out, ids kept. Lifetime: request; `close` frees the ids."""
+    """Takes the events of workers, keeps token ids, and returns the client's bytes. Lifetime:
+    request; `close` frees the ids.
+    """
 
     def __init__(self, plan: Plan, room: AnyRoom) -> None:
         self.prompt = array("i")
@@ -282,11 +296,11 @@ class Journal:
         self._seams = 0
 
     def begin(self, form: StreamForm) -> None:
-        """Events of a worker of this form follow, of the first one or after a seam."""
+        """Expect events in this form from now on: from the first worker, or after a seam."""
         self._form = form
 
     def adopt(self, first: kvkernels.RelayJournal) -> None:
-        """Go on from what the relay's thread remembers of the first worker, which was lost."""
+        """Continue from what the relay's thread remembers of the first worker, which was lost."""
         self.prompt.frombytes(first.prompt)
         self.said.frombytes(first.said)
         self._kept_tokens = first.leave_room()
@@ -299,7 +313,7 @@ class Journal:
         self._usage_sent = first.usage_sent
 
     def seam(self) -> None:
-        """The worker is lost: what it had begun to say is forgotten, the next one says it again."""
+        """Forget the incomplete output of a lost worker; the next worker makes it again."""
         self._events.rest()
         self._held.clear()
         if self._prompt_held:
@@ -310,7 +324,7 @@ class Journal:
         self.failure = None
 
     def feed(self, payload: bytes) -> bytes:
-        """The client's part of the reply's next bytes; stops where `failure` is set."""
+        """Return the client's part of the next bytes of the reply; stop if `failure` is set."""
         out: list[bytes] = []
         for event in self._events.feed(payload):
             out.append(self._take(event))
@@ -323,7 +337,7 @@ class Journal:
         return b"".join(out)
 
     def flush(self) -> bytes:
-        """What waits, once the worker has ended its reply in good form."""
+        """Return the bytes that are still kept after the worker has ended its reply properly."""
         held, self._held = self._held, []
         return b"".join(held) + self._events.rest()
 
@@ -333,18 +347,20 @@ class Journal:
 
     @property
     def closable(self) -> bool:
-        """All of the answer was said, and what is missing of the stream is known here."""
+        """True if the answer is complete, and the router can write the missing end of the
+        stream.
+        """
         return self.finished and not (self.unfit and self._owes_usage)
 
     def closing(self) -> bytes:
-        """The end of a `closable` stream whose worker is gone."""
+        """Return the end of a `closable` stream whose worker is gone."""
         if self.complete:
             return b""
         usage = counts(self.prompt_tokens, len(self.said)) if self._owes_usage else None
         return closing(self._prefix or b"{", usage)
 
     def close(self) -> None:
-        """Give the room of the ids back."""
+        """Free the room of the ids."""
         self._room.give(self._kept_tokens)
         self._kept_tokens = 0
         self.prompt, self.said = array("i"), array("i")
@@ -422,7 +438,7 @@ class Journal:
         self._keep()
 
     def _keep(self) -> None:
-        """Take the room that what is remembered needs."""
+        """Reserve room for the ids that are remembered."""
         kept = len(self.prompt) + len(self.said)
         if not self.unfit and not self._room.take(kept - self._kept_tokens, kept):
             self._spoil("room")
@@ -430,7 +446,9 @@ class Journal:
             self._kept_tokens = kept
 
     def _is_answer(self, chunk: Chunk) -> bool:
-        """Whether an error is for the client to read; else another worker may do better."""
+        """Return whether an error is an answer to the client; if not, another worker may
+        succeed.
+        """
         error = chunk.error_code
         if not self.unfit and not self.finished and (error is None or error >= 500):
             self.failure = WorkerError("status_5xx", "the worker sent an error in mid-stream")
@@ -439,7 +457,7 @@ class Journal:
         return True
 
     def _written(self, event: bytes, data: bytes, chunk: Chunk) -> bytes:
-        """The event as the client reads it."""
+        """Return the event in the form for the client."""
         new = data
         if self._seams:
             new = with_prefix(new, self._prefix or b"")
@@ -453,7 +471,9 @@ class Journal:
         return event if new is data else event.replace(data, new, 1)
 
     def _cleaned(self, event: bytes) -> bytes:
-        """An event that is no part of an answer: whatever it is, ids in it are not the client's."""
+        """Return an event that is no part of an answer without ids that the client did
+        not ask for.
+        """
         shown = self._plan.shows_ids
         return event if shown else without_ids(event, self._form.hidden)
 
@@ -464,7 +484,7 @@ class Journal:
         return b"".join((*held, event))
 
     def _spoil(self, why: str) -> None:
-        """It stays with its worker from here on."""
+        """Note why the stream can no longer move to another worker."""
         if not self.unfit:
             self.unfit = why
             del self._withheld[:]  # nothing is to wait for its text any more

@@ -1,4 +1,4 @@
-"""Metrics of streams that go on at another worker."""
+"""Metrics of streams that continue at another worker."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MigrationMetrics:
         )
 
     def collect(self) -> Iterator[Metric]:
-        """All families, as of now."""
+        """Yield all metric families with their current values."""
         yield counters(
             "warmroute_migrations",
             "Streams whose worker failed after they had begun, by result and kind of failure",

@@ -1,4 +1,4 @@
-"""Which requests may go on at another worker, and the requests that migration sends."""
+"""Decides which requests may continue at another worker, and makes the requests for the rest."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ _SEVERAL = re.compile(rb'\[\s*(?:\[[^\]]*\]|"(?:[^"\\]|\\.)*")\s*,')
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What the rest of an answer needs to know of its request. Lifetime: request."""
+    """The properties of a request that are needed to ask for the rest of its answer. Lifetime:
+    request.
+    """
 
     fields: Fields
     chat: bool
@@ -116,7 +118,7 @@ class Plan:
 
     @property
     def salt(self) -> str | None:
-        """What is part of its blocks' identity beside its tokens, as `http.shapes` reads it."""
+        """The part of its blocks' identity beside the tokens, as `http.shapes` reads it."""
         if self.prompt is not None:
             key, lora = (value_of(self.fields.get(name)) for name in ("extra_key", "lora_path"))
             return f"{lora}\n{key or ''}" if isinstance(lora, str) and lora else key or None
@@ -127,10 +129,10 @@ class Plan:
 def plan_of(
     body: bytes, path: str, max_tokens: int | None, encoded: Sequence[Tokens] = ()
 ) -> Plan | str:
-    """How a streamed request may go on elsewhere, or in a word why it may not.
+    """Return how a streamed request may continue at another worker, or a word for why it may not.
 
-    `body` was read before (`scan`), so it is a JSON object. `max_tokens`: what it asks for.
-    `encoded`: the ids that were made here of its prompts.
+    `body` was read before (`scan`), so it is a JSON object. `max_tokens`: the requested limit.
+    `encoded`: the token ids that the router made of its prompts.
     """
     if path == GENERATE:
         return _generate_plan(_FIELDS.decode(body), max_tokens, encoded)
@@ -202,9 +204,10 @@ _DROPPED = frozenset(
 
 
 def asking_for_ids(body: bytes, plan: Plan) -> bytes:
-    """`body` with `return_token_ids`; all other bytes stay as they were where it had no such field.
+    """Return `body` with `return_token_ids`; all other bytes stay as they are if it had no such
+    field.
 
-    `body` may differ from the planned one in the prompt only.
+    `body` may differ from the planned body in the prompt only.
     """
     if plan.shows_ids:
         return body
@@ -218,9 +221,9 @@ def asking_for_ids(body: bytes, plan: Plan) -> bytes:
 def tokens_left(
     plan: Plan, form: StreamForm, prompt_tokens: int, said: int, context_tokens: int | None
 ) -> int | None:
-    """Tokens that the rest may have, once `said` were said; None where that cannot be known.
+    """Return how many tokens the rest may have after `said` tokens; None if that is unknown.
 
-    `context_tokens`: prompt and answer that the model takes; None: unknown.
+    `context_tokens`: the model's limit of prompt and answer; None if unknown.
     """
     limit = plan.max_tokens
     if limit is None:
@@ -234,7 +237,9 @@ def tokens_left(
 
 
 def rest_of(plan: Plan, ids: Sequence[int], said: int, left: int) -> bytes:
-    """The body of a completion that goes on after `ids`: the prompt's, and `said` of the answer."""
+    """Return the body of a completion that continues after `ids`: those of the prompt, and `said`
+    of the answer.
+    """
     if plan.prompt is not None:
         return _rest_of_generate(plan, ids, said, left)
     fields: dict[str, Any] = {k: v for k, v in plan.fields.items() if k not in _DROPPED}
@@ -256,7 +261,7 @@ def _rest_of_generate(plan: Plan, ids: Sequence[int], said: int, left: int) -> b
 
 
 def to_completions(target: str) -> str:
-    """A chat's request target, with its query, as that of a completion at the same place."""
+    """Return the target of a completion at the same place as a chat's target, with its query."""
     path, mark, query = target.partition("?")
     return (
         path.removesuffix("/chat/completions") + "/completions" + mark + query

@@ -1,4 +1,6 @@
-"""One client's stream over the workers that give it, between the relay and the client's reply."""
+"""A client's stream that may come from several workers in turn, between the relay and the client's
+reply.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ _REFRAMED = frozenset({b"content-length", b"transfer-encoding", b"trailer"})
 
 
 class MigrationHost(Protocol):
-    """The parts of `router.request.service.Service` that a stream needs to go on elsewhere."""
+    """The parts of `router.request.service.Service` that a stream needs to continue at another
+    worker.
+    """
 
     @property
     def clock(self) -> Callable[[], float]: ...
@@ -61,7 +65,7 @@ class Stream(LendingSink):
         metrics: MigrationMetrics,
         service: MigrationHost,
     ) -> None:
-        """`moves`: how often it may go on elsewhere."""
+        """`moves`: how often the stream may move to another worker."""
         self.begun = False  # the client has seen a part
         self.reply: ClientReply  # the client's; the first worker's once it has begun
         self._plan = plan
@@ -145,7 +149,7 @@ class Stream(LendingSink):
         return self._lose(outcome, error)
 
     def _lose(self, outcome: Outcome, error: WorkerError) -> Outcome:
-        """The worker failed in mid-stream."""
+        """Handle a worker's failure in the middle of the stream."""
         journal, self._lost = self._journal, error
         if journal.closable:
             self._write(journal.closing())
@@ -170,9 +174,9 @@ class Stream(LendingSink):
         return self.reply
 
     def _whole(self, outcome: Outcome) -> Outcome:
-        """The last worker's outcome as if it had given all of the stream.
+        """Return the last worker's outcome as that of the whole stream.
 
-        When the first byte came belongs to another dispatch than this one: it is left out.
+        The time of the first byte belongs to another dispatch, so it is left out.
         """
         if not self._events:
             return outcome
@@ -184,23 +188,25 @@ class Stream(LendingSink):
         return replace(outcome, first_byte_s=None, events=events, usage=usage)
 
     def close(self) -> None:
-        """The request is over; where that is by a defect, the client must not wait for more."""
+        """End the request. If a defect ended it, the client's connection is closed as well."""
         if self._taken and self._shown and not self._over:
             self._break_off()
         self._journal.close()
 
     @property
     def _shown(self) -> bool:
-        """The client has a part, also where the thread that gave it was not heard to the end."""
+        """Return whether the client has received a part, also if the thread that sent it has not
+        reported to the end.
+        """
         return self.begun or self._passing or self.reply.begun
 
     @property
     def miscounted(self) -> bool:
-        """Its worker did not give the ids of all it said."""
+        """True if the worker did not give the ids of all its output."""
         return self._journal.miscounted
 
     def _stays(self) -> str:
-        """Why a stream whose ids are known cannot go on; "" where it can."""
+        """Return why a stream whose ids are known cannot move; "" if it can."""
         if not self._moves:
             return "moves"
         said = len(self._journal.said)
@@ -214,7 +220,9 @@ class Stream(LendingSink):
     # What the relay calls, its thread with the first worker.
 
     def lend(self) -> tuple[ClientReply, RelayJournalTerms] | str:
-        """See `LendingSink`. Not of clients that asked for ids: which they see, Python knows."""
+        """See `LendingSink`. Streams of clients that asked for ids are not lent, because only
+        Python knows which ids they see.
+        """
         if self.begun or self._plan.shows_ids or isinstance(self._room, Room):
             return "moved" if self.begun else "ids"
         hidden = (self._form or StreamForm()).hidden
@@ -235,20 +243,20 @@ class Stream(LendingSink):
 
     @property
     def movable(self) -> bool:
-        """Another worker can go on with what the client has seen."""
+        """True if another worker can continue after what the client has received."""
         return self.begun and not self._journal.unfit and self._moves > 0
 
     @property
     def congested(self) -> bool:
-        """The client reads more slowly than the worker writes."""
+        """True if the client reads more slowly than the worker writes."""
         return self.reply.congested
 
     async def drain(self) -> None:
-        """Return once the client has taken what was written."""
+        """Wait until the client has taken what was written."""
         await self.reply.drain()
 
     def head(self, head: ReplyHead) -> None:
-        """A worker's reply begins; the client hears of it with its first event."""
+        """Begin a worker's reply; the client gets its head with the first event."""
         self._head = head
         plain = all(name.lower() != b"content-encoding" for name, _ in head.headers)
         streams = head.answers and head.event_stream and plain
@@ -259,7 +267,7 @@ class Stream(LendingSink):
             self.reply.head(head)
 
     def data(self, data: bytes) -> None:
-        """Bytes of a worker's reply. Raises WorkerError where it gave up in good form."""
+        """Take bytes of a worker's reply. Raises WorkerError if the worker gave up properly."""
         if self._refused is not None:
             return
         if self._passing:
@@ -270,7 +278,7 @@ class Stream(LendingSink):
             raise self._journal.failure
 
     def finish(self) -> None:
-        """A worker's reply is complete; the client's is where the answer is."""
+        """End a worker's reply; the client's reply ends if the answer is complete."""
         journal = self._journal
         if self._refused is not None:
             return
@@ -283,7 +291,7 @@ class Stream(LendingSink):
             self._short = True
 
     def abort(self, late: bool = False) -> None:
-        """A worker's reply broke off: `ended` says what that means."""
+        """Note that a worker's reply broke off; `ended` decides what follows."""
 
     def _write(self, data: bytes) -> None:
         if not data:
@@ -298,7 +306,7 @@ class Stream(LendingSink):
         self.reply.data(self._framed(data))
 
     def _client_head(self) -> ReplyHead:
-        """The first worker's, framed by chunks whatever that used."""
+        """Return the first worker's head, always framed by chunks."""
         headers = tuple(h for h in self._head.headers if h[0].lower() not in _REFRAMED)
         if self._journal.prompt and not self._journal.unfit:
             headers += ((MIGRATABLE_HEADER, b"1"),)
@@ -328,7 +336,7 @@ _BODY_BYTES, _BYTES_A_TOKEN = 1 << 20, 8  # of a body, which is more than its pr
 
 
 class Migrations:
-    """As of `router.request.moving.Movers`. Lifetime: process."""
+    """Makes the streams that may move; see `router.request.moving.Movers`. Lifetime: process."""
 
     def __init__(self, service: MigrationHost, metrics: MigrationMetrics, terms: Migration) -> None:
         self.room: AnyRoom = room_of_streams()
@@ -339,7 +347,7 @@ class Migrations:
         metrics.kept_tokens = lambda: self.room.taken
 
     def renew(self, terms: Migration) -> None:
-        """Move streams by these from now on."""
+        """Use these settings from now on."""
         self.terms = terms
 
     @contextmanager
@@ -374,7 +382,9 @@ class Migrations:
             stream.close()
 
     def _distrust(self, model: str) -> None:
-        """Rests that were built of such ids would be wrong without anybody's noticing."""
+        """Do not move streams of this model any more: a rest that is built from its ids would be
+        wrong, and nobody would notice.
+        """
         if model not in self._distrusted and len(self._distrusted) < _MODELS:
             self._distrusted.add(model)
             log.warning("streams of model %r stay with their workers: ids are missing", model)
