@@ -1,14 +1,16 @@
-"""Requests as clients send them, one JSON body a line: OpenAI chats and completions.
+"""Requests as clients send them, one JSON body a line: OpenAI chats, completions and responses.
 
     {"model": "m", "messages": [{"role": "user", "content": "..."}]}
     {"timestamp": 1700000000, "model": "m", "prompt": "..."}
+    {"model": "m", "instructions": "...", "input": "..."}
     {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": {"messages": [...]}}
     {"created_at": "2026-11-21T10:00:00Z", "request": {"messages": [...]},
      "response": {"usage": {"prompt_tokens": 21, "completion_tokens": 40}}}
 
 Text becomes tokens and names of blocks as its line is read (`prompt_text`), and is kept nowhere. An
 answer is as long as `usage` says, else as its text: a `response` or `completion`, or a last message
-of the assistant.
+of the assistant. An `input` is read as the router reads it: `instructions` come first, and an item
+without a role counts as its JSON.
 """
 
 from __future__ import annotations
@@ -54,11 +56,19 @@ class _ChatBody(msgspec.Struct, frozen=True, gc=False):
     tools: list[dict[str, Any]] | None = None
     max_tokens: int | None = None
     max_completion_tokens: int | None = None
+    input: Any = None
+    instructions: Any = None
+    max_output_tokens: int | None = None
+    previous_response_id: Any = None
 
 
 class _ChatUsage(msgspec.Struct, frozen=True, gc=False):
+    """Counts of an answer; `input_tokens` and `output_tokens` are those of responses."""
+
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
     completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
+    input_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_PROMPT_TOKENS)] | None = None
+    output_tokens: Annotated[int, msgspec.Meta(ge=0, le=MAX_OUTPUT_TOKENS)] | None = None
 
 
 class _ChatAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -66,6 +76,7 @@ class _ChatAnswer(msgspec.Struct, frozen=True, gc=False):
 
     usage: _ChatUsage | None = None
     choices: list[dict[str, Any]] | None = None
+    output: Any = None
     created: Time = None
     created_at: Time = None
     body: _ChatAnswer | None = None
@@ -98,7 +109,12 @@ def is_chat(raw: bytes) -> bool:
     if not isinstance(line, dict):
         return False
     bodies = (line, line.get("body"), line.get("request"))
-    return any(isinstance(one, dict) and ("messages" in one or "prompt" in one) for one in bodies)
+    return any(isinstance(one, dict) and _has_prompt(one) for one in bodies)
+
+
+def _has_prompt(body: dict[str, Any]) -> bool:
+    """Whether it is a request's body; many other files have an `input`, but no model beside it."""
+    return "messages" in body or "prompt" in body or ("input" in body and "model" in body)
 
 
 class ChatReader:
@@ -112,6 +128,7 @@ class ChatReader:
         self._has_times: bool | None = None  # as the first request has it
         self._made_s = 0.0
         self._answers: Counter[str] = Counter()  # how their lengths are known
+        self._continued = 0  # requests whose earlier turns only the server has
 
     def parse(self, raw: bytes) -> Job | None:
         """The request of a line; None: of another model. Raises `LineError`."""
@@ -131,26 +148,30 @@ class ChatReader:
         usage = line.usage or (answer and answer.usage) or _ChatUsage()
         if isinstance(response, str) or line.completion:
             said = response if isinstance(response, str) else line.completion
-        elif answer is not None and answer.choices:
-            said = _text_of_choice(answer.choices[0]) or said
+        elif answer is not None:
+            said = _text_of_answer(answer) or said
         at_ns = self._arrival_ns(line, answer)
         output, known_by = self._output_tokens(request, usage, said)
         session = line.session_id if line.session_id is not None else line.conversation_id
-        names, session = self._text.named(tokens, usage.prompt_tokens, session)
+        told = usage.input_tokens if usage.prompt_tokens is None else usage.prompt_tokens
+        names, session = self._text.named(tokens, told, session)
         self._answers[known_by] += 1
+        self._continued += request.previous_response_id is not None
         return Job(at_ns, len(tokens), output, names, session=session)
 
     def _prompt(self, request: _ChatBody) -> tuple[Tokens, str | None]:
         """The prompt's tokens, and the answer where the last message is one."""
         prompt = request.prompt
-        if request.messages is not None:
-            messages, said = request.messages, None
-            if request.system:
-                messages = [{"role": "system", "content": request.system}, *messages]
+        messages, said = request.messages, None
+        if messages is None and prompt is None and request.input is not None:
+            messages = _messages_of(request.input)
+        if messages is not None:
+            if first := request.system or request.instructions:
+                messages = [{"role": "system", "content": first}, *messages]
             if len(messages) > 1 and messages[-1].get("role") == "assistant":
                 said = messages[-1].get("content")
                 messages = messages[:-1]
-            tokens = self._text.of_chat(messages, request.tools)
+            tokens = self._text.of_chat(messages, [*map(_function, request.tools or ())])
             return tokens, said if isinstance(said, str) else None
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], str):
             prompt = prompt[0]
@@ -161,17 +182,20 @@ class ChatReader:
             if len(ids) == len(prompt):
                 return self._text.of_ids(ids), None
             raise LineError("prompt: has several texts; expected one, or token ids")
-        raise LineError("has neither `messages` nor `prompt`, in itself or in `body` or `request`")
+        raise LineError(
+            "has neither `messages` nor `prompt` nor `input`, in itself or in `body` or `request`"
+        )
 
     def _output_tokens(
         self, request: _ChatBody, usage: _ChatUsage, said: str | None
     ) -> tuple[int, str]:
         """Tokens of the answer, and how they are known."""
-        if usage.completion_tokens is not None:
-            return usage.completion_tokens or 1, "usage"
+        told = usage.output_tokens if usage.completion_tokens is None else usage.completion_tokens
+        if told is not None:
+            return told or 1, "usage"
         if said:
             return min(self._text.count(said), MAX_OUTPUT_TOKENS), "text"
-        most = request.max_completion_tokens or request.max_tokens or 0
+        most = request.max_completion_tokens or request.max_tokens or request.max_output_tokens or 0
         output = self._options.output
         return (min(output, most) if most > 0 else output), "default"
 
@@ -204,12 +228,49 @@ class ChatReader:
             )
         if estimated := self._answers["text"]:
             yield f"{estimated} of {requests} answers have no usage: their text is counted"
+        if self._continued:
+            yield (
+                f"{self._continued} of {requests} requests have a previous_response_id: the turns "
+                "before them are not in the file, so their prompts count as too short"
+            )
 
 
-def _text_of_choice(choice: dict[str, Any]) -> str | None:
-    message = choice.get("message")
-    said = message.get("content") if isinstance(message, dict) else choice.get("text")
-    return said if isinstance(said, str) else None
+def _messages_of(said: Any) -> list[dict[str, Any]]:
+    """The messages of a response's `input`: a text, or items."""
+    if isinstance(said, str) and said:
+        return [{"role": "user", "content": said}]
+    if not isinstance(said, list) or not said or not all(isinstance(one, dict) for one in said):
+        raise LineError("input: expected a text or a list of items, not empty")
+    return [
+        {"role": item["role"], "content": item["content"]}
+        if isinstance(item.get("role"), str) and isinstance(item.get("content"), str | list)
+        else {"role": "tool", "content": [item]}
+        for item in said
+    ]
+
+
+def _function(tool: dict[str, Any]) -> dict[str, Any]:
+    """A tool as chats have it: responses name its fields without a `function` around them."""
+    if tool.get("type") != "function" or "function" in tool:
+        return tool
+    function = {key: value for key, value in tool.items() if key != "type"}
+    return {"type": "function", "function": function}
+
+
+def _text_of_answer(answer: _ChatAnswer) -> str | None:
+    """What a chat, a completion or a response says, where that is text."""
+    if answer.choices:
+        choice = answer.choices[0]
+        message = choice.get("message")
+        said = message.get("content") if isinstance(message, dict) else choice.get("text")
+        return said if isinstance(said, str) else None
+    parts: list[Any] = []
+    for item in answer.output if isinstance(answer.output, list) else ():
+        if isinstance(item, dict):
+            content = item.get("content")
+            parts += content if isinstance(content, list) else [{"text": item.get("arguments")}]
+    texts = [part.get("text") for part in parts if isinstance(part, dict)]
+    return "".join(text for text in texts if isinstance(text, str)) or None
 
 
 def _time_of(line: _ChatLine, answer: _ChatAnswer | None) -> tuple[str, float | str | None]:

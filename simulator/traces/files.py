@@ -119,7 +119,9 @@ class TraceFile:
                     line = line.removeprefix(codecs.BOM_UTF8)
                 if len(line) > MAX_LINE_BYTES:
                     self._skip_line(line)
-                    errors.add(number, f"longer than {MAX_LINE_BYTES} bytes")
+                    array = "; `jq -c '.[]' FILE` makes lines of a JSON array"
+                    is_array = line.lstrip()[:1] == b"["
+                    errors.add(number, f"longer than {MAX_LINE_BYTES} bytes{array * is_array}")
                 elif not line.isspace():
                     yield number, line
         except (OSError, EOFError, zlib.error) as error:

@@ -15,6 +15,7 @@ from simulator.traces import (
     access_log,
     chat_file,
     mooncake,
+    near_miss,
     prompt_text,
     request_log,
     session_file,
@@ -150,14 +151,8 @@ def find_format(spec: str, path: Path, block_tokens: int | None) -> FoundFormat:
     head = _head(path)
     found = named or [one for raw in head for one in FORMATS if one.recognizes(raw)]
     if not found:
-        whole = head[0].lstrip()[:1] == b"[" or head[0].strip() == b"{"
-        hint = (
-            '; expected one JSON object a line, which `jq -c \'if type == "array" then .[] else . '
-            "end' FILE` makes of an array or of objects that are spread over lines"
-        )
-        raise TraceError(
-            f"{path}: its first lines are of no known format{hint * whole}; name one of: {known}"
-        )
+        hint = near_miss.hint_of(head) or f"name one of: {known}"
+        raise TraceError(f"{path}: its first lines are of no known format; {hint}")
     one = found[0]
     options = parse_options("?".join((one.name, spec.partition("?")[2])), one.options)
     return FoundFormat(one, options, block_tokens or _told_size(path, one, options))
@@ -338,7 +333,7 @@ FORMATS = (
     ),
     Format(
         "chats",
-        "JSON lines: OpenAI bodies with messages or prompt, batches, logs",
+        "JSON lines: OpenAI bodies with messages, prompt or input, batches, logs",
         prompt_text.BLOCK_TOKENS,
         chat_file.is_chat,
         _read_chats,

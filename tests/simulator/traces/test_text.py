@@ -86,11 +86,62 @@ def test_one_request_in_many_shapes(tmp_path: Path, line: dict[str, Any]) -> Non
         ({}, 256),
         ({"max_tokens": 30}, 30),
         ({"max_completion_tokens": 3000}, 256),
+        ({"response": {"usage": {"output_tokens": 7, "input_tokens": 2}}}, 7),
+        (
+            {"response": {"output": [{"content": [{"text": "y" * 32}]}, {"arguments": "{}" * 4}]}},
+            10,
+        ),
+        ({"response": {"output": [{"content": 7}, 7]}}, 256),
+        ({"max_output_tokens": 30}, 30),
     ],
 )
 def test_how_long_an_answer_is(tmp_path: Path, more: dict[str, Any], tokens: int) -> None:
     (job,) = read(write(tmp_path, {**chat(user("x")), **more}))
     assert (job.prompt_tokens, job.output_tokens) == (2, tokens)
+
+
+def response(said: Any, **more: Any) -> dict[str, Any]:
+    return {"model": "m", "input": said, **more}
+
+
+def test_responses_are_read_as_the_chats_that_they_are(tmp_path: Path) -> None:
+    rules = {"role": "system", "content": "r" * 400}
+    look = {"name": "look", "description": "d" * 80, "parameters": {"type": "object"}}
+    part = [{"type": "input_text", "text": "x" * 400}]
+    lines = [
+        chat(rules, user("x" * 400)),
+        response("x" * 400, instructions="r" * 400),
+        response([{"type": "message", **user("x" * 400)}], instructions="r" * 400),
+        {"body": response([{"role": "user", "content": part}], instructions="r" * 400)},
+        {"request": response("x" * 400, instructions="r" * 400), "response": {"output": []}},
+        chat(rules, user("x" * 400), tools=[{"type": "function", "function": look}]),
+        response("x" * 400, instructions="r" * 400, tools=[{"type": "function", **look}]),
+    ]
+    jobs = read(write(tmp_path, *lines))
+    full = [ids(job)[: job.prompt_tokens // 16] for job in jobs]
+    assert full[:5] == [full[0]] * 5
+    assert full[5] == full[6] != full[0]
+    assert len(full[0]) == 12
+
+
+def test_turns_of_a_response_share_their_items(tmp_path: Path) -> None:
+    call = {"type": "function_call", "name": "look", "arguments": "{}", "call_id": "1"}
+    result = {"type": "function_call_output", "call_id": "1", "output": "z" * 400}
+    begun = [user("x" * 400)]
+    one, two, three = read(
+        write(
+            tmp_path,
+            response(begun),
+            response([*begun, call, result]),
+            response([*begun, call, result, user("more")], previous_response_id=None),
+        )
+    )
+    assert {one.session, two.session, three.session} == {"c1"}
+    assert shared(one, two) in (6, 7)  # and the block that its session goes on in
+    assert shared(two, three) >= 14
+    later = response("x", previous_response_id="resp_1")
+    said = notes(write(tmp_path, later, later))
+    assert "2 of 2 requests have a previous_response_id: the turns before them" in said[-1]
 
 
 def test_what_had_to_be_assumed_is_said(tmp_path: Path) -> None:

@@ -1,0 +1,105 @@
+"""Files that are nearly a trace: what their first lines hold, and the command that makes one.
+
+Says names of fields that are listed here, and no text of the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from simulator.traces.mooncake import DECODE_ERRORS
+from simulator.traces.tables import AZURE, BURSTGPT
+
+_LINES = "one JSON object a line"
+_CHATS = ("conversations", "conversation", "dialogue", "dialog", "turns", "history", "data")
+_BODIES = ("request", "body")
+_ASKED = ("instruction", "question", "query", "input", "text")
+_ANSWERED = ("output", "answer", "response", "completion")
+_SEPARATORS = ",;\t"
+# A message of each way to write one, as jq makes it a `messages` entry.
+_FROM_VALUE = '{role: ({"human": "user", "gpt": "assistant"}[.from] // .from), content: .value}'
+_IN_TURN = (
+    'to_entries[] | {role: (if .key % 2 == 0 then "user" else "assistant" end), content: .value}'
+)
+
+
+def hint_of(head: Sequence[bytes]) -> str:
+    """What was seen, what is understood, what to do; "" where the lines show nothing known."""
+    first = head[0].lstrip()
+    try:
+        line = msgspec.json.decode(first)
+    except DECODE_ERRORS:
+        if first[:1] == b"[" or first.strip() == b"{":
+            return _of_array("spread over lines")
+        return "" if first[:1] == b"{" else _of_table(head)
+    if isinstance(line, list):
+        return _of_array("in one line")
+    return _of_object(line) if isinstance(line, dict) else ""
+
+
+def _of_array(how: str) -> str:
+    return (
+        f'seen: JSON {how}; expected {_LINES}, which `jq -c \'if type == "array" then .[] else . '
+        "end' FILE` makes of an array or of objects that are spread over lines"
+    )
+
+
+def _of_object(line: dict[str, Any]) -> str:
+    for name in _BODIES:
+        if isinstance(text := line.get(name), str) and text.lstrip()[:1] == "{":
+            return _said(
+                f"`{name}` as text that has JSON in it",
+                f"`{name}` as an object",
+                f".{name} |= fromjson",
+            )
+    for name in _CHATS:
+        if isinstance(turns := line.get(name), list) and turns and (one := _turn(turns[0])):
+            return _said(
+                f"conversations in `{name}`",
+                "`messages` with `role` and `content`, one request a line",
+                f"[.{name} | {one}] as $m | range($m | length) as $i | "
+                'select($m[$i].role == "assistant") | {messages: $m[:$i + 1]}',
+            )
+    asked = [name for name in _ASKED if isinstance(line.get(name), str)]
+    if not asked:
+        return ""
+    answer = next((name for name in _ANSWERED if isinstance(line.get(name), str)), None)
+    prompt = f".{asked[0]}" if len(asked) == 1 else f'(.{asked[0]} + "\\n" + .{asked[1]})'
+    completion = f", completion: .{answer}" if answer else ""
+    return _said(
+        f"texts in `{'`, `'.join(asked)}`",
+        "`prompt`, `messages`, or `input` beside `model`",
+        f"{{prompt: {prompt}{completion}}}",
+    )
+
+
+def _turn(one: Any) -> str:
+    """What makes messages of a conversation, by its first turn."""
+    if isinstance(one, str):
+        return _IN_TURN
+    if isinstance(one, dict) and {"from", "value"} <= one.keys():
+        return f".[] | {_FROM_VALUE}"
+    return ".[] | {role, content}" if isinstance(one, dict) and "role" in one else ""
+
+
+def _of_table(head: Sequence[bytes]) -> str:
+    try:
+        lines = [raw.decode().strip() for raw in head]
+    except UnicodeDecodeError:
+        return ""
+    for mark in _SEPARATORS:
+        counts = {line.count(mark) for line in lines}
+        if len(lines) > 1 and len(counts) == 1 and counts != {0}:
+            return (
+                f"seen: a table of {counts.pop() + 1} columns; understood: CSV whose first line "
+                f"has the columns {', '.join(AZURE)} (times of the calendar) or "
+                f"{', '.join(BURSTGPT)} (seconds), with commas; do: write one of these headings"
+            )
+    return ""
+
+
+def _said(seen: str, understood: str, jq: str) -> str:
+    return f"seen: {seen}; understood: {understood}; do: `jq -c '{jq}' FILE > chats.jsonl`"
