@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from router.admin.kv_view import encode_kv_view, kv_view
-from router.admin.ui.page import PAGE, STATE, UiPages
+from router.admin.ui.page import LINKS, PAGE, STATE, UiPages, links_page
 from router.admin.ui.state import UiState
 from router.admin.views.explain import ExplainPages
 from router.admin.views.rows import policy_shown, shown_count, trunks_shown, worker_shown
@@ -36,7 +36,7 @@ from router.server.client_port import answer_or_error, health, readiness
 log = logging.getLogger(__name__)
 
 _PROBES = ("/health", "/ready")
-_OPEN = (*_PROBES, PAGE)  # without a key: probes have none, and the page has no data in it
+_OPEN = (*_PROBES, PAGE, LINKS)  # without a key: probes have none, and the pages have no data
 _BY_URL = ("/workers", "/workers/drain", "/workers/undrain", "/workers/role")
 _OF_PAGES = ("Origin", "Sec-Fetch-Site")
 _METRICS = "text/plain; version=0.0.4; charset=utf-8"
@@ -75,7 +75,7 @@ class AdminApi:
         self._inference = inference
         self._decisions = decisions
         self._metrics = metrics
-        self.ui = UiState(dispatcher, service, fleet, decisions, metrics, replicas)
+        self.ui = UiState(dispatcher, service, fleet, decisions, metrics, sources, replicas)
         self._keys = keys
         self._pages = pages
         self._hosts = hosts
@@ -112,6 +112,7 @@ class AdminApi:
             "/policy": {"GET": self.policy},
             "/trunks": {"GET": self.trunks},
             "/metrics": {"GET": self.metrics},
+            LINKS: {"GET": self.links},
             PAGE: {"GET": pages.show},
             STATE: {"GET": pages.state},
             "/health": {"GET": self.health},
@@ -263,6 +264,10 @@ class AdminApi:
     async def metrics(self, request: Request) -> Response:
         """Prometheus text."""
         return Response(200, await exposition(self._metrics), content_type=_METRICS)
+
+    async def links(self, request: Request) -> Response:
+        """A page with links, for a person who has only the port."""
+        return links_page(self._routes)
 
     async def health(self, request: Request) -> Response:
         """As on the client port, and how many workers there are."""

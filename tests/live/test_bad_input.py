@@ -298,6 +298,14 @@ async def test_the_admin_port_may_be_asked_by_any_address_and_as_localhost(stack
         assert (await exchanged(stack.admin, f"GET {path}", f"Host: {host}"))[0] == 200
 
 
+async def test_links_for_people_stand_at_the_root_of_the_admin_port_alone(stack) -> None:
+    status, body = await exchanged(stack.admin, "GET /", "Host: localhost")
+    assert status == 200
+    assert b'href="ui"' in body
+    for path in ("/", "/ui", "/workers"):
+        assert (await exchanged(stack.url, f"GET {path}", "Host: localhost"))[0] == 404, path
+
+
 async def test_probes_may_ask_the_admin_port_by_any_name(stack) -> None:
     for path in ("/health", "/ready"):
         assert (await exchanged(stack.admin, f"GET {path}", "Host: router.example"))[0] == 200

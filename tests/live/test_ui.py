@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.live.browser import CHROMIUM, Page, opened
-from tests.live.stack import running
+from tests.live.stack import engine_arguments, running
 from tests.live.ui_checks import BROKEN, CONTRASTS, INKS, NAMELESS, SIGHTS, contrast, distance
 from tests.router.crowded import Crowd, crowd
 
@@ -178,8 +178,8 @@ async def test_a_full_pool_is_no_error_and_a_dead_worker_has_no_hits(tmp_path: P
             await page.until(f"{sparks}.length === 7", "the curves")
             told = {}
             for line in await page.run(sparks):
-                title, _, most = line.partition(" most ")
-                told[title] = most
+                title, _, figures = line.partition(" peak ")
+                told[title] = figures
             assert "refused" in told["Full pool"]
             assert not told["Full pool"].startswith("0/s")
             assert told["Errors by blame"].startswith("0/s")
@@ -206,7 +206,7 @@ async def test_a_trunk_lights_up_its_holders(tmp_path: Path) -> None:
             )
             assert "lit" not in await page.text("#fleet-said")
             assert await page.run("document.querySelector('#replicas').hidden")
-            ui = one.router.admin.ui
+            ui = one.router.admin.ui.problems
             ui.replicas = lambda: [{"name": "two@1", "silent_s": 0.25, "differs_in": ["policy"]}]
             await one.second()
             await page.until("!document.querySelector('#replicas').hidden", "the replicas")
@@ -284,6 +284,108 @@ async def type_into(page: Page, selector: str, value: str) -> None:
         f"(() => {{ const box = document.querySelector('{selector}'); box.value = '{value}';"
         " box.dispatchEvent(new Event('input')); })()"
     )
+
+
+@pytest.mark.timeout(240)
+async def test_what_is_wrong_stands_first_and_red_and_goes_when_it_is_mended(
+    tmp_path: Path,
+) -> None:
+    """Of four real workers one is killed and started anew."""
+    async with (
+        running(tmp_path, workers=4) as stack,
+        opened(tmp_path / "profile") as page,
+    ):
+        await page.screen(1280, 900)
+        await page.go(f"{stack.admin}/ui")
+        title = "(document.querySelector('#problems-title')?.textContent ?? '')"
+        await page.until(f"{title}.startsWith('Nothing is wrong: 4 of 4 workers')", "all well")
+        box = "getComputedStyle(document.querySelector('#problems')).borderTopColor"
+        green = await page.run(box)
+        await page.picture(tmp_path / "well.png")
+        lost = stack.workers[1]
+        lost.process.kill()
+        await lost.process.wait()
+        await page.until(f"{title} === '1 thing is wrong'", "the loss to be said")
+        assert await page.run(box) != green
+        assert await page.run("document.title") == "(1) warmroute"
+        first = "document.querySelector('main').firstElementChild.id"
+        assert await page.run(first) == "problems"
+        told = await page.text("#problem-rows")
+        assert "Worker is down" in told
+        assert "docs/operations.md: WarmrouteWorkerDown" in told
+        assert lost.url in told
+        await page.until(
+            "document.querySelector('#problem-rows .since').textContent.includes('(since ')",
+            "since when",
+        )
+        for width, dark in ((1280, False), (1280, True), (420, False), (420, True)):
+            await page.screen(width, 900, dark, still=True)
+            await page.until(f"innerWidth === {width}", "the window")
+            await readable(page, width)
+            await page.picture(tmp_path / f"wrong-{width}-{'dark' if dark else 'light'}.png")
+        await page.run("document.querySelector('#problem-rows button').click()")
+        await page.until("document.querySelector('#detail dl')", "the worker's details")
+        assert "Worker 1: down" in await page.text("#detail-title")
+        again = engine_arguments(port=lost.url.rpartition(":")[2])
+        await stack.programs.start("again", "engine", again)
+        await page.screen(1280, 900, still=True)
+        await page.until(f"{title}.startsWith('Nothing is wrong: 4 of 4 workers')", "its return")
+        assert await page.run(box) == green
+        assert page.complaints == []
+
+
+async def test_cells_say_who_a_worker_is_and_why_it_is_not_well(tmp_path: Path) -> None:
+    """Of 64 workers each cell has an address and a reason; of 1,000 the block at the top has."""
+    async with crowd(64) as one:
+        await busy(one, 3, 30)
+        ejected = one.router.dispatcher.core.workers.get(5)
+        assert ejected is not None
+        ejected.health.move("too many requests fail")
+        await one.second()
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            # What is written into the canvas is told to nobody: the pen tells us.
+            pen = "CanvasRenderingContext2D.prototype"
+            await page.run(
+                f"window.inked = new Set(); const real = {pen}.fillText;"
+                f"{pen}.fillText = function (words, ...at) {{"
+                " window.inked.add(words); return real.call(this, words, ...at); }; 0"
+            )
+            await one.second()
+            for words in ("127.0.0.1:9", "127.0.0.64:9", "1  down", "5  ejected", "it failed"):
+                await page.until(
+                    f"[...window.inked].some((one) => one.includes({words!r}))", f"{words} drawn"
+                )
+            for width in (1280, 420):
+                await page.screen(width, 900, still=True)
+                await page.until(f"innerWidth === {width}", "the window")
+                await readable(page, width)
+                await page.picture(tmp_path / f"sixty-four-{width}.png")
+            inert(page, one)
+
+
+async def test_curves_have_axes_with_units_and_times(tmp_path: Path) -> None:
+    async with crowd(3) as one:
+        for _ in range(70):
+            for n in range(3):
+                await one.send(f"session-{n}")
+            one.answer()
+            await one.second()
+        async with shown(one, tmp_path / "profile", 1280) as page:
+            await page.until("document.querySelectorAll('.spark').length === 7", "the curves")
+            for name in ("up", "along"):
+                ends = await page.run(
+                    f"[...document.querySelectorAll('.{name}')].map((axis) => "
+                    "[...axis.children].map((one) => one.textContent))"
+                )
+                assert len(ends) == 7
+                if name == "along":
+                    assert set(map(tuple, ends)) == {("2\u00a0min ago", "now")}
+                else:
+                    assert all(low == "0" for _, low in ends)
+                    units = [top.lstrip("0123456789.k") for top, _ in ends]
+                    assert units[0] == "/s"
+                    assert units[1].strip() in ("ms", "s")
+                    assert units[2].strip() == "%"
 
 
 @pytest.mark.timeout(240)

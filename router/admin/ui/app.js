@@ -82,6 +82,10 @@ function take(told) {
     past.take(told.columns, told.history);
     drawSparks();
   });
+  guarded("problems", () => {
+    takeProblems(frame);
+    drawProblems();
+  });
   guarded("decisions", () => takeDecisions(frame.decisions, frame.now_s));
   guarded("trunks", () => {
     takeTrunks(frame.trunks);
@@ -133,8 +137,9 @@ function tellAge() {
   const old = age > OLD_MS && !link.locked;
   by("main").classList.toggle("old", old && link.told !== null);
   const ago = seconds(Math.round(age / 1e3));
+  if (old && link.told !== null) doubtProblems(ago);
   say(by("live"), link.locked ? "a key is needed" : old ? `old: ${ago}` : "live");
-  const since = link.toldAt === null ? "" : ` What you see is ${ago} old, of ${link.toldAt.toLocaleTimeString()}.`;
+  const since = link.toldAt === null ? "" : ` What you see is ${ago} old, of ${timeOfDay(link.toldAt)}.`;
   const words = link.trouble
     ? `${link.told === null ? "No connection" : "Connection lost"}: ${link.trouble}.`
     : "The router answers, but its figures stand still.";
@@ -154,6 +159,7 @@ function askForKey() {
 
 function start() {
   makeSparks();
+  listenProblems();
   listenFleet();
   listenDetail();
   listenDecisions();

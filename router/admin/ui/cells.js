@@ -1,4 +1,5 @@
-// One worker as one cell of a canvas: three bars (load, KV, hits), its state as hatching and letter.
+// One worker as one cell of a canvas: its address, three bars (load, KV, hits), and where it is not
+// well the reason in words; of hundreds of workers cells have room for the bars and a letter alone.
 const STATES = {
   ready: { letter: "", hatch: "", means: "takes requests" },
   slow_start: { letter: "R", hatch: "dots", means: "new: its share grows" },
@@ -11,6 +12,7 @@ const STATES = {
   silent: { letter: "S", hatch: "rising", means: "leaves probes unanswered; nothing new" },
   down: { letter: "X", hatch: "crossed", means: "its probes fail" },
 };
+const BAD = ["down", "silent", "ejected", "trial"]; // red
 const TROUBLE = ["down", "silent", "ejected", "trial", "joining", "draining", "leaving", "busy", "slow_start", "ready"];
 
 /** How a state is drawn; one that this page does not know gets its first letter. */
@@ -21,8 +23,8 @@ function stateLook(state) {
 
 /** Where cells stand: as many a line as fit, as large as lets all be seen at once. */
 function layOut(count, width) {
-  let size = { wide: 150, high: 96 };
-  if (count > 24) size = { wide: 62, high: 56 };
+  let size = { wide: 178, high: 116 };
+  if (count > 24) size = { wide: 124, high: 74 };
   if (count > 150) {
     const side = Math.floor(Math.sqrt((width * 430) / count));
     size = { wide: Math.max(17, Math.min(side, 40)), high: Math.max(19, Math.min(side, 40)) };
@@ -37,7 +39,7 @@ function layOut(count, width) {
 function inks() {
   const style = getComputedStyle(document.documentElement);
   const found = {};
-  for (const name of ["panel", "text", "soft", "line", "edge", "cell", "load", "kv", "hits", "mark"]) {
+  for (const name of ["panel", "text", "soft", "line", "edge", "cell", "load", "kv", "hits", "mark", "bad", "bad-cell"]) {
     found[name] = style.getPropertyValue(`--${name}`).trim();
   }
   return found;
@@ -74,24 +76,27 @@ function hatch(pen, kind, ink, x, y, wide, high) {
 /** Draw a worker into the rectangle. `full`: the load that fills its bar. `mood`: lit, dim, chosen. */
 function drawCell(pen, ink, worker, place, full, mood) {
   const look = stateLook(worker.state);
-  const roomy = place.wide >= 50;
+  const roomy = place.wide >= 100;
+  const bad = BAD.includes(worker.state) || (worker.trouble && worker.state === "ready");
   const gap = roomy ? 3 : 1;
   const [x, y] = [place.x + gap, place.y + gap];
   const [wide, high] = [place.wide - 2 * gap, place.high - 2 * gap];
   pen.globalAlpha = mood.dim ? 0.3 : 1;
-  pen.fillStyle = ink.cell;
+  pen.fillStyle = bad ? ink["bad-cell"] : ink.cell;
   pen.fillRect(x, y, wide, high);
-  if (look.hatch) hatch(pen, look.hatch, ink.edge, x, y, wide, high);
-  const head = wide >= 130 ? 52 : roomy ? 18 : 0;
-  drawBars(pen, ink, worker, { x: x + 2, y: y + head + 1, wide: wide - 4, high: high - head - 2 }, full);
-  if (roomy) drawWords(pen, ink, worker, look, { x, y, wide, high });
-  else if (look.letter) badge(pen, ink, look.letter, x + wide / 2, y + high / 2, 11);
+  if (look.hatch && !roomy) hatch(pen, look.hatch, ink.edge, x, y, wide, high);
+  const words = roomy ? cellWords(worker, look, high > 90) : null;
+  const head = roomy ? drawWords(pen, ink, words, bad, { x, y, wide, high }) : 0;
+  if (high - head > 14) {
+    drawBars(pen, ink, worker, { x: x + 2, y: y + head + 1, wide: wide - 4, high: high - head - 2 }, full);
+  }
+  if (!roomy && look.letter) badge(pen, ink, look.letter, x + wide / 2, y + high / 2, 11);
   if (worker.exact?.mode === "degraded" || worker.exact?.mode === "approximate") {
     drawCorner(pen, ink, worker.exact.mode === "approximate", x + wide, y, roomy ? 13 : 7);
   }
   const border = mood.chosen ? 4 : mood.lit ? 3 : worker.hot ? 2.5 : 1;
   pen.lineWidth = border;
-  pen.strokeStyle = mood.chosen || mood.lit || worker.hot ? ink.mark : ink.edge;
+  pen.strokeStyle = mood.chosen || mood.lit || worker.hot ? ink.mark : bad ? ink.bad : ink.edge;
   pen.setLineDash(mood.lit && !mood.chosen ? [] : worker.state === "joining" ? [3, 2] : []);
   pen.strokeRect(x + border / 2 - 0.5, y + border / 2 - 0.5, wide - border + 1, high - border + 1);
   pen.setLineDash([]);
@@ -131,31 +136,71 @@ function drawBars(pen, ink, worker, box, full) {
   });
 }
 
-function drawWords(pen, ink, worker, look, box) {
+/** What stands in a cell: its number and state, its address, and why it is not well or what it does. */
+function cellWords(worker, look, large) {
+  const name = worker.state === "ready" ? (large ? "ready" : "") : worker.state.replaceAll("_", " ");
+  const reason = reasonAt(worker.trouble, addressOf(worker)) || (worker.state === "ready" ? "" : look.means);
+  const figures = [
+    `${short(worker.requests)} requests, ${short(worker.waiting)} wait`,
+    `KV ${percent(worker.kv)}, hits ${percent(worker.hits)}`,
+  ];
+  return {
+    title: `${worker.id}  ${name}${worker.hot ? (name ? ", hot" : "hot") : ""}`,
+    address: addressOf(worker),
+    reason,
+    figures: reason || !large ? [] : figures,
+  };
+}
+
+/** Host and port of a worker, and its rank where it is one of several. */
+function addressOf(worker) {
+  let host = worker.url;
+  try {
+    host = new URL(worker.url).host || host;
+  } catch {
+    // What is no URL is shown as it is.
+  }
+  return host + (worker.rank === null ? "" : `#${worker.rank}`);
+}
+
+/** A reason without the address that it begins with, where that stands before it. */
+function reasonAt(reason, address) {
+  return reason.startsWith(`${address}: `) ? reason.slice(address.length + 2) : reason;
+}
+
+/** Returns how much of the cell's height the words take. */
+function drawWords(pen, ink, words, bad, box) {
+  const [left, room] = [box.x + 5, box.wide - 10];
   pen.textBaseline = "top";
+  pen.fillStyle = bad ? ink.bad : ink.text;
+  pen.font = "700 12px system-ui, sans-serif";
+  pen.fillText(fitted(pen, words.title, room - 12), left, box.y + 5);
   pen.fillStyle = ink.text;
-  pen.font = "600 12px system-ui, sans-serif";
-  if (box.wide < 130) {
-    const number = fitted(pen, `${worker.id}`, box.wide - 22);
-    pen.fillStyle = ink.cell;
-    pen.fillRect(box.x + 1, box.y + 1, pen.measureText(number).width + 6, 16);
-    pen.fillStyle = ink.text;
-    pen.fillText(number, box.x + 4, box.y + 4);
+  pen.font = "11px system-ui, sans-serif";
+  pen.fillText(fitted(pen, words.address, room, true), left, box.y + 20);
+  let down = 35;
+  const most = Math.max(1, Math.floor((box.high - down - 2) / 13));
+  const lines = [...wrapped(pen, words.reason, room, most), ...words.figures];
+  for (const line of lines) {
+    pen.fillText(fitted(pen, line, room), left, box.y + down);
+    down += 13;
   }
-  if (box.wide >= 130) {
-    const name = `${worker.id}  ${worker.state}${worker.hot ? ", hot" : ""}`;
-    pen.fillStyle = ink.cell;
-    pen.fillRect(box.x + 2, box.y + 2, box.wide - 18, 48);
-    pen.fillStyle = ink.text;
-    pen.fillText(fitted(pen, name, box.wide - 24), box.x + 5, box.y + 4);
-    pen.font = "11px system-ui, sans-serif";
-    const load = `${short(worker.requests)} requests, ${short(worker.waiting)} wait`;
-    pen.fillText(fitted(pen, load, box.wide - 10), box.x + 5, box.y + 20);
-    const cache = `KV ${percent(worker.kv)}, hits ${percent(worker.hits)}`;
-    pen.fillText(fitted(pen, cache, box.wide - 10), box.x + 5, box.y + 35);
-  } else if (look.letter) {
-    badge(pen, ink, look.letter, box.x + box.wide - 22, box.y + 9, 12);
+  return down;
+}
+
+/** A text as at most so many lines that fit, the last one cut short where there is more. */
+function wrapped(pen, words, room, most) {
+  const lines = [];
+  for (const word of words.split(" ").filter(Boolean)) {
+    const last = lines.at(-1);
+    if (last !== undefined && pen.measureText(`${last} ${word}`).width <= room) lines[lines.length - 1] += ` ${word}`;
+    else if (lines.length < most) lines.push(word);
+    else {
+      lines[lines.length - 1] += ` ${word}…`;
+      break;
+    }
   }
+  return lines;
 }
 
 /** A letter on a plate, so that no bar or hatching below it is in its way. */
@@ -175,11 +220,15 @@ function badge(pen, ink, letter, x, y, size) {
   pen.textAlign = "left";
 }
 
-function fitted(pen, words, room) {
+/** What fits of a text: its beginning, or its end. */
+function fitted(pen, words, room, end = false) {
   if (pen.measureText(words).width <= room) return words;
-  let kept = words;
-  while (kept.length > 1 && pen.measureText(kept + "…").width > room) kept = kept.slice(0, -1);
-  return kept + "…";
+  const part = (kept) => (end ? "…" + kept : kept + "…");
+  let kept = words.slice(0, 200);
+  while (kept.length > 1 && pen.measureText(part(kept)).width > room) {
+    kept = end ? kept.slice(1) : kept.slice(0, -1);
+  }
+  return part(kept);
 }
 
 /** A canvas of this size in CSS pixels, sharp on any screen; its pen. */

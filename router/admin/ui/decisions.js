@@ -87,7 +87,7 @@ function decisionCells(told) {
     { name: "Expected hits", value: prompt ? percent((hits ?? 0) / prompt) : NOTHING, number: true },
     { name: "Reported", value: prompt && known(told.cached_tokens) !== null ? percent(told.cached_tokens / prompt) : NOTHING, number: true },
     { name: "First token", value: seconds(known(told.first_token_s)), number: true },
-    { name: "Costs, and what they are made of", value: costs(told), wide: true },
+    { name: "Cost at each worker (the lowest wins), and its parts", value: costs(told), wide: true },
   ];
 }
 
@@ -95,12 +95,12 @@ function decisionCells(told) {
 function costs(told) {
   const unit = told.unit === "s" ? seconds : short;
   return list(told.best).slice(0, 3).map(record).map((one, n) => {
-    const cost = isNumber(one.cost) ? `at ${unit(one.cost)}` : "not at any cost";
+    const cost = isNumber(one.cost) ? unit(one.cost) : "ruled out";
     const terms = Object.entries(record(one.terms)).slice(0, 8)
       .filter(([, value]) => isNumber(value) && value !== 0)
       .map(([name, value]) => `${text(name, 30).replace(/_s$/, "").replaceAll("_", " ")} ${unit(value)}`);
-    const words = `${n ? "then" : "to"} ${text(one.worker, 12)} ${cost}`;
-    return { first: n === 0, words, terms: terms.length ? `: ${terms.join(", ")}` : "" };
+    const words = `worker ${text(one.worker, 12)}: ${cost}`;
+    return { first: n === 0, words, terms: terms.length ? ` (${terms.join(", ")})` : "" };
   });
 }
 

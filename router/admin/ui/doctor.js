@@ -26,6 +26,8 @@ function drawDoctor(report) {
       ? `Nothing found in ${time} under load.`
       : `${plural(found.length, "cause")} in ${time}; the first costs most.`;
   say(by("doctor-said"), words);
+  problems.doctor = { at: new Date(), rows: found.map((one) => ({ where: text(one.where, 100), why: `${text(one.name, 60)}: ${text(one.evidence)}` })) };
+  guarded("problems", drawProblems);
   const head = make("tr", {}, ...DOCTOR_HEADS.map((name) => make("th", { scope: "col" }, name)));
   const rows = found.map((one) =>
     make("tr", {}, ...[one.name, one.where, one.evidence, changeWords(one.changes)].map((cell) =>

@@ -178,7 +178,7 @@ function drawLegend(ink) {
   const legend = by("legend");
   if (legend.dataset.told === told) return;
   legend.dataset.told = told;
-  const plain = { state: "ready", exact: null, load: null, kv: null, hits: null, hot: false };
+  const plain = { state: "ready", exact: null, load: null, kv: null, hits: null, hot: false, trouble: "" };
   const item = (worker, words) => {
     const canvas = make("canvas", { "aria-hidden": "true" });
     canvas.style.width = "24px";
@@ -195,7 +195,7 @@ function drawLegend(ink) {
   for (const mode of modes) items.push(item({ ...plain, exact: { mode } }, corners[mode]));
   for (const state of [...present].sort((a, b) => rankOf(a) - rankOf(b)).slice(0, 20)) {
     if (state !== "ready") {
-      items.push(item({ ...plain, state }, `${stateLook(state).letter}: ${state}`));
+      items.push(item({ ...plain, state }, `${state.replaceAll("_", " ")}: ${stateLook(state).means}`));
     }
   }
   legend.replaceChildren(...items);
@@ -215,7 +215,7 @@ function drawTable() {
     return make("tr", { class: lit ? "lit" : null },
       make("td", {}, open),
       ...cells.map((words, n) => make("td", { "data-is": n ? heads[n + 1] : null }, words)),
-      make("td", { class: "wide" }, named(row)));
+      make("td", { class: "wide" }, named(row), ...(row.trouble ? [make("span", { class: "chip" }, row.trouble)] : [])));
   });
   const left = fleet.shown.length - rows.length;
   if (left > 0) {

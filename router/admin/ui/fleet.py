@@ -68,8 +68,6 @@ class RecentHits:
         return shares
 
 
-_TROUBLES = 100  # told at once, and so many characters of each
-_TROUBLE_CHARS = 200
 _MODELS = 8  # named of a worker, which may have hundreds of adapters
 _TRUNKS = 12
 
@@ -137,12 +135,6 @@ def names(fleet: list[Row]) -> list[list[Any]]:
         ]
         for member, worker in fleet
     ]
-
-
-def troubles(fleet: list[Row]) -> dict[str, str]:
-    """Why workers are not ready, by id; of the first hundred that have a reason."""
-    told = ((str(m.worker_id), m.trouble[:_TROUBLE_CHARS]) for m, _ in fleet if m.trouble)
-    return {name: why for (name, why), _ in zip(told, range(_TROUBLES), strict=False)}
 
 
 def exactness(fleet: list[Row], hits: WorkerHits | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The page at `/ui`: its files as one answer that needs nothing else, and its state.
+"""The page at `/ui`: its files as one answer that needs nothing else, and its state; at `/` links.
 
 Its policy (Content Security Policy Level 3, W3C) names the one style sheet and the one script by
 their SHA-256, so that whatever a worker or a client calls itself stays text.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Iterable, Mapping
+from html import escape
 from pathlib import Path
 
 from router.admin.ui.state import UiState
@@ -22,11 +24,19 @@ _SCRIPTS = (
     "detail",
     "trunks",
     "decisions",
+    "problems",
     "doctor",
     "app",
 )
 _STYLES = ("look", "parts")
 _FOLDER = Path(__file__).parent
+_HTML = "text/html; charset=utf-8"
+_GUARDS = {
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
 
 
 def page() -> tuple[bytes, dict[str, str]]:
@@ -38,13 +48,36 @@ def page() -> tuple[bytes, dict[str, str]]:
         raise ValueError("the page's script or style ends its own element")
     shown = _text("page.html").replace("/*STYLE*/", style).replace("/*SCRIPT*/", script)
     return shown.encode(), {
-        "Content-Type": "text/html; charset=utf-8",
+        "Content-Type": _HTML,
         "Content-Security-Policy": _policy(style, script),
-        "Referrer-Policy": "no-referrer",
-        "Cross-Origin-Opener-Policy": "same-origin",
-        "Cross-Origin-Resource-Policy": "same-origin",
-        "Cache-Control": "no-store",
+        **_GUARDS,
     }
+
+
+def links_page(routes: Mapping[str, Iterable[str]]) -> Response:
+    """The answer at `/`, for people: the page and all paths of the port, by path their methods."""
+    style = _text("look.css")
+    rows = []
+    for path in sorted(routes):
+        shown = f"<code>{escape(path)}</code>"
+        if "GET" in routes[path] and "{" not in path:
+            shown = f'<a href="{escape(path[1:] or ".")}">{shown}</a>'
+        rows.append(f"<li>{', '.join(sorted(routes[path]))} {shown}</li>")
+    body = (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark"><title>warmroute: admin port</title>'
+        f"<style>{style}</style></head><body>"
+        '<header class="top"><h1>warmroute</h1><p id="summary">the admin port of a router</p>'
+        '</header><main><section class="panel"><ul>'
+        '<li><a href="ui">What is wrong, workers and decisions</a>: the page for people</li>'
+        '<li><a href="metrics">Metrics</a>, for Prometheus</li></ul></section>'
+        '<section class="panel"><h2>All paths</h2>'
+        f'<p class="said">docs/reference/admin.md says what each does.</p><ul>{"".join(rows)}</ul>'
+        "</section></main></body></html>"
+    )
+    headers = {"Content-Security-Policy": _policy(style, ""), **_GUARDS}
+    return Response(200, body.encode(), headers, _HTML)
 
 
 def _policy(style: str, script: str) -> str:
@@ -73,6 +106,7 @@ def _text(name: str) -> str:
     return (_FOLDER / name).read_text(encoding="utf-8")
 
 
+LINKS = "/"
 PAGE = "/ui"  # without a key: there is no data in it, and a browser has none to send yet
 STATE = "/ui/state"
 _HEADERS = {"Cache-Control": "no-store", "Cross-Origin-Resource-Policy": "same-origin"}

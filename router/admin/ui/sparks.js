@@ -1,9 +1,9 @@
-// The last minutes as small curves, each with what it is now in words.
+// The last minutes as small curves with axes, each with what it is now in words.
 const KEPT = 600;
 const [WIDE, HIGH] = [600, 60];
 const WINDOWS = [60, 120, 300, KEPT]; // seconds: the picture grows until it shows all
 const SPARKS = [
-  { title: "Requests sent", show: (v) => measured(v, "/s"), lines: [["requests_per_s", "a second"]] },
+  { title: "Requests sent", show: (v) => measured(v, "/s"), lines: [["requests_per_s", "to workers"]] },
   {
     title: "First token after",
     show: seconds,
@@ -16,7 +16,7 @@ const SPARKS = [
     lines: [["hit_share", "reported"], ["expected_hit_share", "expected"]],
   },
   { title: "Requests", show: short, lines: [["inflight", "in flight"], ["held", "held"]] },
-  { title: "Imbalance", show: (v) => measured(v, `${THIN}×`), lines: [["imbalance", "max to mean"]] },
+  { title: "Imbalance", show: (v) => measured(v, `${THIN}×`), lines: [["imbalance", "busiest worker over the mean"]] },
   {
     title: "Errors by blame",
     show: (v) => measured(v, "/s"),
@@ -60,12 +60,18 @@ function makeSparks() {
       const key = drawn("svg", { class: "key", viewBox: "0 0 26 8", "aria-hidden": "true" }, line);
       return make("li", {}, key, `${name} `, spark.now[n]);
     });
+    spark.top = make("span");
+    spark.began = make("span");
     const box = { viewBox: `0 0 ${WIDE} ${HIGH}`, preserveAspectRatio: "none", role: "img" };
-    spark.svg = drawn("svg", box, ...spark.paths);
+    const grid = drawn("path", { class: "rule", d: `M0 1H${WIDE}M0 ${HIGH / 2}H${WIDE}` });
+    spark.svg = drawn("svg", box, grid, ...spark.paths);
     spark.svg.addEventListener("pointermove", (event) => tellMoment(spark, event));
     spark.svg.addEventListener("pointerleave", tip.hide);
     const caption = make("figcaption", {}, spark.title, " ", spark.mostSaid);
-    by("sparks").append(make("figure", { class: "spark" }, caption, spark.svg, make("ul", {}, ...keys)));
+    const upward = make("div", { class: "up", "aria-hidden": "true" }, spark.top, make("span", {}, "0"));
+    const along = make("div", { class: "along", "aria-hidden": "true" }, spark.began, make("span", {}, "now"));
+    const plot = make("div", { class: "plot" }, upward, spark.svg, along);
+    by("sparks").append(make("figure", { class: "spark" }, caption, plot, make("ul", {}, ...keys)));
   }
 }
 
@@ -76,8 +82,10 @@ function drawSparks() {
     const lines = spark.lines.map(([name]) => past.values(name));
     const seen = lines.flat().filter((value) => value !== null);
     const most = seen.reduce((a, b) => Math.max(a, b), 0);
-    const top = spark.most ?? (most || 1);
-    say(spark.mostSaid, seen.length ? `most ${spark.show(most)}` : "nothing yet");
+    const top = spark.most ?? (most > 0 ? rounded(most) : 1);
+    say(spark.mostSaid, seen.length ? `peak ${spark.show(most)}` : "nothing yet");
+    say(spark.top, spark.show(top));
+    say(spark.began, `${span / 60}${THIN}min ago`);
     const words = [];
     lines.forEach((values, n) => {
       spark.paths[n].setAttribute("d", curve(values, top, span));

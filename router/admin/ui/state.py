@@ -7,13 +7,13 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from router.admin.ui import fleet as frame
 from router.admin.ui.fleet import RecentHits
+from router.admin.ui.problems import Problems, Rows
 from router.admin.ui.samples import COLUMNS, Sampler
 from router.admin.views.rows import decision_shown, policy_shown
 from router.core.core import RouterCore
@@ -31,8 +31,6 @@ _DECISIONS = 40  # told at once: a page that asks each second sees all of a calm
 _JUDGED_EVERY = 3  # samples: it takes 20 us a worker
 _OUTCOMES = 300  # decisions whose outcome is told
 
-Replicas = Callable[[], list[dict[str, Any]]]
-
 
 class UiState:
     """The state that pages are told, made once for all of them. Lifetime: process."""
@@ -44,17 +42,19 @@ class UiState:
         fleet: FleetManager,
         decisions: LatestAttempts,
         metrics: RouterMetrics,
-        replicas: Replicas = list,
+        sources: Rows = list,
+        replicas: Rows = list,
     ) -> None:
+        """`sources`: rows of those that name workers; `replicas`: of routers that share state."""
         core: RouterCore = dispatcher.core
         self.boot = secrets.token_hex(8)  # tells a page that another router answers now
-        self.replicas = replicas
         self._dispatcher = dispatcher
         self._service = service
         self._fleet = fleet
         self._decisions = decisions
         self.sampler = Sampler(core, metrics, dispatcher.clock)
         self._hits = RecentHits(core, decisions)
+        self.problems = Problems(core, service, fleet, metrics, sources, replicas)
         self._made: int | None = None  # the sample that `_frame` goes with
         self._frame = b""
         self._roots: list[tuple[object, ...]] = []  # of the names told
@@ -78,6 +78,7 @@ class UiState:
     def sample(self) -> None:
         """A second has passed."""
         self._hits.look(SAMPLE_S)
+        self.problems.look(self._dispatcher.clock())
         self.sampler.sample()
 
     def told(self, boot: str, since: int, version: int) -> bytes | None:
@@ -128,11 +129,11 @@ class UiState:
                 "held": core.held_requests,
                 "inflight": core.inflight_requests,
                 "workers": frame.columns(core, fleet, self._hits, now_s),
-                "troubles": frame.troubles(fleet),
+                **self.problems.shown(now_s),
                 "exactness": self._exactness,
                 "trunks": frame.trunks(core, fleet),
                 "decisions": self._latest(),
-                "replicas": self.replicas(),
+                "replicas": self.problems.replicas(),
             }
         )
         self._made = taken

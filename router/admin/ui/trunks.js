@@ -1,5 +1,5 @@
 // Heads of prompts that many share; pointing at one lights up the workers that hold it.
-const TRUNK_HEADS = ["Trunk", "Tokens", "Of arrivals", "Requests/s", "Demand", "Copies"];
+const TRUNK_HEADS = ["Trunk", "Tokens", "Share of requests", "Requests/s", "Demand", "Workers with it"];
 const trunks = { rows: [], followed: false, kept: 0, pinned: null, over: null, lines: new Map() };
 
 function takeTrunks(told) {
@@ -11,9 +11,9 @@ function takeTrunks(told) {
 
 function drawTrunks() {
   const words = !trunks.followed
-    ? "This policy does not follow sessions, so nobody knows what prompts share."
+    ? "This policy does not follow sessions, so the router does not know what prompts share."
     : trunks.rows.length
-      ? `The greatest of ${short(trunks.kept)}, by the work that their prompts bring. Point at one, or press its button, to see who holds it.`
+      ? `The ${short(trunks.rows.length)} of ${short(trunks.kept)} with the most demand: seconds of work a second that their prompts bring beside the shared part. Point at one, or press its button, to see which workers hold it.`
       : "No two sessions have shared the head of a prompt yet.";
   say(by("trunks-said"), words);
   const table = by("trunk-rows");

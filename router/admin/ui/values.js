@@ -45,6 +45,12 @@ function seconds(value) {
   return value < 7200 ? `${digits(value / 60)}${THIN}min` : `${short(value / 3600)}${THIN}h`;
 }
 
+/** The time of day of a Date, 24 hours; empty: it is none. */
+function timeOfDay(date) {
+  if (date === null || Number.isNaN(date.getTime())) return "";
+  return [date.getHours(), date.getMinutes(), date.getSeconds()].map((part) => String(part).padStart(2, "0")).join(":");
+}
+
 function percent(value) {
   if (!isNumber(value)) return NOTHING;
   return `${short(value * 100)}${THIN}%`;

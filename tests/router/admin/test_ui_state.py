@@ -181,7 +181,9 @@ async def test_a_sample_that_fails_is_loud_and_the_next_one_is_taken(
 
 async def test_replicas_are_told_where_there_are_any() -> None:
     async with crowd(1) as one:
-        one.router.admin.ui.replicas = lambda: [{"name": "b", "age_s": 0.5, "stale": False}]
+        one.router.admin.ui.problems.replicas = lambda: [
+            {"name": "b", "age_s": 0.5, "stale": False}
+        ]
         await one.second()
         assert (await one.told())["frame"]["replicas"][0]["name"] == "b"
 
