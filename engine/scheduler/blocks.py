@@ -1,4 +1,4 @@
-"""A request's blocks, from admission to release."""
+"""The KV blocks of each request, from admission to release."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from engine.scheduler.types import SchedulerSettings
 
 
 class RequestBlocks:
-    """Which blocks running requests hold, and what they are about to publish; lifetime: worker.
+    """The blocks that running requests hold, and those that they are about to publish; lifetime:
+    worker.
 
-    The frontier maps the next block of each running prefill to the request that computes it,
-    so that a waiting request finds in one look-up who is busy with its prefix. Where outputs are
-    reserved, a request counts, from its start, with the blocks that its longest output needs. They
-    are not taken before they are used, so what is cached in them stays until then.
+    The frontier maps the next block of each running prefill to the request that computes it, so a
+    waiting request finds in one look-up which request is computing its prefix. If outputs are
+    reserved, a request counts from its start with the blocks of its longest output. These blocks
+    are not taken before they are used, so their cached contents stay until then.
     """
 
     def __init__(self, settings: SchedulerSettings, pool: BlockPool) -> None:
@@ -38,19 +39,23 @@ class RequestBlocks:
         return self._pool.reusable(request.chain, limit)
 
     def host_hit(self, request: Request, hit: int) -> int:
-        """Blocks beyond its `hit` ones that the host has; none for one that reads elsewhere."""
+        """Return how many blocks after its `hit` blocks host memory has; 0 for a request that reads
+        from another worker.
+        """
         if request.imports or not self._pool.host.blocks:
             return 0
         limit = (request.total_tokens - 1) // self._block_size
         return self._pool.host.hit(request.chain, hit, limit)
 
     def fits(self, request: Request, hit: int, spare_blocks: int) -> bool:
-        """Would all its tokens fit, `hit` blocks being cached, and leave `spare_blocks`?"""
+        """Return whether all its tokens fit, with `hit` blocks cached, and leave `spare_blocks`
+        free.
+        """
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
         return self.fresh(request, hit) + spare_blocks <= available
 
     def fits_whole(self, request: Request, hit: int) -> bool:
-        """Would what is reserved for it fit, too?"""
+        """Return whether the blocks reserved for its output fit as well."""
         if not self._reserves:
             return True
         available = self._pool.available_beyond(request.chain, hit) - self.reserved_blocks
@@ -59,19 +64,24 @@ class RequestBlocks:
         return self._limit(request) + self._working(request) - hit <= available
 
     def fresh(self, request: Request, hit: int) -> int:
-        """Blocks that it takes at its start, `hit` being cached."""
+        """Return the number of blocks that the request takes at its start, with `hit` blocks
+        cached.
+        """
         fresh = -(-request.total_tokens // self._block_size) - hit
         return fresh if self._groups is None else fresh + self._working(request)
 
     def held_by(self, tenant: str) -> int:
-        """Blocks that running requests of `tenant` hold, those not counted that were cached
-        before: who shares a trunk with others does not pay for it alone."""
+        """Return the number of blocks that running requests of `tenant` hold.
+
+        Blocks that were cached before do not count, so a tenant does not pay alone for a shared
+        trunk.
+        """
         return self._held_by.get(tenant, 0)
 
     def start(self, request: Request, hit: int, host_hit: int = 0) -> None:
-        """Hold `hit` cached blocks and reserve the others; `fits` has said that they are there.
+        """Hold `hit` cached blocks and reserve the others, for which `fits` has found room.
 
-        The `host_hit` blocks after them stay in the host until `end_load`.
+        The next `host_hit` blocks stay in host memory until `end_load`.
         """
         total_tokens = request.total_tokens
         request.host_blocks = host_hit
@@ -97,14 +107,14 @@ class RequestBlocks:
         self._mark(request)
 
     def end_load(self, request: Request) -> None:
-        """Nothing is loaded from the host for it any more."""
+        """End the request's load from host memory."""
         start, count = request.visible_blocks, request.host_blocks
         if count and request.epoch == self._pool.epoch:
             self._pool.host.unpin(request.chain[start : start + count])
         request.host_blocks = 0
 
     def grow(self, request: Request) -> bool:
-        """One more block; False if none is left."""
+        """Take one more block; return False if none is left."""
         block = self._pool.allocate(1)
         if block is None:
             return False
@@ -115,9 +125,10 @@ class RequestBlocks:
         return True
 
     def publish(self, request: Request) -> None:
-        """Show its full computed blocks, unless the cache was cleared since it started.
+        """Publish the request's full computed blocks, unless the cache was cleared since it
+        started.
 
-        A prefill computed before a clear may rest on what the clear was meant to drop.
+        A prefill computed before a clear may rest on blocks that the clear was meant to drop.
         """
         start, stop = request.visible_blocks, request.computed_tokens // self._block_size
         if stop == start or request.epoch != self._pool.epoch:
@@ -139,7 +150,7 @@ class RequestBlocks:
         self._mark(request)
 
     def leave(self, request: Request) -> None:
-        """Give all its blocks back; the published ones stay cached."""
+        """Release all blocks of the request; published ones stay cached."""
         self.end_load(request)
         self._unmark(request)
         if self._reserves:
@@ -153,7 +164,7 @@ class RequestBlocks:
         request.computed_tokens = request.scheduled_tokens = 0
 
     def in_flight_tokens(self, request: Request, hit: int) -> int:
-        """Tokens beyond its `hit` blocks that a running prefill is about to publish."""
+        """Return the tokens after its `hit` blocks that a running prefill is about to publish."""
         mine = request.chain
         if self._groups is not None:
             return self._ends_in_flight_tokens(request, hit)
@@ -169,7 +180,9 @@ class RequestBlocks:
         return (common - hit) * self._block_size
 
     def _ends_in_flight_tokens(self, request: Request, hit: int) -> int:
-        """As `in_flight_tokens` where windows and states are kept at ends alone."""
+        """Do as `in_flight_tokens`, for caches that keep windows and states only at the ends of
+        prefixes.
+        """
         chain, limit = request.chain, (request.total_tokens - 1) // self._block_size
         best = hit
         for block_hash, (end, owner) in self._ends_in_flight.items():
@@ -179,15 +192,20 @@ class RequestBlocks:
         return (best - hit) * self._block_size
 
     def _plan_ends(self, request: Request, hit: int) -> None:
-        """Beyond its `hit` blocks, those behind which it leaves windows and states: where it parts
-        from what full attention has of it, and its last block that a repeat need not compute."""
+        """Plan the blocks after which the request stores windows and states.
+
+        They are where it departs from the blocks that full attention has cached, and its last block
+        that a repeated request need not compute.
+        """
         parts = self._pool.hit(request.chain, (request.total_tokens - 1) // self._block_size)
         request.ends = sorted({end for end in (parts, self._own_end(request)) if end > hit})
         for end in request.ends:
             self._ends_in_flight[request.chain[end - 1]] = end, request
 
     def _leave_groups(self, request: Request) -> None:
-        """Give back what its windows and states took; what they left at its end is used now."""
+        """Release the blocks of its windows and states; those stored at its end are marked as used
+        now.
+        """
         self._pool.release(request.group_ids)
         if request.group_ids:
             self._pool.touch_end(request.chain, self._own_end(request))
@@ -196,7 +214,7 @@ class RequestBlocks:
         request.group_ids = ()
 
     def _drop_end(self, request: Request) -> int:
-        """The first of its ends is reached, or never will be."""
+        """Remove the first of its planned ends, which was reached or never will be; return it."""
         end, *request.ends = request.ends
         block_hash = request.chain[end - 1]
         if self._ends_in_flight.get(block_hash, (end, None))[1] is request:
@@ -207,16 +225,20 @@ class RequestBlocks:
         return (request.prompt_tokens - 1) // self._block_size
 
     def _working(self, request: Request) -> int:
-        """Blocks that its windows and states take while it runs."""
+        """Return the number of blocks that its windows and states take while it runs."""
         groups = self._groups
         return 0 if groups is None else groups.working(self._blocks(request.token_limit))
 
     def _limit(self, request: Request) -> int:
-        """Blocks that it may come to hold; the last token's KV is never computed."""
+        """Return the most blocks that the request may hold; the last token's KV is never
+        computed.
+        """
         return self._blocks(request.token_limit - 1)
 
     def _worths(self, request: Request, start: int, stop: int) -> list[Worth] | None:
-        """What it says of its blocks `start`..`stop`."""
+        """Return the retention that the request asks for its blocks `start`..`stop`; None if it
+        asks for none.
+        """
         retention = request.retention
         if retention is None:
             return None

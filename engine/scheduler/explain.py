@@ -1,8 +1,10 @@
-"""Why a request waits, and for how long at least: read from the scheduler, changing nothing there.
+"""Explains why a request waits, and for how long at least; it reads the scheduler and changes
+nothing.
 
-The estimate walks the queue in its order and the running requests in the order of their ends. It
-takes everybody to use all of the `max_output_tokens` and no blocks to be shared: whoever stops
-before makes room sooner, a preemption or a request of higher priority later.
+The estimate goes through the queue in its order, and through the running requests in the order of
+their ends. It assumes that each request uses all of its `max_output_tokens` and shares no blocks: a
+request that stops earlier frees blocks sooner; a preemption or a request of higher priority makes
+the wait longer.
 """
 
 from __future__ import annotations
@@ -20,14 +22,14 @@ _queue_key = attrgetter("queue_key")
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """For how long one reason kept a request, until the next one or until now."""
+    """The time for which one reason kept a request waiting."""
 
     reason: str  # `engine.scheduler.request.Reason`, or "running"
     wait_s: float
 
 
 class Explanation(msgspec.Struct, frozen=True):
-    """Where one unfinished request stands."""
+    """The state of one unfinished request."""
 
     request_id: int
     state: str
@@ -46,7 +48,7 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float) -> Explanation:
-    """Where `request` (unfinished) stands; `step_s`: how long the last step took."""
+    """Return the state of an unfinished `request`. `step_s`: the duration of the last step."""
     queue = waiting(scheduler)
     is_waiting = request.state is State.WAITING
     position = queue.index(request) if is_waiting else None
@@ -70,7 +72,7 @@ def explain(scheduler: Scheduler, request: Request, step_s: float, now_s: float)
 
 
 class Standing(msgspec.Struct, frozen=True):
-    """Where one unfinished request stands, in short."""
+    """The state of one unfinished request in short."""
 
     request: str  # the id in its answer
     state: str
@@ -82,7 +84,7 @@ class Standing(msgspec.Struct, frozen=True):
 
 
 def standing(request: Request, name: str, position: int | None, now_s: float) -> Standing:
-    """Where `request` stands, whose answer is called `name`."""
+    """Return the short state of `request`, whose answer is called `name`."""
     return Standing(
         name,
         request.state.value,
@@ -95,29 +97,34 @@ def standing(request: Request, name: str, position: int | None, now_s: float) ->
 
 
 def waiting(scheduler: Scheduler) -> list[Request]:
-    """The queue in the order in which it is looked at."""
+    """Return the queue in the order in which the scheduler goes through it."""
     found = [one for one in scheduler.requests.values() if one.state is State.WAITING]
     return sorted(found, key=_queue_key)
 
 
 def reasons(scheduler: Scheduler) -> Counter[Reason]:
-    """How many wait for what; those that were not looked at yet are left out."""
+    """Return the number of waiting requests by reason; those that were not considered yet are left
+    out.
+    """
     if not scheduler.waiting:
         return Counter()
     return Counter(one.reason for one in scheduler.requests.values() if one.reason)
 
 
 def dominant(scheduler: Scheduler) -> Reason | None:
-    """The reason of most of those that wait; None where nobody waits or none was looked at."""
+    """Return the reason of most waiting requests; None if none waits, or none was
+    considered yet.
+    """
     found = reasons(scheduler).most_common(1)
     return found[0][0] if found else None
 
 
 def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
-    """The step, 1 for the next one, that takes in the last of `queue`, the head of the waiting.
+    """Return the step, 1 for the next one, that admits the last of `queue`, the beginning of the
+    queue.
 
-    Each takes its place when enough before it have ended and the tokens to compute before it are
-    spent at `max_num_tokens` a step.
+    A request starts when enough requests before it have ended, and the tokens to compute before it
+    are used up at `max_num_tokens` a step.
     """
     settings, pool = scheduler.settings, scheduler.pool
     running = [one for one in scheduler.requests.values() if one.state is State.RUNNING]
@@ -152,21 +159,23 @@ def admission_steps(scheduler: Scheduler, queue: list[Request]) -> int:
 
 
 def _counted_blocks(scheduler: Scheduler, request: Request) -> int:
-    """What admission counts a request with: what it holds or starts with, or its longest output."""
+    """Return the blocks with which admission counts a request: those it holds or starts with, or
+    those of its longest output.
+    """
     if not scheduler.settings.reserves_outputs:
         return len(request.block_ids) or -(-request.total_tokens // scheduler.pool.block_size)
     return -(-(request.token_limit - 1) // scheduler.pool.block_size)
 
 
 def _free_step(request: Request, step_tokens: int) -> int:
-    """The step, 1 for the next one, in which the place of a running request is free again."""
+    """Return the step, 1 for the next one, after which the place of a running request is free."""
     prefill_tokens = request.prefill_target - request.computed_tokens
     prefill_steps = -(-prefill_tokens // step_tokens) if prefill_tokens > 0 else 1
     return prefill_steps + request.token_limit - request.total_tokens
 
 
 def _waits(request: Request, now_s: float) -> list[Wait]:
-    """How long each of the latest reasons held, and `running` in between."""
+    """Return how long each of the latest reasons applied, with `running` in between."""
     starts = [since_s for _, since_s in request.reasons]
     return [
         Wait(reason.value if reason else "running", end_s - since_s)

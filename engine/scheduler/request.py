@@ -1,4 +1,4 @@
-"""One request inside an engine; its tokens, its progress, the blocks it holds."""
+"""One request inside an engine: its tokens, its progress, and the blocks it holds."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ MAX_REASONS = 32  # of one request, for whoever asks why it waits
 
 
 class State(Enum):
-    """Where a request stands; it moves forward, except for running -> waiting on preemption and
-    reading -> waiting where the KV did not come."""
+    """The state of a request. It moves forward, except for running -> waiting on preemption, and
+    reading -> waiting if the KV did not arrive.
+    """
 
     WAITING = "waiting"
     READING = "reading"  # its blocks are reserved, and KV from elsewhere is written into them
@@ -48,8 +49,8 @@ class Reason(Enum):
 class Request:
     """One request; lifetime: request. Only the scheduler changes it after `Scheduler.add`.
 
-    `chain` holds the chain hashes of the full blocks of prompt and output; left empty, the
-    scheduler fills it in from `prompt` and `seed` (uint64, kvkernels.chain_seed). Raises TypeError
+    `chain` has the chain hashes of the full blocks of prompt and output; if it is empty, the
+    scheduler computes it from `prompt` and `seed` (uint64, kvkernels.chain_seed). Raises TypeError
     for a prompt that is not a contiguous one-dimensional int32 array.
     """
 
@@ -104,26 +105,26 @@ class Request:
 
     @property
     def prompt_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """Number of tokens of the prompt."""
         return len(self.prompt)
 
     @property
     def total_tokens(self) -> int:
-        """Tokens of the prompt and of the output so far."""
+        """Number of tokens of the prompt and of the output so far."""
         return len(self.prompt) + len(self.output)
 
     @property
     def is_prefilling(self) -> bool:
-        """It runs, and its next token still needs more than the last one's KV."""
+        """True if the request runs, and its next token needs more than the KV of its last token."""
         return self.computed_tokens < self.prefill_target
 
     def token(self, at: int) -> int:
-        """The token at `at` of prompt and output joined."""
+        """Return the token at position `at` of prompt and output joined."""
         in_output = at - len(self.prompt)
         return self.output[in_output] if in_output >= 0 else int(self.prompt[at])
 
     def tokens(self, start: int, stop: int) -> Tokens:
-        """int32[stop - start]: tokens `start`..`stop` of prompt and output joined."""
+        """Return int32[stop - start]: the tokens `start`..`stop` of prompt and output joined."""
         prompt_tokens = len(self.prompt)
         if stop <= prompt_tokens:
             return self.prompt[start:stop]
@@ -133,7 +134,9 @@ class Request:
         return np.concatenate((self.prompt[start:], tail)) if start < prompt_tokens else tail
 
     def note(self, reason: Reason | None, now_s: float) -> None:
-        """From `now_s` on it waits for `reason`, or runs: None. The latest MAX_REASONS are kept."""
+        """Note that the request waits for `reason` from `now_s` on, or runs (None). The latest
+        MAX_REASONS are kept.
+        """
         if reason is self.reason and self.reasons:
             return
         self.reason = reason
@@ -142,13 +145,13 @@ class Request:
             del self.reasons[0]
 
     def end_with(self, token: int) -> FinishReason | None:
-        """Why `token`, the latest of the output, is its last one; None if it is not."""
+        """Return why `token`, the latest of the output, is its last one; None if it is not."""
         if token in self.stop_tokens:
             return "stop"
         return "length" if self.computed_tokens + 1 >= self.token_limit else None
 
     def extend_chain(self, full_blocks: int, block_size: int) -> None:
-        """Hash on until `chain` covers `full_blocks` blocks of prompt and output."""
+        """Extend `chain` until it covers `full_blocks` blocks of prompt and output."""
         known = len(self.chain)
         if known >= full_blocks:
             return

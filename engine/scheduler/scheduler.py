@@ -1,10 +1,10 @@
-"""In-flight batching: which requests compute what in each step of an engine.
+"""In-flight batching: decides which requests compute which tokens in each step of an engine.
 
-Pure: no clock, no I/O, no randomness; `now_s` is passed in. One step is in flight at a time
-unless the caller allows more: then the next one is made before the tokens of one are known.
-A step takes decodes first, then chunks of running prefills, then admissions, up to the token
-budget. Requests are ordered by `priority * ageing_s + arrival_s`: all of them age at the same
-pace, so the key never changes, the queue is sorted on entry, and nothing stays in it for ever.
+Pure: no clock, no I/O, no randomness; `now_s` is passed in. One step is in flight at a time unless
+the caller allows more; then the next step is made before the tokens of the current one are known. A
+step takes decodes first, then chunks of running prefills, then admissions, up to the token budget.
+Requests are ordered by `priority * ageing_s + arrival_s`: all of them age at the same pace, so the
+key never changes, the queue is sorted on entry, and no request waits for ever.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from engine.scheduler.types import (
 
 
 class Pace:
-    """Budget of prompt tokens in steps that also decode; lifetime: worker.
+    """The budget of prompt tokens in steps that also decode; lifetime: worker.
 
-    `target_s`: seconds from one token of a request to its next. `least_tokens`: never fewer, so
-    that prompts go on even where decodes alone miss the target. `most_tokens`: where it begins.
+    `target_s`: seconds from one token of a request to its next. `least_tokens`: the smallest
+    budget, so that prompts advance even if decodes alone miss the target. `most_tokens`: the first
+    budget.
     """
 
     def __init__(self, target_s: float, least_tokens: int, most_tokens: int) -> None:
@@ -46,7 +47,7 @@ class Pace:
 
     @classmethod
     def of(cls, settings: SchedulerSettings) -> Pace | None:
-        """What `tpot_target_ms` asks for; None where it asks for nothing."""
+        """Return the pace for `tpot_target_ms`; None without a target."""
         if not settings.tpot_target_ms:
             return None
         return cls(
@@ -54,7 +55,7 @@ class Pace:
         )
 
     def observe(self, prefill_tokens: int, step_s: float) -> None:
-        """A step with decodes and so many prompt tokens took `step_s`."""
+        """Note that a step with decodes and `prefill_tokens` took `step_s`."""
         if not prefill_tokens:
             return
         tokens = self.prefill_tokens
@@ -69,16 +70,17 @@ SLACK = 64  # finished requests that may linger among as many unfinished ones
 
 
 class Deadlines:
-    """A heap of deadlines; lifetime: worker. Costs nothing for requests that have none."""
+    """A heap of deadlines; lifetime: worker. Requests without a deadline cost nothing."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Request]] = []
         self._serial = 0
 
     def add(self, request: Request, unfinished: int) -> None:
-        """Watch `request`, if it has a deadline; so many requests are unfinished.
+        """Watch `request`, if it has a deadline. `unfinished`: the number of unfinished requests.
 
-        Requests that end otherwise need not be removed: they are dropped once they outnumber these.
+        Requests that end otherwise need not be removed: they are dropped once they outnumber the
+        unfinished ones.
         """
         if not isfinite(request.deadline_s):
             return
@@ -89,14 +91,14 @@ class Deadlines:
             heapify(self._heap)
 
     def next_s(self) -> float | None:
-        """When the next one passes; None: none is watched."""
+        """Return the time of the next deadline; None if none is watched."""
         heap = self._heap
         while heap and heap[0][2].state is State.FINISHED:
             heappop(heap)
         return heap[0][0] if heap else None
 
     def passed(self, now_s: float) -> list[Request]:
-        """Unfinished requests whose deadline is `now_s` or was before; each once."""
+        """Return the unfinished requests whose deadline is at or before `now_s`, each once."""
         late: list[Request] = []
         heap = self._heap
         while heap and heap[0][0] <= now_s:
@@ -184,32 +186,38 @@ class Scheduler:
 
     @property
     def running(self) -> int:
-        """Requests that hold blocks."""
+        """Number of requests that hold blocks."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Requests in the queue, preempted ones included, and those whose KV is on its way."""
+        """Number of requests in the queue, with preempted ones and those whose KV is on its way."""
         return len(self._waiting) + self.reading
 
     @property
     def reading(self) -> int:
-        """Requests whose prompt's KV is on its way from another worker, or from the host."""
+        """Number of requests whose prompt's KV is on its way from another worker or from
+        the host.
+        """
         return sum(one.state is State.READING for one in self._reading.values())
 
     @property
     def kv_used_blocks(self) -> int:
-        """Blocks held by running requests, reserved ones not yet computed included."""
+        """Number of blocks held by running requests, with reserved blocks that are not computed
+        yet.
+        """
         return self.pool.used_blocks
 
     @property
     def has_room(self) -> bool:
-        """Another step may start beside those in flight."""
+        """True if another step may start beside those in flight."""
         return len(self._in_flight) < self._steps_in_flight
 
     @property
     def wake_s(self) -> float | None:
-        """When to call `expire` and `schedule` again if nothing happens before; None: no need."""
+        """Return when to call `expire` and `schedule` again if nothing happens before; None if not
+        needed.
+        """
         lease_s = self.exports.next_s if self._waiting else None
         known = (self._filling_until_s, self._deadlines.next_s(), lease_s)
         return min((when_s for when_s in known if when_s is not None), default=None)
@@ -235,16 +243,17 @@ class Scheduler:
         self._deadlines.add(request, len(self.requests))
 
     def cancel(self, request_id: int) -> bool:
-        """Forget a request and free its blocks; False if it is finished or was never added."""
+        """Drop a request and free its blocks; return False if it is finished or was never added."""
         request = self.requests.get(request_id)
         if request is not None:
             self._finish(request)
         return request is not None
 
     def expire(self, now_s: float) -> list[Request]:
-        """End the requests whose deadline has come; their `finish_reason` is "timeout".
+        """End the requests whose deadline has come, and return them; their `finish_reason` is
+        "timeout".
 
-        Waiting or running, a step in flight or not; there is no `Output` for them.
+        Waiting and running requests end, also with a step in flight; they get no `Output`.
         """
         late = self._deadlines.passed(now_s)
         for request in late:
@@ -253,11 +262,12 @@ class Scheduler:
         return late
 
     def schedule(self, now_s: float) -> Step | None:
-        """The next step, or None when there is no request at all, or only some that an idle engine
-        keeps until `wake_s`; with steps in flight also where nothing can be done before one ends,
-        and where all that could be done waits for KV, or for blocks that other workers read.
+        """Return the next step; None if there is nothing to compute now.
 
-        Raises RuntimeError while as many steps as may be are not completed.
+        That is so without requests, or if an idle engine keeps its requests until `wake_s`. With
+        steps in flight it is so, too, if nothing can be done before one ends, or if everything
+        waits for KV, or for blocks that other workers read. Raises RuntimeError if the maximum
+        number of steps is in flight.
         """
         in_flight = len(self._in_flight)
         if in_flight >= self._steps_in_flight:
@@ -293,11 +303,12 @@ class Scheduler:
         now_s: float,
         ended: Mapping[int, FinishReason] = NOBODY,
     ) -> list[Output]:
-        """Take in a computed step: `tokens` maps the ids of `step.sampled` to their new tokens,
-        `ended` those that end with it to the reason: a stop string in their text, an error.
+        """Take a computed step. `tokens` maps the ids of `step.sampled` to their new tokens;
+        `ended` maps those that end with it to the reason, as a stop string in their text, or an
+        error.
 
-        Blocks filled by the step become visible. Requests cancelled meanwhile are passed over.
-        Raises ValueError for another step than the oldest, KeyError for a missing token.
+        Blocks that the step filled become visible. Requests cancelled meanwhile are skipped. Raises
+        ValueError for another step than the oldest, KeyError for a missing token.
         """
         step_s = self._land(step, now_s)
         if self._pace is not None and step.decodes:
@@ -321,22 +332,26 @@ class Scheduler:
         return outputs
 
     def take_reads(self) -> list[Read]:
-        """What is to be read from other workers, or from the host, since the last call; ask after
-        each `schedule`."""
+        """Return the KV to read from other workers or from the host since the last call; call it
+        after each `schedule`.
+        """
         reads, self._reads = self._reads, []
         return reads
 
     def forget_import(self, request_id: int) -> None:
-        """There will be nothing to read for a request that waits: it computes its prompt here."""
+        """Let a waiting request compute its prompt here, because there will be no KV to read for
+        it.
+        """
         request = self.requests.get(request_id)
         if request is not None:
             request.imports = False
 
     def end_read(self, request_id: int, now_s: float, *, arrived: bool) -> None:
-        """Nobody writes the request's blocks any more; `arrived`: they hold its prompt's KV.
+        """End a read: nobody writes the request's blocks any more. `arrived`: they hold its
+        prompt's KV.
 
-        Else it waits for its turn again and computes its prompt here. KeyError for one that does
-        not read.
+        If not, the request waits for its turn again and computes its prompt here. Raises KeyError
+        for a request that does not read.
         """
         request = self._reading.pop(request_id)
         if request.state is State.FINISHED:
@@ -353,8 +368,9 @@ class Scheduler:
         self._run(request, now_s)
 
     def _admit(self, step: Step, budget: int, now_s: float) -> None:
-        """Start waiting requests, in order, with `budget` tokens left in `step`; the others stay,
-        each with its reason."""
+        """Start waiting requests in order, with `budget` tokens left in `step`; each of the others
+        gets a reason.
+        """
         waiting, kept = self._waiting, list[Request]()
         over: set[str] = set()  # tenants one of whose requests waits for their share
         for position, request in enumerate(waiting):
@@ -388,8 +404,11 @@ class Scheduler:
     def _obstacle(
         self, request: Request, hit: int, host_hit: int, step: Step, budget: int, now_s: float
     ) -> Reason | None:
-        """Why `request`, with `hit` blocks cached and `host_hit` after them in the host, cannot
-        start now with `budget` tokens left in `step`; None if it can."""
+        """Return why `request` cannot start now; None if it can.
+
+        It has `hit` cached blocks and the next `host_hit` blocks in the host; `step` has `budget`
+        tokens left.
+        """
         settings, running = self.settings, len(self._running) + len(self._reading)
         if running >= settings.max_batch_size:
             return Reason.MAX_BATCH_SIZE
@@ -410,9 +429,12 @@ class Scheduler:
         return None
 
     def _is_filling(self, now_s: float) -> bool:
-        """Does an idle engine wait for more requests to start with, as Triton does it with
-        `max_queue_delay_microseconds`? Not once the oldest waited so long, nor when they fill a
-        step as they are."""
+        """Return whether an idle engine waits for more requests, as Triton does with
+        `max_queue_delay_microseconds`.
+
+        It does not once the oldest request has waited that long, or if the waiting requests fill a
+        step.
+        """
         until_s = None if self._running or self._reading else self._full_at_s()
         self._filling_until_s = until_s if until_s is not None and now_s < until_s else None
         if self._filling_until_s is None:
@@ -435,12 +457,13 @@ class Scheduler:
     def _waits_for_prefix(
         self, request: Request, hit: int, uncached_tokens: int, now_s: float
     ) -> bool:
-        """Is most of what `request` lacks being computed by a running request?
+        """Return whether `request` waits because a running request is computing most of its missing
+        prefix.
 
-        Then it waits: the other stands before it in every step, so computing the same blocks
-        beside it ends no earlier and makes both their steps longer (measured in
-        tests/engine/scheduler/test_prefix_wait.py). Not for a short prefix, where one more step
-        costs more than the tokens saved, and not once it has waited for `ageing_s`.
+        The running request precedes it in every step, so computing the same blocks beside it ends
+        no earlier and makes both requests' steps longer (measured in
+        tests/engine/scheduler/test_prefix_wait.py). A request does not wait for a short prefix,
+        where one more step costs more than the saved tokens, nor once it has waited for `ageing_s`.
         """
         least_tokens = self.settings.prefix_wait_tokens
         if not least_tokens or now_s - request.arrival_s >= self.settings.ageing_s:
@@ -449,21 +472,27 @@ class Scheduler:
         return shared_tokens >= least_tokens and 2 * shared_tokens >= uncached_tokens
 
     def _exceeds_share(self, request: Request, hit: int) -> bool:
-        """Has its tenant so many blocks that these would be too many? One request always may."""
+        """Return whether the request would give its tenant too many blocks. A tenant's only request
+        never does.
+        """
         if self.settings.tenant_share >= 1.0:
             return False
         held = self._blocks.held_by(request.tenant)
         return held > 0 and held + self._blocks.fresh(request, hit) > self._share_blocks
 
     def _most_decodes(self) -> int:
-        """How many running requests may decode in one step, so that every step has its share."""
+        """Return how many running requests may decode in one step, so that every step gets its
+        share.
+        """
         if self._runs_ahead or self._steps_in_flight == 1:
             return len(self._running)
         decoding = sum(one.scheduled_tokens >= one.prefill_target for one in self._running)
         return -(-decoding // self._steps_in_flight)
 
     def _may_decode(self, request: Request) -> bool:
-        """May `request`, past its prefill, compute one token more beside the steps in flight?"""
+        """Return whether `request`, past its prefill, may compute one more token beside the steps
+        in flight.
+        """
         after = request.scheduled_tokens + 1  # its tokens, those in flight included
         if after == request.total_tokens:
             return True
@@ -471,7 +500,7 @@ class Scheduler:
         return self._runs_ahead and after < request.token_limit
 
     def _launch(self, step: Step, now_s: float) -> None:
-        """`step` starts: its requests are so much further, when it has ended."""
+        """Start `step`: advance its requests by what they will have computed when it ends."""
         number = step.number
         for request in step.decodes:
             request.scheduled_tokens += 1
@@ -482,9 +511,9 @@ class Scheduler:
         self._in_flight.append((step, now_s))
 
     def _land(self, step: Step, now_s: float) -> float:
-        """The oldest step has ended; how long it took, in seconds, after the one before it.
+        """End the oldest step, and return its duration in seconds after the previous step.
 
-        Blocks that only ended requests wrote in it are free now. ValueError for another step.
+        Blocks that only ended requests wrote in it become free. Raises ValueError for another step.
         """
         if not self._in_flight or self._in_flight[0][0] is not step:
             raise ValueError(f"step {step.number} is not the oldest one in flight")
@@ -498,9 +527,10 @@ class Scheduler:
         return now_s - begun_s
 
     def _leave(self, request: Request) -> None:
-        """`request` runs no longer: its blocks are free when no step in flight writes them.
+        """Remove a running request; its blocks become free when no step in flight writes them.
 
-        With one step in flight that is at once: nobody gets blocks before it has ended.
+        With one step in flight that is at once, because no request gets blocks before the step has
+        ended.
         """
         oldest = self._in_flight[0][0].number if self._in_flight else None
         if self._steps_in_flight > 1 and oldest is not None and request.last_step >= oldest:
@@ -509,17 +539,19 @@ class Scheduler:
             self._blocks.leave(request)
 
     def _leave_read(self, request: Request) -> None:
-        """`request` reads no longer: its blocks are free once nobody writes them, at once where
-        nobody was told to."""
+        """End a request's read; its blocks become free once nobody writes them, at once if the read
+        never began.
+        """
         if self._reads and any(read.request is request for read in self._reads):
             self._reads = [read for read in self._reads if read.request is not request]
             del self._reading[request.request_id]
             self._blocks.leave(request)
 
     def _schedule_decodes(self, step: Step) -> bool:
-        """Every running request past its prefill gets one token, or makes room for others.
+        """Give every running request past its prefill one token, or make it give way to others.
 
-        False: there is no room before steps in flight end; nobody is put back who is in one.
+        Return False if there is no room before steps in flight end; a request that is in one is not
+        preempted.
         """
         context_tokens, block_size, in_flight = 0, self.pool.block_size, bool(self._in_flight)
         most = self._most_decodes()
@@ -542,7 +574,9 @@ class Scheduler:
         return True
 
     def _make_room(self, request: Request, step: Step) -> bool:
-        """One more block, at the cost of the last in order; False if that is `request` itself."""
+        """Take one more block, if need be by preempting the last request in order; return False if
+        that is `request` itself.
+        """
         while True:
             victim = self._running.pop()
             self._preempt(victim)
@@ -553,7 +587,9 @@ class Scheduler:
                 return True
 
     def _preempt(self, request: Request) -> None:
-        """Back to the front of the queue; what it published stays cached."""
+        """Put a running request back at the front of the queue; its published blocks stay
+        cached.
+        """
         self._end_export(request)
         self._blocks.leave(request)
         request.state = State.WAITING
@@ -627,7 +663,7 @@ class Scheduler:
         )
 
     def _export(self, request: Request, now_s: float) -> None:
-        """Hold its prompt's blocks beside it."""
+        """Hold the blocks of a prompt for readers, independently of its request."""
         if request.export is None:
             self._begin_export(request)
         if request.export is not None:
@@ -635,7 +671,7 @@ class Scheduler:
             self.exports.keep(request.export, request.block_ids[:blocks], now_s)
 
     def _end_export(self, request: Request) -> None:
-        """It loses its blocks: who reads them is told so."""
+        """Tell the readers of a request's blocks that it loses them."""
         if request.export is not None and request.export.is_computing:
             self.exports.release(request.export)
             request.export = None

@@ -1,4 +1,4 @@
-"""What goes into the scheduler and what comes out of it; settings, steps, outputs, refusals."""
+"""The scheduler's settings, steps, outputs and refusals."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ Refusal = Literal["empty_prompt", "no_output", "too_long", "kv_capacity", "queue
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a failure
-    """A request that can never run, or not now. `reason` is a code, `message` is for people."""
+    """Raised for a request that can never run, or not now. `reason` is a code, `message` is for
+    people.
+    """
 
     def __init__(self, reason: Refusal, message: str) -> None:
         super().__init__(message)

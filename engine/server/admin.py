@@ -1,6 +1,7 @@
 """Endpoints for operators: health, load, the latest steps, why a request waits, pinned prefixes.
 
-A prefix is a prompt, messages, or the chain hash of a cached block, as KV events name it.
+A prefix is given as a prompt, as messages, or as the chain hash of a cached block, as KV events
+have it.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _MAX_DIGITS = 6
 
 
 def json_response(value: object, status: int = 200) -> web.Response:
-    """`value` as JSON."""
+    """Return a response with `value` as JSON."""
     body = msgspec.json.encode(value)
     return web.Response(status=status, body=body, content_type="application/json")
 
 
 async def health(http: web.Request) -> web.Response:
-    """GET /health: 200 while requests are taken, 503 while shutting down.
+    """GET /health: 200 while the worker takes requests, 503 while it shuts down.
 
-    The body says what most of those that wait are waiting for (docs/why-is-it-not-batching.md).
+    The body says what most of the waiting requests wait for (docs/why-is-it-not-batching.md).
     """
     worker = http.app[WORKER]
     scheduler = worker.runner.scheduler
@@ -58,7 +59,7 @@ async def metrics(http: web.Request) -> web.Response:
 
 
 async def debug_steps(http: web.Request) -> web.Response:
-    """GET /debug/steps?last=N: the latest N steps (100 unless told), oldest first."""
+    """GET /debug/steps?last=N: the latest N steps (default 100), oldest first."""
     last = http.query.get("last", str(DEFAULT_STEPS))
     if not (last.isascii() and last.isdigit() and len(last) <= _MAX_DIGITS):
         raise ApiError(400, f"last must be a number of steps, 0..{KEPT_STEPS}", "last")
@@ -66,7 +67,7 @@ async def debug_steps(http: web.Request) -> web.Response:
 
 
 async def explain_request(http: web.Request) -> web.Response:
-    """GET /explain/{request}: where an unfinished request stands, and why it waits.
+    """GET /explain/{request}: the state of an unfinished request, and why it waits.
 
     `request`: the id in its answer, or the X-Request-Id that it came with.
     """
@@ -78,8 +79,9 @@ async def explain_request(http: web.Request) -> web.Response:
 
 
 async def explain_all(http: web.Request) -> web.Response:
-    """GET /explain: who is in the engine, who of them in the last step, and what the others wait
-    for; the first of the queue one by one."""
+    """GET /explain: the requests in the engine, those of the last step, and what the others wait
+    for; the first ones of the queue are listed.
+    """
     worker = http.app[WORKER]
     scheduler = worker.runner.scheduler
     body = {
@@ -93,7 +95,9 @@ async def explain_all(http: web.Request) -> web.Response:
 
 
 async def server_info(http: web.Request) -> web.Response:
-    """GET /server_info: the worker's role, and who can read its KV, by which way."""
+    """GET /server_info: the worker's role, and the workers that can read its KV, with the
+    transport.
+    """
     worker = http.app[WORKER]
     transfers = worker.transfers
     info = {
@@ -108,8 +112,9 @@ async def server_info(http: web.Request) -> web.Response:
 
 
 class ReleaseBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of /kv/release: as `kv_transfer_params` name it, those of the answer or those of the
-    request (`transfer_id`)."""
+    """Body of /kv/release: the names in `kv_transfer_params` of the answer, or of the request
+    (`transfer_id`).
+    """
 
     request_id: Annotated[str, Meta(pattern="^[0-9]{1,18}$")] | None = None
     generation: Annotated[int, Meta(ge=0, le=2**63 - 1)] | None = None
@@ -120,7 +125,7 @@ _RELEASE = msgspec.json.Decoder(ReleaseBody)
 
 
 async def kv_release(http: web.Request) -> web.Response:
-    """POST /kv/release: nobody will read the KV of this prompt; give its blocks back."""
+    """POST /kv/release: free the blocks of a prompt whose KV nobody will read."""
     body = decode(await http.read(), _RELEASE)
     transfers = http.app[WORKER].transfers
     if transfers is None:
@@ -156,7 +161,7 @@ _BODY = msgspec.json.Decoder(PrefixBody)
 
 
 def routes() -> list[web.RouteDef]:
-    """The paths."""
+    """Return the routes of this module."""
     return [
         web.get("/health", health),
         web.get("/metrics", metrics),
@@ -172,7 +177,7 @@ def routes() -> list[web.RouteDef]:
 
 
 async def pin_prefix(http: web.Request) -> web.Response:
-    """POST /pin_prefix: keep the whole blocks of a prefix; `ttl_ms`: for so long."""
+    """POST /pin_prefix: keep the full blocks of a prefix. `ttl_ms`: for this long."""
     worker, body, chain = await _read_body(http)
     now_s = worker.runner.clock.now_s()
     until_s = now_s + (float("inf") if body.ttl_ms is None else body.ttl_ms / 1e3)
@@ -184,7 +189,7 @@ async def pin_prefix(http: web.Request) -> web.Response:
 
 
 async def unpin_prefix(http: web.Request) -> web.Response:
-    """POST /unpin_prefix: keep it no longer."""
+    """POST /unpin_prefix: no longer keep the blocks of a prefix."""
     worker, _, chain = await _read_body(http)
     if not chain or not _pins(worker).unpin(chain[-1]):
         raise ApiError(404, "not_pinned: this prefix is not pinned, see /pinned_prefixes")
@@ -192,7 +197,7 @@ async def unpin_prefix(http: web.Request) -> web.Response:
 
 
 async def pinned_prefixes(http: web.Request) -> web.Response:
-    """GET /pinned_prefixes: all of them, and how much of their share they take."""
+    """GET /pinned_prefixes: all pinned prefixes, and how much of the pinnable memory they take."""
     worker = http.app[WORKER]
     pins, now_s = _pins(worker), worker.runner.clock.now_s()
     shown = {
@@ -205,7 +210,9 @@ async def pinned_prefixes(http: web.Request) -> web.Response:
 
 
 def _pins(worker: Worker) -> Pins:
-    """As of now: an idle engine makes no steps that would end them."""
+    """Return the current pins. Expired ones are ended first, because an idle engine makes no steps
+    that would end them.
+    """
     scheduler = worker.runner.scheduler
     scheduler.pins.advance(worker.runner.clock.now_s())
     return scheduler.pins
@@ -224,7 +231,7 @@ def _pin_fields(pin: Pin, worker: Worker, now_s: float) -> dict[str, Any]:
 
 
 async def _read_body(http: web.Request) -> tuple[Worker, PrefixBody, list[int]]:
-    """The worker, the body and the chain that it names. Raises ApiError."""
+    """Return the worker, the body and the chain that the body names. Raises ApiError."""
     worker = http.app[WORKER]
     body = decode(await http.read(), _BODY)
     check_model(worker, body.model)

@@ -1,4 +1,4 @@
-"""A worker's heartbeat in a registry: `--announce redis://HOST[,url=http://...]`."""
+"""Announces a worker in a registry by heartbeats: `--announce redis://HOST[,url=http://...]`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _COMMA = "a comma in a password is written %2C"
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Where to announce, as what. Lifetime: process."""
+    """The registry to announce in, and the data of the entry. Lifetime: process."""
 
     redis: str = field(repr=False)  # it may have a password
     url: str | None = None  # by which routers reach the worker; None: the bound address
@@ -44,9 +44,9 @@ class Announce:
 
 
 def parse_announce(text: str, host: str) -> Announce:
-    """`REDIS_URL[,url=URL][,fleet=NAME][,lease=SECONDS]`; `host`: the address that is bound.
+    """Parse `REDIS_URL[,url=URL][,fleet=NAME][,lease=SECONDS]`. `host`: the address that is bound.
 
-    Raises ValueError that says what is wrong and what to write, without the password.
+    Raises ValueError, which says what is wrong and what to write, without the password.
     """
     place, *given = text.split(",")
     parts = urlsplit(place)
@@ -80,7 +80,9 @@ def parse_announce(text: str, host: str) -> Announce:
 
 
 class Announcer:
-    """Renews this worker's entry in Redis, which may be away for a time. Lifetime: worker."""
+    """Renews this worker's entry in Redis; Redis may be unreachable for a time. Lifetime:
+    worker.
+    """
 
     def __init__(self, announce: Announce, entry: Announcement) -> None:
         self._announce = announce
@@ -89,7 +91,7 @@ class Announcer:
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
-        """Renew the entry until `goodbye`; ends by being cancelled."""
+        """Renew the entry until `goodbye` is called or the task is cancelled."""
         every_s = self._announce.lease_s / _BEATS
         async with _client(self._announce.redis) as redis:
             while not self._stopping.is_set():
@@ -129,7 +131,7 @@ class Announcer:
 
 
 def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcement:
-    """The entry of this worker; `url`: as bound."""
+    """Return the entry of this worker. `url`: the bound address."""
     settings = worker.settings
     return Announcement(
         url=(announce.url or url).rstrip("/"),
@@ -142,7 +144,9 @@ def announcement_of(announce: Announce, url: str, worker: Worker) -> Announcemen
 
 @contextlib.asynccontextmanager
 async def announcing(announce: Announce | None, url: str, worker: Worker) -> Any:
-    """Renew the entry within the block; at its end announce the stop and let routers read it."""
+    """Renew the entry within the block; at its end, announce the stop and give routers time to read
+    it.
+    """
     if announce is None:
         yield
         return
@@ -167,7 +171,9 @@ def _client(url: str) -> Redis:
 
 
 def _remedy(error: Exception) -> str:
-    """What to do about it; an error's own text may quote a password."""
+    """Return what to do about an error, without the error's own text, which may quote a
+    password.
+    """
     from redis import exceptions
 
     if isinstance(error, exceptions.AuthenticationError):
@@ -180,7 +186,7 @@ def _remedy(error: Exception) -> str:
 
 
 def _without_user(url: str) -> str:
-    """The URL without user and password."""
+    """Return the URL without user and password."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
 

@@ -1,4 +1,4 @@
-"""Answers in the making: tokens in, OpenAI-shaped objects or server-sent events out.
+"""Builds answers from tokens: OpenAI's objects, or server-sent events.
 
 A streamed token is one event, joined from prepared bytes and written straight to the transport:
 with hundreds of streams, this is where a timed worker spends its time.
@@ -24,15 +24,18 @@ Entry = dict[str, Any]
 
 
 def entry(tokenizer: Tokenizer, token: int, logprobs: Logprobs) -> Entry:
-    """One token of an answer as chats give it. Half a character becomes U+FFFD."""
+    """Return the log probabilities of one token in the form of chats. Half a character becomes
+    U+FFFD.
+    """
     top = [_one(tokenizer, each, logprob) for each, logprob in logprobs.top]
     return _one(tokenizer, token, logprobs.logprob) | {"top_logprobs": top}
 
 
 def shaped(entries: Sequence[Entry], kind: str, start: int = 0) -> dict[str, Any]:
-    """The `logprobs` of a choice: `content` for a chat, four lists for a completion.
+    """Return the `logprobs` of a choice: `content` for a chat, four lists for a completion.
 
-    Offsets count the characters of the tokens; `start`: of those that were sent before.
+    Offsets count the characters of the tokens. `start`: the characters of tokens that were sent
+    before.
     """
     if kind == "chat":
         return {"content": entries}
@@ -78,7 +81,9 @@ class Choice:
     logprobs: list[dict[str, Any]] = field(default_factory=list)  # of a whole answer, OpenAI's form
 
     def take(self, token: int, finished: str | None) -> str:
-        """The text that became certain with `token`; what ends an answer is no part of it."""
+        """Return the text that is certain with `token`; a stop string that ends the answer is left
+        out.
+        """
         ends = finished == "stop" and token in self.request.stop_tokens
         text = "" if ends else self.decoder.step(token)
         piece = self.stops.push(text + self.decoder.end() if finished else text)
@@ -90,7 +95,9 @@ class Choice:
 
 @dataclass(slots=True)
 class Answer:
-    """What all answers share. Lifetime: HTTP request; `done` is set once, by the last token."""
+    """The state that all kinds of answers share. Lifetime: HTTP request; the last token sets
+    `done`, once.
+    """
 
     kind: Kind
     answer_id: str
@@ -111,11 +118,11 @@ class Answer:
 
     @property
     def is_stream(self) -> bool:
-        """It is sent as its tokens come."""
+        """True if the answer is sent as its tokens come."""
         return False
 
     def text_of(self, choice: Choice, token: int, finished: str | None) -> str:
-        """The text to tell with `token`: none before the end, where the answer is sent whole."""
+        """Return the text to send with `token`; a whole answer has none before its end."""
         choice.texts.append(choice.take(token, finished))
         return ""
 
@@ -127,7 +134,7 @@ class Answer:
         finished: str | None,
         logprobs: Logprobs | None,
     ) -> None:
-        """Take in one token; `finished` says why it was the choice's last one."""
+        """Take one token. `finished`: the reason if it is the choice's last token."""
         if logprobs is not None:
             choice.logprobs.append(entry(self.tokenizer, token, logprobs))
         self._count(finished)
@@ -139,13 +146,13 @@ class Answer:
                 self.done.set_result(None)
 
     def tell_early(self) -> None:
-        """Its prompt's KV can be read: nobody need wait for its token."""
+        """Answer before the first token, because the prompt's KV can be read already."""
         if not self.done.done():
             self.is_early = True
             self.done.set_result(None)
 
     def cut(self) -> None:
-        """End the wait for tokens that will not come: the worker shuts down."""
+        """End the wait for tokens that will not come, because the worker shuts down."""
         if not self.done.done():
             self.done.set_exception(ApiError(503, "this worker is shutting down"))
 
@@ -155,7 +162,7 @@ class Answer:
             self.done.set_exception(ApiError(status, why))
 
     def usage(self) -> dict[str, Any]:
-        """OpenAI's usage over all choices."""
+        """Return OpenAI's usage over all choices."""
         requests = [choice.request for choice in self.choices]
         # The choices of one prompt stand together; it is counted once.
         prompt_tokens = sum(request.prompt_tokens for request in requests[:: self.each])
@@ -170,7 +177,7 @@ class Answer:
         }
 
     def head(self, object_name: str) -> dict[str, Any]:
-        """The fields that every object and chunk starts with."""
+        """Return the fields at the beginning of every object and chunk."""
         return {
             "id": self.answer_id,
             "object": object_name,
@@ -179,7 +186,7 @@ class Answer:
         }
 
     def body(self) -> bytes:
-        """The whole answer as one JSON object, when it is done."""
+        """Return the whole answer as one JSON object, when it is done."""
         is_chat = self.kind == "chat"
         answer = self.head("chat.completion" if is_chat else "text_completion")
         answer["choices"] = [self._whole(choice) for choice in self.choices]
@@ -191,7 +198,7 @@ class Answer:
         return _json(answer)
 
     def text(self, choice: Choice) -> str:
-        """The text of a choice of a whole answer, when it is done."""
+        """Return the text of a choice of a whole answer, when it is done."""
         return "".join(choice.texts)
 
     def _whole(self, choice: Choice) -> dict[str, Any]:
@@ -219,7 +226,7 @@ LINGER_S = 5.0  # for a client to read the event that says why its stream ends
 class StreamAnswer(Answer):
     """An answer sent as server-sent events. Lifetime: HTTP request.
 
-    `chunked`: frame each write as a chunk of HTTP/1.1; the last, empty chunk is the server's.
+    `chunked`: frame each write as a chunk of HTTP/1.1; the server writes the last, empty chunk.
     `on_slow` is called when the client has left too much unread; the connection is cut then.
     """
 
@@ -234,7 +241,7 @@ class StreamAnswer(Answer):
         include_usage: bool,
         on_slow: Callable[[], None],
     ) -> None:
-        """Say where the bytes go; they are kept back until `open`."""
+        """Set where the bytes are written; they are kept back until `open`."""
         self._early: list[bytes] | None = []
         self.begun = asyncio.Event()  # the first token is there
         self._transport = transport
@@ -245,7 +252,7 @@ class StreamAnswer(Answer):
         self._prefix = b"data: " + _json(self.head(name))[:-1]
 
     def open(self) -> None:
-        """The response's head is on its way: events may follow it."""
+        """Write the kept events, because the head of the response has been sent."""
         early, self._early = self._early, None
         if early:
             self._write(b"".join(early))
@@ -256,12 +263,14 @@ class StreamAnswer(Answer):
 
     @property
     def may_fail(self) -> bool:
-        """It may be worth nothing when it comes, or its prompt's KV may not come."""
+        """True if the stream may end with an error before its first token: at a deadline, or
+        because KV does not arrive.
+        """
         requests = [choice.request for choice in self.choices]
         return any(isfinite(one.deadline_s) or one.imports for one in requests)
 
     async def first_or_done(self) -> None:
-        """Until there is something to tell; raises ApiError where there will not be."""
+        """Wait until there is something to send. Raises ApiError if there will be nothing."""
         first = asyncio.ensure_future(self.begun.wait())
         try:
             await asyncio.wait((first, self.done), return_when=asyncio.FIRST_COMPLETED)
@@ -271,18 +280,20 @@ class StreamAnswer(Answer):
             await self.done
 
     def send_error(self, error: ApiError) -> None:
-        """Send the event that says why no more will come."""
+        """Send the event that says why the stream ends here."""
         self._write(self.error_event(error))
 
     def close_with(self, error: ApiError) -> None:
-        """Send why no more will come, and cut the connection: the stream must not look complete."""
+        """Send why the stream ends, and cut the connection, so that the stream does not look
+        complete.
+        """
         self.send_error(error)
         # Closed and not aborted: what is unsent, the event too, still goes out.
         self._transport.close()
         asyncio.get_running_loop().call_later(LINGER_S, self._transport.abort)
 
     def error_event(self, error: ApiError) -> bytes:
-        """The event that tells of `error`, in vLLM's form."""
+        """Return the event for `error`, in vLLM's form."""
         return b"data: %b\n\n" % error_body(error.status, error.message, error.param)
 
     def text_of(self, choice: Choice, token: int, finished: str | None) -> str:
@@ -325,7 +336,9 @@ class StreamAnswer(Answer):
         self._count(finished)
 
     def _opening(self, choice: Choice) -> bytes:
-        """What precedes a chat's first token: the role, and the prompt's ids if requested."""
+        """Return the event before a chat's first token: the role, and the prompt's ids if
+        requested.
+        """
         delta = {"role": "assistant", "content": ""}
         part = {"index": choice.index, "delta": delta, "logprobs": None, "finish_reason": None}
         ids = b""
@@ -334,7 +347,7 @@ class StreamAnswer(Answer):
         return b'%b,"choices":[%b]%b}\n\n' % (self._prefix, _json(part), ids)
 
     def _closing(self) -> bytes:
-        """What follows the last token of the last choice."""
+        """Return the events after the last token of the last choice."""
         usage = b""
         if self._include_usage:
             usage = b'%b,"choices":[],"usage":%b}\n\n' % (self._prefix, _json(self.usage()))

@@ -1,4 +1,4 @@
-"""All routes of a worker, and the shape of its errors."""
+"""All routes of a worker, and the form of its errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def make_app(worker: Worker) -> web.Application:
-    """The application that serves `worker`."""
+    """Return the application that serves `worker`."""
     app = web.Application(
         client_max_size=worker.settings.max_body_bytes, middlewares=[errors_as_json]
     )
@@ -59,7 +59,7 @@ async def expect_continue(http: web.Request) -> web.Response | None:
 
 
 async def absent(http: web.Request) -> web.Response:
-    """Any other path, or one of ours by another method."""
+    """Answer a path that does not exist, or one that exists for another method."""
     allowed: set[str] = set()
     for resource in http.app.router.resources():
         _, methods = await resource.resolve(http)
@@ -71,7 +71,9 @@ async def absent(http: web.Request) -> web.Response:
 
 @web.middleware
 async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every error as OpenAI's JSON, or Triton's; an unexpected exception stays a loud 500."""
+    """Answer every error as OpenAI's JSON, or Triton's; an unexpected exception stays a
+    loud 500.
+    """
     try:
         return await handler(request)
     except ApiError as raised:
@@ -115,7 +117,7 @@ async def show_version(http: web.Request) -> web.Response:
 
 
 async def tokenize(http: web.Request) -> web.Response:
-    """POST /tokenize: a prompt, or messages through the chat template."""
+    """POST /tokenize: the token ids of a prompt, or of messages through the chat template."""
     worker = http.app[WORKER]
     body = bodies.decode(await http.read(), bodies.TOKENIZE)
     check_model(worker, body.model)
@@ -138,7 +140,7 @@ async def tokenize(http: web.Request) -> web.Response:
 
 
 async def detokenize(http: web.Request) -> web.Response:
-    """POST /detokenize: text of token ids."""
+    """POST /detokenize: the text of token ids."""
     worker = http.app[WORKER]
     body = bodies.decode(await http.read(), bodies.DETOKENIZE)
     check_model(worker, body.model)
@@ -148,7 +150,7 @@ async def detokenize(http: web.Request) -> web.Response:
 
 
 async def kv_event_sources(http: web.Request) -> web.Response:
-    """GET /kv_event_sources: where the KV events are, in the shape of vLLM 0.31."""
+    """GET /kv_event_sources: the endpoints of KV events, in the form of vLLM 0.31."""
     return json_response(http.app[WORKER].publisher.sources())
 
 
@@ -159,6 +161,6 @@ async def kv_snapshot(http: web.Request) -> web.Response:
 
 
 async def reset_prefix_cache(http: web.Request) -> web.Response:
-    """POST /reset_prefix_cache: forget every cached block."""
+    """POST /reset_prefix_cache: drop every cached block."""
     http.app[WORKER].reset_cache()
     return web.Response()

@@ -1,7 +1,7 @@
-"""Request bodies of the inference endpoints: read, checked, turned into parameters.
+"""Reads and checks the bodies of inference requests, and turns them into parameters.
 
-Unknown fields are ignored, as vLLM does. Fields that ask for another answer than the model gives
-here are refused by a worker that computes.
+Unknown fields are ignored, as in vLLM. A worker that computes rejects fields that ask for another
+answer than its model gives.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NONE = -1  # in a tensor of ends or durations: there is none
 
 
 class RangeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One of `token_range_retention_configs`."""
+    """One item of `token_range_retention_configs`."""
 
     token_start: int
     priority: int
@@ -43,7 +43,7 @@ class RangeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RetentionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole field. Lifetime: request."""
+    """The field `retention_config` of a request. Lifetime: request."""
 
     token_range_retention_configs: list[RangeBody] = []
     decode_retention_priority: int = DEFAULT_PRIORITY
@@ -51,7 +51,7 @@ class RetentionBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def retention_of(body: RetentionBody | None) -> Retention | None:
-    """What it says. Raises ApiError 400."""
+    """Return the retention that the field asks for. Raises ApiError 400."""
     if body is None:
         return None
     try:
@@ -65,9 +65,9 @@ def retention_of(body: RetentionBody | None) -> Retention | None:
 
 
 def from_tensors(fields: dict[str, Any]) -> dict[str, Any]:
-    """`fields` with the tensors among them as the one field that they stand for.
+    """Return `fields` with the retention tensors joined into the one field that they describe.
 
-    Raises ApiError 400 unless all of the ranges' have one value a range.
+    Raises ApiError 400 unless each tensor has one value for each range.
     """
     found = {name: fields[name] for name, *_ in TENSORS if name in fields}
     if not found:
@@ -154,7 +154,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def include_usage(self) -> bool:
-        """The stream ends with a chunk of usage."""
+        """True if the stream ends with a chunk of usage."""
         return bool(self.stream_options and self.stream_options.include_usage)
 
 
@@ -169,7 +169,7 @@ class CompletionBody(_Common, frozen=True, kw_only=True):
 
     @property
     def output_tokens(self) -> int:
-        """Tokens to give at most."""
+        """The limit of output tokens."""
         return self.max_tokens or self.max_completion_tokens or DEFAULT_COMPLETION_TOKENS
 
 
@@ -191,12 +191,14 @@ class ChatBody(_Common, frozen=True, kw_only=True):
 
     @property
     def output_tokens(self) -> int | None:
-        """Tokens to give at most; None: as many as the context has room for."""
+        """The limit of output tokens; None means as many as fit into the context."""
         return self.max_completion_tokens or self.max_tokens
 
 
 class TokenizeBody(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of /tokenize: a prompt or messages. Special tokens: by default a prompt's only."""
+    """Body of /tokenize: a prompt or messages. By default, special tokens are added to prompts
+    only.
+    """
 
     model: str | None = None
     prompt: str | None = None
@@ -227,7 +229,9 @@ _text = msgspec.json.Decoder(str)
 
 
 def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
-    """The body; raises ApiError 400 saying what is wrong and where (`$.field`)."""
+    """Return the decoded body. Raises ApiError 400, which says what is wrong and where
+    (`$.field`).
+    """
     try:
         return decoder.decode(data)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -235,15 +239,17 @@ def decode(data: bytes, decoder: msgspec.json.Decoder[T]) -> T:
 
 
 def chat_of(body: msgspec.Struct) -> Chat:
-    """The part of a body with messages that shapes the prompt; what it lacks has Chat's default."""
+    """Return the part of a body that shapes the prompt of its messages; missing fields have Chat's
+    defaults.
+    """
     given = {name: getattr(body, name, None) for name in Chat.__struct_fields__}
     return Chat(**{name: value for name, value in given.items() if value is not None})
 
 
 def prompts_of(raw: msgspec.Raw) -> list[str] | list[list[int]]:
-    """The prompts: a string, token ids, or an array of either, one form throughout.
+    """Return the prompts: a string, token ids, or an array of either, all in one form.
 
-    Raises ApiError 400 for other shapes, for none and for more than MAX_PROMPTS.
+    Raises ApiError 400 for other forms, for none, and for more than MAX_PROMPTS.
     """
     text = bytes(raw).lstrip()
     inside = text[1:].lstrip()[:1]
@@ -294,8 +300,10 @@ _UNSUPPORTED: Mapping[str, tuple[Any, ...]] = MappingProxyType(
 
 
 def refuse_unsupported(body: CompletionBody | ChatBody) -> None:
-    """Raise ApiError 400 for what asks for another answer than the model gives here: tokens that
-    pass it over would look like that answer."""
+    """Raise ApiError 400 for a body that asks for another answer than the model gives.
+
+    If the field were ignored, the tokens would look like the answer that was asked for.
+    """
     for name, nothing in _UNSUPPORTED.items():
         if getattr(body, name, None) not in nothing:
             raise ApiError(400, f"{name} is not served here; leave it out", name)
@@ -304,7 +312,9 @@ def refuse_unsupported(body: CompletionBody | ChatBody) -> None:
 def sampling_of(
     body: CompletionBody | ChatBody, output_tokens: int, defaults: Mapping[str, float], vocab: int
 ) -> SamplingParams:
-    """What `body` asks, its silence filled by `defaults`. Raises ApiError 400 naming the field."""
+    """Return the sampling parameters of `body`, completed by `defaults`. Raises ApiError 400 with
+    the field.
+    """
     fields: dict[str, Any] = dict(defaults)
     fields |= {
         name: value for name in _SAMPLING_FIELDS if (value := getattr(body, name)) is not None

@@ -1,4 +1,4 @@
-"""Errors for clients, in the shape of OpenAI's API."""
+"""Errors for clients, in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _TYPES = {
 
 
 class ApiError(Exception):
-    """An answer other than 200: `status`, a message for the client, the field that is wrong."""
+    """An answer other than 200: `status`, a message for the client, and the faulty field."""
 
     def __init__(
         self, status: int, message: str, param: str | None = None, passes: bool = False
     ) -> None:
-        """`passes`: it makes sense to come back here."""
+        """`passes`: the client may try again at this worker."""
         super().__init__(message)
         self.status = status
         self.message = message
@@ -32,8 +32,11 @@ class ApiError(Exception):
         self.passes = passes
 
     def response(self) -> web.Response:
-        """The JSON answer. `Retry-After` tells a full queue from a worker that shuts down: the
-        one is busy, the other should be left alone."""
+        """Return the JSON answer.
+
+        `Retry-After` distinguishes a full queue, where another try may succeed, from a worker that
+        shuts down.
+        """
         return web.Response(
             status=self.status,
             body=error_body(self.status, self.message, self.param),
@@ -43,14 +46,16 @@ class ApiError(Exception):
 
 
 def error_body(status: int, message: str, param: str | None = None) -> bytes:
-    """`{"error": {message, type, param, code}}`."""
+    """Return `{"error": {message, type, param, code}}` as JSON."""
     kind = _TYPES.get(status, "InternalServerError" if status >= 500 else "BadRequestError")
     error = {"message": message, "type": kind, "param": param, "code": status}
     return msgspec.json.encode({"error": error})
 
 
 def from_refusal(refusal: Refused) -> ApiError:
-    """A full queue passes, so another try makes sense; all other refusals are the request's."""
+    """Return the error of a refused request. After a full queue another try may succeed; all other
+    refusals are the request's fault.
+    """
     if refusal.reason == "queue_full":
         return ApiError(503, refusal.message, passes=True)
     return ApiError(400, refusal.message, "prompt")

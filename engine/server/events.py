@@ -1,7 +1,7 @@
 """The worker's KV events: numbered batches with a replay buffer and snapshots, published over ZMQ.
 
-The log and the cache move together: whatever the pool changed is either in a batch with a number or
-will be in the next one.
+The log and the cache change together: each change of the pool is in a numbered batch, or will be in
+the next one.
 """
 
 from __future__ import annotations
@@ -69,15 +69,15 @@ class EventLog:
         self._root_salts: dict[int, str] = {}  # visible first blocks of salted prompts
 
     def add_salted(self, request: Request, salt: str) -> None:
-        """Remember the salt of a request: the first of its blocks will be announced with it."""
+        """Remember the salt of a request: the event of its first block will have it."""
         self._salted[request.request_id] = (request, salt)
 
     def forget_salted(self, request_id: int) -> None:
-        """The request is over; its blocks keep their salt while they are visible."""
+        """Forget the salt of an ended request; its blocks keep it while they are visible."""
         self._salted.pop(request_id, None)
 
     def flush(self) -> NumberedBatch | None:
-        """The changes since the last call as the next batch; None if there were none."""
+        """Return the changes since the last call as the next batch; None if there were none."""
         changes = self._pool.drain_events()
         if not changes:
             return None
@@ -93,7 +93,9 @@ class EventLog:
         return batch
 
     def since(self, start_seq: int) -> Iterator[NumberedBatch]:
-        """Buffered batches from `start_seq` on; the first may be later if older ones are gone."""
+        """Yield buffered batches from `start_seq` on; the first may be later if older ones are
+        gone.
+        """
         # Numbers are consecutive, and the buffer may move on while the caller sends.
         seq = start_seq
         while self._buffer and seq < self.next_seq:
@@ -103,7 +105,9 @@ class EventLog:
             seq += 1
 
     def snapshot(self) -> bytes:
-        """Body of /kv_snapshot, true as of the last batch. Call `flush` before, and publish it."""
+        """Return the body of /kv_snapshot as of the last batch. Call `flush` first, and publish its
+        batch.
+        """
         stored = (self._stored(run) for run in self._pool.snapshot())
         return encode_snapshot(self.next_seq - 1, self._wall_s(), stored)
 
@@ -148,7 +152,7 @@ class EventLog:
         return ("sliding_window", group.window) if group.kind == "window" else ("mamba", None)
 
     def _salt_of(self, run: Stored) -> str | None:
-        """The salt of a prompt's first block, whose chain hash is all that the pool knows."""
+        """Return the salt of a prompt's first block; the pool knows only the block's chain hash."""
         root = run.block_hashes[0]
         salt = self._root_salts.get(root)
         if salt is not None:
@@ -168,9 +172,9 @@ log = logging.getLogger(__name__)
 
 
 class KvPublisher:
-    """The two sockets of one worker. Lifetime: worker; needs a running event loop.
+    """The two ZMQ sockets of one worker. Lifetime: worker; needs a running event loop.
 
-    Ports of 0 let the system choose; `endpoint` and `replay_endpoint` say which. Raises
+    For port 0 the system chooses; `endpoint` and `replay_endpoint` have the result. Raises
     zmq.ZMQError if a port is taken.
     """
 
@@ -212,13 +216,13 @@ class KvPublisher:
             log.info("replayed %d batches from seq %d", sent, start_seq)
 
     def close(self) -> None:
-        """Close both sockets; what is not sent yet is dropped."""
+        """Close both sockets, and drop what is not sent yet."""
         self._live.close(linger=0)
         self._replay.close(linger=0)
         self._context.term()
 
     def sources(self) -> dict[str, dict[str, object]]:
-        """Body of /kv_event_sources, in the shape of vLLM 0.31."""
+        """Return the body of /kv_event_sources, in the form of vLLM 0.31."""
         return {
             "0": {
                 "enable_kv_cache_events": True,
@@ -234,7 +238,7 @@ class KvPublisher:
 
 
 def _bind(socket: zmq.Socket[Any], host: str, port: int) -> str:
-    """Bind, and give the endpoint with the port that was chosen."""
+    """Bind a socket, and return the endpoint with its port."""
     wildcard = host in ("0.0.0.0", "::", "*")
     name = "*" if wildcard else f"[{host}]" if ":" in host else host
     if ":" in host:

@@ -1,7 +1,7 @@
-"""What the worker measures: counters in vLLM's names, the latest steps, and a log of steps as CSV.
+"""The worker's measurements: counters by vLLM's names, the latest steps, and a log of steps as CSV.
 
-Counters are plain numbers and histograms plain lists, since a token passes here every few
-microseconds; prometheus-client turns them into text when they are scraped.
+Counters are plain numbers and histograms plain lists, because a token passes here every few
+microseconds; prometheus-client makes text of them at a scrape.
 """
 
 from __future__ import annotations
@@ -40,11 +40,13 @@ log = logging.getLogger(__name__)
 
 
 class StepLogError(Exception):
-    """The file cannot be made: says which, and why."""
+    """Raised if the file cannot be created; the message says which, and why."""
 
 
 class StepLog:
-    """An open file, new each time. Lifetime: process. Raises `StepLogError`."""
+    """A log of steps in an open file, which is new each time. Lifetime: process. Raises
+    `StepLogError`.
+    """
 
     def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
         self._path = path
@@ -56,7 +58,7 @@ class StepLog:
         self._file.write(HEADER)
 
     def note(self, load: StepLoad, seconds: float) -> None:
-        """Add a step. A full disk or a full log ends the logging, not the worker."""
+        """Add a step. A full disk or a full log ends the log, not the worker."""
         if self._file.closed:
             return
         line = (
@@ -75,7 +77,7 @@ class StepLog:
             self.close()
 
     def close(self) -> None:
-        """Write what is buffered; a second time does nothing."""
+        """Write buffered lines and close the file. Idempotent."""
         try:
             self._file.close()
         except OSError as error:  # the last lines did not fit the disk
@@ -86,7 +88,7 @@ KEPT_STEPS = 1000
 
 
 class StepRecord(msgspec.Struct, frozen=True):
-    """One step as `/debug/steps` shows it."""
+    """One step in the form of `/debug/steps`."""
 
     number: int
     ended_at_s: float  # seconds since the epoch
@@ -116,7 +118,7 @@ class StepRecord(msgspec.Struct, frozen=True):
 
 
 class Total:
-    """A count and nanoseconds, as Triton's statistics have them. Lifetime: worker."""
+    """A count and a sum of nanoseconds, as in Triton's statistics. Lifetime: worker."""
 
     __slots__ = ("count", "ns")
 
@@ -125,17 +127,17 @@ class Total:
         self.ns = 0
 
     def add(self, seconds: float) -> None:
-        """Count one more."""
+        """Count one execution of `seconds`."""
         self.count += 1
         self.ns += max(0, round(seconds * 1e9))
 
     def shown(self) -> dict[str, int]:
-        """As JSON has it."""
+        """Return the total as JSON data."""
         return {"count": self.count, "ns": self.ns}
 
 
 class BatchTotals:
-    """Steps with so many requests: what they took before, in and after the model."""
+    """Totals of the steps of one batch size: time before, in and after the model."""
 
     __slots__ = ("compute_infer", "compute_input", "compute_output")
 
@@ -146,7 +148,7 @@ class BatchTotals:
 
 
 class StepRecords:
-    """The ring. Lifetime: worker."""
+    """A ring of the latest steps. Lifetime: worker."""
 
     def __init__(self, scheduler: Scheduler, kept: int = KEPT_STEPS) -> None:
         self._scheduler = scheduler
@@ -160,8 +162,9 @@ class StepRecords:
 
     @property
     def requests(self) -> dict[str, int]:
-        """In the engine, in the last step, at most: the kinds of `nv_trt_llm_request_metrics` of
-        Triton's TensorRT-LLM backend."""
+        """Return the numbers of requests in the engine, in the last step, and at most: the kinds of
+        `nv_trt_llm_request_metrics` of Triton's TensorRT-LLM backend.
+        """
         scheduler = self._scheduler
         return {
             "active": scheduler.running + scheduler.waiting,
@@ -170,7 +173,9 @@ class StepRecords:
         }
 
     def note(self, step: Step, split: StepSplit, answer_s: float, at_s: float) -> None:
-        """Keep a step that has just ended; call it for each, or its counts go to the next one."""
+        """Keep a step that has just ended. Call this for each step; otherwise its counts go to the
+        next one.
+        """
         scheduler = self._scheduler
         totals = scheduler.not_scheduled_total
         reasons = {
@@ -225,7 +230,7 @@ class StepRecords:
         )
 
     def last(self, count: int) -> list[StepRecord]:
-        """The latest `count` records, oldest first."""
+        """Return the latest `count` records, oldest first."""
         start = max(0, len(self._ring) - count)
         return [self._ring[index] for index in range(start, len(self._ring))]
 
@@ -253,7 +258,7 @@ class Histogram:
         self._sum += value
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Cumulated counts by upper bound, and the sum, as Prometheus wants them."""
+        """Return cumulative counts by upper bound, and the sum, as Prometheus expects them."""
         running = 0
         rows: list[tuple[str, float]] = []
         for bound, count in zip((*map(str, self._bounds), "+Inf"), self._counts, strict=True):
@@ -266,7 +271,7 @@ Value = float | Mapping[str, float]
 
 
 class Counters:
-    """What the server counts itself. Lifetime: worker."""
+    """The counts that the server makes itself. Lifetime: worker."""
 
     def __init__(self) -> None:
         self.prompt_tokens = 0
@@ -289,7 +294,7 @@ class Counters:
         self.last_inference_s = 0.0  # unix time; 0: none yet
 
     def ended(self, request: Request, now_s: float, unix_s: float) -> None:
-        """Count a request that was answered whole."""
+        """Count a request that was answered completely."""
         started_s = now_s if request.started_s is None else request.started_s
         self.success.add(now_s - request.arrival_s)
         self.queue.add(started_s - request.arrival_s)
@@ -298,7 +303,7 @@ class Counters:
 
 
 class WorkerCollector(Collector):
-    """Reads the worker's parts when it is scraped. Lifetime: worker."""
+    """Collects the metrics of the worker's parts at each scrape. Lifetime: worker."""
 
     def __init__(
         self,
@@ -320,11 +325,11 @@ class WorkerCollector(Collector):
         self._registry.register(self)
 
     def text(self) -> bytes:
-        """Prometheus text, version 0.0.4."""
+        """Return Prometheus text, version 0.0.4."""
         return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
-        """All families, the engine's own names last."""
+        """Yield all metric families; the engine's own names come last."""
         # An idle engine makes no steps that end pins and leases.
         scheduler, now_s = self._runner.scheduler, self._runner.clock.now_s()
         scheduler.pins.advance(now_s)
@@ -344,7 +349,7 @@ class WorkerCollector(Collector):
             yield self._counter(name, "KV moved.", moved, "direction")
 
     def _vllm(self) -> Iterator[Metric]:
-        """Those that vLLM has, under its names."""
+        """Yield the metrics that vLLM has, under its names."""
         text = "Start time of the process since unix epoch in seconds."
         yield GaugeMetricFamily(names.PROCESS_START, text, value=self._started_s)
         scheduler, counters = self._runner.scheduler, self._counters
@@ -452,7 +457,7 @@ class WorkerCollector(Collector):
         return [*self._labels, *([label] if label else [])]
 
     def _filled(self, family: GaugeMetricFamily | CounterMetricFamily, value: Value) -> Metric:
-        """`family` with one value, or one for each value of its last label."""
+        """Return `family` with one value, or with one for each value of its last label."""
         given = list(self._labels.values())
         if isinstance(value, Mapping):
             for key, one in value.items():

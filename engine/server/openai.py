@@ -1,4 +1,4 @@
-"""The OpenAI endpoints: completions and chat completions, streamed and whole."""
+"""The OpenAI endpoints: completions and chat completions, streamed or whole."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Co
 async def completions(http: web.Request) -> web.StreamResponse:
     """POST /v1/completions: `prompt` is a string, token ids, or an array of either.
 
-    Several prompts give several choices, numbered in their order.
+    Several prompts give several choices, numbered in order.
     """
     body = bodies.decode(await http.read(), bodies.COMPLETION)
     with _kv_of(http, body):
@@ -67,7 +67,9 @@ async def chat_completions(http: web.Request) -> web.StreamResponse:
 
 @contextmanager
 def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]:
-    """Where the request is refused, nobody will read its KV: tell the worker that has it."""
+    """If the request is refused within the block, tell the worker that has its KV that nobody will
+    read it.
+    """
     transfers = http.app[WORKER].transfers
     if transfers is not None:
         transfers.taken(http.protocol)
@@ -79,7 +81,7 @@ def _kv_of(http: web.Request, body: CompletionBody | ChatBody) -> Iterator[None]
 
 
 async def encoded_chat(http: web.Request, worker: Worker, chat: Chat) -> Tokens:
-    """Ids of the prompt that the messages of `http` make. Raises PromptError."""
+    """Return the token ids of a chat's prompt. Raises PromptError."""
     now_s = time.time()
     # Rendering is cheap next to encoding, but both grow with the messages.
     if (http.content_length or 0) > INLINE_TEXT_CHARS:
@@ -90,7 +92,9 @@ async def encoded_chat(http: web.Request, worker: Worker, chat: Chat) -> Tokens:
 
 
 def admit(http: web.Request, body: CompletionBody | ChatBody) -> Worker:
-    """The worker, if it takes requests, serves this model and can give this answer."""
+    """Return the worker if it takes requests, serves this model and can give this answer. Raises
+    ApiError.
+    """
     worker = http.app[WORKER]
     if worker.draining:
         raise ApiError(503, "this worker is shutting down")
@@ -101,7 +105,7 @@ def admit(http: web.Request, body: CompletionBody | ChatBody) -> Worker:
 
 
 def check_model(worker: Worker, model: str | None) -> None:
-    """A request may leave the model out, but not name another one."""
+    """Raise ApiError if a request names another model; it may name none."""
     if model is not None and model != worker.model:
         shown = model[:MAX_ID_CHARS]
         raise ApiError(
@@ -110,7 +114,7 @@ def check_model(worker: Worker, model: str | None) -> None:
 
 
 async def tokens_of(worker: Worker, prompt: str | list[int], special: bool) -> Tokens:
-    """Ids of a prompt. Raises ApiError for ids that the vocabulary has not."""
+    """Return the token ids of a prompt. Raises ApiError for ids that are not in the vocabulary."""
     if isinstance(prompt, list):
         tokens = np.array(prompt, dtype=np.int32)
         if int(tokens.max()) >= worker.tokenizer.vocab:
@@ -125,9 +129,9 @@ async def tokens_of(worker: Worker, prompt: str | list[int], special: bool) -> T
 
 
 def truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -> Tokens:
-    """What `truncate_prompt_tokens` leaves of a prompt: the last ones, or the first.
+    """Return a prompt cut to `truncate_prompt_tokens`: its last tokens, or its first.
 
-    -1 stands for all that the context has room for.
+    -1 means as many as fit into the context.
     """
     limit = body.truncate_prompt_tokens
     if limit == -1:
@@ -140,10 +144,10 @@ def truncated(prompt: Tokens, worker: Worker, body: CompletionBody | ChatBody) -
 
 
 def _output_tokens(worker: Worker, requested: int | None, longest: int) -> int:
-    """How many tokens to give at most, to a prompt of `longest`. Raises ApiError.
+    """Return the limit of output tokens for a prompt of `longest` tokens. Raises ApiError.
 
-    Like vLLM, say so now instead of cutting the output later. Prompts that are too long by
-    themselves are the scheduler's to refuse.
+    As in vLLM, a limit that does not fit is an error now, and the output is not cut later. The
+    scheduler refuses prompts that are too long by themselves.
     """
     room = worker.max_model_tokens - longest
     if requested is None:
@@ -166,7 +170,8 @@ def begin(
     body: CompletionBody | ChatBody,
     prompts: list[Tokens],
 ) -> A:
-    """Queue what `body` asks; an answer of type `make`, to be abandoned by whoever waits for it.
+    """Queue the sequences that `body` asks for, and return an answer of type `make`, which the
+    caller must abandon in the end.
 
     Raises ApiError, and then nothing is queued.
     """
@@ -229,7 +234,9 @@ async def _answer(
 
 
 async def _tell(http: web.Request, worker: Worker, answer: Answer, response: web.Response) -> None:
-    """Send an answer that names KV; it is told where its client had not hung up before."""
+    """Send an answer that names KV, and note that it was sent unless its client has hung
+    up before.
+    """
     await response.prepare(http)
     await response.write_eof()
     transport = http.transport
@@ -254,7 +261,7 @@ def _has_hung_up(transport: asyncio.Transport) -> bool:
 async def stream(
     http: web.Request, worker: Worker, answer: StreamAnswer, include_usage: bool
 ) -> web.StreamResponse:
-    """Send `answer` as its tokens come; its end, or its client's, abandons it."""
+    """Send `answer` as its tokens come; it is abandoned at its end, or when the client leaves."""
     try:
         response = web.StreamResponse(headers=_STREAM_HEADERS)
         chunked = http.version >= (1, 1)
@@ -290,7 +297,7 @@ async def stream(
 
 
 def _answer_id(http: web.Request, kind: Kind) -> str:
-    """`cmpl-` or `chatcmpl-` and the client's X-Request-Id, or a fresh one."""
+    """Return `cmpl-` or `chatcmpl-` with the client's X-Request-Id, or with a new id."""
     given = http.headers.get("X-Request-Id", "")[:MAX_ID_CHARS]
     prefix = "chatcmpl-" if kind == "chat" else "cmpl-"
     return prefix + (given or uuid.uuid4().hex)

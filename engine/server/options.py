@@ -1,4 +1,4 @@
-"""The options of a request beside its prompt; its headers give the deadline and the tenant."""
+"""The options of a request beside its prompt; headers give the deadline and the tenant."""
 
 from __future__ import annotations
 
@@ -30,8 +30,7 @@ class RequestOptions:
 
 
 def timeout_s(headers: Mapping[str, str]) -> float:
-    """Seconds until the deadline that the headers tell, GRACE_S included; infinity without one.
-
+    """Return the seconds until the deadline in the headers, with GRACE_S; infinity without one.
     Raises ApiError.
     """
     text = headers.get(DEADLINE_HEADER)
@@ -45,7 +44,7 @@ def timeout_s(headers: Mapping[str, str]) -> float:
 
 
 def tenant_of(headers: Mapping[str, str], name: str) -> str:
-    """The tenant in the header `name`; "" without one. Raises ApiError."""
+    """Return the tenant in the header `name`; "" without one. Raises ApiError."""
     tenant = headers.get(name, "")
     if len(tenant) > MAX_TENANT_CHARS:
         raise ApiError(400, f"{name} must have at most {MAX_TENANT_CHARS} characters", name)

@@ -1,4 +1,4 @@
-"""Token ids of requests for others, at vLLM's paths: nothing is computed."""
+"""Token ids of requests for other programs, at vLLM's render paths; nothing is computed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from engine.server.worker import Worker
 
 
 def routes() -> list[web.RouteDef]:
-    """The paths, for an application."""
+    """Return the routes of this module."""
     return [
         web.post("/v1/completions/render", render_completion),
         web.post("/v1/chat/completions/render", render_chat),
@@ -41,7 +41,7 @@ async def render_chat(http: web.Request) -> web.Response:
 
 
 def _renderer(http: web.Request) -> Worker:
-    """The worker, if it renders. Raises ApiError."""
+    """Return the worker if it renders. Raises ApiError."""
     worker = http.app[WORKER]
     if not worker.settings.renders:
         raise ApiError(403, "this worker was started without --render")

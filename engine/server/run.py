@@ -1,4 +1,4 @@
-"""The life of a worker process: bind, announce, serve, drain and stop on a signal."""
+"""Runs a worker process: binds, announces, serves, and drains and stops on a signal."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 
 
 class Unread(logging.Filter):
-    """Counts requests that are no HTTP instead of logging them: the error quotes what could not be
-    read, and that may be a prompt. Lifetime: worker."""
+    """Counts invalid HTTP requests instead of logging them, because aiohttp's error quotes bytes
+    that may be a prompt. Lifetime: worker.
+    """
 
     def __init__(self, worker: Worker) -> None:
         super().__init__()
@@ -45,10 +46,10 @@ class Unread(logging.Filter):
 async def serving(
     settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
 ) -> AsyncIterator[tuple[str, Worker]]:
-    """A worker that answers at the URL given, until the block ends.
+    """Serve a worker at the given URL until the block ends.
 
-    Then it takes no new requests, lets running ones end for `settings.grace_s`, cuts the rest.
-    Raises OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception
+    At the end it takes no new requests, lets running ones end for `settings.grace_s`, and cuts the
+    rest. Raises OSError or zmq.ZMQError if a port is taken. If the step loop fails, its exception
     cancels the block and is raised.
     """
     worker = Worker(settings, tokenizer, served)
@@ -119,7 +120,7 @@ async def serve(
 
 
 def _watch(app_runner: web.AppRunner, worker: Worker) -> None:
-    """Have the worker told how each connection ends: aiohttp's handlers only learn that it did."""
+    """Tell the worker how each connection ends; aiohttp's handlers learn only that it did."""
     server, transfers = app_runner.server, worker.transfers
     if server is None or transfers is None:
         return
@@ -139,7 +140,7 @@ def _stop_or_cut(stop: asyncio.Event, worker: Worker) -> None:
 
 
 async def _drain(worker: Worker, grace_s: float) -> None:
-    """Wait for the running requests, at most `grace_s`; then cut them."""
+    """Wait at most `grace_s` for the running requests, then cut them."""
     try:
         async with asyncio.timeout(grace_s):
             await worker.idle.wait()
@@ -149,6 +150,6 @@ async def _drain(worker: Worker, grace_s: float) -> None:
 
 
 def _url(host: str, app_runner: web.AppRunner) -> str:
-    """The URL with the port that was bound."""
+    """Return the URL with the bound port."""
     port = app_runner.addresses[0][1]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,4 +1,4 @@
-"""What a worker is started with, and the interface of the runner that it drives."""
+"""The settings of a worker, and the interface of the runner that it drives."""
 
 from __future__ import annotations
 
@@ -29,19 +29,18 @@ DEFAULT_VOCAB = 32_000  # of a worker without a tokenizer
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """Everything a worker needs to know; lifetime: process. Raises ValueError.
+    """The settings of a worker; lifetime: process. Raises ValueError.
 
-    `profile_name` is a timed worker's; None: it computes, and `kv_tokens` says how much fits.
-    `kv_tokens` None takes the profile's capacity; it is cut to whole blocks. Ports of 0 are
-    chosen by the system. `speed` divides the time of every step, load and transfer.
-
-    `host_kv_tokens`: how much of what is evicted is kept in host memory, cut to whole blocks;
-    `host_gbytes_per_s`: at which a timed worker loads that again; None: HOST_GBYTES_PER_S a GPU.
-    `cache_groups`: windows and states that a timed worker caches beside full attention.
-
-    KV that others read is at `kv_port`, which they reach at `kv_host` (None: `host`, or where that
-    is any address the machine's name). `kv_gbytes_per_s` and `kv_latency_ms` are those of the link
-    by which it leaves; None: as fast as sockets are, or for a timed worker MODELLED_GBYTES_PER_S.
+    `profile_name` is that of a timed worker; None means that the worker computes, and `kv_tokens`
+    is what fits. `kv_tokens` None takes the profile's capacity; it is cut to full blocks. For port
+    0 the system chooses. `speed` divides the time of every step, load and transfer.
+    `host_kv_tokens`: how much evicted KV is kept in host memory, cut to full blocks;
+    `host_gbytes_per_s`: the rate at which a timed worker loads it again; None means
+    HOST_GBYTES_PER_S for each GPU. `cache_groups`: windows and states that a timed worker caches
+    beside full attention. Other workers read KV at `kv_port` of `kv_host` (None: `host`, or the
+    machine's name if that is any address). `kv_gbytes_per_s` and `kv_latency_ms` describe the link
+    by which KV leaves; None means as fast as sockets are, or MODELLED_GBYTES_PER_S for a timed
+    worker.
     """
 
     profile_name: str | None
@@ -134,7 +133,7 @@ class WorkerSettings:
 
     @property
     def link_bytes_per_s(self) -> float | None:
-        """At which KV leaves; None: as fast as sockets are."""
+        """The rate at which KV leaves; None means as fast as sockets are."""
         given = self.kv_gbytes_per_s
         if given is None and self.profile_name is not None:
             given = MODELLED_GBYTES_PER_S
@@ -142,7 +141,7 @@ class WorkerSettings:
 
     @property
     def load_token_s(self) -> float:
-        """Seconds to load one token's KV from host memory at speed 1; 0: nobody knows."""
+        """Seconds to load one token's KV from host memory at speed 1; 0 if unknown."""
         if self.profile_name is None:
             return 0.0
         given = self.host_gbytes_per_s
@@ -151,12 +150,12 @@ class WorkerSettings:
 
     @property
     def host_blocks(self) -> int:
-        """Whole blocks of host memory."""
+        """Number of full blocks in host memory."""
         return self.host_kv_tokens // self.block_size
 
     @property
     def blocks(self) -> int:
-        """Whole blocks of KV cache."""
+        """Number of full blocks of the KV cache."""
         tokens = self.kv_tokens
         if tokens is None:
             if self.profile_name is None:
@@ -175,12 +174,12 @@ Backends = Callable[[], Mapping[str, tuple[str, str]]]
 
 
 def no_backends() -> Mapping[str, tuple[str, str]]:
-    """Of what does not compute."""
+    """Return the backends of a worker that does not compute: none."""
     return MappingProxyType({})
 
 
 class Logprobs(Protocol):
-    """How likely a token was: `TokenLogprobs` of the sampler, seen without torch."""
+    """The log probabilities of a token: the sampler's `TokenLogprobs`, seen without torch."""
 
     @property
     def logprob(self) -> float:
@@ -188,12 +187,12 @@ class Logprobs(Protocol):
 
     @property
     def top(self) -> Sequence[tuple[int, float]]:
-        """The likeliest tokens, likeliest first."""
+        """The most likely tokens, most likely first."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What stands behind a worker's HTTP. Lifetime: process."""
+    """The model and runner behind a worker's HTTP server. Lifetime: process."""
 
     make_runner: MakeRunner
     computes: bool = False  # tokens are a model's: they may end by themselves, have logprobs
@@ -216,23 +215,23 @@ class Runner(Protocol):
 
     @property
     def logprobs(self) -> Mapping[int, Logprobs]:
-        """Of the last step's tokens, by request id, where they were asked for."""
+        """The requested log probabilities of the last step's tokens, by request id."""
 
     def submit(self, request: Request) -> None:
-        """Queue a request; raises `Refused`."""
+        """Queue a request. Raises `Refused`."""
 
     def cancel(self, request_id: int) -> bool:
-        """Forget a request at once; False if it is finished already."""
+        """Drop a request at once; return False if it is finished already."""
 
     def wake(self) -> None:
-        """Something changed that a resting engine waits for: blocks, or KV that came."""
+        """Wake a resting engine, because blocks became free or KV arrived."""
 
     async def run(self) -> None:
         """Run steps until cancelled; rest while there is no request."""
 
 
 def timed(settings: WorkerSettings, vocab: int) -> ServedModel:
-    """Behind a worker that waits as long as its profile says."""
+    """Return the model of a worker that waits as long as its profile says."""
     name = settings.profile_name
     if name is None:
         raise ValueError("a timed worker needs a profile")

@@ -1,7 +1,8 @@
-"""Triton's HTTP beside OpenAI's: `generate`, `generate_stream`, KServe v2 `infer`, and readiness.
+"""Triton's HTTP API beside OpenAI's: `generate`, `generate_stream`, KServe v2 `infer`, and
+readiness.
 
-After triton-inference-server/server (`docs/protocol`, extension generate). Inputs have the names of
-Triton's TensorRT-LLM backend (`text_input`, `input_ids`, `request_output_len`).
+It follows triton-inference-server/server (`docs/protocol`, extension generate). Inputs have the
+names of Triton's TensorRT-LLM backend (`text_input`, `input_ids`, `request_output_len`).
 """
 
 from __future__ import annotations
@@ -45,9 +46,10 @@ Values = list[Any]
 def read_tensors(
     body: bytes, header: str | None
 ) -> tuple[InferRequest, dict[str, tuple[str, Values]]]:
-    """The request and its inputs by name: datatype and elements, flat.
+    """Return the request and its inputs by name: datatype and elements, flat.
 
-    `header`: Inference-Header-Content-Length. Raises ApiError 400 naming the input that is wrong.
+    `header`: Inference-Header-Content-Length. Raises ApiError 400 with the name of the faulty
+    input.
     """
     try:
         end = json_bytes(header, len(body))
@@ -75,7 +77,7 @@ def read_tensors(
 
 
 def _values(described: Described, raw: memoryview | None) -> Values:
-    """Its elements, all of them sound. Raises WireError."""
+    """Return the checked elements of a tensor. Raises WireError."""
     shape = described.shape
     if shape is None or len(shape) > MAX_RANK or any(size < 0 for size in shape):
         raise WireError(f"must have a shape of 0..{MAX_RANK} dimensions of 0 or more")
@@ -101,7 +103,7 @@ PLATFORM = "warmroute"
 
 
 class Input(NamedTuple):
-    """One input: its datatype, the body's field, and whether it has several values."""
+    """An input: its datatype, the body's field, and whether it has several values."""
 
     datatype: str
     field: str
@@ -130,7 +132,9 @@ OUTPUTS = (("text_output", "BYTES"), ("output_ids", "INT32"), ("sequence_length"
 
 
 def fields_of(tensors: dict[str, tuple[str, list[Any]]]) -> dict[str, Any]:
-    """The body's fields that the tensors of an `infer` stand for. Raises ApiError by name."""
+    """Return the body's fields for the tensors of an `infer`. Raises ApiError with the tensor's
+    name.
+    """
     known = dict(INPUTS)
     found: dict[str, Any] = {}
     for name, (datatype, values) in tensors.items():
@@ -150,7 +154,7 @@ def fields_of(tensors: dict[str, tuple[str, list[Any]]]) -> dict[str, Any]:
 
 
 def describe(worker: Worker) -> dict[str, Any]:
-    """The answer to GET /v2/models/{m}; -1 stands for any length."""
+    """Return the answer to GET /v2/models/{m}; -1 means any length."""
     inputs = [
         {"name": name, "datatype": one.datatype, "shape": [-1 if one.several else 1]}
         for name, one in INPUTS
@@ -161,7 +165,7 @@ def describe(worker: Worker) -> dict[str, Any]:
 
 
 def config(worker: Worker) -> dict[str, Any]:
-    """The answer to GET /v2/models/{m}/config: what a config.pbtxt would say."""
+    """Return the answer to GET /v2/models/{m}/config, with the fields of a config.pbtxt."""
     described = describe(worker)
     settings = worker.runner.scheduler.settings
     names = ("batch_scheduler_policy", "max_queue_delay_microseconds", "max_num_tokens")
@@ -189,11 +193,12 @@ def _typed(tensor: dict[str, Any]) -> dict[str, Any]:
 
 
 def statistics(worker: Worker) -> dict[str, Any]:
-    """The answer to GET /v2/models/{m}/stats, with a field of ours: `scheduler`.
+    """Return the answer to GET /v2/models/{m}/stats, with a field of our own: `scheduler`.
 
-    As Triton counts: `inference_stats` adds one per request, `batch_stats` one per execution. An
-    execution is a step, of which a request has many: `execution_count` passes `inference_count`,
-    and how well it batches stands in `batch_stats`. Requests that were refused count nowhere.
+    Counts are as in Triton: `inference_stats` adds one for each request, `batch_stats` one for each
+    execution. An execution is a step, and a request has many: `execution_count` exceeds
+    `inference_count`, and `batch_stats` shows how well the engine batches. Refused requests are not
+    counted.
     """
     counters, steps, scheduler = worker.counters, worker.steps, worker.runner.scheduler
     none = {"count": 0, "ns": 0}
@@ -243,7 +248,7 @@ _OBJECT = msgspec.json.Decoder(dict[str, Any])
 
 
 def routes() -> list[web.RouteDef]:
-    """Triton's paths; a model's may name its version."""
+    """Return Triton's routes; a model's path may name its version."""
     found = [
         web.get("/v2", server),
         web.get("/v2/health/live", live),
@@ -293,12 +298,14 @@ async def server(http: web.Request) -> web.Response:
 
 
 async def live(http: web.Request) -> web.Response:
-    """GET /v2/health/live: the process answers."""
+    """GET /v2/health/live: 200 while the process answers."""
     return web.Response()
 
 
 async def ready(http: web.Request) -> web.Response:
-    """GET /v2/health/ready, and the model's: 200 while requests are taken, else 400 as Triton."""
+    """GET /v2/health/ready, and the model's: 200 while requests are taken, else 400 as in
+    Triton.
+    """
     worker = http.app[WORKER]
     if "model" in http.match_info:
         _named(http)
@@ -308,7 +315,7 @@ async def ready(http: web.Request) -> web.Response:
 
 
 class IndexBody(msgspec.Struct, frozen=True):
-    """Body of the repository index, which may be left out. Lifetime: request."""
+    """Body of the repository index; it may be missing. Lifetime: request."""
 
     ready: bool = False  # those that are ready only
 
@@ -343,7 +350,7 @@ async def show_statistics(http: web.Request) -> web.Response:
 
 
 async def show_all_statistics(http: web.Request) -> web.Response:
-    """GET /v2/models/stats: the one model's."""
+    """GET /v2/models/stats: the statistics of the one model."""
     return json_response(statistics(http.app[WORKER]))
 
 
@@ -362,7 +369,7 @@ async def generate(http: web.Request) -> web.StreamResponse:
 
 
 async def generate_stream(http: web.Request) -> web.StreamResponse:
-    """POST /v2/models/{m}/generate_stream: an event a token, no [DONE] at the end."""
+    """POST /v2/models/{m}/generate_stream: one event a token, no [DONE] at the end."""
     _, body, prompt = await _generation(http)
     worker = admit(http, body)
     answer = begin(http, worker, TritonStream, "completion", body, [prompt])
@@ -407,7 +414,9 @@ async def infer(http: web.Request) -> web.Response:
 
 
 async def _generation(http: web.Request) -> tuple[dict[str, Any], CompletionBody, Tokens]:
-    """A `generate` request: its fields, these as a completion's body, and its prompt."""
+    """Return the fields of a `generate` request, the same fields as a completion's body, and its
+    prompt.
+    """
     worker = _named(http)
     fields = bodies.decode(await http.read(), _OBJECT)
     if not isinstance(fields.get("text_input"), str):
@@ -439,7 +448,7 @@ async def _body(worker: Worker, fields: dict[str, Any]) -> tuple[CompletionBody,
 
 
 def _named(http: web.Request) -> Worker:
-    """The worker, if the path names its model and version."""
+    """Return the worker if the path has its model and version. Raises ApiError."""
     worker = http.app[WORKER]
     if (name := http.match_info["model"]) != worker.model:
         raise ApiError(404, f"Request for unknown model: '{name[:MAX_ID_CHARS]}' is not found")

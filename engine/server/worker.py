@@ -1,6 +1,6 @@
-"""One worker: scheduler, cache, runner, events and counters, joined.
+"""A worker: joins scheduler, cache, runner, events and counters.
 
-The face that the HTTP handlers see: `start` an answer, `abandon` it, look at the cache.
+It is what the HTTP handlers use: `start` an answer, `abandon` it, look at the cache.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _SHOWN_IDS = 16  # of a prompt, to the decoder of its answer
 
 
 class Transfers:
-    """Both ends of one worker's transfers. Lifetime: worker; `listen` first, `close` last.
+    """Both ends of one worker's KV transfers. Lifetime: worker; call `listen` first, `close` last.
 
-    `on_failed(request, why)` is called for a request whose KV did not come where the worker's
-    policy is to fail it; by default it computes its prompt.
+    `on_failed(request, why)` is called for a request whose KV did not arrive if the worker's policy
+    is to fail it; by default the worker computes its prompt.
     """
 
     def __init__(
@@ -78,21 +78,23 @@ class Transfers:
 
     @property
     def group(self) -> str:
-        """Whose members can read each other's KV: the same for the same model, kept alike."""
+        """The group of workers that can read each other's KV: same model, stored alike."""
         told = msgspec.msgpack.encode((VERSION, self._store.form))
         return hashlib.sha256(told).hexdigest()[:12]
 
     async def listen(self) -> None:
-        """Take readers. Raises OSError where the port is taken."""
+        """Accept readers. Raises OSError if the port is taken."""
         await self.exporter.listen(self._settings.host, self._settings.kv_port)
 
     async def close(self) -> None:
-        """Leave every transfer, in both directions."""
+        """End every transfer, in both directions."""
         await self.importer.close()
         await self.exporter.close()
 
     def params_of(self, request: Request) -> TransferParams | None:
-        """What another worker reads the KV of an ended request by; None: nobody can."""
+        """Return the parameters with which another worker reads the KV of an ended request; None if
+        none can.
+        """
         export = request.export
         if export is None:
             return None
@@ -113,27 +115,31 @@ class Transfers:
         )
 
     def release(self, request: Request) -> None:
-        """Nobody has heard of the KV of this ended request."""
+        """Free the KV of an ended request whose answer nobody received."""
         if request.export is not None:
             self.exporter.release(request.export.request_id, request.export.generation)
 
     def told(self, connection: object, request: Request) -> None:
-        """An answer that names the KV of this request went out by `connection`."""
+        """Note that an answer that names the KV of this request was sent on `connection`."""
         if (export := request.export) is not None:
             self._told[connection] = export.request_id, export.generation
 
     def taken(self, connection: object) -> None:
-        """The answer that went out by `connection`, if any, was read: another request came."""
+        """Note that the answer sent on `connection`, if any, was read, because another request
+        came.
+        """
         self._told.pop(connection, None)
 
     def lost(self, connection: object, error: BaseException | None) -> None:
-        """`connection` ended; by an `error` where its other end did not read all that was sent."""
+        """Note that `connection` ended; with an `error` if its other end did not read
+        everything.
+        """
         told = self._told.pop(connection, None)
         if told is not None and error is not None:
             self.exporter.release(*told)
 
     def shown(self) -> dict[str, Any]:
-        """For `GET /server_info`."""
+        """Return the data for `GET /server_info`."""
         exports, exporter, importer = self._runner.scheduler.exports, self.exporter, self.importer
         form = self._store.form
         return {
@@ -154,7 +160,7 @@ class Transfers:
 
     @property
     def _host(self) -> str:
-        """Where others reach this worker."""
+        """Return the host at which others reach this worker."""
         if self._settings.kv_host is not None:
             return self._settings.kv_host
         host = self._settings.host
@@ -173,12 +179,12 @@ class Transfers:
 
 
 class Worker:
-    """The parts of one worker. Lifetime: process; make it inside a running event loop."""
+    """The parts of one worker. Lifetime: process; create it inside a running event loop."""
 
     def __init__(
         self, settings: WorkerSettings, tokenizer: Tokenizer, served: ServedModel | None = None
     ) -> None:
-        """`served`: of a worker that computes; without it time passes as modelled."""
+        """`served`: the model of a worker that computes; without it, time passes as modelled."""
         self.settings = settings
         self.tokenizer = tokenizer
         self.model = settings.model_name
@@ -220,7 +226,7 @@ class Worker:
 
     @property
     def unfinished(self) -> int:
-        """Sequences that are not answered yet."""
+        """Number of sequences that are not answered yet."""
         return len(self._choices)
 
     @property
@@ -235,7 +241,7 @@ class Worker:
         sampling: SamplingParams,
         options: RequestOptions,
     ) -> None:
-        """Queue `sampling.n` sequences a prompt. Raises Refused, and then none is queued."""
+        """Queue `sampling.n` sequences for each prompt. Raises Refused, and then queues none."""
         seed = chain_seed(self.model, None, options.salt)
         deadline_s = self.runner.clock.now_s() + options.timeout_s
         # A timed worker's tokens do not depend on them.
@@ -271,9 +277,10 @@ class Worker:
     def _transfer(
         self, answer: Answer, params: TransferParams | None, sequences: int
     ) -> tuple[TransferParams | None, bool]:
-        """Where the KV of a request is, if it can be read, and whether it is kept for others.
+        """Return where the KV of a request is, if it can be read, and whether its own KV is kept
+        for others.
 
-        A stream cannot say where its KV is, and of several sequences only one could be read.
+        A stream cannot say where its KV is, and only one of several sequences could be read.
         """
         transfers = self.transfers
         if params is None or transfers is None:
@@ -289,20 +296,23 @@ class Worker:
         return None, exports
 
     def kv_of(self, answer: Answer) -> dict[str, Any] | None:
-        """By what another worker reads the KV of an answer; None: nobody can."""
+        """Return the parameters with which another worker reads the KV of an answer; None if none
+        can.
+        """
         if self.transfers is None or len(answer.choices) != 1:
             return None
         params = self.transfers.params_of(answer.choices[0].request)
         return None if params is None else msgspec.structs.asdict(params)
 
     def give_up(self, params: TransferParams | None) -> None:
-        """The request of `params` was refused: nobody will read its KV."""
+        """Tell the worker that has the KV in `params` that nobody will read it, because the request
+        was refused.
+        """
         if self.transfers is not None and params is not None and params.do_remote_prefill:
             self.transfers.importer.give_up(params)
 
     def release_named(self, name: str) -> bool:
-        """Nobody will read the KV that a router gave this name; False where none is held, or will
-        be."""
+        """Free the KV that a router gave this name; return False if none is held, or will be."""
         assert self.transfers is not None
         if self.transfers.exporter.release_named(name):
             return True
@@ -328,7 +338,7 @@ class Worker:
             self._log.add_salted(request, salt)
 
     def abandon(self, answer: Answer, why: str = "abort") -> None:
-        """Stop whatever of `answer` still runs: its client is gone, or it was cut."""
+        """Stop the sequences of `answer` that still run: its client is gone, or it was cut."""
         for choice in answer.choices:
             request_id = choice.request.request_id
             if self.transfers is not None:
@@ -344,13 +354,15 @@ class Worker:
             self.idle.set()
 
     def cut_all(self) -> None:
-        """Abandon everything and let the waiting handlers go on, at the end of the grace."""
+        """Abandon all answers and let the waiting handlers go on, at the end of the grace
+        period.
+        """
         for answer, _choice in list(self._choices.values()):
             self.abandon(answer)
             answer.cut()
 
     def close(self) -> None:
-        """Free the sockets, and write down what is left of the step log."""
+        """Close the sockets, and write the rest of the step log."""
         self.publisher.close()
         if self._step_log is not None:
             self._step_log.close()
@@ -360,17 +372,19 @@ class Worker:
         self.counters.slow_clients += 1
 
     def reset_cache(self) -> None:
-        """Forget every cached block, and say so to the subscribers at once."""
+        """Drop every cached block, and publish that at once."""
         self.pool.clear()
         self._publish()
 
     def snapshot(self) -> bytes:
-        """The visible cache, numbered; changes that are not published yet go out first."""
+        """Return the visible cache, numbered; unpublished changes are published first."""
         self._publish()
         return self._log.snapshot()
 
     def explain(self, name: str) -> list[Explanation]:
-        """Where the unfinished sequences of an answer stand: its id, or the X-Request-Id in it."""
+        """Return the states of the unfinished sequences of an answer, by its id or the X-Request-Id
+        in it.
+        """
         runner = self.runner
         now_s = runner.clock.now_s()
         return [
@@ -380,8 +394,9 @@ class Worker:
         ]
 
     def overview(self, most: int) -> list[Standing]:
-        """Up to `most` unfinished requests: those that wait in the order of the queue, then the
-        others."""
+        """Return up to `most` unfinished requests: waiting ones in the order of the queue, then the
+        others.
+        """
         scheduler, now_s = self.runner.scheduler, self.runner.clock.now_s()
         queue = waiting(scheduler)
         others = [one for one in scheduler.requests.values() if one.state is not State.WAITING]
@@ -438,7 +453,7 @@ class Worker:
         self.steps.note(step, runner.split, runner.clock.now_s() - now_s, time.time())
 
     def _on_failed(self, requests: Sequence[Request], why: str) -> None:
-        """The runner has given them up: so do their answers, all choices of each."""
+        """End the answers of requests that the runner has given up, with all their choices."""
         for request in requests:
             answer, _ = self._choices.get(request.request_id, (None, None))
             if answer is not None:
@@ -447,7 +462,7 @@ class Worker:
                 answer.fail(why, 504 if is_late else 500)
 
     def _tell_early(self, step: Step) -> None:
-        """Other workers may read on; answers whose first chunk is computed need not wait."""
+        """Let other workers read further, and answer early where the first chunk is computed."""
         assert self.transfers is not None
         self.transfers.exporter.stepped()
         for request, _, _ in step.chunks:
@@ -456,7 +471,7 @@ class Worker:
                 answer.tell_early()
 
     def _on_free(self, export: Export) -> None:
-        """Nobody reads it any more: a prompt that is still computed for that is given up."""
+        """Stop a prompt that is computed only for readers, because none is left."""
         answer, choice = self._choices.get(export.request_id, (None, None))
         if answer is not None and choice is not None and choice.request.export is export:
             self._choices.pop(export.request_id)
@@ -469,7 +484,7 @@ class Worker:
         self.runner.wake()
 
     def _on_unread(self, request: Request, why: str) -> None:
-        """Its KV did not come, and this worker is not to compute it."""
+        """Fail a request whose KV did not arrive, if this worker is not to compute it."""
         self.runner.cancel(request.request_id)
         self._on_failed((request,), f"the prompt's KV did not come from another worker: {why}")
 

@@ -1,9 +1,9 @@
-"""What a worker says of itself in a registry that routers read: an entry in Redis, as JSON.
+"""The entry by which a worker announces itself in Redis, as JSON.
 
-The set `warmroute:{FLEET}:workers` has the URLs of all workers, the string
-`warmroute:{FLEET}:worker:URL` the entry of each, with a time to live that every heartbeat renews.
-So it is the server's clock alone that says who is gone. The braces keep the keys of a fleet in one
-slot of a cluster.
+The set `warmroute:{FLEET}:workers` has the URLs of all workers; the string
+`warmroute:{FLEET}:worker:URL` is the entry of each, with a time to live that every heartbeat
+renews. So only the clock of Redis decides which worker is gone. The braces keep the keys of a fleet
+in one slot of a cluster.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Announcement:
 
 
 class _AnnouncedEntry(msgspec.Struct):
-    """As it is written; unknown fields are of later versions, and passed over."""
+    """The entry as it is written; unknown fields belong to later versions and are ignored."""
 
     v: int
     url: str
@@ -54,23 +54,25 @@ class _AnnouncedEntry(msgspec.Struct):
 
 
 def names_key(fleet: str) -> str:
-    """The set of all workers' URLs."""
+    """Return the key of the set of all workers' URLs."""
     return f"warmroute:{{{fleet}}}:workers"
 
 
 def entry_key(fleet: str, url: str) -> str:
-    """The string that has one worker's entry."""
+    """Return the key of one worker's entry."""
     return f"warmroute:{{{fleet}}}:worker:{url}"
 
 
 def check_fleet(fleet: str) -> None:
-    """Raises WireError for a name that is none."""
+    """Raise WireError if a text cannot be the name of a fleet."""
     if not _FLEET.fullmatch(fleet):
         raise WireError(f"fleet is {fleet[:64]!r}; allowed: 1 to 64 of A-Z a-z 0-9 . _ -")
 
 
 def encode_announcement(one: Announcement) -> bytes:
-    """The entry. Raises WireError for what `decode_announcement` would refuse."""
+    """Return the encoded entry. Raises WireError for an entry that `decode_announcement` would
+    reject.
+    """
     entry = _AnnouncedEntry(
         VERSION, one.url, one.state, one.models, one.kv_tokens, one.block_size, dict(one.options)
     )
@@ -80,7 +82,9 @@ def encode_announcement(one: Announcement) -> bytes:
 
 
 def decode_announcement(data: bytes) -> Announcement:
-    """Raises WireError that says what is wrong; the entry's text is not repeated."""
+    """Return the decoded entry. Raises WireError, which says what is wrong without repeating the
+    text.
+    """
     if len(data) > MAX_BYTES:
         raise WireError(f"the entry is larger than {MAX_BYTES} bytes")
     try:

@@ -1,9 +1,9 @@
-"""KV events on the wire: msgpack batches as vLLM and SGLang have them, ZMQ framing, snapshots.
+"""KV events on the wire: msgpack batches of vLLM and SGLang, ZMQ framing, snapshots.
 
 The envelope is an array `[ts, events, rank]`. Each event is an array `[tag, fields...]` (vLLM to
 0.23, SGLang to 0.5.18) or a map with the tag under `type` (later). Live (PUB): `[topic, seq,
-payload]`. Replay (ROUTER; ask with a DEALER, since a REQ socket receives the first reply only).
-A snapshot is a worker's whole prefix cache as of one batch, for consumers that join late; vLLM has
+payload]`. Replay (ROUTER; ask with a DEALER, because a REQ socket receives only the first reply). A
+snapshot is a worker's whole prefix cache as of one batch, for consumers that join late; vLLM has
 none.
 """
 
@@ -17,7 +17,9 @@ from msgspec import Meta, field
 
 
 class WireError(ValueError):
-    """A peer sent bytes that do not follow the format; the message says what and where."""
+    """Raised for bytes of a peer that violate the format; the message says what is wrong, and
+    where.
+    """
 
 
 MAX_PAYLOAD_BYTES = 32 << 20  # one batch; a full 131k-token prompt is about 0.7 MB
@@ -37,7 +39,7 @@ _BlockSize = Annotated[int, Meta(ge=1, le=MAX_BLOCK_SIZE)]
 
 
 class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="type"):
-    """Blocks became resident. `tokens` are theirs, in order, or empty (offload tiers)."""
+    """Blocks became resident. `tokens` are theirs in order, or empty (offload tiers)."""
 
     hashes: _Hashes = field(name="block_hashes")
     parent: int | _Digest | None = field(name="parent_block_hash", default=None)
@@ -57,7 +59,8 @@ class BlockStored(msgspec.Struct, frozen=True, tag="BlockStored", tag_field="typ
     def salt(self) -> str | None:
         """The cache salt of the sequence: SGLang's field, or vLLM's bare string at block 0.
 
-        vLLM publishes a LoRA name as a bare string too; the one equal to `lora_name` is that.
+        vLLM publishes a LoRA name as a bare string, too; the string that equals `lora_name` is that
+        name.
         """
         if self.cache_salt is not None:
             return self.cache_salt
@@ -116,7 +119,7 @@ class _Envelope(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """One decoded batch. `skipped` counts events that are well formed but cannot be used."""
+    """One decoded batch. `skipped` counts valid events that cannot be used."""
 
     ts_s: float  # the publisher's wall clock, seconds since the epoch
     events: tuple[Event, ...]
@@ -133,11 +136,11 @@ _KNOWN_TAGS = {"BlockStored", "BlockRemoved", "AllBlocksCleared"}
 
 
 def decode_batch(payload: bytes) -> Batch:
-    """The batch in `payload` (the third frame of a live message). Hashes come as uint64.
+    """Return the batch in `payload` (the third frame of a live message). Hashes are uint64.
 
-    Skipped and counted: events of an unknown type, events whose tokens are not plain ints
-    (bigrams, multimodal strings), events whose token count is not blocks x block_size.
-    Raises WireError for anything malformed or beyond the limits of this module.
+    Skipped and counted: events of an unknown type, events whose tokens are not plain ints (bigrams,
+    multimodal strings), events whose token count is not blocks x block_size. Raises WireError for
+    anything malformed or beyond the limits of this module.
     """
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise WireError(f"event batch of {len(payload)} bytes; at most {MAX_PAYLOAD_BYTES}")
@@ -155,7 +158,7 @@ def decode_batch(payload: bytes) -> Batch:
 
 
 def _decode_event(raw: msgspec.Raw, position: int) -> Event | None:
-    """The event, or None if it cannot be used."""
+    """Return the event; None if it cannot be used."""
     first = memoryview(raw)[0]
     is_array = first & 0xF0 == 0x90 or first in (0xDC, 0xDD)
     try:
@@ -175,8 +178,9 @@ def _decode_event(raw: msgspec.Raw, position: int) -> Event | None:
 
 
 def name_of(name: BlockHash) -> int:
-    """The uint64 that stands for a block's name: an int modulo 2^64, of a digest the last 8 bytes,
-    big-endian, as vLLM itself shortens it."""
+    """Return the uint64 for a block's name: an int modulo 2^64, or the last 8 bytes of a digest,
+    big-endian, as vLLM itself shortens it.
+    """
     return int.from_bytes(name[-8:], "big") if isinstance(name, bytes) else name % 2**64
 
 
@@ -189,7 +193,9 @@ def _from_array(event: _StoredArray | _RemovedArray | _ClearedArray) -> Event:
 
 
 def _is_foreign(raw: msgspec.Raw, is_array: bool) -> bool:
-    """True for an event we do not know, or one with tokens we cannot hash, but well formed."""
+    """Return whether a well-formed event is of an unknown type, or has tokens that we
+    cannot hash.
+    """
     try:
         event: Any = _anything.decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
@@ -209,17 +215,21 @@ def _is_foreign(raw: msgspec.Raw, is_array: bool) -> bool:
 
 
 def _has_odd_tokens(tokens: list[Any]) -> bool:
-    """Tokens in the shapes other engines use besides ints: pairs of ints and strings."""
+    """Return whether the tokens have forms that other engines use besides ints: pairs of ints, and
+    strings.
+    """
     return any(isinstance(token, str | list) for token in tokens)
 
 
 def encode_batch(ts_s: float, events: Iterable[Event], rank: int = 0) -> bytes:
-    """Payload of one batch in map form, fields in vLLM's order (0.24 and later)."""
+    """Return the payload of one batch in map form, with fields in vLLM's order (0.24 and later)."""
     return _encoder.encode([ts_s, [event_map(event) for event in events], rank])
 
 
 def event_map(event: Event) -> dict[str, Any]:
-    """The map form: fields that vLLM requires are always there, optional ones only if set."""
+    """Return the map form of an event: fields that vLLM requires are always there, optional ones
+    only if set.
+    """
     if isinstance(event, AllBlocksCleared):
         return {"type": "AllBlocksCleared"}
     fields: dict[str, Any]
@@ -264,7 +274,7 @@ _END = END_SEQ.to_bytes(8, "big")
 
 
 class Live(NamedTuple):
-    """A live message taken apart."""
+    """The parts of a live message."""
 
     topic: str
     seq: int
@@ -272,41 +282,43 @@ class Live(NamedTuple):
 
 
 def live_frames(topic: str, seq: int, payload: bytes) -> list[bytes]:
-    """The three frames of a live message."""
+    """Return the three frames of a live message."""
     return [topic.encode(), seq.to_bytes(8, "big"), payload]
 
 
 def parse_live(frames: Sequence[bytes]) -> Live:
-    """The live message in `frames`; raises WireError."""
+    """Return the live message in `frames`. Raises WireError."""
     if len(frames) != 3:
         raise WireError(f"live message of {len(frames)} frames; expected topic, seq, payload")
     return Live(_topic(frames[0]), _seq(frames[1]), frames[2])
 
 
 def replay_request(start_seq: int) -> list[bytes]:
-    """What a DEALER sends to get every buffered batch from `start_seq` on."""
+    """Return the frames that a DEALER sends to get every buffered batch from `start_seq` on."""
     return [b"", start_seq.to_bytes(8, "big")]
 
 
 def parse_replay_request(frames: Sequence[bytes]) -> tuple[bytes, int]:
-    """(identity, start_seq) as a ROUTER receives them; raises WireError."""
+    """Return identity and start_seq from the frames that a ROUTER receives. Raises WireError."""
     if len(frames) != 3 or frames[1] != b"":
         raise WireError("replay request must be three frames: identity, empty, start_seq")
     return frames[0], _seq(frames[2])
 
 
 def replay_frames(identity: bytes, topic: str, seq: int, payload: bytes) -> list[bytes]:
-    """One reply of a ROUTER."""
+    """Return the frames of one reply of a ROUTER."""
     return [identity, b"", topic.encode(), seq.to_bytes(8, "big"), payload]
 
 
 def replay_end(identity: bytes) -> list[bytes]:
-    """The end marker of a ROUTER."""
+    """Return the frames of a ROUTER's end marker."""
     return [identity, b"", b"", END_SEQ.to_bytes(8, "big"), b""]
 
 
 def parse_replay(frames: Sequence[bytes]) -> Live | None:
-    """One reply as a DEALER receives it, old form or new; None at the end marker."""
+    """Return one reply as a DEALER receives it, in the old form or the new; None at the
+    end marker.
+    """
     if len(frames) not in (3, 4) or frames[0] != b"":
         raise WireError(f"replay reply of {len(frames)} frames; expected an empty one and 2 or 3")
     if frames[-2] == _END:
@@ -344,7 +356,9 @@ class _Body(msgspec.Struct, frozen=True):
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """What a cache held after the batch numbered `seq`; live batches from `seq + 1` continue."""
+    """The contents of a cache after the batch numbered `seq`; live batches from `seq + 1` on follow
+    it.
+    """
 
     seq: int
     batches: tuple[Batch, ...]
@@ -354,7 +368,7 @@ _decoder = msgspec.msgpack.Decoder(_Body)
 
 
 def encode_snapshot(seq: int, ts_s: float, events: Iterable[BlockStored]) -> bytes:
-    """Body of the answer. `events` come parents first."""
+    """Return the body of a snapshot. In `events`, parents come before their children."""
     batches: list[bytes] = []
     part: list[BlockStored] = []
     blocks = 0
@@ -370,13 +384,15 @@ def encode_snapshot(seq: int, ts_s: float, events: Iterable[BlockStored]) -> byt
 
 
 def decode_snapshot(body: bytes) -> Snapshot:
-    """The snapshot in `body`; raises WireError."""
+    """Return the snapshot in `body`. Raises WireError."""
     seq, payloads = snapshot_payloads(body)
     return Snapshot(seq, tuple(decode_batch(payload) for payload in payloads))
 
 
 def snapshot_payloads(body: bytes) -> tuple[int, list[bytes]]:
-    """(number of the last batch it includes, its batches undecoded); raises WireError."""
+    """Return the number of the last batch that a snapshot includes, and its undecoded batches.
+    Raises WireError.
+    """
     if len(body) > MAX_SNAPSHOT_BYTES:
         raise WireError(f"snapshot of {len(body)} bytes; at most {MAX_SNAPSHOT_BYTES}")
     try:

@@ -1,7 +1,8 @@
-"""A model's own tokenizer: `tokenizer.json`, special tokens and chat templates, from a directory.
+"""Loads a model's own tokenizer from a directory: `tokenizer.json`, special tokens and chat
+templates.
 
-Which file wins, and what is changed of `tokenizer.json` when it is loaded, follows transformers 5
-(`tokenization_utils_base.py`).
+Which file takes precedence, and what is changed in `tokenizer.json` at loading, follows
+transformers 5 (`tokenization_utils_base.py`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 def load_tokenizer(
     text: str, config: Mapping[str, Any], special: Mapping[str, str]
 ) -> tokenizers.Tokenizer:
-    """The tokenizer of `tokenizer.json`'s `text`, completed by `tokenizer_config.json`'s object.
+    """Return the tokenizer of `tokenizer.json`'s `text`, completed by the object in
+    `tokenizer_config.json`.
 
-    What is put around plain prompts stays the file's own; `add_bos_token` changes nothing.
-    Raises ValueError where it does not parse.
+    What is added around plain prompts stays as in the file; `add_bos_token` changes nothing. Raises
+    ValueError if it does not parse.
     """
     try:
         tokenizer = tokenizers.Tokenizer.from_str(text)
@@ -52,7 +54,7 @@ def load_tokenizer(
 
 
 def _listed_tokens(config: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
-    """`added_tokens_decoder`, by id."""
+    """Return the tokens of `added_tokens_decoder`, ordered by id."""
     listed = config.get("added_tokens_decoder")
     if not isinstance(listed, dict):
         return []
@@ -67,7 +69,7 @@ def _listed_tokens(config: Mapping[str, Any]) -> list[tokenizers.AddedToken]:
 
 
 def _named_token(content: str, row: Any) -> tokenizers.AddedToken:
-    """A special token with the flags it was given; special in any case."""
+    """Return a special token with the flags that the file gives it; it is special in any case."""
     if not isinstance(row, dict):
         return tokenizers.AddedToken(content, special=True)
     token = tokenizers.AddedToken(content, **{flag: row[flag] for flag in _FLAGS if flag in row})
@@ -76,7 +78,7 @@ def _named_token(content: str, row: Any) -> tokenizers.AddedToken:
 
 
 def _extra_tokens(config: Mapping[str, Any]) -> list[str]:
-    """Further special tokens, by the newer name and the older one."""
+    """Return further special tokens, under the newer key or the older one."""
     key = "extra_special_tokens"
     extra = config.get(key if key in config else "additional_special_tokens")
     if isinstance(extra, dict):
@@ -86,7 +88,9 @@ def _extra_tokens(config: Mapping[str, Any]) -> list[str]:
 
 
 def template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
-    """Template sources by name: the files beside the tokenizer beat the configuration's key."""
+    """Return template sources by name; files beside the tokenizer take precedence over the
+    configuration's key.
+    """
     sources: dict[str, str] = {}
     key = config.get("chat_template")
     if isinstance(key, str):
@@ -106,7 +110,9 @@ def template_sources(directory: Path, config: Mapping[str, Any]) -> dict[str, st
 
 
 def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """`bos_token` and its kind: a string, or an object with `content`."""
+    """Return special tokens such as `bos_token`, each given as a string, or as an object with
+    `content`.
+    """
     special = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -116,7 +122,7 @@ def special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def json_object(path: Path) -> dict[str, Any]:
-    """The object in a file; empty if there is no such file."""
+    """Return the object in a file; empty if there is no such file."""
     if not path.exists():
         return {}
     try:
@@ -126,7 +132,7 @@ def json_object(path: Path) -> dict[str, Any]:
 
 
 def file_text(path: Path) -> str:
-    """The whole file. Raises OSError; ValueError beyond MAX_FILE_BYTES."""
+    """Return the text of a file. Raises OSError, or ValueError beyond MAX_FILE_BYTES."""
     size = path.stat().st_size
     if size > MAX_FILE_BYTES:
         raise ValueError(f"{path}: {size} bytes; at most {MAX_FILE_BYTES}")
@@ -139,8 +145,8 @@ MAX_HELD_IDS = 16  # a character has at most four bytes, and a token at least on
 class _Stream:
     """Incremental decoding of one sequence. Lifetime: request.
 
-    The library holds back ids that do not end a character, and would do so for ever where
-    they never make one; after MAX_HELD_IDS they are given as they are (U+FFFD).
+    The library holds back ids that do not end a character, for ever if they never do; after
+    MAX_HELD_IDS they are returned as they are (U+FFFD).
     """
 
     __slots__ = ("_decoder", "_held", "_skips", "_tokenizer")
@@ -174,9 +180,8 @@ class _Stream:
 class HfTokenizer:
     """The tokenizer in a model directory. Lifetime: process; read once, then only used.
 
-    `content_format` and `template_defaults` are the engine's, where it has any.
-
-    Raises OSError if `tokenizer.json` cannot be read, ValueError if a file does not parse.
+    `content_format` and `template_defaults` are those of the engine, if it has any. Raises OSError
+    if `tokenizer.json` cannot be read, ValueError if a file does not parse.
     """
 
     def __init__(
@@ -208,7 +213,9 @@ class HfTokenizer:
 
     @property
     def cuts(self) -> Cuts | None:
-        """Where its texts may be cut and encoded in pieces; None: nowhere."""
+        """The places at which its texts may be cut and encoded in pieces; None if there
+        are none.
+        """
         return self._cuts
 
     @property

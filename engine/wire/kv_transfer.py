@@ -1,11 +1,12 @@
-"""What two workers say to each other about a prompt's KV, and what a router carries between them.
+"""The messages between two workers about a prompt's KV, and the parameters that a router passes
+between them.
 
-A frame is four bytes of length, little-endian, and a msgpack map; the bytes of a `Part` follow it
-as they are. The reader connects when its request arrives:
+A frame is four bytes of length, little-endian, and a msgpack map; the bytes of a `Part` follow it.
+The reader connects when its request arrives:
 
     Hello -> Welcome | Refusal, then any number of Beats, one Read -> Parts, Done, then Release
 
-Whoever closes the connection early frees the KV: a reader that dies needs nobody to wait for it.
+If either side closes the connection early, the KV is freed: nobody waits for a dead reader.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ Refused = Literal["version", "engine", "unknown", "prompt", "in_use", "busy", "m
 
 
 class TransferParams(msgspec.Struct, frozen=True):
-    """`kv_transfer_params` of vLLM's NixlConnector (0.33), read and written. Lifetime: request.
+    """The `kv_transfer_params` of vLLM's NixlConnector (0.33), read and written. Lifetime: request.
 
-    A router passes on what one worker wrote. Unknown keys are ignored, missing ones mean that the
-    prompt is computed here. Ours tell who wrote them by `transfer_mode`.
+    A router passes on what one worker wrote. Unknown keys are ignored; missing keys mean that the
+    prompt is computed here. `transfer_mode` says that our engine wrote them.
     """
 
     do_remote_prefill: bool = False
@@ -54,7 +55,7 @@ class TransferParams(msgspec.Struct, frozen=True):
 
     @property
     def lacks(self) -> str | None:
-        """Why nothing can be read by them; None: it can be tried."""
+        """Why nothing can be read with these parameters; None if a read can be tried."""
         if self.transfer_mode != MODE:
             return "foreign"
         needed = (
@@ -67,7 +68,9 @@ class TransferParams(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """What must be equal at both ends. `model` is a digest of all that a token's KV depends on."""
+    """The properties that both ends must share. `model` is a digest of all that a token's KV
+    depends on.
+    """
 
     model: _Name
     layers: int
@@ -78,7 +81,7 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Pool(msgspec.Struct, frozen=True):
-    """What one rank of a worker holds, as `kvkernels.ops.relayout.PoolLayout` has it."""
+    """The KV pool of one rank of a worker, as `kvkernels.ops.relayout.PoolLayout` describes it."""
 
     layers: tuple[int, int]
     heads: tuple[int, int]
@@ -89,7 +92,7 @@ class Pool(msgspec.Struct, frozen=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The reader names what it wants, and what it would put it into."""
+    """The reader names the KV that it wants, and the pool that it will put it into."""
 
     engine_id: _Name
     request_id: int
@@ -120,12 +123,13 @@ class Refusal(msgspec.Struct, frozen=True, tag="refusal"):
 
 
 class Beat(msgspec.Struct, frozen=True, tag="beat"):
-    """The reader lives, and its request waits."""
+    """The reader is alive, and its request waits."""
 
 
 class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
-    """The reader has room: send the KV of tokens `start`..`stop`; or it is being copied out of the
-    pools, which `Copied` ends."""
+    """The reader has room and asks for the KV of tokens `start`..`stop`; or it copies them out of
+    the pools itself, and `Copied` ends that.
+    """
 
     start: int
     stop: int
@@ -133,7 +137,7 @@ class ReadTokens(msgspec.Struct, frozen=True, tag="read"):
 
 
 class Part(msgspec.Struct, frozen=True, tag="part"):
-    """KV of the prompt's blocks `start`..`stop`, as many bytes as follow."""
+    """KV of the prompt's blocks `start`..`stop`; its bytes follow."""
 
     start: int
     stop: int
@@ -141,18 +145,20 @@ class Part(msgspec.Struct, frozen=True, tag="part"):
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
-    """All is sent. `valid`: the blocks were this prompt's all the time until now."""
+    """All KV is sent. `valid`: until now the blocks were those of this prompt."""
 
     valid: bool
     sent_bytes: int
 
 
 class Copied(msgspec.Struct, frozen=True, tag="copied"):
-    """The reader has copied what it mapped: was it valid?"""
+    """The reader has copied what it mapped, and asks whether it was valid."""
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """The reader needs it no longer; alone on a connection, with all three, nobody will read it."""
+    """The reader no longer needs the KV. Alone on a connection, with all three fields, it says that
+    nobody will read the KV.
+    """
 
     engine_id: _Name = ""
     request_id: int = 0
@@ -160,8 +166,9 @@ class Release(msgspec.Struct, frozen=True, tag="release"):
 
 
 class Place(NamedTuple):
-    """Where the KV of a prompt's tokens `start`..`stop` goes: all blocks of the prompt, the first
-    one first. Lifetime: read."""
+    """The destination of the KV of a prompt's tokens `start`..`stop`: all blocks of the prompt in
+    order. Lifetime: read.
+    """
 
     block_ids: Sequence[int]
     start: int
@@ -175,17 +182,19 @@ _LENGTH = struct.Struct("<I")
 
 
 class BadMessage(Exception):  # noqa: N818 - what arrived
-    """What arrived is no message, or not the one that may come now."""
+    """Raised for bytes that are no message, or for a message that is not allowed now."""
 
 
 def frame(message: Message) -> bytes:
-    """The bytes to send."""
+    """Return the bytes of a message."""
     body = _encoder.encode(message)
     return _LENGTH.pack(len(body)) + body
 
 
 async def receive(stream: asyncio.StreamReader) -> Message:
-    """The next message. Raises BadMessage, and IncompleteReadError where the other end closed."""
+    """Return the next message. Raises BadMessage, or IncompleteReadError if the other end closed
+    the connection.
+    """
     (size,) = _LENGTH.unpack(await stream.readexactly(_LENGTH.size))
     if size > MAX_FRAME_BYTES:
         raise BadMessage(f"a message of {size} bytes")

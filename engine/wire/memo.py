@@ -1,8 +1,8 @@
-"""Token ids of texts that begin as earlier ones did: only what is new is encoded.
+"""Token ids of texts that begin like earlier ones: only new text is encoded.
 
-A text is cut where no token can reach across; the ids of each piece are kept under a digest of all
-text up to the piece's end. No token reaches across the beginning of an added token that is looked
-for before normalization.
+A text is cut only where no token can cross; the ids of each piece are kept under a digest of all
+text up to the piece's end. No token crosses the beginning of an added token that is searched before
+normalization.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WINDOW_IDS = 1 << 16
 
 
 class AddedToken(Protocol):
-    """What is needed of an added token (`tokenizers.AddedToken`)."""
+    """The properties of an added token that this module reads (`tokenizers.AddedToken`)."""
 
     @property
     def content(self) -> str: ...
@@ -52,10 +52,10 @@ class AddedToken(Protocol):
 
 
 class Cuts:
-    """Finds the positions. Lifetime: process; holds no state."""
+    """Finds the positions at which a text may be cut. Lifetime: process; holds no state."""
 
     def __init__(self, tokens: Iterable[AddedToken]) -> None:
-        """`tokens`: all added tokens looked for before normalization. Raises ValueError where
+        """`tokens`: all added tokens that are searched before normalization. Raises ValueError if
         no text can be cut at any of them.
         """
         tokens = list(tokens)
@@ -67,9 +67,9 @@ class Cuts:
         self._longest = max(map(len, contents))
 
     def of(self, text: str) -> list[int]:
-        """The ends of the pieces, ascending; the last is the text's length.
+        """Return the ends of the pieces, ascending; the last is the text's length.
 
-        Texts that begin alike are cut alike as far as their last common cut.
+        Texts that begin alike are cut alike up to their last common cut.
         """
         ends: list[int] = []
         next_at = MIN_PIECE_CHARS
@@ -81,7 +81,7 @@ class Cuts:
         return ends
 
     def _tokens_of(self, text: str) -> Iterator[tuple[int, str]]:
-        """Where each added token is, in turn."""
+        """Yield the position of each added token in turn."""
         start = 0
         for end in range(_WINDOW_CHARS, len(text) + _WINDOW_CHARS, _WINDOW_CHARS):
             # A token may begin in this window and end in the next one.
@@ -94,9 +94,9 @@ class Cuts:
 
 
 def cuts_of(description: Mapping[str, Any], tokens: Iterable[AddedToken]) -> Cuts | None:
-    """The cuts of the tokenizer described (the object in `tokenizer.json`) with added `tokens`.
+    """Return the cuts of the tokenizer that `tokenizer.json` describes, with the added `tokens`.
 
-    None where cutting a text could change its ids.
+    Return None if cutting a text could change its ids.
     """
     model = description.get("model") or {}
     if model.get("type", "BPE") not in _KNOWN_MODELS or model.get("dropout"):
@@ -111,11 +111,11 @@ def cuts_of(description: Mapping[str, Any], tokens: Iterable[AddedToken]) -> Cut
 
 
 def any_of(contents: Collection[str], depth: int = 0) -> str:
-    """A regular expression of the longest of `contents` at a place, as the tokenizer finds them.
+    """Return a regular expression of the longest of `contents` at a position, as the tokenizer
+    finds them.
 
-    Beginnings that several share are written once, so that text made of such beginnings takes no
-    longer to search than any other. Raises ValueError for more than MAX_NESTED tokens of which
-    each begins the next.
+    Common beginnings are written once, so that text made of them takes no longer to search than any
+    other. Raises ValueError if more than MAX_NESTED tokens each begin the next.
     """
     if len(contents) == 1:
         return re.escape(*contents)
@@ -141,10 +141,10 @@ def _common_start(one: str, other: str) -> str:
 
 
 def _cuts_before(token: AddedToken) -> bool:
-    """Whether a text may be cut before every occurrence of it.
+    """Return whether a text may be cut before every occurrence of this token.
 
-    A word character at its beginning would be a neighbour to single-word tokens before it, and
-    white space there could be swallowed by them.
+    A word character at its beginning would be a neighbour of single-word tokens before it, and such
+    tokens could swallow white space there.
     """
     first = token.content[:1]
     word_or_space = not first or first.isspace() or re.match(r"\w", first) is not None
@@ -171,7 +171,7 @@ class Cutting(Protocol):
 
     @property
     def cuts(self) -> Cuts | None:
-        """None: at no place."""
+        """The places at which texts may be cut; None if there are none."""
 
     @property
     def framing(self) -> tuple[list[int], list[int]]:
@@ -187,7 +187,7 @@ def array_of(ids: Sequence[int]) -> Tokens:
 
 
 class PieceMemo:
-    """Ids of prompts' pieces by digests; it keeps no text. Lifetime: process.
+    """The token ids of prompts' pieces by digests; it keeps no text. Lifetime: process.
 
     It takes at most `max_bytes`: the least recently used pieces leave first. Several threads may
     use it at once.
@@ -247,11 +247,11 @@ class PieceMemo:
 
 
 class MemoEncoder:
-    """Encodes through a memo, which is its own, of so many bytes, or shared with other encoders.
+    """Encodes through a memo, which is its own or shared with other encoders. Lifetime: process.
 
-    Lifetime: process. Safe to call from several threads. Where the tokenizer's texts cannot be
-    cut (`cutting` is None, or knows no cuts), or with a memo of 0 bytes, it is the bare tokenizer.
-    Texts of more than `max_chars` are refused.
+    Several threads may use it at once. If the tokenizer's texts cannot be cut (`cutting` is None,
+    or knows no cuts), or the memo has 0 bytes, it only calls the tokenizer. Texts of more than
+    `max_chars` are rejected.
     """
 
     cuts_chats = True  # engines that render by a template obey `truncate_prompt_tokens`
@@ -272,7 +272,9 @@ class MemoEncoder:
         self._after = np.array(after, dtype=np.int32)
 
     def encode(self, text: str, add_special_tokens: bool = True, salt: str | None = None) -> Tokens:
-        """Ids of a plain prompt, int32; equal to the tokenizer's own. Raises PromptError."""
+        """Return the ids of a plain prompt, int32, equal to the tokenizer's own. Raises
+        PromptError.
+        """
         if self._max_chars is not None and len(text) > self._max_chars:
             raise PromptError(f"the prompt has more than {self._max_chars} characters")
         if self._cuts is None:
@@ -283,14 +285,14 @@ class MemoEncoder:
         return np.concatenate(pieces) if pieces else self._before[:0]
 
     def encode_chat(self, chat: Chat, now_s: float, salt: str | None = None) -> Tokens:
-        """The prompt of a chat as ids, int32. Raises PromptError."""
+        """Return the ids of a chat's prompt, int32. Raises PromptError."""
         if self._cuts is None and self._max_chars is None:
             return array_of(self._tokenizer.encode_chat(chat, now_s))
         text = self._tokenizer.render(chat, now_s)
         return self.encode(text, chat.add_special_tokens, salt)
 
     def _ids(self, text: str, cuts: Cuts, salt: str | None) -> list[Tokens]:
-        """The ids of the text's pieces."""
+        """Return the ids of each of the text's pieces."""
         ends = cuts.of(text)
         spans = list(zip([0, *ends], ends, strict=False))
         keys = self.memo.keys(

@@ -1,4 +1,4 @@
-"""Samples out of a Prometheus text exposition, vLLM's metric names, and a worker's load in them.
+"""Reads samples from Prometheus text, vLLM's metric names, and a worker's load in them.
 
 Format 0.0.4; only the wanted samples are read. Names and meanings: vLLM `v1/metrics/loggers.py`,
 0.9 to 0.33. Counters carry `_total` in the text. The label `engine` is the data-parallel rank.
@@ -24,7 +24,7 @@ _LABEL = re.compile(r'([a-zA-Z_][a-zA-Z0-9_]*)="((?:[^"\\]|\\.)*)"')
 
 
 class Sample(NamedTuple):
-    """One line."""
+    """One sample of a metric."""
 
     name: str  # a counter's without `_total`
     labels: Mapping[str, str]
@@ -33,10 +33,10 @@ class Sample(NamedTuple):
 
 
 def samples(text: str, wanted: Collection[str]) -> Iterator[Sample]:
-    """The samples named in `wanted` (counters without `_total`), in order.
+    """Yield the samples named in `wanted` (counters without `_total`), in order.
 
-    Raises WireError that names the line, for one of these that cannot be read or is no load:
-    negative, not a number, above MAX_VALUE.
+    Raises WireError with the line for a wanted sample that cannot be read or is no load: negative,
+    not a number, above MAX_VALUE.
     """
     if len(text) > MAX_TEXT_BYTES:
         raise WireError(f"metrics of {len(text)} characters; at most {MAX_TEXT_BYTES}")
@@ -74,7 +74,7 @@ def _unescaped(value: str) -> str:
 
 
 def label_count(sample: Sample, name: str) -> int | None:
-    """The label `name` as a count; None where it is absent or says None. Raises WireError."""
+    """Return the label `name` as a count; None if it is absent or says None. Raises WireError."""
     text = sample.labels.get(name)
     if text is None or text == "None":
         return None
@@ -84,7 +84,7 @@ def label_count(sample: Sample, name: str) -> int | None:
 
 
 def label_rank(sample: Sample, name: str) -> int | None:
-    """The label `name` as a data-parallel rank; None where it is absent. Raises WireError."""
+    """Return the label `name` as a data-parallel rank; None if it is absent. Raises WireError."""
     rank = label_count(sample, name)
     if rank is not None and rank >= MAX_RANKS:
         raise WireError(f"metrics line {sample.line}: rank {rank}; allowed: 0..{MAX_RANKS - 1}")
@@ -144,7 +144,7 @@ _WANTED = (
 
 
 class EngineLoad(msgspec.Struct, frozen=True):
-    """Load figures of one engine process; None where its text does not say."""
+    """The load of one engine process; None for a figure that its text does not have."""
 
     running: int  # requests in the batch
     waiting: int  # requests not admitted yet
@@ -165,7 +165,7 @@ class EngineLoad(msgspec.Struct, frozen=True):
 
     @property
     def kv_capacity_tokens(self) -> int | None:
-        """Tokens that the whole KV cache holds."""
+        """Number of tokens that the whole KV cache holds."""
         if self.block_size is None or self.num_gpu_blocks is None:
             return None
         return self.block_size * self.num_gpu_blocks
@@ -175,8 +175,9 @@ _START = re.compile(PROCESS_START + r"(?:\{[^\n]*\})?[ \t]+([0-9][0-9.eE+]{0,40}
 
 
 def process_start_s(text: str) -> float:
-    """When the process behind a page of metrics began, seconds since the epoch; NaN where it does
-    not say, or where the page is of several.
+    """Return the start time of the process behind a page of metrics, in seconds since the epoch.
+
+    NaN if the page does not have it, or has several.
     """
     found = set()
     at = text.find(PROCESS_START)
@@ -189,14 +190,14 @@ def process_start_s(text: str) -> float:
 
 
 def parse_load(text: str) -> EngineLoad:
-    """The load in a Prometheus exposition, ranks added up; raises WireError naming the bad line."""
+    """Return the load in Prometheus text, summed over ranks. Raises WireError with the bad line."""
     return _load_of(list(samples(text, _WANTED)))
 
 
 def parse_loads(text: str) -> dict[int, EngineLoad]:
-    """The load of each rank, at least one. Series that name no rank count for each of them.
+    """Return the load of each rank, at least one. Series without a rank count for each of them.
 
-    Raises WireError, also where a rank lacks its requests.
+    Raises WireError, also if a rank lacks its number of requests.
     """
     by_rank: dict[int, list[Sample]] = {}
     of_all: list[Sample] = []

@@ -1,8 +1,8 @@
-"""Chat templates, rendered as transformers and vLLM render them, from messages prepared as they
-do.
+"""Renders chat templates as transformers and vLLM do, from messages that are prepared as they do
+it.
 
-The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`); which
-variables a template sees, and what is done to messages and tools before, is vLLM 0.33's
+The environment's settings are those of transformers 5 (`utils/chat_template_utils.py`). The
+variables of a template, and the preparation of messages and tools, are those of vLLM 0.33
 (`renderers/hf.py`, `renderers/chat_utils`, `openai/chat_completion/protocol.py`).
 """
 
@@ -24,7 +24,7 @@ from engine.wire.tokens import Chat, Message, PromptError, checked, message_text
 
 
 def loops_over_content(tree: nodes.Template) -> bool:
-    """Whether the template in `tree` iterates over the content of a message."""
+    """Return whether the template in `tree` iterates over the content of a message."""
     messages = _names_of(tree, {"messages"})
     one = {
         loop.target.name
@@ -47,7 +47,9 @@ def loops_over_content(tree: nodes.Template) -> bool:
 
 
 def _names_of(tree: nodes.Template, names: set[str]) -> set[str]:
-    """`names`, and those that are assigned one of them, or a slice or filtering of it."""
+    """Return `names`, and the names that are assigned one of them, or a slice or
+    filtering of it.
+    """
     known = set(names)
     assignments = list(tree.find_all(nodes.Assign))
     grew = True
@@ -66,7 +68,7 @@ def _names_of(tree: nodes.Template, names: set[str]) -> set[str]:
 def _parameters_given_content(
     tree: nodes.Template, macro: nodes.Macro, message: set[str]
 ) -> set[str]:
-    """The parameters of `macro` that some call passes a message's content for."""
+    """Return the parameters of `macro` for which some call passes a message's content."""
     names = [argument.name for argument in macro.args]
     given = set()
     for call in tree.find_all(nodes.Call):
@@ -79,7 +81,7 @@ def _parameters_given_content(
 
 
 def _unwrapped(node: nodes.Node | None) -> nodes.Node | None:
-    """What filters, tests and slices are applied to."""
+    """Return the node to which filters, tests and slices are applied."""
     while True:
         sliced = isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
         if isinstance(node, nodes.Filter | nodes.Test) or sliced:
@@ -98,7 +100,9 @@ def _is_plain(node: nodes.Node, name: str) -> bool:
 
 
 def _is_content(node: nodes.Node | None, message: set[str]) -> bool:
-    """`message.content` or `message['content']`, perhaps filtered or sliced."""
+    """Return whether the node is `message.content` or `message['content']`, perhaps filtered or
+    sliced.
+    """
     node = _unwrapped(node)
     if isinstance(node, nodes.Getattr):
         return node.attr == "content" and _is_name(node.node, message)
@@ -111,9 +115,9 @@ _REASONING = ("reasoning", "reasoning_content")  # the second is the older name
 
 
 def prepared(messages: Iterable[Message], wants_parts: bool) -> list[Message]:
-    """The messages as a template gets them, which `wants_parts` or one text as content.
+    """Return the messages for a template, with content as parts (`wants_parts`) or as one text.
 
-    Raises PromptError for tool calls of an unknown shape.
+    Raises PromptError for tool calls of an unknown form.
     """
     return [_prepared(message, wants_parts) for message in messages]
 
@@ -149,9 +153,10 @@ _ARGUMENTS_PARTS = 1 << 16  # a parser builds them while all other threads wait
 
 
 def _parsed_calls(calls: object) -> list[Any]:
-    """Tool calls with their arguments as objects: clients send them as JSON text.
+    """Return tool calls with their arguments as objects; clients send them as JSON text.
 
-    What is no object becomes an empty one, so that a model's broken call does not end its chat.
+    Arguments that are no object become an empty one, so that a model's broken call does not end its
+    chat.
     """
     if not isinstance(calls, list):
         raise PromptError("tool_calls must be an array", "messages")
@@ -169,7 +174,7 @@ def _parsed_calls(calls: object) -> list[Any]:
 
 
 def _parsed(arguments: str) -> Any:
-    """The object in `arguments`; anything where there is none."""
+    """Return the object in `arguments`; any other value if there is none."""
     if not arguments.lstrip(" \t\r\n").startswith("{"):
         return None
     if sum(map(arguments.count, ",[{")) > _ARGUMENTS_PARTS:
@@ -181,7 +186,9 @@ def _parsed(arguments: str) -> Any:
 
 
 def developer_as_system(messages: list[Message]) -> list[Message]:
-    """For templates that do not know `developer`: it is `system`, of which there is one, first."""
+    """Return the messages for templates without the role `developer`: its text joins the one
+    `system` message, which comes first.
+    """
     if all(message["role"] != "developer" for message in messages):
         return messages
     renamed = [_as_system(message) for message in messages]
@@ -200,7 +207,7 @@ def _as_system(message: Message) -> Message:
 
 
 def declared(tools: Iterable[Any] | None) -> list[Any] | None:
-    """Tools as vLLM's data model writes them: the keys that it knows, in its order."""
+    """Return tools as vLLM's data model writes them: the keys that it knows, in its order."""
     return None if tools is None else [_declared(tool) for tool in tools]
 
 
@@ -228,7 +235,9 @@ _NOT_KWARGS = frozenset({"chat_template", "tokenize"})
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks training masks; we render its body."""
+    """The tag `{% generation %} ... {% endgeneration %}`, which marks training masks; its body is
+    rendered.
+    """
 
     tags = {"generation"}
 
@@ -273,7 +282,7 @@ class ChatTemplate:
         self._defaults = dict(defaults or {})
 
     def render(self, chat: Chat, now_s: float) -> str:
-        """The prompt text. Raises PromptError where the template refuses the messages."""
+        """Return the prompt text. Raises PromptError if the template rejects the messages."""
         messages = prepared(checked(chat), self._wants_parts)
         if not self._knows_developer:
             messages = developer_as_system(messages)
@@ -286,7 +295,9 @@ class ChatTemplate:
         return _cut_at_mark(text, final) if chat.continue_final_message else text
 
     def _variables(self, chat: Chat, messages: list[Message], now_s: float) -> dict[str, Any]:
-        """What the template sees; of two of one name the later here counts."""
+        """Return the template's variables; if two have one name, the later one in this function
+        counts.
+        """
         given = chat.chat_template_kwargs or {}
         if unknown := _NOT_KWARGS & given.keys():
             names = ", ".join(sorted(unknown))
@@ -330,7 +341,7 @@ class ChatTemplate:
 
 
 def _marked(messages: list[Message]) -> tuple[list[Message], str]:
-    """The messages with a mark after the final one's last text; and that text."""
+    """Return the messages with a mark after the final one's last text, and that text."""
     *others, final = messages
     content = final["content"]
     if isinstance(content, str):
@@ -344,10 +355,10 @@ def _marked(messages: list[Message]) -> tuple[list[Message], str]:
 
 
 def _cut_at_mark(text: str, final: str) -> str:
-    """The text up to the end of the final message, which the model is to continue.
+    """Return the text up to the end of the final message, which the model is to continue.
 
-    The mark ends in white space: a template that trims the message trims the mark too, and what
-    the message ended in then has to go as well.
+    The mark ends in white space: a template that trims the message trims the mark, too, and then
+    the end of the message has to be removed as well.
     """
     at = text.rfind(_CUT_HERE.rstrip())
     if at < 0 or final.strip() not in text:

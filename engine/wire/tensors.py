@@ -1,12 +1,12 @@
 """Tensors of KServe v2 as HTTP carries them: in a message's JSON, or as bytes behind it.
 
-After triton-inference-server/server, `docs/protocol` (extension binary data): the header
-Inference-Header-Content-Length says where the JSON ends; the bytes of each tensor that has a
-`binary_data_size` follow it, in order. Elements lie in rows, little-endian, and each of BYTES
-after its length, four bytes. gRPC has tensors of the same elements in messages of its own.
+The format follows triton-inference-server/server, `docs/protocol` (extension binary data): the
+header Inference-Header-Content-Length says where the JSON ends; the bytes of each tensor that has a
+`binary_data_size` follow it in order. Elements lie in rows, little-endian, and each of BYTES after
+its length, four bytes. gRPC has tensors of the same elements in messages of its own.
 
-The engine serves by this, and the router reads by it what requests are routed by. The text of a
-WireError about a tensor goes on from the tensor's name: "has a text that is cut short".
+The engine serves by this module, and the router reads requests with it. The text of a WireError
+about a tensor continues after the tensor's name: "has a text that is cut short".
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Buffer = bytes | memoryview
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A tensor as it stands in a message's JSON. Lifetime: message."""
+    """A tensor as a message's JSON describes it. Lifetime: message."""
 
     name: str
     shape: list[int] | None = None
@@ -47,8 +47,8 @@ class Described(msgspec.Struct, frozen=True):
     parameters: dict[str, Any] = {}
 
     def raw(self, rest: memoryview) -> memoryview | None:
-        """Its bytes, at the start of `rest`, which is what follows those of the tensors before it;
-        None: its elements are in `data`. Raises WireError.
+        """Return its bytes, which are the first of `rest`; None if its elements are in `data`.
+        Raises WireError.
         """
         size = self.parameters.get("binary_data_size")
         if size is None:
@@ -59,7 +59,7 @@ class Described(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """An output that is asked for. Lifetime: request."""
+    """An output that a request asks for. Lifetime: request."""
 
     name: str = ""
     parameters: dict[str, Any] = {}
@@ -75,7 +75,7 @@ class InferRequest(msgspec.Struct, frozen=True):
 
 
 class InferResponse(msgspec.Struct, frozen=True):
-    """What the JSON of its answer says of tensors. Lifetime: answer."""
+    """The part of an answer's JSON that describes tensors. Lifetime: answer."""
 
     outputs: list[Described] = []
 
@@ -96,7 +96,9 @@ _INFER = msgspec.json.Decoder(InferRequest)
 
 
 def json_bytes(header: str | None, body_bytes: int) -> int:
-    """The length of a body's JSON; `header`: Inference-Header-Content-Length. Raises WireError."""
+    """Return the length of a body's JSON. `header`: Inference-Header-Content-Length. Raises
+    WireError.
+    """
     if header is None:
         return body_bytes
     if header.isascii() and header.isdigit() and len(header) < 12 and int(header) <= body_bytes:
@@ -105,7 +107,7 @@ def json_bytes(header: str | None, body_bytes: int) -> int:
 
 
 def infer_request(text: Buffer) -> InferRequest:
-    """The request whose JSON this is. Raises WireError."""
+    """Return the request in this JSON. Raises WireError."""
     try:
         return _INFER.decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -113,7 +115,7 @@ def infer_request(text: Buffer) -> InferRequest:
 
 
 def listed(data: msgspec.Raw) -> list[Any]:
-    """The elements that stand in JSON, nested or flat, or the only one. Raises WireError."""
+    """Return the elements in JSON, nested or flat, or the only one. Raises WireError."""
     try:
         found = msgspec.json.decode(data) if len(data) else []
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -122,7 +124,7 @@ def listed(data: msgspec.Raw) -> list[Any]:
 
 
 def texts(tensor: Tensor, most: int | None = None) -> Iterator[str | Buffer]:
-    """The first `most` elements of a tensor of texts, as they came. Raises WireError."""
+    """Yield the first `most` elements of a tensor of texts, unchanged. Raises WireError."""
     if tensor.datatype != TEXT:
         raise WireError(f"is {tensor.datatype[:16]}, not {TEXT}")
     if tensor.raw is None:
@@ -142,7 +144,9 @@ def texts(tensor: Tensor, most: int | None = None) -> Iterator[str | Buffer]:
 
 
 def numbers(tensor: Tensor, most: int | None = None) -> npt.NDArray[Any]:
-    """The first `most` elements of a tensor of numbers or truth values, flat. Raises WireError."""
+    """Return the first `most` elements of a tensor of numbers or booleans, flat. Raises
+    WireError.
+    """
     kind = NUMBERS.get(tensor.datatype)
     if kind is None:
         known = ", ".join((*NUMBERS, TEXT))
@@ -163,7 +167,7 @@ def numbers(tensor: Tensor, most: int | None = None) -> npt.NDArray[Any]:
 
 
 def _flat(listed: Sequence[Any] | None, most: int | None) -> list[Any]:
-    """The first elements of a nested list. Raises WireError for one too deep."""
+    """Return the first elements of a nested list. Raises WireError if it is nested too deeply."""
     flat = list((listed or ())[:most])
     for _ in range(MAX_RANK):
         if not any(isinstance(value, list) for value in flat):
@@ -181,7 +185,7 @@ def infer_answer(
     outputs: Mapping[str, tuple[str, Sequence[Any]]],
     binary: frozenset[str],
 ) -> tuple[bytes, int | None]:
-    """An answer's body, and the length of its JSON where tensors follow it as bytes.
+    """Return an answer's body, and the length of its JSON if tensors follow it as bytes.
 
     `head`: its other fields; `outputs`: datatype and elements of each vector, by name; `binary`:
     those to write as bytes.
@@ -201,7 +205,7 @@ def infer_answer(
 
 
 def packed(datatype: str, elements: Sequence[Any]) -> bytes:
-    """Elements as bytes."""
+    """Return elements as bytes."""
     if datatype != TEXT:
         return np.array(elements, NUMBERS[datatype]).tobytes()
     data = [one if isinstance(one, bytes) else str(one).encode() for one in elements]

@@ -1,6 +1,7 @@
-"""Text to token ids and back: the protocol, and the tokenizer of workers without a real one.
+"""Text to token ids and back: the protocol of tokenizers, and a tokenizer for workers without a
+real one.
 
-Router and engine use the same objects, so that the router's chain hashes are the engine's.
+Router and engine use the same objects, so that the router's chain hashes are those of the engine.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import xxhash
 
 
 class PromptError(ValueError):
-    """A client's prompt or messages cannot be turned into tokens; its message is for the client.
+    """Raised for a client's prompt or messages that cannot be tokenized; its message is for the
+    client.
 
-    `param` names the field of the request that is wrong, as OpenAI's error bodies do.
+    `param` names the faulty field of the request, as in OpenAI's error bodies.
     """
 
     def __init__(self, message: str, param: str | None = None) -> None:
@@ -48,10 +50,12 @@ class StreamDecoder(Protocol):
     """Decodes one sequence as its ids come. Lifetime: request."""
 
     def step(self, token: int) -> str:
-        """The text that became certain with `token`; empty within a character."""
+        """Return the text that is certain with `token`; "" within a character."""
 
     def end(self) -> str:
-        """The text of ids that were held back: no more will come. Half a character is U+FFFD."""
+        """Return the text of ids that were held back, because no more will come. Half a character
+        is U+FFFD.
+        """
 
 
 class Tokenizer(Protocol):
@@ -59,26 +63,28 @@ class Tokenizer(Protocol):
 
     @property
     def vocab(self) -> int:
-        """Ids are 0 .. vocab - 1."""
+        """The size of the vocabulary: ids are 0 .. vocab - 1."""
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a plain prompt."""
+        """Return the ids of a plain prompt."""
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = False) -> str:
-        """Text of ids below `vocab`, that of special tokens left out if so asked."""
+        """Return the text of ids below `vocab`, on request without special tokens."""
 
     def stream(self, after: Sequence[int] = (), skip_special_tokens: bool = False) -> StreamDecoder:
-        """A new incremental decoder.
+        """Return a new incremental decoder. `after`: the ids before.
 
-        `after`: the ids before. Some tokenizers drop a blank where a text begins, and the rest of
-        an answer is no beginning; vLLM shows its decoder the prompt's end for the same reason.
+        Some tokenizers drop a blank where a text begins, and the rest of an answer is no beginning;
+        vLLM shows its decoder the prompt's end for the same reason.
         """
 
     def render(self, chat: Chat, now_s: float) -> str:
-        """The prompt of a chat as text; raises PromptError."""
+        """Return the prompt of a chat as text. Raises PromptError."""
 
     def encode_chat(self, chat: Chat, now_s: float) -> list[int]:
-        """The prompt of a chat as ids; `now_s` (seconds since the epoch) is for templates."""
+        """Return the prompt of a chat as ids. `now_s` (seconds since the epoch) is for
+        templates.
+        """
 
 
 # Long runs without a space (Chinese, base64) are cut, so that they cost tokens like elsewhere.
@@ -90,7 +96,7 @@ def _text_of(token: int) -> str:
 
 
 class _WordStream:
-    """Every id is a whole word: there is nothing to hold back, and no state."""
+    """Decodes ids that are whole words; it holds nothing back and has no state."""
 
     step = staticmethod(_text_of)
 
@@ -102,11 +108,12 @@ _WORDS = _WordStream()
 
 
 class WordTokenizer:
-    """One token a word or punctuation mark. Lifetime: process; holds no state.
+    """A tokenizer with one token for each word or punctuation mark. Lifetime: process; holds no
+    state.
 
-    The token `t` is written " t<t>" and such a word reads back as that id, so text made by
-    `decode` encodes to the ids it came from. Other words get the id XXH3-64(word) mod vocab.
-    White space separates and is lost. Raises ValueError for a vocab outside 2..2^31-1.
+    The token `t` is written " t<t>", and such a word is read back as that id, so text made by
+    `decode` encodes to the ids it came from. Other words get the id XXH3-64(word) mod vocab. White
+    space separates and is lost. Raises ValueError for a vocab outside 2..2^31-1.
     """
 
     def __init__(self, vocab: int) -> None:
@@ -149,7 +156,7 @@ class WordTokenizer:
 
 
 def checked(chat: Chat) -> list[Message]:
-    """The messages, each with a role and content of a known shape; raises PromptError."""
+    """Return the messages; each has a role, and content of a known form. Raises PromptError."""
     if not chat.messages:
         raise PromptError("messages must not be empty", "messages")
     if len(chat.messages) > MAX_MESSAGES:
@@ -174,7 +181,7 @@ def checked(chat: Chat) -> list[Message]:
 
 
 def check_part(part: object, where: str) -> None:
-    """Accept text parts; others cannot become tokens here."""
+    """Raise PromptError unless a part is text; other parts cannot become tokens here."""
     if isinstance(part, str):
         return
     if not isinstance(part, dict) or not isinstance(part.get("type"), str):
@@ -186,14 +193,14 @@ def check_part(part: object, where: str) -> None:
 
 
 def part_text(part: Any) -> Any:
-    """The text of one content part, whatever key its type keeps it under."""
+    """Return the text of one content part, whatever key its type has it under."""
     if isinstance(part, str):
         return part
     return part.get("text", part.get(part["type"]))
 
 
 def message_text(message: Message) -> str:
-    """Content as one string: parts that are not empty, joined by newlines, as vLLM does it."""
+    """Return the content as one string: non-empty parts joined by newlines, as vLLM does it."""
     content = message.get("content")
     if content is None:
         return ""
