@@ -28,7 +28,7 @@ FILLED: Table = (
     (r"\.venv/bin/", ""),
 )
 # Pages for those who change warmroute, and laboratory notes, whose commands are a checkout's.
-OTHERS = re.compile(r"docs/(notes/.*|engine|kernels|structure)\.md")
+OTHERS = re.compile(r"docs/(notes/.*|kernels|structure)\.md")
 # Programs that no test of this folder runs: tests/deploy reads their commands, renders the chart.
 CLUSTER = ("kubectl", "helm", "docker", "skopeo")
 _CHECKOUT = "compiles the checkout, which the wheel here is made of as well"
@@ -37,6 +37,7 @@ _EXTRA = "for a checkout; what a host with the wheel installs is what the error 
 _TWO_HOSTS = "tests/live/test_pair_walk.py walks this way from one host to two"
 _ENVOY = "Envoy: tests/engines/test_gateway_page.py runs it"
 _TRITON = "tritonserver: tests/engines/test_triton_page.py runs it"
+_TORCH = "torch, which the host lacks: tests/engine/test_instances_live.py serves such a model"
 _NPM = "a client from npm: tests/live/test_agents_npm.py runs it"
 NOT_RUN: dict[str, dict[str, str]] = {
     "docs/agents.md": {
@@ -72,6 +73,14 @@ NOT_RUN: dict[str, dict[str, str]] = {
         "make demo": _CI,
         "make run": _CI,
         "make sim TRACE=conversation.jsonl.gz": _CI,
+    },
+    "docs/engine.md": {
+        "pip install '.[engine]'": _EXTRA,
+        "warmroute-engine make-tiny tiny": "torch: tests/engine/model/test_tiny.py makes it",
+        "warmroute-engine serve tiny --port 8002": _TORCH,
+        "curl http://127.0.0.1:8002/v1/chat/completions -H 'content-type: application/json' "
+        '-d \'{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 8}\'': _TORCH,
+        "warmroute-engine serve tiny --instances 2 --port 8000": _TORCH,
     },
     "docs/gateway.md": {
         "pip install '.[grpc]'": _EXTRA,

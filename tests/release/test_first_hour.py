@@ -52,6 +52,7 @@ READ = {
     "keys": ["docs/reference/keys.md", "docs/reference/configuration.md", "docs/deployment.md"],
     "replicas": ["docs/replicas.md", "docs/reference/wire.md"],
     "split": ["docs/disaggregation.md"],
+    "engine": ["docs/engine.md"],
     "agents": ["docs/agents.md"],
     "logs": ["docs/policies.md", "docs/reference/logs.md", "docs/demo.md"],
     "traffic": ["docs/your-traffic.md"],
@@ -274,6 +275,13 @@ def test_prefill_and_decode_apart(stranger: Host) -> None:
         stranger.start(f"{TIMED} --host 10.0.0.2 --port 8000")
         page.does(2, (r",transfer=\w+", ""))
         page.does(1, (r"$", " --requests 40"))
+
+
+def test_our_engine(stranger: Host) -> None:
+    """A timed worker answers; the page's other commands need torch."""
+    (engine,) = READ["engine"]
+    with Page(engine, stranger) as page:
+        assert json.loads(page.does(2))["usage"]["completion_tokens"] == 5
 
 
 def test_agents(stranger: Host) -> None:
